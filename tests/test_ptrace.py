@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyterhub_gpu_reclaim.linux import architecture, processes, procfs, ptrace
+from jupyterhub_gpu_reclaim.linux import (
+    architecture,
+    continuing,
+    processes,
+    procfs,
+    ptrace,
+)
 from jupyterhub_gpu_reclaim.linux.kept_registers import KeptRegisters
 from tests.support.hub import wait_until
 
@@ -215,6 +221,43 @@ def test_agent_that_is_killed_while_it_makes_calls_ends_no_program(
     os.kill(computing.pid, signal.SIGCONT)
     goes_on(computing)
     assert not list(kept.iterdir())
+
+
+def make_calls_while_stopped(pid: int) -> None:
+    process = next(
+        one for one in processes.snapshot(os.getppid()).processes if one.pid == pid
+    )
+    with continuing.stopped(process, 5):
+        make_calls(pid)
+
+
+def test_agent_that_is_killed_while_a_running_program_makes_calls_ends_it_not(
+    computing, kept
+):
+    """It would have run on with the registers of the agent's call."""
+    masks = blocked(computing.pid)
+    for number in itertools.count(1):
+        killed = is_killed_at(number, make_calls_while_stopped, computing.pid)
+        assert ptrace.give_back() == []
+        assert not list(kept.iterdir())
+        assert blocked(computing.pid) == masks, number
+        goes_on(computing)
+        if not killed:
+            break
+    assert number > 5
+
+
+def test_file_of_somebody_else_among_what_is_kept_is_left_alone(computing, kept):
+    """An agent did not start where there was one."""
+    others = [kept / name for name in ("core", ".runs", "12.swp", "-1")]
+    for one in others:
+        one.write_bytes(bytes(100))
+    (kept / "folder").mkdir()
+    ptrace.kept.keep_running(computing.pid)
+    os.kill(computing.pid, signal.SIGSTOP)
+    assert ptrace.give_back() == []
+    goes_on(computing)
+    assert sorted(kept.iterdir()) == sorted([*others, kept / "folder"])
 
 
 def test_call_that_does_not_return_in_time_is_taken_back(computing, tmp_path):

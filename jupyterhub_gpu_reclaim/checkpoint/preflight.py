@@ -1,8 +1,7 @@
 """Finds out before anything is touched whether a session can be saved.
 
 It reads /proc and the kernel's list of sockets, once, and looks at sockets through
-copies of their descriptors; it changes nothing. A program that may have confined itself
-with Landlock stands still for a millisecond; no other is stopped. Everything that
+copies of their descriptors; it stops nothing and changes nothing. Everything that
 CRIU would fail on and that can be known up front has a rule here
 (``docs/explanation/criu.md``):
 
@@ -31,7 +30,6 @@ a user namespace other than ours                 ``user_namespace``
 another namespace than the session's             ``foreign_namespace``
 a device other than the harmless ones            ``device_open``
 a debugger                                       ``traced``
-a program that Landlock confines                 ``confined``
 a program that hangs below the init              ``left_out``
 a deleted file over the ghost limit              ``ghost_too_large``
 a deleted file that it may not read              ``handle_unsupported``
@@ -90,7 +88,6 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import (
     architecture,
     capabilities,
-    landlock,
     procfs,
     ptrace,
     scheduling,
@@ -190,9 +187,6 @@ _LIMIT: Final = re.compile(r"^Max open files +([0-9]+) ", re.MULTILINE)
 _OWN_FILES: Final = 3
 _PIDFDS: Final = ("anon_inode:[pidfd]", "pidfd:[")
 _PIDFD_THREAD: Final = os.O_EXCL  # <linux/pidfd.h>
-
-#: Threads stand still for that long at most.
-_LOOK_SECONDS: Final = 1.0
 
 #: The namespaces that must be those of the session's init. (CRIU gives a restored tree
 #: a time namespace, so that one must be the same within the tree only.)
@@ -489,23 +483,6 @@ def _traced(view: _View) -> Iterator[Finding]:
         yield view.found(Reason.TRACED)
 
 
-def _confined(view: _View) -> Iterator[Finding]:
-    """Look at those that have given up gaining privileges, which Landlock wants.
-
-    The capture looks at everything that could be, when the tree stands.
-    """
-    usual = procfs.status(view.root.pid).get("NoNewPrivs")
-
-    def chosen(status: dict[str, str]) -> bool:
-        return status.get("NoNewPrivs") != usual
-
-    with contextlib.suppress(OSError):
-        if landlock.is_confined(
-            view.process, [view.root], seconds=_LOOK_SECONDS, may_be=chosen
-        ):
-            yield view.found(Reason.CONFINED)
-
-
 def _links(view: _View) -> dict[str, str]:
     """What its links to open and mapped files read, below its folder in /proc."""
     links = {f"fd/{d.fd}": d.target for d in view.descriptors}
@@ -667,7 +644,6 @@ _RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
     _namespaces,
     _devices,
     _traced,
-    _confined,
     _ghosts,
     _other_names,
     _unreadable,

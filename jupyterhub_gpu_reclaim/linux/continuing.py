@@ -1,5 +1,7 @@
 """Continues stopped processes, without a signal that they would hear.
 
+Also (:func:`stopped`) after having stopped them.
+
 Only SIGCONT continues what a signal has stopped. A program that handles it would run
 its handler at each save, though nobody has sent it one: mpirun tells of it, editors
 draw their screen anew. So the signal is taken away again from a program that handles
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
     from jupyterhub_gpu_reclaim.linux.processes import Process
 
@@ -33,6 +35,31 @@ def go_on(process: Process) -> None:
                 ptrace.go_on(process.pid, pidfd, seconds=_SECONDS)
                 return
     processes.send(process, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def stopped(process: Process, seconds: float) -> Iterator[None]:
+    """Have a signal stop a process inside the block; where one had, it stays so.
+
+    It goes on afterwards, also where the agent is killed inside (``ptrace.give_back``).
+
+    Args:
+        process: which.
+        seconds: that it may take to stop; then the block begins all the same.
+
+    Raises:
+        OSError: what is done to it cannot be written down; nothing is.
+    """
+    if processes.is_stopped(process):
+        yield
+        return
+    ptrace.kept.keep_running(process.pid)
+    try:
+        processes.stop(process, seconds)
+        yield
+    finally:
+        go_on(process)
+        ptrace.kept.drop_running(process.pid)
 
 
 def resume(some: Iterable[Process], keep_stopped: Collection[int] = ()) -> None:

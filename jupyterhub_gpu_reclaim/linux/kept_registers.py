@@ -3,7 +3,8 @@
 The kernel lets such a thread go then, as it is: with the registers of a call that is
 not its own, and deaf to signals. It would end as soon as it ran. One whose process a
 signal has stopped does not run yet, so it gets all back (``ptrace.give_back``) before
-anybody continues it.
+anybody continues it. A process that runs is stopped for the calls, which is kept, too
+(``continuing.stopped``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _HEAD: Final = struct.Struct("=QQ")
+_RUNS: Final = ".runs"  #: after the pid of a process that is to be continued
 #: Field of /proc/<tid>/stat, counted from the state (proc(5), starttime).
 _START: Final = 19
 
@@ -32,7 +34,10 @@ class Kept(NamedTuple):
 
 
 class KeptRegisters:
-    """A file for each thread that is just made to call; none without a folder."""
+    """A file for each thread that is just made to call; none without a folder.
+
+    Files that are not ours are left alone.
+    """
 
     def __init__(self) -> None:
         self._folder: Path | None = None
@@ -52,29 +57,60 @@ class KeptRegisters:
         Raises:
             OSError: it cannot be written.
         """
-        if self._folder is not None:
-            # One write: who is killed in it has changed nothing yet.
-            head = _HEAD.pack(_started(kept.tid), kept.mask)
-            (self._folder / str(kept.tid)).write_bytes(head + kept.registers)
+        # One write: who is killed in it has changed nothing yet.
+        self._write(str(kept.tid), kept.tid, kept.mask, kept.registers)
 
     def drop(self, tid: int) -> None:
         """The thread has all of it again."""
-        if self._folder is not None:
-            with contextlib.suppress(OSError):
-                (self._folder / str(tid)).unlink()
+        self._remove(str(tid))
+
+    def keep_running(self, pid: int) -> None:
+        """Write down that a process runs, before a signal of ours stops it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._write(f"{pid}{_RUNS}", pid, 0, b"")
+
+    def drop_running(self, pid: int) -> None:
+        """The process runs again."""
+        self._remove(f"{pid}{_RUNS}")
 
     def left(self) -> Iterator[Kept]:
         """What those before us have kept and not dropped, of threads that are there."""
-        if self._folder is None:
-            return
-        for path in list(self._folder.iterdir()):
-            data, tid = path.read_bytes(), int(path.name)
-            if len(data) > _HEAD.size:
+        for tid, mask, registers in self._left(""):
+            if registers:
+                yield Kept(tid, mask, registers)
+            else:
+                self.drop(tid)
+
+    def left_running(self) -> Iterator[int]:
+        """The processes that those before us have stopped and not continued."""
+        for pid, _, _ in self._left(_RUNS):
+            yield pid
+
+    def _left(self, suffix: str) -> Iterator[tuple[int, int, bytes]]:
+        for path in list(self._folder.iterdir()) if self._folder is not None else ():
+            number = path.name.removesuffix(suffix)
+            if path.name != number + suffix or not number.isdecimal():
+                continue
+            data = path.read_bytes()
+            if len(data) >= _HEAD.size:
                 start, mask = _HEAD.unpack_from(data)
-                if start == _started(tid):
-                    yield Kept(tid, mask, data[_HEAD.size :])
+                if start == _started(int(number)):
+                    yield int(number), mask, data[_HEAD.size :]
                     continue
-            self.drop(tid)
+            self._remove(path.name)
+
+    def _write(self, name: str, tid: int, mask: int, more: bytes) -> None:
+        if self._folder is not None:
+            data = _HEAD.pack(_started(tid), mask) + more
+            (self._folder / name).write_bytes(data)
+
+    def _remove(self, name: str) -> None:
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                (self._folder / name).unlink()
 
 
 def _started(tid: int) -> int:

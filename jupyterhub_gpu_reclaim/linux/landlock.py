@@ -17,20 +17,12 @@ from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed
 from jupyterhub_gpu_reclaim.linux.scheduling import KCMP_VM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.linux.processes import Process
     from jupyterhub_gpu_reclaim.linux.ptrace import Traced
 
 _SYS_ADMIN: Final = 1 << capabilities.NAMES.index("SYS_ADMIN")
-
-Status = dict[str, str]  #: of a thread, as ``procfs.status`` reads it
-
-
-def may_be(status: Mapping[str, str]) -> bool:
-    """Whether a thread could have confined itself: one of these is needed for it."""
-    has = int(status.get("CapEff", "0"), 16) & _SYS_ADMIN
-    return bool(has) or status.get("NoNewPrivs") == "1"
 
 
 def is_confined(
@@ -38,7 +30,6 @@ def is_confined(
     witnesses: Sequence[Process],
     *,
     seconds: float,
-    may_be: Callable[[Status], bool] = may_be,
 ) -> bool:
     """Whether a thread of it is; all of them stand still for that.
 
@@ -46,7 +37,6 @@ def is_confined(
         process: which.
         witnesses: others in its pid namespace, first those that surely are not.
         seconds: that its threads have to stand still in.
-        may_be: which threads are looked at.
 
     Raises:
         OSError: they do not stand still, or are another's to trace.
@@ -57,7 +47,7 @@ def is_confined(
     asked = {
         tid: _Rights.of(status)
         for tid, status in statuses.items()
-        if status and may_be(status)
+        if status and _may_be(status)
     }
     if not asked or architecture.here() is None:
         return False
@@ -71,6 +61,12 @@ def is_confined(
                 if _is_kept_from(thread, process.ns_pid, witness.ns_pid):
                     return True
     return False
+
+
+def _may_be(status: Mapping[str, str]) -> bool:
+    """Whether a thread could have confined itself: one of these is needed for it."""
+    has = int(status.get("CapEff", "0"), 16) & _SYS_ADMIN
+    return bool(has) or status.get("NoNewPrivs") == "1"
 
 
 class _Rights(NamedTuple):

@@ -10,9 +10,10 @@ registers, or never.
 
 If the agent is killed, the kernel lets the threads continue, unless a signal has
 stopped their process; in the milliseconds of a call it does so in the middle of it. A
-process that runs then ends, the same as with any debugger. One that is stopped stands
-with our registers until it is continued: before that, the next agent gives its own back
-(:func:`give_back`), which were kept in a file.
+process that runs then ends, the same as with any debugger: a signal must stop it before
+(``continuing.stopped``). One that is stopped stands with our registers until it is
+continued: before that, the next agent gives its own back (:func:`give_back`), which
+were kept in a file.
 """
 
 from __future__ import annotations
@@ -284,7 +285,7 @@ def go_on(pid: int, pidfd: int, *, seconds: float) -> None:
 def give_back() -> list[OSError]:
     """Give threads what they had when an agent was killed that made them call.
 
-    Nobody may have continued their processes since.
+    Nobody may have continued their processes since. Those that ran before go on.
 
     Returns:
         Why some did not get it.
@@ -297,6 +298,9 @@ def give_back() -> list[OSError]:
             failed.append(error)
         else:
             kept.drop(one.tid)
+    for pid in kept.left_running():
+        os.kill(pid, signal.SIGCONT)
+        kept.drop_running(pid)
     return failed
 
 

@@ -44,7 +44,7 @@ from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import CudaState, DriverError
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES, held_by
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
+from jupyterhub_gpu_reclaim.linux import continuing, processes, procfs, ptrace
 from jupyterhub_gpu_reclaim.linux.libc import AT_FDCWD
 
 if TYPE_CHECKING:
@@ -397,7 +397,10 @@ def give_up(process: Process) -> None:
         if pidfd is None:
             return
         try:
-            with ptrace.stopped(process.pid, seconds=_CALL_SECONDS) as traced:
+            with (
+                continuing.stopped(process, _CALL_SECONDS),
+                ptrace.stopped(process.pid, seconds=_CALL_SECONDS) as traced,
+            ):
                 # Looked at now that nothing of it moves.
                 _replace_devices(traced, held_by(process.pid))
         except OSError as error:

@@ -18,7 +18,7 @@ class Kind:
 
     Attributes:
         name: as users know it, e.g. ``O_APPEND``.
-        outcome: kept; refused before anything is touched; or lost, and harmless.
+        outcome: kept; refused, and the session runs on; or lost, and harmless.
         note: what a user should know; empty: nothing.
         program: Python that sets it up, prints what it sees, and does so again after a
             line on its input; empty: it cannot be made on the machines of the tests.
