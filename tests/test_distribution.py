@@ -71,10 +71,11 @@ answer = [hasattr(found[name], "start") for name in names]
     "hub": f"""
 from traitlets.config import Config
 from {PACKAGE}.hub.config import configure
+from {PACKAGE}.hub.pages import TEMPLATES
 c = Config()
 configure(c, state_dir=STATE, strict=True)
 (service,) = c.JupyterHub.services
-answer = [list(c.JupyterHub.template_paths), service["command"][0]]
+answer = [str(TEMPLATES), service["command"][0]]
 """,
     "lab": """
 from jupyter_core.paths import jupyter_path
@@ -157,7 +158,7 @@ def test_spawners_of_the_wheel_are_known_by_name(answers: dict[str, Any]) -> Non
 def test_hub_that_the_wheel_configures_has_the_pages_and_the_service(
     environment: Path, answers: dict[str, Any]
 ) -> None:
-    (pages,), command = answers["hub"]
+    pages, command = answers["hub"]
     assert Path(pages).is_relative_to(environment)
     assert shipped(Path(pages)) >= {"home.html", "spawn_pending.html"}
     assert Path(command).is_relative_to(environment)

@@ -34,7 +34,7 @@ from jupyterhub_gpu_reclaim.common.auth.scopes import (
     USER_SCOPES,
     names,
 )
-from jupyterhub_gpu_reclaim.hub import config_check, patches
+from jupyterhub_gpu_reclaim.hub import config_check, pages, patches
 from jupyterhub_gpu_reclaim.hub.merging import (
     current,
     default,
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 STATE_DIR = "/var/lib/jupyterhub-gpu-reclaim/service"
-TEMPLATES = Path(__file__).parent / "templates"
 #: Name of the socket in the service's folder that the spawners ask at.
 _SOCKET = "spawner.sock"
 #: Seconds that a start may take: a large session is read back from the store.
@@ -213,8 +212,7 @@ def _add_to_lists(c: Any, spec: dict[str, Any], *, repeated: bool = False) -> No
     if service_of(c) is None:
         extend(c.JupyterHub, "services", [spec])
     _roles(c)
-    if str(TEMPLATES) not in current(c.JupyterHub, "template_paths"):
-        extend(c.JupyterHub, "template_paths", [str(TEMPLATES)])
+    pages.add(c)
 
 
 def _options(asked: Mapping[str, Any]) -> dict[str, Any]:

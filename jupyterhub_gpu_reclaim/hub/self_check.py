@@ -19,7 +19,7 @@ from traitlets.log import get_logger
 
 from jupyterhub_gpu_reclaim.common.auth.scopes import OPTIONS
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
-from jupyterhub_gpu_reclaim.hub import config_check, cullers
+from jupyterhub_gpu_reclaim.hub import config_check, cullers, pages
 from jupyterhub_gpu_reclaim.hub.merging import service_of
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.service.settings.environment import PROBLEMS, WARNINGS
@@ -101,6 +101,7 @@ def warnings(hub: Any, environment: Mapping[str, str]) -> list[str]:
     return [
         *_foreign_spawner(hub.spawner_class),
         *_cleanup(hub),
+        *pages.hidden(hub.template_paths, f"{hub.data_files_path}/templates"),
         *cullers.early(hub.services, _idle_times(options)),
         *cullers.inside_servers(
             hub.config,

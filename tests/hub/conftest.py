@@ -226,11 +226,26 @@ def shared_hub(shared_service):
     folder = shared_service.folder
     config = f"{shared_service.config}\nPROGRAM = {PROGRAM!r}\n"
     config += f"FOLDER = {str(folder)!r}\n{SERVICE}{CONFIG}"
+    _write_pages_of_the_site(folder / "templates")
+    config += f"c.JupyterHub.template_paths = [{str(folder / 'templates')!r}]\n"
     hub = HubUnderTest(folder, config)
     try:
         yield hub.start()
     finally:
         hub.close()
+
+
+def _write_pages_of_the_site(folder):
+    """Pages of the administrator's own, each in the way that JupyterHub's manual says.
+
+    All tests see ours over them.
+    """
+    folder.mkdir()
+    for name in ("home", "not_running", "spawn_pending", "error"):
+        (folder / f"{name}.html").write_text(
+            f'{{% extends "templates/{name}.html" %}}{{% block meta %}}{{{{ super() }}}}'
+            f'<meta name="site" content="{name}">{{% endblock %}}'
+        )
 
 
 @pytest.fixture

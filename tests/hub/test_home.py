@@ -57,3 +57,17 @@ def test_home_says_resume_for_the_named_servers_that_are_saved(hub, service, amy
 def test_home_after_a_restart_of_the_hub_still_says_resume(hub, suspended):
     hub.restart()
     assert buttons(suspended)["start"][0].startswith("Resume my session (suspended ")
+
+
+def test_pages_of_the_site_are_under_ours_and_hide_none(hub, suspended, name):
+    """Whichever folder of ``template_paths`` has them (``hub/pages.py``)."""
+    home = suspended.http.get(f"{suspended.base}/hub/home", timeout=30).text
+    assert '<meta name="site" content="home">' in home
+    assert "Resume my session" in home
+    away = suspended.http.get(f"{suspended.base}/hub/user/{suspended.name}/lab")
+    assert '<meta name="site" content="not_running">' in away.text
+    assert "Your session is suspended" in away.text
+    person = hub.user(name)
+    lost = person.http.get(f"{person.base}/hub/error/503", timeout=30).text
+    assert '<meta name="site" content="error">' in lost
+    assert "gpu-reclaim-again" in lost

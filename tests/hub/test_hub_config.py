@@ -10,7 +10,8 @@ import pytest
 from traitlets.config import Config
 
 from jupyterhub_gpu_reclaim.hub import self_check
-from jupyterhub_gpu_reclaim.hub.config import TEMPLATES, configure
+from jupyterhub_gpu_reclaim.hub.config import configure
+from jupyterhub_gpu_reclaim.hub.pages import EXTENSION
 from jupyterhub_gpu_reclaim.hub.self_check import found_wrong
 from jupyterhub_gpu_reclaim.service.settings.environment import SPAWNER_TOKEN
 
@@ -31,7 +32,7 @@ def test_configure_of_an_empty_configuration_sets_everything(tmp_path):
     assert "--IdlePolicy.idle_after=1800" in options_of(service)
     assert c.JupyterHub.spawner_class == "gpu-reclaim-local"
     assert c.JupyterHub.cleanup_servers is False
-    assert c.JupyterHub.template_paths == [str(TEMPLATES)]
+    assert c.JupyterHub.jinja_environment_options == {"extensions": [EXTENSION]}
     assert c.ReclaimMixin.reclaim_service == f"unix:{tmp_path}/s/spawner.sock"
     names = {role["name"]: role for role in c.JupyterHub.load_roles}
     assert names["user"]["scopes"][0] == "self"
@@ -95,7 +96,10 @@ def test_configure_keeps_what_the_administrator_has_set(tmp_path):
     c.JupyterHub.spawner_class = "mine"
     c.JupyterHub.cleanup_servers = True
     c.JupyterHub.services = [{"name": "culler"}]
-    c.JupyterHub.template_paths.append("/srv/templates")
+    c.JupyterHub.jinja_environment_options = {
+        "trim_blocks": True,
+        "extensions": ["jinja2.ext.do"],
+    }
     c.JupyterHub.load_roles = [{"name": "user", "scopes": ["self", "read:hub"]}]
     c.Spawner.start_timeout = 5
     c.PAMAuthenticator.admin_users = {"root"}
@@ -105,7 +109,10 @@ def test_configure_keeps_what_the_administrator_has_set(tmp_path):
     assert c.JupyterHub.cleanup_servers is True
     assert c.Spawner.start_timeout == 5
     assert [s["name"] for s in c.JupyterHub.services] == ["culler", "gpu-reclaim"]
-    assert c.JupyterHub.template_paths == ["/srv/templates", str(TEMPLATES)]
+    assert c.JupyterHub.jinja_environment_options == {
+        "trim_blocks": True,
+        "extensions": ["jinja2.ext.do", EXTENSION],
+    }
     roles = {role["name"]: role for role in c.JupyterHub.load_roles}
     assert roles["user"]["scopes"] == [
         "self",

@@ -175,3 +175,36 @@ def test_visit_right_after_the_processes_died_ends_in_the_session(
     tab.goto(f"/user/{amy.name}/lab")
     comes_to_lab(tab, 90)
     wait_until(lambda: service.called("placed") == 1, 5)
+
+
+def test_delete_of_a_suspended_server_asks_for_its_session_first(
+    hub, service, amy, tab
+):
+    """The Hub's own question is about a server, and older Hubs ask none."""
+    server, other = f"lab-of-{amy.name}", f"off-of-{amy.name}"
+    for each in (server, other):
+        amy.start_server(each)
+    service.capture(amy.name, server)
+    for each in (server, other):
+        hub.stop_server(amy.name, each)
+    asked = []
+
+    def answer(dialog, *, yes):
+        asked.append(dialog.message)
+        dialog.accept() if yes else dialog.dismiss()
+
+    tab.goto("/hub/home")
+    tab.wait_for_function("window._jupyterhub_page_loaded")
+    shoot_both(tab, "home-with-a-suspended-server")
+    for yes in (False, True):
+        tab.once("dialog", lambda dialog, yes=yes: answer(dialog, yes=yes))
+        tab.locator(f"#delete-{server}").click()
+        tab.wait_for_timeout(300)
+        assert service.called("forget") == yes
+    lost = "Its session is suspended. With the server it is deleted for good."
+    assert asked == [f"Delete {server}?\n\n{lost}"] * 2
+    tab.locator(f"#delete-{server}").wait_for(state="detached")
+    tab.once("dialog", lambda dialog: answer(dialog, yes=True))
+    tab.locator(f"#delete-{other}").click()
+    tab.locator(f"#delete-{other}").wait_for(state="detached")
+    assert asked[2] == f'Are you sure you want to delete your server "{other}"?'

@@ -15,7 +15,7 @@ from jupyterhub.app import JupyterHub
 from traitlets.config import Config
 
 from jupyterhub_gpu_reclaim.hub import self_check
-from jupyterhub_gpu_reclaim.hub.config import TEMPLATES
+from jupyterhub_gpu_reclaim.hub.pages import EXTENSION
 from jupyterhub_gpu_reclaim.hub.self_check import found_wrong
 from jupyterhub_gpu_reclaim.hub.tljh import plugin
 
@@ -90,12 +90,15 @@ def test_what_is_read_after_the_plugins_keeps_its_place_and_takes_none(hub_of):
     hub = hub_of(
         "c = get_config()\n"
         "c.JupyterHub.services = [{'name': 'grades'}]\n"
-        "c.JupyterHub.template_paths = ['/srv/templates']\n"
+        "c.JupyterHub.jinja_environment_options = {'trim_blocks': True}\n"
         "c.JupyterHub.load_roles = [{'name': 'grader', 'scopes': ['self']}]\n"
         "c.Spawner.start_timeout = 45\n"
     )
     assert named(hub.services) == ["grades", "gpu-reclaim"]
-    assert hub.template_paths == ["/srv/templates", str(TEMPLATES)]
+    assert hub.jinja_environment_options == {
+        "trim_blocks": True,
+        "extensions": [EXTENSION],
+    }
     roles = {role["name"]: role for role in hub.load_roles}
     assert {"grader", "user", "gpu-reclaim-service"} <= roles.keys()
     assert hub.config.Spawner.start_timeout == 45

@@ -75,7 +75,7 @@ main()
 #: In ``jupyterhub_config.d``: read after the plugins, and it replaces lists.
 LATER = """
 c.JupyterHub.services = [{{"name": "grades", "api_token": "{password:x<32}"}}]
-c.JupyterHub.template_paths = []
+c.JupyterHub.jinja_environment_options = {{}}
 c.JupyterHub.proxy_class = "configurable-http-proxy"
 c.JupyterHub.bind_url = "http://127.0.0.1:{port}"
 c.JupyterHub.hub_port = {hub_port}

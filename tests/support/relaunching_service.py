@@ -58,9 +58,7 @@ class RelaunchingService:
             "\nc.JupyterHub.spawner_class = 'gpu-reclaim-local'"
             f"\nc.ReclaimMixin.reclaim_service = 'unix:{self.path}'"
             f"\nc.ReclaimMixin.reclaim_token_file = {str(self.token_file)!r}"
-            "\nfrom pathlib import Path\nimport jupyterhub_gpu_reclaim\n"
-            "c.JupyterHub.template_paths = [str(Path("
-            "jupyterhub_gpu_reclaim.__file__).parent / 'hub/templates')]\n"
+            "\nfrom jupyterhub_gpu_reclaim.hub import pages\npages.add(c)\n"
         )
 
     def up(self) -> None:

@@ -1,0 +1,125 @@
+"""Puts our pages over those of the administrator, and those over JupyterHub's.
+
+JupyterHub takes a page from the first folder of ``template_paths`` that has it, so a
+Hub's own ``not_running.html`` would hide ours, or ours would hide it. Here ours is
+taken first, and it extends ``beneath/`` and its own name: the page that would be shown
+without us. Its templates come by an extension of Jinja, which ``configure(c)`` adds to
+``c.JupyterHub.jinja_environment_options``; ``template_paths`` is the administrator's.
+
+Ours fills blocks of JupyterHub's pages. One beneath that has no such block hides what
+stands in it: :func:`hidden` says so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import (
+    BaseLoader,
+    ChoiceLoader,
+    Environment,
+    FileSystemLoader,
+    PrefixLoader,
+    TemplateNotFound,
+    nodes,
+)
+from jinja2.exceptions import TemplateSyntaxError
+from jinja2.ext import Extension
+
+from jupyterhub_gpu_reclaim.hub.merging import current
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TEMPLATES = Path(__file__).parent / "templates"
+#: Name of the extension, as Jinja takes it.
+EXTENSION = f"{__name__}.OurPages"
+_BENEATH = "beneath"
+
+
+def add(c: Any) -> None:
+    """Add the extension to a Hub's configuration, where it is missing."""
+    options = dict(current(c.JupyterHub, "jinja_environment_options", {}))
+    extensions = list(options.get("extensions", ()))
+    if EXTENSION not in extensions:
+        options["extensions"] = [*extensions, EXTENSION]
+        c.JupyterHub.jinja_environment_options = options
+
+
+class _Beneath(BaseLoader):
+    """The pages without ours; of an error without a page of its own, the common one."""
+
+    def __init__(self, loader: BaseLoader) -> None:
+        self._loader = loader
+
+    def get_source(
+        self, environment: Environment, template: str
+    ) -> tuple[str, str | None, Callable[[], bool] | None]:
+        """See ``BaseLoader``."""
+        try:
+            return self._loader.get_source(environment, template)
+        except TemplateNotFound:
+            if not template.removesuffix(".html").isdigit():
+                raise
+            return self._loader.get_source(environment, "error.html")
+
+
+class OurPages(Extension):
+    """Has an environment look for a page among ours first."""
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        if environment.loader is not None:
+            environment.loader = _over(environment.loader)
+
+
+def _over(loader: BaseLoader) -> BaseLoader:
+    beneath = PrefixLoader({_BENEATH: _Beneath(loader)})
+    return ChoiceLoader([FileSystemLoader(TEMPLATES), beneath, loader])
+
+
+def hidden(folders: list[str], own: str) -> list[str]:
+    """Name the administrator's pages that hide what ours say, in sentences.
+
+    Args:
+        folders: ``template_paths``.
+        own: JupyterHub's own folder.
+    """
+    theirs = FileSystemLoader([folder for folder in folders if folder != own])
+    hubs = FileSystemLoader(own)
+    loader = ChoiceLoader([PrefixLoader({"templates": hubs}), theirs, hubs])
+    environment = Environment(autoescape=True, loader=_over(loader))
+    found = []
+    for page in sorted(path.name for path in TEMPLATES.glob("*.html")):
+        try:
+            _, file, _ = theirs.get_source(environment, page)
+        except TemplateNotFound:
+            continue
+        ours = environment.parse((TEMPLATES / page).read_text())
+        try:
+            there = set(_blocks(environment, f"{_BENEATH}/{page}"))
+        except (TemplateNotFound, TemplateSyntaxError) as error:
+            found.append(f"{file} cannot be shown: {error}.")
+            continue
+        if lost := sorted(set(_own_blocks(ours)) - there):
+            found.append(
+                f"{file} has no block {' and no block '.join(map(repr, lost))}, in"
+                " which our page says what is suspended: let it extend"
+                f" 'templates/{page}'."
+            )
+    return found
+
+
+def _blocks(environment: Environment, name: Any) -> Iterator[str]:
+    """The blocks of a page and of all that it extends, as far as that is written."""
+    while isinstance(name, str) and environment.loader is not None:
+        source, _, _ = environment.loader.get_source(environment, name)
+        page = environment.parse(source)
+        yield from _own_blocks(page)
+        parent = page.find(nodes.Extends)
+        name = getattr(parent and parent.template, "value", None)
+
+
+def _own_blocks(page: nodes.Template) -> Iterator[str]:
+    return (block.name for block in page.find_all(nodes.Block))
