@@ -117,6 +117,10 @@ async def held_start(spawner):
 SessionProcessSpawner.start = held_start
 """
 NUMBERS = itertools.count(1)
+#: A page of an administrator's own.
+SITE = """{% extends "templates/NAME.html" %}
+{% block meta %}{{ super() }}<meta name="site" content="NAME">{% endblock %}
+"""
 
 
 class Left:
@@ -242,10 +246,7 @@ def _write_pages_of_the_site(folder):
     """
     folder.mkdir()
     for name in ("home", "not_running", "spawn_pending", "error"):
-        (folder / f"{name}.html").write_text(
-            f'{{% extends "templates/{name}.html" %}}{{% block meta %}}{{{{ super() }}}}'
-            f'<meta name="site" content="{name}">{{% endblock %}}'
-        )
+        (folder / f"{name}.html").write_text(SITE.replace("NAME", name))
 
 
 @pytest.fixture
