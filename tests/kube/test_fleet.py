@@ -437,6 +437,32 @@ async def test_a_pod_that_is_drained_says_so_when_it_is_gone(cluster, service):
     assert "pod on one " in end.message or "pod on two " in end.message
 
 
+@pytest.mark.parametrize("grace", [30, 1])
+async def test_a_pod_that_somebody_deletes_says_so_whatever_the_kubelet_adds(
+    cluster, service, grace
+):
+    """The kubelet deletes it once more, a second after its containers' end."""
+    end = await _ended(
+        cluster, service, lambda name: cluster.delete_pod(cluster.pod(name), grace)
+    )
+    told = [
+        (
+            kind,
+            pod["metadata"].get("deletionGracePeriodSeconds"),
+            *(status["state"] for status in pod["status"]["containerStatuses"]),
+        )
+        for _, kind, of, pod in cluster.history
+        if of == "pods" and "deletionTimestamp" in pod["metadata"]
+    ]
+    assert [(kind, grace, *state) for kind, grace, state in told] == [
+        ("MODIFIED", grace, "running"),
+        ("MODIFIED", grace, "terminated"),
+        ("MODIFIED", 0, "terminated"),
+        ("DELETED", 0, "terminated"),
+    ]
+    assert (end.code, end.message[-15:]) == ("session_disrupted", "it was deleted.")
+
+
 async def test_a_pod_that_was_deleted_by_force_says_so(cluster, service):
     end = await _ended(
         cluster, service, lambda name: cluster.drop("pods", cluster.pod(name))
@@ -486,6 +512,14 @@ def container(code, reason, at="2026-01-01T00:00:10Z"):
                     "deletionTimestamp": "2026-01-01T00:00:31Z",
                     "deletionGracePeriodSeconds": 1,
                 },
+            },
+            "session_ended",
+            "exit status 3",
+        ),
+        (  # gone since, and nobody has seen who deleted it
+            {
+                "containerStatuses": container(3, "Error"),
+                "metadata": {"deletionTimestamp": ""},
             },
             "session_ended",
             "exit status 3",

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 import pytest
 from jupyterhub.utils import exponential_backoff
 from kubernetes_asyncio import config
-from kubespawner import KubeSpawner, clients
+from kubespawner import KubeSpawner, clients, reflector
 from kubespawner import spawner as upstream
 from msgspec.structs import replace
 from traitlets.config import Config
 
-from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Identity
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.hub.kube import pod_events
+from jupyterhub_gpu_reclaim.hub.kube import pod_events, watches
 from jupyterhub_gpu_reclaim.hub.kube import spawner as kube
 from jupyterhub_gpu_reclaim.hub.kube.spawner import (
     ReclaimKubeSpawner,
@@ -176,6 +176,87 @@ async def test_an_api_server_that_is_busy_is_asked_again(cluster, make):
     cluster.throttled = 1
     await spawner.stop()
     assert cluster.pod("jupyter-ada") is None
+
+
+class Hasty:
+    """asyncio, for which a minute is over in half a second."""
+
+    def __getattr__(self, name):
+        return getattr(asyncio, name)
+
+    @staticmethod
+    async def sleep(seconds):
+        await asyncio.sleep(seconds / 100)
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    monkeypatch.setattr(reflector, "asyncio", Hasty())
+    monkeypatch.setattr(watches, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(watches, "WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(kube, "LOOK_SECONDS", 0.1)
+
+
+async def given_up(cluster):
+    """The API server is away until every watch has given up."""
+    await cluster.go_away()
+    watching = [watch.watch_task for watch in KubeSpawner.reflectors.values()]
+    assert watching
+    await asyncio.wait(watching, timeout=30)
+    assert all(task.done() for task in watching)
+
+
+async def test_nothing_rests_on_a_list_that_stands_still(cluster, make, hasty):
+    """As after a minute without the API server: KubeSpawner's watches give up."""
+    spawner = make(kind=Reclaiming)
+    await SessionPodSpawner.start(spawner)
+    await given_up(cluster)
+    assert await SessionPodSpawner.poll(spawner) is None
+    assert spawner.reclaim_alive()
+    await spawner.reclaim_end()  # which says so, and leaves it
+    with pytest.raises(Unreachable) as refused:
+        await returning(make("bob", "b" * 32)).start()
+    assert refused.value.reason is Reason.CLUSTER_UNREACHABLE
+    cluster.come_back()
+    for node in cluster.nodes:
+        node.agent.places.clear()
+
+    async def ended():
+        return await SessionPodSpawner.poll(spawner)
+
+    assert await until(ended) == 137
+    await make("bob", "b" * 32).start()
+
+
+@pytest.mark.parametrize("hold", [False, True])
+async def test_a_start_goes_on_whose_watch_has_given_up_in_the_middle(
+    cluster, make, hasty, hold
+):
+    """KubeSpawner looks at the start's limit, which ours ends before."""
+    for node in cluster.nodes:
+        node.schedulable = False
+    spawner = returning(make()) if hold else make()
+    starting = asyncio.ensure_future(spawner.start())
+    await until(lambda: cluster.pod("jupyter-ada"))
+    await given_up(cluster)
+    cluster.come_back()
+    for node in cluster.nodes:
+        node.schedulable = True
+    cluster.schedule_again()
+    await asyncio.wait_for(starting, 10)
+
+
+async def test_a_watch_whose_first_list_failed_is_begun_anew(cluster, make):
+    """Its list is empty, and no pod is gone for that."""
+    await make().start()
+    await KubeSpawner._stop_all_reflectors()
+    await cluster.go_away()
+    spawner = make(kind=Reclaiming)
+    for _ in range(2):
+        assert await SessionPodSpawner.poll(spawner) is None
+    cluster.come_back()
+    assert await SessionPodSpawner.poll(spawner) is None
+    assert await spawner.reclaim_find("a" * 32) is not None
 
 
 QUOTA = (

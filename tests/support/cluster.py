@@ -13,7 +13,7 @@ import asyncio
 import copy
 import json
 import uuid
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tornado.httpserver import HTTPServer
@@ -54,9 +54,8 @@ class Cluster:
     # --- life
     def open(self) -> str:
         """Listen; the address."""
-        sockets = bind_sockets(0, "127.0.0.1")
         self.server = HTTPServer(application(self))
-        self.server.add_sockets(sockets)
+        self.server.add_sockets(sockets := bind_sockets(0, "127.0.0.1"))
         self.url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
         return self.url
 
@@ -95,6 +94,18 @@ class Cluster:
 
         asyncio.get_running_loop().call_later(0.05, whole_again)
 
+    async def go_away(self) -> None:
+        """Nobody listens any more, as while it is replaced."""
+        if self.server is not None:
+            self.server.stop()
+            await self.server.close_all_connections()
+
+    def come_back(self) -> None:
+        """It listens again, where it did."""
+        self.server = HTTPServer(application(self))
+        port = int(self.url.rpartition(":")[2])
+        self.server.add_sockets(bind_sockets(port, "127.0.0.1"))
+
     def forget_history(self) -> None:
         """What was before now is too old for a watch (410)."""
         self.oldest = self.version + 1
@@ -110,7 +121,7 @@ class Cluster:
         self.version += 1
         if known is None:
             metadata.setdefault("uid", str(uuid.uuid4()))
-            metadata.setdefault("creationTimestamp", _now())
+            metadata.setdefault("creationTimestamp", now())
         metadata["resourceVersion"] = str(self.version)
         thing.setdefault("apiVersion", "v1")
         thing.setdefault("kind", KINDS[resource])
@@ -170,7 +181,7 @@ class Cluster:
                 "type": "Normal" if reason != "FailedScheduling" else "Warning",
                 "reason": reason,
                 "message": message,
-                "lastTimestamp": _now(),
+                "lastTimestamp": now(),
                 "eventTime": None,
             },
         )
@@ -228,20 +239,37 @@ class Cluster:
 
     # --- end of a pod
     def delete_pod(self, pod: dict[str, Any], grace: int) -> None:
-        """As the API server and the kubelet do it together."""
-        if grace == 0 or "nodeName" not in pod["spec"]:
-            gone = self._is_lost(pod["spec"].get("nodeName", ""))
-            by_force = ["a pod was deleted by force"]
-            self.violations += by_force if grace == 0 and not gone else []
-            self.drop("pods", pod)
+        """As the API server does it: what no kubelet has to end is gone at once.
+
+        A second deletion may shorten the grace of the first.
+        """
+        name = pod["spec"].get("nodeName", "")
+        if grace == 0 and not self._is_lost(name):
+            self.violations.append("a pod was deleted by force")
+        if not name or pod["status"].get("phase") in {"Succeeded", "Failed"}:
+            grace = 0
+        known = pod["metadata"].get("deletionGracePeriodSeconds")
+        if known is not None and grace >= known:
             return
-        if "deletionTimestamp" in pod["metadata"]:
-            return
+        pod = self._stamp(pod, now(grace), grace)
+        if grace == 0:
+            self._remove(pod)
+        elif known is None:
+            asyncio.get_running_loop().create_task(self._end(pod))
+
+    def _stamp(self, pod: dict[str, Any], at: str, grace: int) -> dict[str, Any]:
         pod = copy.deepcopy(pod)
-        pod["metadata"]["deletionTimestamp"] = _now()
+        pod["metadata"]["deletionTimestamp"] = at
         pod["metadata"]["deletionGracePeriodSeconds"] = grace
-        self.put("pods", pod)
-        asyncio.get_running_loop().create_task(self._end(pod))
+        return self.put("pods", pod)
+
+    def _remove(self, pod: dict[str, Any]) -> None:
+        for node in self.nodes:
+            if node.name == pod["spec"].get("nodeName") and not node.lost:
+                self.gpus += _gpus(pod)
+                node.forget(pod)
+        self.drop("pods", pod)
+        self.schedule_again()
 
     def _is_lost(self, name: str) -> bool:
         return any(node.name == name and node.lost for node in self.nodes)
@@ -261,15 +289,18 @@ class Cluster:
         self.delete_pod(pod, grace)
 
     async def _end(self, pod: dict[str, Any]) -> None:
+        """As the kubelet does it: when the containers are dead it deletes once more.
+
+        The API server sets the time of that second deletion, without a grace, in the
+        place of the first one's: a second after the containers' end (1.36, watched).
+        """
         await asyncio.sleep(self.delete_seconds)
         for node in self.nodes:
-            if node.name == pod["spec"]["nodeName"]:
-                if node.lost:
-                    return
+            if node.name == pod["spec"]["nodeName"] and not node.lost:
                 node.end(pod)
-        self.gpus += _gpus(pod)
-        self.drop("pods", pod)
-        self.schedule_again()
+                dead = self.pod(pod["metadata"]["name"])
+                if dead and dead["metadata"]["uid"] == pod["metadata"]["uid"]:
+                    self._remove(self._stamp(dead, now(1), 0))
 
 
 def _avoided(pod: dict[str, Any]) -> set[str]:
@@ -292,5 +323,6 @@ def _gpus(pod: dict[str, Any]) -> int:
     )
 
 
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def now(later: int = 0) -> str:
+    at = datetime.now(UTC) + timedelta(seconds=later)
+    return at.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -28,7 +28,7 @@ from jupyterhub_gpu_reclaim.service.settings.placement import AGENT_NAME
 from jupyterhub_gpu_reclaim.session_init import session_init
 from tests.controlplane.doubles import TOKEN, NodeInMemory
 from tests.support.certificates import certificate
-from tests.support.cluster import NAMESPACE, Cluster
+from tests.support.cluster import NAMESPACE, Cluster, now
 
 SERVER_PORT, AGENT_PORT = 8888, 8099
 AGENT_LABELS = {"app.kubernetes.io/name": "gpu-reclaim-agent"}
@@ -102,6 +102,7 @@ class Node:
         self.pods: dict[str, dict[str, Any]] = {}
         self._servers: dict[str, HTTPServer] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
+        self._addresses: dict[str, str] = {}
         former = cluster.nodes[0].agent if cluster.nodes else Agent({}, {})
         self.agent = Agent(former.saved, former.logins)
         self.agent.words = former.words
@@ -189,6 +190,7 @@ class Node:
         server = HTTPServer(_server_of(self, uid))
         server.add_sockets([bound])
         self._servers[uid] = server
+        self._addresses[uid] = ip
         self._report(pod, ip)
         self._watches[uid] = asyncio.get_running_loop().create_task(
             self._follow(pod, ip, init)
@@ -209,26 +211,31 @@ class Node:
         """The container is dead as soon as its init is."""
         while init is None or init.incarnation in self.agent.places:
             await asyncio.sleep(0.02)
-        self._report(pod, ip, ended=True)
+        self._report(pod, ip, {"exitCode": 137, "reason": "Error"})
 
-    def _report(self, pod: dict[str, Any], ip: str, *, ended: bool = False) -> None:
+    def _report(
+        self, pod: dict[str, Any], ip: str, ended: dict[str, Any] | None = None
+    ) -> None:
         known = self.cluster.pod(pod["metadata"]["name"])
         if known is None or known["metadata"]["uid"] != pod["metadata"]["uid"]:
             return
         pod = copy.deepcopy(known)
         state: dict[str, Any] = {"running": {}}
-        if ended:
-            state = {"terminated": {"exitCode": 137, "reason": "Error"}}
+        if ended is not None:
+            state = {"terminated": {**ended, "finishedAt": now()}}
+        well = ended is None or ended["exitCode"] == 0
+        phase = "Running" if ended is None else "Succeeded" if well else "Failed"
+        others = pod["status"].get("conditions") or []
         pod["status"] = {
-            "phase": "Failed" if ended else "Running",
+            "phase": phase,
             "podIP": ip,
-            "conditions": [{"type": "PodScheduled", "status": "True"}],
+            "conditions": others or [{"type": "PodScheduled", "status": "True"}],
             "containerStatuses": [
                 {
                     "name": container["name"],
                     "image": container["image"],
                     "imageID": digest(container["image"]),
-                    "ready": not ended,
+                    "ready": ended is None,
                     "restartCount": 0,
                     "state": state,
                 }
@@ -238,10 +245,19 @@ class Node:
         self.cluster.put("pods", pod)
 
     def end(self, pod: dict[str, Any]) -> None:
-        """The pod was deleted: end its containers, take its address away."""
+        """The pod was deleted: its containers end in peace, unless they have."""
         uid = pod["metadata"]["uid"]
         for place in [p for p in self.agent.places.values() if p.pod == uid]:
             self.agent.end(place.incarnation)
+        watch = self._watches.pop(uid, None)
+        if watch is not None and not watch.done():
+            watch.cancel()
+            peace = {"exitCode": 0, "reason": "Completed"}
+            self._report(pod, self._addresses[uid], peace)
+
+    def forget(self, pod: dict[str, Any]) -> None:
+        """The pod is gone: take its address away."""
+        uid = pod["metadata"]["uid"]
         self.pods.pop(uid, None)
         task, server = self._watches.pop(uid, None), self._servers.pop(uid, None)
         if task is not None:

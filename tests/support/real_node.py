@@ -136,3 +136,5 @@ class RealNode:
         made = self.containers.pop(uid, None)
         if made is not None:
             made.delete()
+
+    forget = end  #: nothing else is left of a pod

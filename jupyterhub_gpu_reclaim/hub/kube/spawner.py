@@ -16,17 +16,18 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from aiohttp import ClientError
 from jupyterhub.utils import exponential_backoff
 from kubernetes_asyncio.client import ApiException, V1Preconditions
 from kubespawner import KubeSpawner
 from traitlets import default
 
 from jupyterhub_gpu_reclaim.common import endings
-from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.kube import pod as pods
-from jupyterhub_gpu_reclaim.hub.kube import pod_events
+from jupyterhub_gpu_reclaim.hub.kube import pod_events, watches
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
 from jupyterhub_gpu_reclaim.hub.spawner.progress import interleaved
@@ -44,6 +45,8 @@ LOOK_SECONDS = 1.0
 REPORT_SECONDS = 15.0
 #: Statuses of an API server that is too busy or being restarted.
 _BUSY = {429, 500, 502, 503, 504}
+#: Errors where it does not answer at all.
+_AWAY = (ClientError, OSError, TimeoutError)
 #: Statuses for a pod that it will not take: a policy, a webhook, missing rights.
 _REFUSED = {400, 403, 422}
 #: Seconds between two tries for a place, where a quota is used up or a node had no room
@@ -169,6 +172,40 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
     def _reference(self) -> str:
         return f"{self.namespace}/{self.pod_name}"
 
+    # --- its watches ---
+
+    @property
+    def pod_reflector(self) -> Any:
+        """KubeSpawner's watch of pods, which each look begins again if it has ended."""
+        return _kept_up(super().pod_reflector)
+
+    @property
+    def event_reflector(self) -> Any:
+        """That of events; None: they are not watched."""
+        return _kept_up(super().event_reflector)
+
+    async def _start_reflector(self, kind: str, **more: Any) -> Any:
+        """Begin a watch, or wait for one that has ended to go on.
+
+        Raises:
+            Unreachable: the API server does not answer.
+        """
+        key = self._get_reflector_key(kind)
+        known = self.reflectors.get(key)
+        if known is not None:
+            await watches.renewed(known)
+        try:
+            return await super()._start_reflector(kind, **more)
+        except (*_AWAY, ApiException) as error:
+            # It would pass for one that goes on, and nothing is in its list.
+            if (failed := self.reflectors.get(key)) and failed.watch_task is None:
+                del self.reflectors[key]
+                failed.first_load_future.exception()  # else asyncio reports it as lost
+            if isinstance(error, ApiException) and error.status not in _BUSY:
+                raise
+            detail = f"{type(error).__name__}: {error}"
+            raise Unreachable(Reason.CLUSTER_UNREACHABLE, detail=detail) from None
+
     # --- start ---
 
     async def start(self) -> Any:
@@ -189,6 +226,8 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         except TimeoutError:
             if not hold:
                 raise
+            if watches.has_ended(self.pod_reflector):
+                raise Unreachable(Reason.CLUSTER_UNREACHABLE) from None
             why = self._quota or self._last_rejection()
             why = why or pod_events.obstacle(self._pod()) or "its pod did not start"
             raise Refused(Reason.NOT_PLACED, seconds=limit, why=why) from None
@@ -250,9 +289,11 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
             while True:
                 try:
                     return await super()._make_create_pod_request(pod, request_timeout)
+                except _AWAY:
+                    return False  # KubeSpawner asks again, more and more rarely
                 except ApiException as error:
                     if error.status in _BUSY:
-                        return False  # KubeSpawner asks again, more and more rarely
+                        return False
                     if error.status not in _REFUSED:
                         raise
                     why = pod_events.refusal(error.body)
@@ -316,6 +357,9 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         token = _inside.set(True)
         try:
             status: int | None = await super().poll()
+        except Unreachable as error:
+            self.log.warning("%s: not looked at: %s", self._reference, error)
+            return None  # nothing is known, so nothing has ended
         finally:
             _inside.reset(token)
         return status
@@ -338,6 +382,8 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
             return await super()._make_delete_pod_request(
                 pod_name, delete_options, grace, *more
             )
+        except _AWAY:
+            return False
         except ApiException as error:
             if error.status == 409 or error.status in _BUSY:
                 return False  # another one of that name by now, or too busy: again
@@ -388,7 +434,8 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         A pod that is not known yet (after a restart of the Hub) counts as alive, since
         nothing may be ended or replaced without a report.
         """
-        if self.pod_reflector is None:
+        watch = self.pod_reflector
+        if watch is None or not watch.first_load_future.done():
             return bool(self.reclaim_pointer.location.pod)
         return pod_events.lives(self._pod(), self.reclaim_pointer.location.pod)
 
@@ -402,7 +449,8 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
 
     async def reclaim_died(self) -> bool:
         """Wait until the kubelet reports the container dead."""
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, Unreachable):
+            await self._start_watching_pods()
             await exponential_backoff(
                 lambda: not self.reclaim_alive(),
                 f"pod {self._reference} did not end",
@@ -474,8 +522,15 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         try:
             async with asyncio.timeout(REPORT_SECONDS):
                 await SessionPodSpawner.stop(self, now=True)
-        except TimeoutError:
-            self.log.warning("%s: the pod has not ended yet", self._reference)
+        except (TimeoutError, Unreachable) as error:
+            why = str(error) or "its kubelet has not reported it dead"
+            self.log.warning("%s: the pod has not ended yet: %s", self._reference, why)
+
+
+def _kept_up(watch: Any) -> Any:
+    if watch is not None:
+        watches.renew(watch)
+    return watch
 
 
 def _without_variables(settings: dict[str, Any]) -> dict[str, Any]:

@@ -152,17 +152,18 @@ class Informer:
     def _replace(self, pods: Iterable[Pod]) -> None:
         before, self._pods, self._uids = self._pods, {}, {}
         for pod in pods:
-            self._put(pod)
+            self._put(pod.after(before.get(pod.uid)))
         for uid in before.keys() - self._pods.keys():
             self._note_gone(before[uid])
         self._note_answer()
 
     def _apply(self, event: WatchEvent) -> None:
+        pod = event.pod.after(self._pods.get(event.object.metadata.uid))
         if event.type == "DELETED":
-            self._remove(event.object.metadata.uid)
-            self._note_gone(event.pod)
+            self._remove(pod.uid)
+            self._note_gone(pod)
         elif event.type != "BOOKMARK":
-            self._put(event.pod)
+            self._put(pod)
         self._note_answer()
 
     def _note_gone(self, pod: Pod) -> None:

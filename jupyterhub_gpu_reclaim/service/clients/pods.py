@@ -111,6 +111,8 @@ class Pod(_Object, frozen=True, rename="camel"):
     metadata: Meta
     spec: Spec = Spec()
     status: PodStatus = PodStatus()
+    #: Whether it ran when it was deleted first, as we saw; None: only its times tell.
+    deleted_alive: bool | None = None
 
     @property
     def uid(self) -> str:
@@ -156,6 +158,19 @@ class Pod(_Object, frozen=True, rename="camel"):
         """Whether the pod is being deleted; its kubelet ends it, once that is there."""
         return self.metadata.deletion_timestamp is not None
 
+    def after(self, former: Pod | None) -> Pod:
+        """The pod with what its first deletion found, if ``former`` is what it was.
+
+        When its containers are dead its kubelet deletes it once more, at once, and the
+        API server puts the time of that in the place of the first one.
+        """
+        if not self.ending:
+            return self
+        alive: bool | None = None if self.over else True
+        if former is not None and former.ending:
+            alive = former.deleted_alive
+        return msgspec.structs.replace(self, deleted_alive=alive)
+
     @property
     def over(self) -> bool:
         """Whether the session's container is dead, as reported by the kubelet."""
@@ -196,11 +211,13 @@ class Pod(_Object, frozen=True, rename="camel"):
         The Hub deletes what has ended by itself.
         """
         ended = self._terminated()
-        asked = _seconds(self.metadata.deletion_timestamp)
         if not ended or not self.ending:
             return self.ending
+        if self.deleted_alive is not None:
+            return self.deleted_alive
         grace = self.metadata.deletion_grace_period_seconds or 0
-        return _seconds(ended.get("finishedAt")) > asked - grace
+        asked = _seconds(self.metadata.deletion_timestamp) - grace
+        return 0 < asked < _seconds(ended.get("finishedAt"))
 
     @property
     def image(self) -> str:

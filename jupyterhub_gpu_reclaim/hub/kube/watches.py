@@ -1,0 +1,72 @@
+"""Begins KubeSpawner's watches again, which end for good and tell nobody.
+
+A watch gives up when the API server has been away for a minute, and what it has listed
+stands still from then on. It is begun again in its place: what was listed last stays
+until there is a new list, so that no pod seems to be gone meanwhile. One attempt at a
+time is made for all spawners.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from kubespawner.reflector import ResourceReflector
+
+#: Seconds between two attempts; KubeSpawner logs each that fails.
+RETRY_SECONDS = 5.0
+#: Seconds that a start, a poll or a stop waits for the watch to go on.
+WAIT_SECONDS = 5.0
+
+_attempts: WeakKeyDictionary[ResourceReflector, asyncio.Task[None]]
+_attempts = WeakKeyDictionary()
+
+
+def has_ended(watch: ResourceReflector | None) -> bool:
+    """Whether it has given up, so that its list stands still."""
+    task = watch.watch_task if watch is not None else None
+    return task is not None and task.done()
+
+
+def renew(watch: ResourceReflector) -> asyncio.Task[None] | None:
+    """Have a watch that has ended begun again, until that succeeds.
+
+    Returns:
+        What does so; None: it goes on.
+    """
+    if not has_ended(watch):
+        return None
+    attempt = _attempts.get(watch)
+    if attempt is None or attempt.done():
+        attempt = _attempts[watch] = asyncio.create_task(_begin_again(watch))
+    return attempt
+
+
+async def renewed(watch: ResourceReflector) -> None:
+    """Wait until a watch goes on.
+
+    Raises:
+        Unreachable: the API server does not answer (yet); it is asked again.
+    """
+    attempt = renew(watch)
+    if attempt is None:
+        return
+    await asyncio.wait({attempt}, timeout=WAIT_SECONDS)
+    if has_ended(watch):
+        detail = f"the watch of {watch.kind} has ended"
+        raise Unreachable(Reason.CLUSTER_UNREACHABLE, detail=detail)
+
+
+async def _begin_again(watch: ResourceReflector) -> None:
+    while True:
+        try:
+            await watch.start()  # lists first
+        except Exception:  # noqa: BLE001 - whatever it was, KubeSpawner has logged it
+            await asyncio.sleep(RETRY_SECONDS)
+        else:
+            return
