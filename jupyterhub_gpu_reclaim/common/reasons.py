@@ -587,6 +587,15 @@ class Reason(Enum):
         "Let one process alone use a GPU, or ask the administrator for another driver.",
         True,
     )
+    GPU_PEERS = (
+        "gpu_peers",
+        (
+            "Process {pid} ({name}) has memory on several GPUs that can read each other's,"
+            " which the driver could not restore."
+        ),
+        "Let each process see one GPU (CUDA_VISIBLE_DEVICES), or end that one.",
+        True,
+    )
     ROOT_UNSUPPORTED = (
         "root_unsupported",
         "The root file system of its container ({kind}) is of a kind that cannot be suspended.",

@@ -562,7 +562,7 @@ class Driver:
 
     def memory(self, pids: Collection[int]) -> dict[int, driver.Memory]:
         """Whoever is a user has some."""
-        return {pid: driver.Memory(own=1, borrowed=0) for pid in pids}
+        return {pid: driver.Memory(own=(1,), borrowed=0) for pid in pids}
 
     def close(self) -> None:
         """Nothing is open."""

@@ -42,7 +42,7 @@ DIES = "sys.stdin.readline()"
 COUNTS = """
 for line in sys.stdin:
     asked = json.loads(line)
-    told = {pid: (5, 2) for pid in asked["pids"]}
+    told = {pid: ((5, 0), 2) for pid in asked["pids"]}
     tell(id=asked["id"], code=0, memory=told)
 """
 REFUSES = """
@@ -84,7 +84,7 @@ def test_cards_are_told_once_by_the_helper(made):
 
 def test_memory_is_told_by_pid(made):
     told = made(BEGIN, COUNTS).memory({7, 8})
-    assert told == {pid: Memory(own=5, borrowed=2) for pid in (7, 8)}
+    assert told == {pid: Memory(own=(5, 0), borrowed=2) for pid in (7, 8)}
 
 
 def test_many_calls_go_at_the_same_time_and_answers_find_their_callers(made):

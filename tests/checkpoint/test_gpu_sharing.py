@@ -66,6 +66,29 @@ def test_examine_names_who_has_memory_of_another_open(tree):
     assert reasons(driver, two) == [("gpu_ipc", last.ns_pid)]
 
 
+@pytest.mark.parametrize(
+    ("own", "refused"),
+    [
+        ((600 << 20, 1 << 20), True),
+        ((1 << 20, 512 << 20), True),
+        ((512 << 20, 0), False),  # one card alone
+        ((511 << 20, 511 << 20), False),
+    ],
+)
+def test_examine_names_who_has_much_on_cards_that_read_each_other(tree, own, refused):
+    two = tree("x")
+    driver = gpu.PeersOfOneProcess(*(p.pid for p in two.processes), own=own)
+    last = max(two.processes, key=lambda p: p.pid)
+    assert reasons(driver, two) == [("gpu_peers", last.ns_pid)] * refused
+
+
+def test_examine_cards_that_do_not_reach_each_other_may_be_used_together(tree):
+    two = tree("x")
+    driver = gpu.PeersOfOneProcess(*(p.pid for p in two.processes))
+    driver.peers = lambda: False
+    assert reasons(driver, two) == []
+
+
 @pytest.mark.parametrize("fault", [gpu.TightLippedDriver, gpu.BlindDriver])
 def test_examine_where_nobody_tells_two_may_share_and_one_cannot(tree, fault):
     two = tree("x")

@@ -23,8 +23,10 @@ from tests.support.agent import places as make_places
 
 PATIENCE = 90
 #: Frameworks find the driver by it, and cuBLAS is deterministic with it. The last is
-#: what spawners set: PyTorch's ranks meet through libuv.
+#: what spawners set: PyTorch's ranks meet through libuv. JAX uses every card that it
+#: sees, and one process with much on several is refused.
 ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "0",
     "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
@@ -83,10 +85,10 @@ places = pytest.fixture(make_places)
 class Session:
     """A program in a session that runs what it is told."""
 
-    def __init__(self, agent: Agent, places) -> None:
+    def __init__(self, agent: Agent, places, cards: str = "0") -> None:
         self._agent, self._places = agent, places
         self._generation = 0
-        env = {**os.environ, **ENVIRONMENT}
+        env = {**os.environ, **ENVIRONMENT, "CUDA_VISIBLE_DEVICES": cards}
         self.place = places("start", sys.executable, "-c", REPL, env=env)
         wait_for(lambda: "\n" in self._said(), PATIENCE)
         self._port = int(self._said().split("port ")[1].split()[0])
@@ -183,7 +185,7 @@ class Session:
 
 @pytest.fixture
 def session(agent, places):
-    return lambda: Session(agent, places)
+    return lambda cards="0": Session(agent, places, cards)
 
 
 @pytest.fixture

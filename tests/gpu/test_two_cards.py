@@ -10,12 +10,45 @@ from jupyterhub_gpu_reclaim.checkpoint.gpu import survey as gpu_processes
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 
+#: Two programs, a card each; ``sums()`` are of both.
 BOTH = """
+import subprocess, sys
+code = '''
+import os, sys
+os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[1]
 import torch
-torch.set_num_threads(1)
 torch.manual_seed(0)
-x = [torch.randn(1 << 26, device=f"cuda:{n}") for n in range(2)]
+x = torch.randn(1 << 28, device="cuda")
+for line in sys.stdin:
+    print(float(x.sum()), flush=True)
+'''
+both = [
+    subprocess.Popen(
+        [sys.executable, "-c", code, str(card)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )
+    for card in range(2)
+]
+def sums():
+    for one in both:
+        print(file=one.stdin, flush=True)
+    return [float(one.stdout.readline()) for one in both]
 """
+#: What one process may have on two cards, by the size of its largest allocation. The
+#: driver does not fill again what is larger and the other card may read.
+PEERS = {
+    "torch": """
+import torch
+x = torch.arange({size} // 4, device="cuda:0", dtype=torch.float32)
+y = x.to("cuda:1")
+check = lambda: [float(x[::1001].sum()), float(y[::1001].sum())]
+""",
+    "jax": """
+import jax, jax.numpy as jnp
+x = jnp.arange({size} // 4, dtype=jnp.float32)
+check = lambda: float(x[::1001].sum())
+""",
+}
 FIRST = """
 import torch
 torch.set_num_threads(1)
@@ -32,17 +65,28 @@ def cards(driver):
 
 
 def test_a_session_of_both_cards_comes_back_three_times(session, cards):
-    one = session()
+    one = session("0,1")
     one(BOTH + "None")
-    check = "[float(part.sum()) for part in x] + [float((x[0].to('cuda:1') @ x[1]))]"
-    before = one(check)
+    before = one("sums()")
     for _ in range(3):
         one.cycle()
-        assert one(check) == before
+        assert one("sums()") == before
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_memory_that_another_card_may_read_is_refused_and_computes_on(
+    session, cards, name
+):
+    pytest.importorskip(name)
+    one = session("0,1")
+    one(PEERS[name].format(size=1 << 30) + "None")
+    before = one("check()")
+    assert one.capture()["failure"]["code"] == "gpu_peers"
+    assert one("check()") == before
 
 
 def test_a_session_comes_back_on_the_other_card(session, driver, cards):
-    one = session()
+    one = session("0,1")
     one(FIRST + "None")
     before = one("float(x.sum())")
     moved = _swap_cards(one, driver, cards)
@@ -90,7 +134,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("used", [False, True])
 def test_nccl_starts_after_a_move_to_the_other_card(session, driver, cards, used):
     """Whether it had been used before the move, on the former card, or not."""
-    one = session()
+    one = session("0,1")
     one(FIRST + (NCCL if used else "") + BUS_ID + "None")
     _swap_cards(one, driver, cards)
     was, now = one("bus_id"), one(BUS_ID + "bus_id")
@@ -162,7 +206,7 @@ os.environ |= {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 
 
 def uninterrupted(session) -> list[list[float]]:
-    one = session()
+    one = session("0,1")
     one(BY_SOCKET + RANKS + "None")
     losses = one("steps(6)")
     one("end()")
@@ -172,7 +216,7 @@ def uninterrupted(session) -> list[list[float]]:
 def test_ranks_of_a_session_train_on_with_equal_losses(session, cards):
     """They talk by sockets over the machine's own address, and share NCCL's port."""
     expected = uninterrupted(session)
-    one = session()
+    one = session("0,1")
     one(BY_SOCKET + RANKS + "None")
     losses = one("steps(2)")
     for _ in range(2):
@@ -185,7 +229,7 @@ def test_ranks_of_a_session_train_on_with_equal_losses(session, cards):
 
 def test_ranks_that_share_gpu_memory_are_refused_and_train_on(session, cards):
     expected = uninterrupted(session)
-    one = session()
+    one = session("0,1")
     one(RANKS + "None")
     losses = one("steps(3)")
     answer = one.capture()

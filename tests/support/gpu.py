@@ -37,6 +37,9 @@ class WellDriver:
     def cards(self) -> list[Card]:
         return [CARD]
 
+    def peers(self) -> bool:
+        return False
+
     def close(self) -> None:
         """Nothing was started."""
 
@@ -49,7 +52,7 @@ class WellDriver:
         return last
 
     def memory(self, pids) -> dict[int, Memory]:
-        return {pid: Memory(own=1 << 29, borrowed=0) for pid in pids}
+        return {pid: Memory(own=(1 << 29,), borrowed=0) for pid in pids}
 
     def lock(self, pid: int, *, seconds: float) -> None:
         self._step("lock", pid, CudaState.RUNNING, CudaState.LOCKED)
@@ -102,11 +105,31 @@ class MemoryOfAnother(WellDriver):
     def memory(self, pids) -> dict[int, Memory]:
         told = super().memory(pids)
         if (last := max(self.states)) in told:
-            told[last] = Memory(own=1 << 29, borrowed=2 << 20)
+            told[last] = Memory(own=(1 << 29,), borrowed=2 << 20)
         return told
 
     def restore(self, pid: int, *, seconds: float, moves=()) -> None:
         if pid == max(self.states):
+            raise DriverError("restore", 1, "CUDA_ERROR_INVALID_VALUE")
+        super().restore(pid, seconds=seconds, moves=moves)
+
+
+class PeersOfOneProcess(WellDriver):
+    """Two cards read each other; the last process does not get back what is large."""
+
+    def __init__(self, *pids: int, own=(600 << 20, 1 << 20)) -> None:
+        super().__init__(*pids)
+        self.own = own
+
+    def peers(self) -> bool:
+        return True
+
+    def memory(self, pids) -> dict[int, Memory]:
+        told = dict.fromkeys(pids, Memory(own=(1 << 30, 0), borrowed=0))
+        return told | {max(self.states): Memory(own=self.own, borrowed=0)}
+
+    def restore(self, pid: int, *, seconds: float, moves=()) -> None:
+        if pid == max(self.states) and max(self.own) >= 512 << 20:
             raise DriverError("restore", 1, "CUDA_ERROR_INVALID_VALUE")
         super().restore(pid, seconds=seconds, moves=moves)
 
@@ -122,7 +145,7 @@ class BlindDriver(WellDriver):
     """Counts no memory of anybody, as if nobody had any."""
 
     def memory(self, pids) -> dict[int, Memory]:
-        return {pid: Memory(own=0, borrowed=0) for pid in pids}
+        return {pid: Memory(own=(0,), borrowed=0) for pid in pids}
 
 
 class Profiled(WellDriver):

@@ -83,9 +83,13 @@ class Card:
 class Memory:
     """GPU memory of one process, in bytes."""
 
-    own: int
+    own: tuple[int, ...]  #: on each card of the machine
     #: Of others, open through CUDA IPC; also its own that it has imported again.
     borrowed: int
+
+    def __bool__(self) -> bool:
+        """Whether it has any."""
+        return any(self.own) or self.borrowed > 0
 
 
 class Driver:
@@ -111,6 +115,10 @@ class Driver:
             DriverError: there is no driver; likewise all that follow.
         """
         return [Card(**card) for card in self._started().facts["cards"]]
+
+    def peers(self) -> bool:
+        """Whether a GPU of this machine can read another's memory."""
+        return bool(self._started().facts["peers"])
 
     def state(self, pid: int, *, seconds: float = QUICK_SECONDS) -> CudaState | None:
         """Of a process by its host pid; None for one that has no CUDA.
@@ -158,7 +166,10 @@ class Driver:
             DriverError: the kernel's driver does not report it, or not as we know it.
         """
         answer = self._ask("memory", QUICK_SECONDS, pids=list(pids))
-        return {int(pid): Memory(*pair) for pid, pair in answer["memory"].items()}
+        return {
+            int(pid): Memory(tuple(own), borrowed)
+            for pid, (own, borrowed) in answer["memory"].items()
+        }
 
     def lock(self, pid: int, *, seconds: float) -> None:
         """Wait until the process's GPU work is done and let no more begin."""

@@ -88,23 +88,24 @@ class KernelDriver:
         for descriptor in self._files:
             os.close(descriptor)
 
-    def memory(self, pids: list[int]) -> dict[int, tuple[int, int]]:
-        """Bytes on all cards by pid: a process's own, and what it has of others'.
+    def memory(self, pids: list[int]) -> dict[int, tuple[list[int], int]]:
+        """Bytes by pid: a process's own on each card, and what it has of others'.
 
         Memory that has lost its first owner counts as the other's own.
 
         Raises:
             OSError: the driver does not report it.
         """
-        found = dict.fromkeys(pids, (0, 0))
+        owned: dict[int, list[int]] = {pid: [] for pid in pids}
+        opened = dict.fromkeys(pids, 0)
         for first in range(0, len(pids), _PID_INFO_COUNT):
             some = pids[first : first + _PID_INFO_COUNT]
             for subdevice in self._subdevices:
                 answer = self._ask(subdevice, _GET_PID_INFO, pack_pids(some))
                 for pid, own, borrowed in unpack_pids(answer):
-                    before = found[pid]
-                    found[pid] = before[0] + own, before[1] + borrowed
-        return found
+                    owned[pid].append(own)
+                    opened[pid] += borrowed
+        return {pid: (owned[pid], opened[pid]) for pid in pids}
 
     def _open(self, gpu: int, handle: int) -> int:
         request = _ID_INFO.pack(gpu, 0, 0, 0, 0, 0, 0, 0)
@@ -196,6 +197,7 @@ class Library:
             "code": code if supported else NOT_FOUND,
             "version": version.value,
             "cards": cards,
+            "peers": self._peers(count.value),
         }
 
     def state(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -280,6 +282,17 @@ class Library:
             "uuid": uuid.raw.hex(),
             "name": name.value.decode(errors="replace"),
         }
+
+    def _peers(self, count: int) -> bool:
+        """Whether a card can read another's memory; also where nobody tells."""
+        can = ctypes.c_int()
+        return any(
+            self._call("cuDeviceCanAccessPeer", ctypes.byref(can), one, other)
+            or can.value
+            for one in range(count)
+            for other in range(count)
+            if one != other
+        )
 
     def _call(self, name: str, *arguments: Any) -> int:
         try:

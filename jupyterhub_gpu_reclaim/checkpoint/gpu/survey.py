@@ -34,14 +34,20 @@ even when the other was left alone (H200, driver 580). No attempt leaves it whol
 has to be known before anything is touched. No mapping and no descriptor shows it, but
 the kernel's driver counts the memory that a process has of others (``driver.Memory``):
 legacy handles, shareable handles, pools, and what a process has exported and imported
-again itself. Peer access between cards does not count there. In two cases that count
-says nothing, and both are refused as well:
+again itself. In two cases that count says nothing, and both are refused as well:
 
 * memory whose owner has ended counts as the other's own. PyTorch opens an event with
   the memory, and the file of the event names the owner: ``cuda.shm.<uid>.<pid>.<n>``;
 * a driver that does not tell: then two processes with a GPU may share its memory.
 
 Shared events are restored.
+
+It finds as well what peer access between cards makes of a process: one allocation of
+512 MiB or more that another card may read, by ``cuCtxEnablePeerAccess`` (PyTorch's
+copies between cards, all that JAX does) or ``cuMemSetAccess``, is emptied without an
+error and never filled again (two H200, driver 580.159; memory of pools is). Nothing
+outside the process tells who may read what, so one is refused that has memory on
+several cards, and as much on one of them.
 """
 
 from __future__ import annotations
@@ -288,6 +294,11 @@ _log = logging.getLogger(__name__)
 _EVENTS: Final = re.compile(r"/cuda\.shm\.[0-9a-f]+\.([0-9a-f]+)\.[0-9a-f]+")
 
 
+#: What the driver does not fill again, if another card may read it. Its contexts count,
+#: too: how large they are differs by card and driver.
+_PEER_BYTES: Final = 512 << 20
+
+
 class SharingFound(NamedTuple):
     """A process that could not be filled again, and why not."""
 
@@ -301,7 +312,7 @@ def examine_sharing(
     snapshot: Snapshot,
     counted: Collection[int],
 ) -> Iterator[SharingFound]:
-    """Find processes that could not be filled again because they share by CUDA IPC.
+    """Find processes that could not be filled again because of who reads their memory.
 
     Args:
         driver: this machine's.
@@ -312,10 +323,12 @@ def examine_sharing(
     memory = _ask_memory(driver, [process.pid for process in users], counted)
     alive = {p.ns_pid for p in snapshot.processes if p.state not in DEAD}
     for process in users:
-        borrowed = memory is not None and memory[process.pid].borrowed
-        if borrowed or _event_owners(process.pid) - alive:
-            facts = {"pid": process.ns_pid, "name": process.name}
+        mine = None if memory is None else memory[process.pid]
+        facts = {"pid": process.ns_pid, "name": process.name}
+        if (mine and mine.borrowed) or _event_owners(process.pid) - alive:
             yield SharingFound(Reason.GPU_IPC, facts)
+        if _is_large_on_several_cards(process.pid, mine) and driver.peers():
+            yield SharingFound(Reason.GPU_PEERS, facts)
     if memory is None and len(users) > 1:
         facts = {"pid": users[0].ns_pid, "name": users[0].name}
         yield SharingFound(Reason.GPU_IPC_UNKNOWN, {**facts, "others": len(users) - 1})
@@ -333,12 +346,24 @@ def _ask_memory(
         _log.warning("- the driver does not tell who shares GPU memory: %s", error)
         return None
     for pid in pids:
-        if pid in counted and not memory[pid].own:
+        if pid in counted and not any(memory[pid].own):
             _log.warning(
                 "- driver and NVML disagree on the GPU memory of process %d", pid
             )
             return None
     return memory
+
+
+def _is_large_on_several_cards(pid: int, memory: Memory | None) -> bool:
+    if memory is None:
+        # All that it could have used: a card that it may see is opened in any case.
+        return len({d.target for d in held_by(pid).descriptors if _is_card(d)}) > 1
+    used = [size for size in memory.own if size]
+    return len(used) > 1 and max(used) >= _PEER_BYTES
+
+
+def _is_card(descriptor: procfs.Descriptor) -> bool:
+    return descriptor.target.removeprefix(DEVICES).isdecimal()
 
 
 def _event_owners(pid: int) -> set[int]:

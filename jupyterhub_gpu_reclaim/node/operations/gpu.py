@@ -7,6 +7,7 @@ nothing of the store. The calls to the driver are in ``checkpoint.gpu.cuda``.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
 from jupyterhub_gpu_reclaim.checkpoint.gpu import survey as gpu_survey
-from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import DriverError, Memory
+from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import DriverError
 from jupyterhub_gpu_reclaim.checkpoint.gpu.visible_devices import visible_to
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, RolledBack
 from jupyterhub_gpu_reclaim.common.findings import finding
@@ -32,10 +33,17 @@ from jupyterhub_gpu_reclaim.node.requirements import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import (
+        Callable,
+        Collection,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
-    from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
+    from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver, Memory
     from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
     from jupyterhub_gpu_reclaim.common.models import Finding, Shortage
     from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
@@ -46,7 +54,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_NO_MEMORY = Memory(own=0, borrowed=0)
 #: Memory that others use is waited for so long before a session is given up on.
 _ROOM_SECONDS = 60.0
 #: Seconds between two looks for room.
@@ -223,15 +230,15 @@ class Accelerator:
             Refused: the driver does not answer (``gpu_driver_silent``).
         """
         users = survey.users
-        try:
+        memory: Mapping[int, Memory] = {}
+        # Where it does not tell: by the thread that moves memory.
+        with contextlib.suppress(DriverError):
             memory = self._driver.memory([one.pid for one in users])
-        except DriverError:  # it does not tell; then by the thread that moves memory
-            memory = {}
         try:
             return [
                 one
                 for one in users
-                if memory.get(one.pid) == _NO_MEMORY
+                if (one.pid in memory and not memory[one.pid])
                 or self._driver.thread(one.pid) is None
             ]
         except DriverError as error:

@@ -16,7 +16,16 @@ KINDS = [
         " can use them",
     ),
     Kind("several processes on one GPU", "kept"),
-    Kind("several GPUs in one session", "kept", "all of one model where it comes back"),
+    Kind(
+        "several GPUs in one session, a process for each",
+        "kept",
+        "all of one model where it comes back",
+    ),
+    Kind(
+        "one process with 512 MiB or more on GPUs that read each other's memory",
+        "refused",
+        "`CUDA_VISIBLE_DEVICES`: `gpu_peers`",
+    ),
     Kind("shared events (CUDA IPC)", "kept"),
     Kind("shared memory (CUDA IPC)", "refused", "close it first: `gpu_ipc`"),
     Kind("NCCL over shared memory or peer access", "refused", "`gpu_ipc`"),
