@@ -271,7 +271,7 @@ def held(process: Process) -> Iterator[int | None]:
         os.close(pidfd)
 
 
-def send(process: Process, number: signal.Signals) -> bool:
+def send(process: Process, number: int) -> bool:
     """Signal exactly that process; False when it has ended."""
     with held(process) as pidfd:
         if pidfd is None:

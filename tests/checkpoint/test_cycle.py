@@ -301,3 +301,36 @@ def test_restored_tree_is_in_the_control_groups_it_was_prepared_for(
         place.kill()
     finally:
         group.rmdir()
+
+
+#: Leaders of sessions, each with an orphan in a group whose leader has not been reaped:
+#: no pid between theirs is free.
+TWO_LEADERS = """
+def lead():
+    if os.fork():
+        return
+    os.setsid()
+    if os.fork() == 0:
+        os.setpgid(0, 0)
+        if os.fork() == 0:
+            time.sleep(1000)
+        os._exit(0)
+    time.sleep(1000)
+"""
+
+
+def test_cycle_of_two_leaders_with_an_orphan_each(places, engine, wait_for):
+    world = places.world()
+    world(TWO_LEADERS)
+    world("lead(), lead()")
+
+    def below_root() -> list[int]:
+        tree = world.place.tree
+        those = [one for one in tree.processes if one.ppid == tree.root.pid]
+        return sorted(one.ns_pid for one in those)
+
+    wait_for(lambda: len(below_root()) == 3)  # the program itself, and the two
+    had = below_root()
+    for _ in range(2):
+        world = engine.cycle(world, places)
+        assert below_root() == had

@@ -283,7 +283,17 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("rseq_abi_pointer", 1, "uint64"),
         ("rseq_abi_size", 2, "uint32"),
     ),
+    "sa_entry": (("sigaction", 1, "uint64"),),
+    "siginfo_entry": (("siginfo", 1, "bytes"),),
+    "signal_queue_entry": (("signals", 1, "siginfo_entry*"),),
+    "task_core_entry": (
+        ("blk_sigset", 5, "uint64"),
+        ("signals_s", 10, "signal_queue_entry"),
+        ("sigactions", 15, "sa_entry*"),
+    ),
     "thread_core_entry": (
+        ("blk_sigset", 6, "uint64"),
+        ("signals_p", 9, "signal_queue_entry"),
         ("creds", 10, "creds_entry"),
         ("rseq_entry", 15, "rseq_entry"),
     ),
@@ -296,6 +306,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
     "thread_info_x86": (("gpregs", 2, "user_x86_regs_entry"),),
     "core_entry": (
         ("thread_info", 2, "thread_info_x86"),
+        ("tc", 3, "task_core_entry"),
         ("thread_core", 5, "thread_core_entry"),
     ),
     "vma_entry": (

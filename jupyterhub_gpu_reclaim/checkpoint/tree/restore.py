@@ -51,6 +51,7 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets import (
 )
 from jupyterhub_gpu_reclaim.checkpoint.tree import (
     attributes,
+    ending_signals,
     freeze,
     inspection,
     stdio,
@@ -237,7 +238,6 @@ def restore(
             tree = _tree(session, root_pid, attempt)
             inspection.refuse_others(given, tree)
             beyond.give_back(tree, ended)
-            undumpable.open_again(tree, given.saved.closed)
     except BaseException as error:
         _clear(session)
         if isinstance(error, OSError | ReclaimError):
@@ -271,9 +271,11 @@ class _BeyondCriu:
         )
         self._attributes = attributes.load(source)
         inherited = inherited_within(partial(whole, source), capabilities.own())
-        self.source = handover.ReplacedImages(
+        replaced = handover.ReplacedImages(
             source, {**self._objects.images, **inherited}
         )
+        cores, self._ending = ending_signals.take_out(partial(whole, replaced))
+        self.source = handover.ReplacedImages(replaced, cores)
 
     def open_files(
         self, opened: Sequence[FileFingerprint], trial: Trial | None
@@ -300,6 +302,8 @@ class _BeyondCriu:
         self._sockets.give_back(tree)
         peer_credentials.listen_again(tree, self._descriptors, self._saved.entries)
         locks.give_back(tree, self._locks, self._saved)
+        undumpable.open_again(tree, self._saved.closed)
+        ending_signals.give_back(tree, self._ending)
 
 
 def fill(
@@ -379,14 +383,17 @@ def wait_ready(init_pid: int, start: int, *, timeout: float) -> None:
 def free_pid(pids: Sequence[int], pid_max: int) -> int:
     """Value for the pid counter at which CRIU's own processes take no saved pid.
 
+    Nor one that CRIU (4.2, ``get_free_pid``) has chosen for a process that stands in
+    for the parent of orphans: those are the lowest unused ones, fewer than the saved.
+
     Returns:
-        A number with ``HELPER_PIDS`` unused ones behind it, or behind which there is
-        the widest gap.
+        A number with ``HELPER_PIDS`` unused ones behind it, or in the widest gap.
     """
     taken = sorted({*pids, LOWEST_PID - 1, pid_max})
     gaps = [(high - low, low) for low, high in itertools.pairwise(taken)]
-    last_gap, last = gaps[-1]
-    return last if last_gap > HELPER_PIDS else max(gaps)[1]
+    wanted = HELPER_PIDS + len(pids)
+    gap, last = gaps[-1] if gaps[-1][0] > wanted else max(gaps)
+    return last + min(len(pids), max(gap - HELPER_PIDS - 1, 0))
 
 
 def _serving(

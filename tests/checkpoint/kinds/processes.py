@@ -348,6 +348,13 @@ _OF_PROCESSES = (
         "open(f'/proc/{child.pid}/stat').read().split()[2]",
     ),
     kept(
+        "a stopped child that a signal will end (kill, a terminal's SIGHUP)",
+        "child = subprocess.Popen(['sleep', '1000']); child.send_signal(19)\n"
+        "os.waitid(os.P_PID, child.pid, os.WSTOPPED); child.terminate()",
+        "[line for line in open(f'/proc/{child.pid}/status')"
+        " if line.startswith(('State', 'ShdPnd'))]",
+    ),
+    kept(
         "a child that has ended and was not waited for",
         "child = subprocess.Popen(['sh', '-c', 'exit 7'])\n"
         "os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)",
