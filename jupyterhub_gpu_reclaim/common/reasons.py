@@ -401,6 +401,15 @@ class Reason(Enum):
         ),
         "Let the program close that file, or end the program.",
     )
+    FILES_SILENT = (
+        "files_silent",
+        (
+            "The file system at {path} ({kind}), in which process {pid} ({name}) has a"
+            " file or folder open, does not answer."
+        ),
+        "Mount it again, or end that program.",
+        True,
+    )
     HANDLE_UNSUPPORTED = (
         "handle_unsupported",
         "Process {pid} ({name}) holds {kind}, which cannot be suspended.",

@@ -9,6 +9,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import (
+    NotFound,
     ReclaimError,
     Refused,
     RolledBack,
@@ -151,12 +152,16 @@ async def test_finish_calls_captures_off():
     assert operation.done
 
 
+def no_tree():
+    raise NotFound(Reason.UNKNOWN_SESSION, session="eve/")
+
+
 async def test_session_whose_programs_keep_threads_waiting_gets_no_more_of_them():
     """A file system of its user's that does not answer holds whoever asks it."""
     ended, operations = threading.Event(), Operations()
 
     async def attempt(user: str) -> None:
-        operations.work_for(SessionKey(user))
+        operations.work_for(SessionKey(user), no_tree)
         with pytest.raises(RolledBack):
             await in_thread(lambda: ended.wait(20), step="preflight", limit=0.01)
 
@@ -170,7 +175,7 @@ async def test_session_whose_programs_keep_threads_waiting_gets_no_more_of_them(
     for _ in range(200):
         await asyncio.sleep(0.01)
         with contextlib.suppress(Refused):
-            operations.work_for(SessionKey("eve"))
+            operations.work_for(SessionKey("eve"), no_tree)
             return
     pytest.fail("it is refused for ever")
 

@@ -19,7 +19,9 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import open_detached, run
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import StreamBroken
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import far_files, processes
 from jupyterhub_gpu_reclaim.linux.descriptors import readable
+from jupyterhub_gpu_reclaim.linux.far_files import LOOK_SECONDS, FarWaits, tasks_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 LOG = "criu.log"
 #: How long CRIU may take to cure the session after it was cut off, in seconds.
 CURE_PATIENCE = 30.0
+#: The same where it waits for a file system that does not answer.
+_SILENT_PATIENCE = 0.2
 #: How long it may take to die of SIGTERM, then of SIGKILL, in seconds.
 END_PATIENCE = 5.0
 LOG_TAIL = 4000
@@ -226,15 +230,25 @@ class CriuRun:
         watched: list[Inside | StreamServer | Cancel] = [inside, self._server]
         if self._cancel is not None:
             watched.append(self._cancel)
+        waits = FarWaits()
         while (status := inside.poll()) is None:
-            ready = readable(watched, self._until(deadline) - time.monotonic())
+            left = self._until(deadline) - time.monotonic()
+            ready = readable(watched, min(left, LOOK_SECONDS))
             if self._server in ready:
-                return self._end(inside)
+                return self._end(inside, waits=waits.any)
             if self._cancel is not None and self._cancel in ready:
                 self._server.fail(ReclaimError(Reason.CANCELLED))
             elif not ready and time.monotonic() >= self._until(deadline):
                 self._late(step)
+            elif waits.silent(tasks_below(inside.pid)):
+                self._server.fail(self._silent())
         return status
+
+    def _silent(self) -> ReclaimError:
+        """What to say of a file system of the session's that does not answer CRIU."""
+        session = self._session
+        tree = processes.snapshot(session.init_pid, session.init_start)
+        return ReclaimError(Reason.FILES_SILENT, **far_files.facts(tree))
 
     def _until(self, deadline: float) -> float:
         """When its time is up, as far as is known now."""
@@ -253,12 +267,18 @@ class CriuRun:
         late = ReclaimError(Reason.TIMED_OUT, step=step, seconds=self._limit)
         self._server.fail(late)
 
-    def _end(self, inside: Inside) -> int:
-        """With its stream cut, let CRIU cure the session, else end it."""
+    def _end(self, inside: Inside, *, waits: bool) -> int:
+        """With its stream cut, let CRIU cure the session, else end it.
+
+        Not for long where it waits for files: what is left of it there ends with that.
+        """
+        cure, end = CURE_PATIENCE, END_PATIENCE
+        if waits:
+            cure = end = _SILENT_PATIENCE
         for number, patience in (
-            (0, CURE_PATIENCE),
-            (signal.SIGTERM, END_PATIENCE),
-            (signal.SIGKILL, END_PATIENCE),
+            (0, cure),
+            (signal.SIGTERM, end),
+            (signal.SIGKILL, end),
         ):
             inside.signal(number)
             status = inside.wait(time.monotonic() + patience)

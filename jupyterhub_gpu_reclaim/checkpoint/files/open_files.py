@@ -258,7 +258,8 @@ def fingerprint(
         except OSError as error:
             raise Refused(Reason.NO_TREE, detail=str(error)) from None
         stack.callback(os.close, root)
-        found = (_opened(root, path, use, skip) for path, use in _uses(pids).items())
+        uses = _uses(pids).items()
+        found = (_opened(root, path, use, skip, fuse) for path, use in uses)
         opened = sorted((one for one in found if one), key=lambda one: one.path)
         digests = _written_digests(root, opened, fuse) if reads else {}
     return [
@@ -412,9 +413,18 @@ def _uses(pids: Iterable[int]) -> dict[bytes, _FileUse]:
 
 
 def _opened(
-    root: int, path: bytes, use: _FileUse, skip: Collection[str]
+    root: int,
+    path: bytes,
+    use: _FileUse,
+    skip: Collection[str],
+    unread: Collection[str],
 ) -> FileFingerprint | None:
-    """The fingerprint of one path; None for what is not a file of this module."""
+    """The fingerprint of one path; None for what is not a file of this module.
+
+    Nothing is read on the devices ``unread``: while a thread of ours has such a file
+    open and waits for it, no program can be started (each closes it first, and FUSE
+    asks its server at that).
+    """
     try:
         name = open_in_root(root, path, os.O_PATH)
     except OSError:
@@ -424,7 +434,7 @@ def _opened(
         device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
         if stat.S_IFMT(status.st_mode) not in _KINDS or device in skip:
             return None
-        is_file = stat.S_ISREG(status.st_mode)
+        is_file = stat.S_ISREG(status.st_mode) and device not in unread
         return of_file(
             path,
             name,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.far_files import FAR_KINDS
 from jupyterhub_gpu_reclaim.linux.file_handles import (
     MAX_BYTES,
     FileHandle,
@@ -45,8 +46,6 @@ _LOOKED_UP: Final = 4096
 _SEARCHED: Final = "/tmp"  # noqa: S108 - the session's own, looked at only
 #: Paths that overlays are compared with, besides the processes' own folders.
 _USUAL: Final = ("/etc", "/", "/home", "/opt", "/root", "/run", "/srv", "/usr", "/var")
-#: Not touched: who answers may be frozen with the session, or far away.
-_WAITING: Final = ("fuse", "nfs", "9p", "ceph", "cifs", "smb", "autofs")
 _OVERLAY: Final = "overlay"
 #: Of the kernel itself: their handles lead to nothing.
 _KERNEL: Final = frozenset({"proc", "sysfs", "devpts"})
@@ -117,7 +116,7 @@ def watches_kernel(pid: int, init_pid: int) -> bool:
 
 def _is_deleted(watch: Watch, mounts: list[Mount], root: int) -> bool:
     for mount in mounts:
-        if mount.device != watch.device or mount.kind.startswith(_WAITING):
+        if mount.device != watch.device or mount.kind.startswith(FAR_KINDS):
             continue
         with _opened(watch, os.fsencode(mount.target), root) as found:
             if found is not None:
@@ -182,7 +181,7 @@ def _place(
 ) -> str | None:
     """Path of a watched inode in the session, by the mounts of its file system."""
     for mount in mounts:
-        if mount.device != watch.device or mount.kind.startswith(_WAITING):
+        if mount.device != watch.device or mount.kind.startswith(FAR_KINDS):
             continue
         if mount.kind == _OVERLAY:
             return usual.get((watch.device, watch.inode))

@@ -40,7 +40,13 @@ if TYPE_CHECKING:
 
 #: Reasons that tell of this moment, not of the session.
 _PASSING = frozenset(
-    {Reason.TIMED_OUT, Reason.CANCELLED, Reason.LAUNCH_FAILED, Reason.INTERNAL}
+    {
+        Reason.TIMED_OUT,
+        Reason.CANCELLED,
+        Reason.LAUNCH_FAILED,
+        Reason.FILES_SILENT,
+        Reason.INTERNAL,
+    }
 )
 
 

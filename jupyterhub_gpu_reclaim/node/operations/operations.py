@@ -28,12 +28,14 @@ from jupyterhub_gpu_reclaim.common.errors import (
 )
 from jupyterhub_gpu_reclaim.common.models import Event, SessionKey, Step
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import far_files
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Stage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
     from jupyterhub_gpu_reclaim.node.operations.records import Record, Records
 
 _log = logging.getLogger(__name__)
@@ -165,8 +167,10 @@ class Operations:
         self._begun = asyncio.Event()
         self._late: Counter[str] = Counter()
 
-    def work_for(self, key: SessionKey) -> None:
+    def work_for(self, key: SessionKey, tree: Callable[[], Snapshot]) -> None:
         """Say for which session this task, and what it begins, is at work.
+
+        ``tree`` looks at its programs, to name the one whose files do not answer.
 
         A user's program, or a file system of his own, may keep a thread waiting for
         ever. The agent has some hundreds, for all sessions.
@@ -178,6 +182,7 @@ class Operations:
             what = "earlier ones wait for its programs or files"
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=what)
         _late.set((self._late, str(key)))
+        _tree.set(tree)
 
     def watch(self, changed: Callable[[str], None]) -> None:
         """Call it with an incarnation whenever an operation on it begins or ends."""
@@ -363,6 +368,7 @@ def reported(
 #: For which session a task, and what it begins, is at work, and where its threads are
 #: counted that go on though nobody waits for them any more.
 _late: ContextVar[tuple[Counter[str], str]] = ContextVar("late")
+_tree: ContextVar[Callable[[], Snapshot] | None] = ContextVar("tree", default=None)
 
 
 async def in_thread(
@@ -381,20 +387,44 @@ async def in_thread(
             as what waits for a store, which may hang.
 
     Raises:
-        RolledBack: ``timed_out`` or ``cancelled``; and whatever the work raises.
+        RolledBack: ``timed_out``, ``cancelled``, or ``files_silent`` where the thread
+            waits for a file of the session; and whatever the work raises.
     """
-    task = asyncio.create_task(asyncio.to_thread(work))
+    threads: list[far_files.Task] = []
+
+    def noted() -> T:
+        threads.append(far_files.this_thread())
+        return work()
+
+    task = asyncio.create_task(asyncio.to_thread(noted))
+    silent = asyncio.create_task(_silent(threads))
     async with _set(cancel) as cancelled:
-        either: set[asyncio.Future[Any]] = {task, cancelled}
+        either: set[asyncio.Future[Any]] = {task, cancelled, silent}
         await asyncio.wait(either, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+    silent.cancel()
     if not task.done():
         counts, session = _late.get((Counter(), ""))
         counts[session] += 1
         task.add_done_callback(partial(_end_late, counts, session))
         if cancel is not None:
             cancel.check()
+        if silent.done():
+            raise RolledBack(Reason.FILES_SILENT, **silent.result())
         raise RolledBack(Reason.TIMED_OUT, step=step, seconds=limit)
     return task.result()
+
+
+async def _silent(threads: list[far_files.Task]) -> dict[str, Any]:
+    """Return what there is to say once they wait in vain for a file of the session."""
+    waits = far_files.FarWaits()
+    while True:
+        await asyncio.sleep(far_files.LOOK_SECONDS)
+        tree = _tree.get()
+        if tree is not None and waits.silent(threads):
+            # What waits may be the store's; a session without such files waits for it.
+            with contextlib.suppress(ReclaimError):
+                if facts := far_files.facts(await asyncio.to_thread(tree)):
+                    return facts
 
 
 @contextlib.asynccontextmanager

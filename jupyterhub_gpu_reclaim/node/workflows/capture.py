@@ -33,7 +33,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.findings import finding, refuse_fatal
 from jupyterhub_gpu_reclaim.common.models import Event, Finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import cgroups
+from jupyterhub_gpu_reclaim.linux import cgroups, far_files
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
 from jupyterhub_gpu_reclaim.node.jupyter.server import (
@@ -130,6 +130,9 @@ def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
     """
     if too_many := preflight.too_many_files(snapshot):
         return Look(too_many, Survey(), None, 0)
+    if use := far_files.silent(snapshot):
+        found = [finding(Reason.FILES_SILENT, **use.facts)]
+        return Look(found, Survey(), None, 0)
     awake = trees.awake(trees.record_of(tools.records, session), snapshot)
     survey = tools.accelerator.survey(awake)
     gpus = tools.accelerator.describe(survey)

@@ -1,0 +1,228 @@
+"""Finds out whether the file systems that a session uses answer, before they must.
+
+Who asks one that does not (FUSE, NFS) waits, mostly for ever: CRIU, with the session
+frozen, or a thread of ours. So a child asks first (``far_probe.py``), and is left
+behind if it cannot be ended. One that falls silent later is noticed by where its
+callers wait (:class:`FarWaits`), which the kernel tells in ``/proc/<pid>/task/*/stack``
+to root with CAP_SYS_ADMIN; where it does not tell, nobody is noticed. Which ones a
+session uses is read in /proc, which asks nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.linux import procfs, ptrace
+from jupyterhub_gpu_reclaim.linux.descriptors import readable
+from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from jupyterhub_gpu_reclaim.linux.mounts import Mount
+    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+
+#: How their types begin, as mount tables name them.
+FAR_KINDS: Final = ("fuse", "nfs", "9p", "ceph", "cifs", "smb", "autofs")
+#: Seconds of one and the same wait after which no answer is expected.
+SILENT_SECONDS: Final = 3.5
+#: How often to look.
+LOOK_SECONDS: Final = 0.5
+#: The kernel's functions of those file systems.
+_FUNCTIONS: Final = re.compile(
+    # Who serves files waits in fuse_dev_do_read.
+    r"\b(fuse_(?!dev_)|request_wait_answer|nfs|rpc_|cifs_|smb2_|ceph_|p9_|v9fs_)"
+)
+#: Process and thread.
+Task = tuple[int, int]
+
+_PROBE: Final = Path(__file__).with_name("far_probe.py")
+#: Seconds until the child has begun; a busy machine is no silent file system.
+_START_SECONDS: Final = 30.0
+_KILL_SECONDS: Final = 0.2
+
+#: Children that could not be ended, by what they wait for (major:minor): no other one
+#: is sent there meanwhile.
+_hanging: dict[str, subprocess.Popen[bytes]] = {}
+
+
+class FarUse(NamedTuple):
+    """One process that uses a far file system, and by what link of /proc."""
+
+    process: Process
+    link: str
+    mount: Mount
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What ``files_silent`` says."""
+        return {
+            "path": self.mount.target,
+            "kind": self.mount.kind,
+            "pid": self.process.ns_pid,
+            "name": self.process.name,
+        }
+
+
+def facts(tree: Snapshot) -> dict[str, Any]:
+    """What ``files_silent`` says of a tree, where it is not known which one it is."""
+    uses = used(tree)
+    if not uses:  # something searches there
+        every = [FarUse(tree.init, "", one) for one in _far_mounts(tree)]
+        uses = every[:1]
+    return uses[0].facts if uses else {}
+
+
+def used(tree: Snapshot) -> list[FarUse]:
+    """The far file systems that a tree uses, each with one that does."""
+    far = _far_mounts(tree)
+    found: dict[str, FarUse] = {}
+    for process in tree.processes if far else ():
+        for link, target in _links(process.pid):
+            mount = _mount_of(target, far)
+            if mount is not None:
+                use = FarUse(process, f"{procfs.PROC}/{process.pid}/{link}", mount)
+                found.setdefault(mount.device, use)
+    return list(found.values())
+
+
+def silent(tree: Snapshot) -> FarUse | None:
+    """A far file system that a tree uses and that does not answer; None is good.
+
+    It takes some tens of milliseconds, and where one does not answer four seconds.
+    """
+    uses = used(tree)
+    if not uses:
+        return None
+    for use in uses:
+        child = _hanging.get(use.mount.device)
+        if child is not None and child.poll() is None:
+            return use
+        _hanging.pop(use.mount.device, None)
+    return _probe(uses) or _waiting(tree, uses)
+
+
+def _far_mounts(tree: Snapshot) -> list[Mount]:
+    mounts = read_mounts(tree.init.pid)
+    return [mount for mount in mounts if mount.kind.startswith(FAR_KINDS)]
+
+
+def _probe(uses: list[FarUse]) -> FarUse | None:
+    words = [sys.executable, "-I", "-S", str(_PROBE), *(use.link for use in uses)]
+    child = subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert child.stdout is not None
+    with child.stdout as said:
+        readable([said], _START_SECONDS)
+        answers = 0
+        deadline = time.monotonic() + SILENT_SECONDS
+        while readable([said], deadline - time.monotonic()):
+            data = os.read(said.fileno(), 4096)
+            if not data:
+                child.wait()
+                return None  # all have been asked
+            answers += data.count(b"\n")
+            deadline = time.monotonic() + SILENT_SECONDS
+    late = uses[min(max(answers - 1, 0), len(uses) - 1)]
+    child.kill()
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(_KILL_SECONDS)
+    if child.returncode is None:
+        _hanging[late.mount.device] = child
+    return late
+
+
+def _waiting(tree: Snapshot, uses: list[FarUse]) -> FarUse | None:
+    """The same, where one answers that child alone, and lets a program wait.
+
+    Such a program could not be stopped.
+    """
+    waits = FarWaits()
+    tasks = [
+        (process.pid, tid)
+        for process in tree.processes
+        for tid in ptrace.tasks(process.pid)
+        if procfs.stat(process.pid, tid)[:1] == ["D"]
+    ]
+    while not waits.silent(tasks):
+        if not waits.any:
+            return None
+        time.sleep(LOOK_SECONDS)
+    return uses[0]
+
+
+def _links(pid: int) -> Iterator[tuple[str, str]]:
+    """The links of a process that lead to files, and where they lead."""
+    for name in ("cwd", "exe", "root"):
+        yield name, procfs.link(pid, name)
+    for fd, target in procfs.descriptors(pid):
+        yield f"fd/{fd}", target
+    for one in procfs.mappings(pid):
+        yield f"map_files/{one.start:x}-{one.end:x}", one.path
+
+
+def _mount_of(target: str, far: list[Mount]) -> Mount | None:
+    """Which of those mounts a path lies on; None: none of them."""
+    on = [
+        mount
+        for mount in far
+        if target == str(mount.target)
+        or target.startswith(str(mount.target).rstrip("/") + "/")
+    ]
+    return max(on, key=lambda mount: len(mount.target.parts), default=None)
+
+
+def this_thread() -> Task:
+    """The caller."""
+    return os.getpid(), threading.get_native_id()
+
+
+def tasks_below(pid: int) -> Iterator[Task]:
+    """The threads of a process, and of those that it has started."""
+    for tid in ptrace.tasks(pid):
+        yield pid, tid
+        for child in procfs.text(pid, f"task/{tid}/children").split():
+            yield from tasks_below(int(child))
+
+
+class FarWaits:
+    """How long which tasks have been in one and the same wait."""
+
+    def __init__(self) -> None:
+        self._since: dict[Task, tuple[str, float]] = {}
+
+    def silent(self, tasks: Iterable[Task]) -> bool:
+        """Whether one of them waits in vain; ask again and again."""
+        now = time.monotonic()
+        former, self._since = self._since, {}
+        for task in tasks:
+            if wait := _wait(*task):
+                known, since = former.get(task, ("", now))
+                self._since[task] = wait, since if known == wait else now
+        return any(now - since >= SILENT_SECONDS for _, since in self._since.values())
+
+    @property
+    def any(self) -> bool:
+        """Whether one of them was in such a wait when that was asked last."""
+        return bool(self._since)
+
+
+def _wait(pid: int, tid: int) -> str:
+    """What tells one wait of that task from the next; empty where it is in none."""
+    stack = procfs.text(pid, f"task/{tid}/stack")
+    if not _FUNCTIONS.search(stack):
+        return ""
+    status = procfs.text(pid, f"task/{tid}/status")
+    return stack + status[status.find("voluntary_ctxt_switches") :]
