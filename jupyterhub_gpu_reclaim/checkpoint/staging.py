@@ -233,24 +233,27 @@ class StagedFile:
         """The file is complete."""
         self._whole = True
 
-    def take_file(self, descriptor: int, /) -> int:
-        """Take everything that is in a regular file; return how many bytes that was.
+    def take_file(self, descriptor: int, most: int, /) -> int:
+        """Append what is in a regular file, up to so many bytes; return how many.
 
-        Nothing may be written to the same file.
+        What is read of a file that fails in the middle is as if it had not been.
 
         Raises:
             OSError: it cannot be read.
             ReclaimError: more memory is needed than may be taken.
         """
-        while True:
-            at = self.length % PIECE
-            if not at and self.length == len(self._pieces) * PIECE:
+        begin, taken = self.length, 0
+        while taken < most:
+            number, at = divmod(begin + taken, PIECE)
+            if number == len(self._pieces):
                 self._pieces.append(self._piece())
-            room = self._pieces[-1].view()[at : at + _BLOCK]
-            count = os.preadv(descriptor, [room], self.length)
+            room = self._pieces[number].view()[at : at + min(_BLOCK, most - taken)]
+            count = os.preadv(descriptor, [room], taken)
             if not count:
-                return self.length
-            self.length += count
+                break
+            taken += count
+        self.length += taken
+        return taken
 
     def deliver(self, target: StoreFile, cancel: Cancel) -> None:
         """Write all of it into a store's file; its memory is given back meanwhile.

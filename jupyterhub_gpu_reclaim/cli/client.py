@@ -92,6 +92,11 @@ class SessionsClient:
         """Begin to resume a session. Idempotent."""
         return await self._ask("POST", f"sessions/{key.path}/resume", SessionView)
 
+    async def put_files_back(self, key: SessionKey) -> SessionView:
+        """Begin to resume a session with its files as they were, as it was asked."""
+        path = f"sessions/{key.path}/put-files-back"
+        return await self._ask("POST", path, SessionView)
+
     async def renew_login(self, key: SessionKey) -> SessionView:
         """Let the next start make a session's old login valid again. Idempotent."""
         return await self._ask("POST", f"sessions/{key.path}/renew-login", SessionView)

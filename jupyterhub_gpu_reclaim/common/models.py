@@ -239,6 +239,7 @@ class Failure(Value, frozen=True, kw_only=True):
     incarnation: str = ""
     #: Of ``former_service``: the highest term that the agent has seen, in digits.
     term: str = ""
+    at: float = 0.0  #: of a session's end: when that was; 0: not known
 
 
 class Aside(Value, frozen=True, kw_only=True):

@@ -696,7 +696,7 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (save, "Staging", lambda _, grant: Staging(0, grant)),
         (save.Save, "_keep_files", nothing),
         (save.Save, "_as_it_stands", lambda _, dumped: dumped._replace(memory={})),
-        (filesystem, "written_bytes", lambda *_: 0),
+        (filesystem, "prepare_files", lambda *_: 0),
         (release, "thaw", kernel.thaw),
         (restore, "_compare", kernel.compare),
         (restore, "without_lost", lambda session, there, images: ([], dict(images))),

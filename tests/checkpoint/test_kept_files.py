@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import sqlite3
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -14,8 +17,10 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.checkpoint.files import kept_files, open_files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
-from jupyterhub_gpu_reclaim.checkpoint.files.kept_files import KeptFiles, size_of
+from jupyterhub_gpu_reclaim.checkpoint.files.kept_files import KeptFiles, prepare
 from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 ROOT = Credentials(0, 0)
 
@@ -99,8 +104,8 @@ def test_the_smallest_are_kept_up_to_the_limit(tmp_path, opened):
         for one in open_files.fingerprint(os.getpid(), [os.getpid()], reads=False)
         if one.path.startswith(os.fsencode(tmp_path))
     ]
-    assert size_of(mine, 1000) == 900
-    assert size_of(mine, 5000) == 1901
+    assert prepare(os.getpid(), mine, ROOT, 1000) == 900
+    assert prepare(os.getpid(), mine, ROOT, 5000) == 1901
 
 
 @pytest.mark.parametrize("trick", ["link", "other file", "fifo", "folder", "gone"])
@@ -166,6 +171,111 @@ def test_a_reflink_is_what_it_was(tmp_path, opened, monkeypatch):
     keeper = Keeper()
     keeper.take()
     path.write_bytes(b"now")
-    assert keeper.staging.logical_bytes == 0
+    assert keeper.kept.in_memory == 0
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
     assert keeper.contents(tmp_path) == {"file": b"then"}
+
+
+def test_many_small_files_take_no_more_memory_than_they_have(tmp_path, opened):
+    for number in range(300):
+        path = tmp_path / str(number)
+        path.write_bytes(b"%d" % number * 100)
+        opened(path)
+    keeper = Keeper()
+    taken = []
+
+    def grant(count, take):
+        taken.append(count)
+        return take()
+
+    keeper.staging = Staging(0, grant)
+    keeper.kept = KeptFiles(1 << 28, keeper.staging.stage)
+    keeper.take()
+    assert sum(taken) <= 32 << 20  # what is taken at once
+    found = keeper.contents(tmp_path)
+    assert found == {str(n): b"%d" % n * 100 for n in range(300)}
+
+
+def test_file_that_another_session_appends_to_meanwhile_ends(tmp_path, opened):
+    """Its copy is of the length that it had, whatever comes behind."""
+    path = tmp_path / "log"
+    path.write_bytes(b"then")
+    opened(path)
+    keeper = Keeper()
+    taken = open_files.fingerprint(os.getpid(), [os.getpid()], reads=False)
+    path.write_bytes(b"then and newer")
+    keeper.kept.take(os.getpid(), taken, ROOT)
+    assert keeper.contents(tmp_path) == {"log": b"then"}
+
+
+def test_file_that_another_session_has_cut_is_known_by_what_was_kept(tmp_path, opened):
+    path = tmp_path / "file"
+    path.write_bytes(b"then, and more")
+    opened(path)
+    keeper = Keeper()
+    taken = open_files.fingerprint(os.getpid(), [os.getpid()], reads=False)
+    path.write_bytes(b"then")
+    keeper.kept.take(os.getpid(), taken, ROOT)
+    files = keeper.kept.deliver(keeper.file, Cancel())
+    (one,) = [one for one in files if one.path == os.fsencode(path)]
+    assert one.size == 4
+    with path.open("rb") as file:
+        assert open_files.has_contents(one, file.fileno())
+
+
+def test_without_memory_for_the_copies_there_is_no_save_point(tmp_path, opened):
+    path = tmp_path / "file"
+    path.write_bytes(b"then" * (1 << 20))
+    opened(path)
+
+    def refuse(*_):
+        raise ReclaimError(Reason.NOT_ENOUGH_MEMORY)
+
+    kept = KeptFiles(1 << 28, Staging(0, refuse).stage)
+    taken = open_files.fingerprint(os.getpid(), [os.getpid()], reads=False)
+    with pytest.raises(ReclaimError, match="not_enough_memory"):
+        kept.take(os.getpid(), taken, ROOT)
+    kept.close()
+
+
+MAKE = {"xfs": ("mkfs.xfs", "-q"), "btrfs": ("mkfs.btrfs", "-q")}
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_on_a_file_system_with_reflinks_nothing_is_copied(tmp_path, kind):
+    if shutil.which(MAKE[kind][0]) is None:
+        pytest.skip(f"needs {MAKE[kind][0]}")
+    disk, folder = tmp_path / "disk", tmp_path / "mounted"
+    folder.mkdir()
+    with disk.open("wb") as file:
+        file.truncate(400 << 20)
+    subprocess.run([*MAKE[kind], disk], check=True, capture_output=True)
+    words = f"""
+import os, subprocess, sys
+from pathlib import Path
+sys.path.insert(0, {str(Path.cwd())!r})
+from tests.checkpoint.test_kept_files import ROOT, Keeper, open_files, prepare
+folder = Path({str(folder)!r})
+mounted = ["mount", "-o", "loop", {str(disk)!r}, str(folder)]
+if subprocess.run(mounted, capture_output=True).returncode:
+    sys.exit("no loop mounts here")
+path = folder / "file"
+path.write_bytes(b"then" * (1 << 20))
+with path.open("r+b") as file:
+    taken = open_files.fingerprint(os.getpid(), [os.getpid()], reads=False)
+    taken = [one for one in taken if one.path.startswith(os.fsencode(folder))]
+    print(prepare(os.getpid(), taken, ROOT, 1 << 28))
+    keeper = Keeper()
+    keeper.kept.take(os.getpid(), taken, ROOT)
+    print(keeper.kept.in_memory)
+    file.write(b"now!")
+    file.truncate(8)
+    file.flush()
+    print(keeper.contents(folder) == {{"file": b"then" * (1 << 20)}})
+    print([one.name for one in folder.iterdir()])
+"""
+    program = ["unshare", "--mount", sys.executable, "-c", words]
+    done = subprocess.run(program, check=False, capture_output=True, text=True)
+    if "no loop mounts" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.stdout.splitlines() == ["0", "0", "True", "['file']"], done.stderr

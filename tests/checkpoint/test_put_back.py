@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import itertools
 import mmap
 import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files, put_back
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from tests.checkpoint.test_kept_files import ROOT, Keeper
 
@@ -26,10 +32,12 @@ INSIDE = Path("/proc/self/root")
 class Then:
     """A save point of what this process has open below a folder."""
 
-    def __init__(self, folder: Path, limit: int = 1 << 28) -> None:
+    def __init__(
+        self, folder: Path, limit: int = 1 << 28, who: Credentials = ROOT
+    ) -> None:
         self.folder = folder
         self.keeper = Keeper(limit)
-        self.keeper.take()
+        self.keeper.take(who)
         files = self.keeper.kept.deliver(self.keeper.file, Cancel())
         self.keeper.kept.close()
         prefix = os.fsencode(folder) + b"/"
@@ -39,12 +47,12 @@ class Then:
     def changed(self) -> list[open_files.FileFingerprint]:
         return [one.file for one in open_files.look(self.files, INSIDE)[0]]
 
-    def put_back(self) -> list[str]:
+    def put_back(self, who: Credentials = ROOT) -> list[str]:
         return put_back.put_back(
             os.getpid(),
             self.changed(),
             self.files,
-            ROOT,
+            who,
             moment=MOMENT,
             read=lambda name: [self.keeper.stored[name].getvalue()],
         )
@@ -121,48 +129,153 @@ SINCE = {
         path.with_name(path.name + "-wal").write_bytes(b"newest, too"),
     ),
 }
-#: After which step of putting back the agent ends; None: it does not.
-ENDS = [None, "_make", "_give", "_rename", "_show"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "since", "ends"), list(itertools.product(KINDS, SINCE, ENDS))
-)
-def test_nothing_newer_is_ever_gone(tmp_path, monkeypatch, kind, since, ends):
+@pytest.mark.parametrize(("kind", "since"), list(itertools.product(KINDS, SINCE)))
+def test_nothing_newer_is_ever_gone(tmp_path, kind, since):
     path = tmp_path / "file"
     path.write_bytes(b"then " * 2000)
     with contextlib.contextmanager(KINDS[kind])(path):
         then = Then(tmp_path)
         SINCE[since](path)
-        if kind.startswith("mapped"):  # whoever reads it has ended by now
-            pass
     newer = contents(tmp_path)
     before = path.read_bytes() if path.exists() else None
-    if kind == "read":
-        assert then.changed() == []
-        return
-    if ends is not None:
-        real = getattr(put_back, ends)
-
-        def cut(*words):
-            real(*words)
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr(put_back, ends, cut)
-            with contextlib.suppress(KeyboardInterrupt):
-                then.put_back()
-        assert newer <= contents(tmp_path)
     changed = then.changed()
+    if kind == "read":
+        assert changed == []
+        return
     then.put_back()
     assert newer <= contents(tmp_path)
     assert then.changed() == []
     grown = kind == "appended" and since == "grown"
     assert path.read_bytes() == (before if grown else b"then " * 2000)
-    if changed and before is not None and ends is None:
+    if changed and before is not None:
         assert not path.with_name("file-journal").exists()
         assert not path.with_name("file-wal").exists()
     assert not list(tmp_path.glob(".*"))
+
+
+#: Calls that change something.
+CALLS = (
+    *("open", "mkdir", "write", "ftruncate", "fchmod", "fchown", "utime", "fsync"),
+    *("link", "unlink", "rmdir"),
+)
+
+
+class Failing:
+    """The operating system, of which one call fails.
+
+    Args:
+        number: which.
+        killed: whether the agent ends there, so that each later one fails as well.
+    """
+
+    def __init__(self, number: int, *, killed: bool) -> None:
+        self.number, self.killed, self.count = number, killed, 0
+
+    def __getattr__(self, name: str):
+        real = getattr(os, name)
+        return partial(self._call, real) if name in CALLS else real
+
+    def renameat2(self, *words):
+        return self._call(real_renameat2, *words)
+
+    def _call(self, real, *words, **more):
+        self.count += 1
+        if self.count < self.number or (self.count > self.number and not self.killed):
+            return real(*words, **more)
+        if not self.killed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self.count == self.number and self.number % 2:  # it has done this one
+            real(*words, **more)
+        raise KeyboardInterrupt
+
+
+real_renameat2 = put_back._libc.renameat2
+
+
+def old_renameat2(*_):
+    """As of NFS."""
+    ctypes.set_errno(errno.EINVAL)
+    return -1
+
+
+#: What its file system lacks.
+LACKS = {"nothing": (), "names and flags": ("O_TMPFILE", "renameat2")}
+
+
+@pytest.mark.parametrize("lacks", LACKS)
+@pytest.mark.parametrize("how", ["killed", "no room"])
+def test_whatever_call_of_it_is_the_last_nothing_is_gone_and_the_next_try_ends_it(
+    tmp_path, monkeypatch, lacks, how
+):
+    # Nobody else has them open: asking each time would take long.
+    monkeypatch.setattr(put_back.procfs, "pids", list)
+    if "O_TMPFILE" in LACKS[lacks]:
+        monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
+    number, ended = 0, False
+    while not ended:
+        number += 1
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        then, newer = two_databases(folder)
+        with monkeypatch.context() as patch:
+            failing = Failing(number, killed=how == "killed")
+            patch.setattr(put_back, "os", failing)
+            rename = old_renameat2 if "renameat2" in LACKS[lacks] else failing.renameat2
+            patch.setattr(put_back, "_libc", SimpleNamespace(renameat2=rename))
+            try:
+                then.put_back()
+            except (KeyboardInterrupt, RestoreFailed):
+                pass
+            else:
+                ended = failing.count < number
+        assert newer <= contents(folder), number
+        if "renameat2" in LACKS[lacks]:
+            with monkeypatch.context() as patch:
+                old = SimpleNamespace(renameat2=old_renameat2)
+                patch.setattr(put_back, "_libc", old)
+                then.put_back()
+        else:
+            then.put_back()
+        assert newer <= contents(folder), number
+        assert then.changed() == []
+        assert not [each for each in folder.iterdir() if each.name.startswith(".back")]
+        assert (folder / ".a.sqlite.back").read_bytes() == b"the user's"
+    assert number > 20
+
+
+def two_databases(folder: Path) -> tuple[Then, set[bytes]]:
+    """Each with a journal, of then and of now, and what they hold now."""
+    (folder / ".a.sqlite.back").write_bytes(b"the user's")
+    names = ("a.sqlite", "a.sqlite-wal", "b.sqlite", "b.sqlite-wal")
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            (folder / name).write_bytes(f"then {name}".encode())
+            stack.enter_context((folder / name).open("r+b"))
+        then = Then(folder)
+    for name in (*names, "a.sqlite-shm", "b.sqlite-journal"):
+        (folder / name).write_bytes(f"now {name}".encode())
+    return then, contents(folder)
+
+
+def test_where_one_cannot_be_put_back_all_stay_as_they_are(tmp_path, monkeypatch):
+    then, newer = two_databases(tmp_path)
+    names = sorted(each.name for each in tmp_path.iterdir())
+    real = then.keeper.stored[then.files[-1].kept].getvalue
+
+    def fail():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(then.keeper.stored[then.files[-1].kept], "getvalue", fail)
+    with pytest.raises(RestoreFailed, match="restore_failed") as failed:
+        then.put_back()
+    assert "b.sqlite" in failed.value.message
+    assert "No space left on device" in failed.value.message
+    assert sorted(each.name for each in tmp_path.iterdir()) == names
+    assert contents(tmp_path) == newer
+    monkeypatch.setattr(then.keeper.stored[then.files[-1].kept], "getvalue", real)
+    assert len(then.put_back()) == 1
 
 
 def test_database_is_moved_with_its_journals_and_keeps_owner_mode_and_time(tmp_path):
@@ -193,6 +306,7 @@ def test_database_is_moved_with_its_journals_and_keeps_owner_mode_and_time(tmp_p
         one.unlink()
     for one in saved.iterdir():
         one.rename(tmp_path / one.name)
+    os.chown(path, was.st_uid, was.st_gid)
     (beside,) = then.put_back()
     assert beside == f"{tmp_path}/newer than 13:55"
     assert {p.name: p.read_bytes() for p in Path(beside).iterdir()} == newest
@@ -257,7 +371,7 @@ def test_folder_of_its_name_is_not_moved(tmp_path):
     path.unlink()
     path.mkdir()
     (path / "inside").write_bytes(b"newer")
-    with pytest.raises(RestoreFailed, match="file_denied"):
+    with pytest.raises(RestoreFailed, match="restore_failed"):
         then.put_back()
     assert (path / "inside").read_bytes() == b"newer"
 
@@ -276,7 +390,208 @@ def test_a_link_in_the_way_leads_nowhere(tmp_path):
     path.unlink()
     folder.rmdir()
     folder.symlink_to(other)
-    with pytest.raises(RestoreFailed, match="file_denied"):
+    with pytest.raises(RestoreFailed, match="restore_failed"):
         then.put_back()
     assert [one.name for one in other.iterdir()] == ["file"]
     assert (other / "file").read_bytes() == b"another's"
+
+
+def test_folder_that_is_gone_is_made_again(tmp_path):
+    folder = tmp_path / "runs" / "1"
+    folder.mkdir(parents=True)
+    path = folder / "log"
+    path.write_bytes(b"then")
+    with path.open("r+b"):
+        then = Then(tmp_path)
+    path.unlink()
+    folder.rmdir()
+    folder.parent.rmdir()
+    assert then.put_back() == []
+    assert path.read_bytes() == b"then"
+    assert folder.stat().st_mode & 0o777 == 0o755
+
+
+def test_holes_stay_holes(tmp_path):
+    path = tmp_path / "file"
+    with path.open("w+b") as file:
+        file.truncate(64 << 20)
+        file.seek(32 << 20)
+        file.write(b"then")
+        file.flush()
+        then = Then(tmp_path)
+        blocks = path.stat().st_blocks
+    path.write_bytes(b"newer")
+    whole = then.keeper.stored[next(one.kept for one in then.files if one.kept)]
+    pieces = [
+        whole.getvalue()[at : at + (1 << 20)] for at in range(0, 64 << 20, 1 << 20)
+    ]
+    put_back.put_back(
+        os.getpid(),
+        then.changed(),
+        then.files,
+        ROOT,
+        moment=MOMENT,
+        read=lambda _: pieces,
+    )
+    assert then.changed() == []
+    assert path.stat().st_size == 64 << 20
+    assert path.stat().st_blocks <= blocks + (2 << 20) // 512
+
+
+def test_what_only_has_the_name_of_a_journal_is_no_part_of_it(tmp_path):
+    """A folder, or the name of a working folder, with the log of a training beside."""
+    folder, path = tmp_path / "train", tmp_path / "train-wal"
+    (folder / "inside").mkdir(parents=True)
+    path.write_bytes(b"then")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        with path.open("r+b"):
+            then = Then(tmp_path)
+    finally:
+        os.chdir(before)
+    path.write_bytes(b"newer")
+    assert put_back.incomplete(then.changed(), then.files) == []
+    assert then.put_back() == [f"{tmp_path}/newer than 13:55"]
+    assert (folder / "inside").is_dir()
+
+
+@pytest.fixture
+def shared():
+    """A folder that others may write, too; its name."""
+    if os.geteuid() != 0:
+        pytest.skip("needs other users")
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        os.chown(folder, 0, 4700)
+        folder.chmod(0o2775)
+        yield folder
+
+
+MINE = Credentials(4711, 4711, (4700,))
+
+
+def of_two(folder: Path, owner: int = 4712) -> tuple[Path, Then]:
+    """A file of another member of the group, which the session had open."""
+    path = folder / "shared"
+    path.write_bytes(b"then")
+    os.chown(path, owner, 4700)
+    path.chmod(0o664)
+    with path.open("r+b"):
+        then = Then(folder, who=MINE)
+    path.write_bytes(b"newer, of another")
+    return path, then
+
+
+def test_newer_file_of_another_stays_theirs_and_within_their_reach(shared):
+    path, then = of_two(shared)
+    (beside,) = map(Path, then.put_back(MINE))
+    for each in (path, beside / "shared"):
+        status = each.stat()
+        assert (status.st_uid, status.st_gid) == (4712, 4700)
+        assert status.st_mode & 0o777 == 0o664
+    status = beside.stat()
+    assert (status.st_uid, status.st_gid) == (4711, 4700)
+    assert status.st_mode & 0o777 == 0o775
+
+
+def test_folder_of_another_is_not_used_for_newer_files(shared):
+    """Its owner could remove them."""
+    path, then = of_two(shared)
+    trap = shared / "newer than 13:55"
+    trap.mkdir()
+    os.chown(trap, 4712, 4700)
+    trap.chmod(0o777)
+    (beside,) = map(Path, then.put_back(MINE))
+    assert beside.name == "newer than 2023-11-16 13:55"
+    assert list(trap.iterdir()) == []
+    assert path.read_bytes() == b"then"
+
+
+def test_nothing_is_made_another_users_that_was_not(shared):
+    path, then = of_two(shared)
+    path.unlink()
+    assert then.put_back(MINE) == []
+    status = path.stat()
+    assert (status.st_uid, status.st_gid) == (4711, 4700)
+
+
+def test_folder_where_its_user_may_not_write_stays_as_it_is(shared):
+    path, then = of_two(shared)
+    shared.chmod(0o755)
+    with pytest.raises(RestoreFailed, match="restore_failed") as failed:
+        then.put_back(MINE)
+    assert "Permission denied" in failed.value.message
+    assert [each.name for each in shared.iterdir()] == ["shared"]
+    assert path.read_bytes() == b"newer, of another"
+
+
+def in_own_mounts(words: str) -> str:
+    """Run Python with mounts of its own; what it prints."""
+    program = ["unshare", "--mount", sys.executable, "-c", words]
+    return subprocess.run(program, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
+def test_disk_without_room_and_a_mount_in_its_place(tmp_path):
+    """On a real disk that is full, and where another file is mounted on the newer."""
+    words = f"""
+import os, subprocess, sys
+from pathlib import Path
+sys.path.insert(0, {str(Path.cwd())!r})
+from tests.checkpoint.test_put_back import Then, RestoreFailed
+disk = Path({str(tmp_path)!r})
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "x", str(disk)], check=True)
+path = disk / "file"
+path.write_bytes(b"then" * (1 << 20))
+with path.open("r+b"):
+    then = Then(disk)
+path.write_bytes(b"newer" * 10)
+(disk / "filler").write_bytes(b"x" * (6 << 20))
+try:
+    then.put_back()
+except RestoreFailed as error:
+    print(error.reason.value, error.message)
+print(sorted(each.name for each in disk.iterdir()), path.read_bytes() == b"newer" * 10)
+(disk / "filler").unlink()
+other = disk / "other"
+other.write_bytes(b"other")
+subprocess.run(["mount", "--bind", str(other), str(path)], check=True)
+try:
+    then.put_back()
+except RestoreFailed as error:
+    print(error.reason.value)
+print(sorted(each.name for each in disk.iterdir()), path.read_bytes())
+subprocess.run(["umount", str(path)], check=True)
+print(then.put_back(), path.read_bytes() == b"then" * (1 << 20))
+"""
+    lines = in_own_mounts(words).splitlines()
+    assert lines[0].startswith("restore_failed ")
+    assert "No space left on device" in lines[0]
+    assert lines[1] == "['file', 'filler'] True"
+    assert lines[2] == "restore_failed"
+    assert lines[3] == "['file', 'other'] b'other'"
+    assert lines[4] == f"['{tmp_path}/newer than 13:55'] True"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_file_that_cannot_be_moved_takes_none_of_its_group_away(tmp_path):
+    path, log = tmp_path / "data.sqlite", tmp_path / "data.sqlite-wal"
+    for each in (path, log):
+        each.write_bytes(b"then " + each.name.encode())
+    with path.open("r+b"), log.open("r+b"):
+        then = Then(tmp_path)
+    for each in (path, log):
+        each.write_bytes(b"now " + each.name.encode())
+    if subprocess.run(["chattr", "+i", log], check=False).returncode:
+        pytest.skip("no such attribute here")
+    names = sorted(each.name for each in tmp_path.iterdir())
+    try:
+        with pytest.raises(RestoreFailed, match="restore_failed"):
+            then.put_back()
+        assert sorted(each.name for each in tmp_path.iterdir()) == names
+        assert path.read_bytes() == b"now data.sqlite"
+    finally:
+        subprocess.run(["chattr", "-i", log], check=True)
+    then.put_back()
+    assert path.read_bytes() == b"then data.sqlite"

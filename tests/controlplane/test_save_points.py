@@ -20,6 +20,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api import users
 from jupyterhub_gpu_reclaim.controlplane.decide.saving import LULL, is_time
+from jupyterhub_gpu_reclaim.controlplane.flows import adoption
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from tests.controlplane.conftest import KEY
@@ -76,9 +77,9 @@ async def test_session_that_is_lost_comes_back_as_it_was_saved_once_its_user_say
     assert place.contents == "as saved"
 
 
-def ended_by(monkeypatch, code: str) -> None:
+def ended_by(monkeypatch, code: str, at: float = 0.0) -> None:
     """A cluster's word about the pod, which an agent alone does not have."""
-    told = Failure(code=code, message="Its pod on n1 was ended: node lost.")
+    told = Failure(code=code, message="Its pod on n1 was ended: node lost.", at=at)
     monkeypatch.setattr(AgentClient, "ending", lambda *_: told)
 
 
@@ -90,6 +91,38 @@ async def test_what_ended_it_is_told_with_the_question(world, monkeypatch):
     await world.until(lambda: world.phase(controller) == "suspended")
     message = row(controller).failure.message
     assert "(its pod on n1 was ended: node lost); its last save point" in message
+
+
+#: 2026-11-29 13:45, 13:50 and 13:55 UTC
+SAVED, SEEN, ENDED = 1795959900.0, 1795960200.0, 1795960500.0
+ON = "The session ended on 2026-11-29 13:55 UTC"
+BETWEEN = "The session ended between 2026-11-29 13:{} UTC and "
+
+
+@pytest.mark.parametrize(
+    ("seen", "at", "words"),
+    [
+        (SEEN, ENDED, ON),  # the cluster tells when
+        (SEEN, 0.0, BETWEEN.format(50)),  # a node was silent, and is gone by now
+        (None, 0.0, BETWEEN.format(45)),  # the service did not run then
+    ],
+)
+async def test_question_tells_when_it_died_and_not_when_that_was_noticed(
+    world, monkeypatch, seen, at, words
+):
+    controller, incarnation = await running(world)
+    checkpoint = await saved(world, controller)
+    sessions = controller._sessions
+    info = sessions.journal.checkpoint(checkpoint).info
+    info = msgspec.structs.replace(info, created=SAVED)
+    runtime = sessions.runtime(KEY)
+    runtime.seen = seen
+    runtime.sampled = incarnation if seen else ""
+    ended = Failure(code="session_disrupted", message="Its pod was ended.", at=at)
+    after = adoption.lost(sessions, row(controller), info, ended, world.settings)
+    assert after.checkpoint == checkpoint
+    assert after.failure.message.startswith(words), after.failure.message
+    assert "last save point is from 2026-11-29 13:45 UTC" in after.failure.message
 
 
 @pytest.mark.parametrize(

@@ -271,3 +271,47 @@ def test_user_who_never_had_sudo_has_not_lost_it():
     assert adapted == ({}, frozenset(), False, False)
     held = core(no_new_privs=1, cap_prm=[1, 0])
     assert adapt(tree(server=held).get, today) == ({}, frozenset(), False, True)
+
+
+#: Writes a file in a folder of a group of its user's.
+WRITER = """
+import sys, time
+file = open(sys.argv[1], "w")
+file.write("then"); file.flush()
+print("x", flush=True)
+time.sleep(1e6)
+"""
+
+
+def test_former_member_of_a_group_puts_no_files_back_into_its_folder(agent, places):
+    """The agent could; its user may not any more."""
+    shared = agent.folder / "shared"
+    shared.mkdir()
+    os.chown(shared, 4711, DATA)
+    shared.chmod(0o2770)
+    path = shared / "file"
+    command = [sys.executable, "-I", "-S", "-c", WRITER, str(path)]
+    if os.geteuid() == 0:  # root's files are root's, with or without the group
+        path.touch()
+        os.chown(path, 4711, DATA)
+        path.chmod(0o660)
+    place = places("start", *command, env={}, options=given(OWN, STAFF, DATA))
+    wait_for(lambda: place.output.stat().st_size)
+    assert agent.save(place, "kept")[-1].get("checkpoint"), agent.log.read_text()
+    place.kill()
+    path.write_text("newer, of the group")
+
+    def back(*groups):
+        there = places("hold", options=given(*groups))
+        answer = agent.restore(there, "kept", put_files_back=True)[-1]
+        there.kill()
+        return answer
+
+    failure = back(OWN, STAFF)["failure"]
+    assert failure["code"] == "restore_failed", failure
+    assert "Permission denied" in failure["message"]
+    assert [each.name for each in shared.iterdir()] == ["file"]
+    assert path.read_text() == "newer, of the group"
+    answer = back(OWN, STAFF, DATA)
+    assert answer.get("tree"), answer
+    assert path.read_text() == "then"

@@ -541,6 +541,8 @@ def test_end_of_a_pod_is_what_cluster_and_container_say(status, code, words):
     end = told(**status)
     assert (end.code if end else None) == code
     assert words in (end.message if end else "")
+    at = 1767225610.0 if "containerStatuses" in status else 0.0
+    assert (end.at if end else 0.0) == at
 
 
 @pytest.mark.parametrize(

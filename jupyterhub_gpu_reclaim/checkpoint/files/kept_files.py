@@ -2,8 +2,14 @@
 
 A save point is memory of a moment, and memory fits the files of that moment alone. They
 are copied while the tree stands, and stored when it goes on: as a reflink where their
-file system has it, which takes no time and no room, or into memory, at the speed of the
-page cache. So the time that it stands does not depend on the store, nor on hashing.
+file system has it, which takes no room, or into memory, at the speed of the page cache.
+So the time that it stands does not depend on the store, nor on hashing. Where there is
+no memory for them, there is no save point: to read them into the store while the tree
+stands would make it stand for as long as that takes.
+
+A reflink is of what is on the disk, and waits until all of the file is: 240 MB that
+were written just now have held the tree for a quarter of a second, and more on a slow
+disk. So :func:`prepare` makes each once, while the tree runs, and throws it away.
 
 The session's user may put anything at a path, at any moment. So each file is opened
 with that user's rights, below the session's root, following no link, and only if it is
@@ -12,6 +18,7 @@ the very file that the tree has open, a regular one, and one that the user may w
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -51,33 +58,28 @@ class _Copy(NamedTuple):
     """One file as it was."""
 
     number: int  #: its place in the list of fingerprints
-    staged: StagedFile | None
-    clone: int  #: a reflink without a name; -1: none
-
-    def blocks(self) -> Iterator[memoryview]:
-        """Its contents; what is in memory is given back meanwhile."""
-        if self.staged is not None:
-            yield from self.staged.parts()
-            return
-        at = 0
-        while block := os.pread(self.clone, _BLOCK, at):
-            yield memoryview(block)
-            at += len(block)
+    size: int
+    clone: int = -1  #: a reflink without a name; -1: it is in memory
 
 
 class KeptFiles:
-    """Copies of the files of one save point; a context manager, which ends them.
+    """Copies of the files of one save point.
 
     Args:
         limit: bytes that may be stored of them; the smallest come first.
-        stage: begins a file in memory.
+        stage: begins a file in memory, which holds one after the other; None: none is
+            copied into memory.
     """
 
-    def __init__(self, limit: int, stage: Callable[[str], StagedFile]) -> None:
+    def __init__(
+        self, limit: int, stage: Callable[[str], StagedFile] | None = None
+    ) -> None:
         self._limit = limit
         self._stage = stage
+        self._staged: StagedFile | None = None
         self._opened: list[FileFingerprint] = []
         self._copies: list[_Copy] = []
+        self._without: set[int] = set()  # devices that have no reflinks
         self._stack = ExitStack()
 
     def take(
@@ -92,22 +94,28 @@ class KeptFiles:
 
         Raises:
             OSError: there is no such session.
+            ReclaimError: more memory is needed than may be taken.
         """
         root = open_root(f"/proc/{init_pid}/root")
         self._stack.callback(os.close, root)
         self._opened = list(opened)
         run_as(who, lambda: self._take_all(root))
 
+    @property
+    def in_memory(self) -> int:
+        """Bytes that are not in reflinks."""
+        return sum(copy.size for copy in self._copies if copy.clone < 0)
+
     def _take_all(self, root: int) -> None:
         self._add_companions(root)
         left = self._limit
-        written = [one for one in self._opened if one.is_written]
-        for one in sorted(written, key=lambda one: one.size):
+        written = [pair for pair in enumerate(self._opened) if pair[1].is_written]
+        for number, one in sorted(written, key=lambda pair: pair[1].size):
             left -= one.size
             if left < 0:
                 break
             try:
-                self._take(root, one)
+                self._take(root, number, one)
             except OSError as error:
                 left += one.size
                 _log.info("%s is not kept: %s", one.path, error)
@@ -126,7 +134,7 @@ class KeptFiles:
                     found = open_files.of_file(path, name, written=True)
                     self._opened.append(found)
 
-    def _take(self, root: int, one: FileFingerprint) -> None:
+    def _take(self, root: int, number: int, one: FileFingerprint) -> None:
         with ExitStack() as stack:
             name = open_in_root(root, one.path, os.O_PATH | os.O_NOFOLLOW)
             stack.callback(os.close, name)
@@ -138,16 +146,42 @@ class KeptFiles:
                 return
             source = os.open(again(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             stack.callback(os.close, source)
-            number = self._opened.index(one)
-            clone = _clone(root, one.path, source)
+            clone = self._clone(root, one, source)
             if clone >= 0:
                 self._stack.callback(os.close, clone)
-                self._copies.append(_Copy(number, None, clone))
-                return
-            with self._stage(NAME.format(number=number)) as staged:
-                staged.take_file(source)
-            self._stack.callback(staged.release)
-            self._copies.append(_Copy(number, staged, -1))
+                size = os.fstat(clone).st_size
+            else:
+                size = self._copy(source, one.size)
+            self._copies.append(_Copy(number, size, clone))
+
+    def _clone(self, root: int, one: FileFingerprint, source: int) -> int:
+        """A reflink without a name, in the file's folder; -1 where there is none."""
+        if one.device in self._without:
+            return -1
+        with ExitStack() as stack:
+            try:
+                folder = one.path.rpartition(b"/")[0] or b"/"
+                clone = open_in_root(root, folder, os.O_TMPFILE | os.O_RDWR)
+                stack.callback(os.close, clone)
+                fcntl.ioctl(clone, _FICLONE, source)
+            except OSError as error:
+                if error.errno == errno.EOPNOTSUPP:
+                    self._without.add(one.device)
+                return -1
+            stack.pop_all()
+        return clone
+
+    def _copy(self, source: int, most: int) -> int:
+        """Copy it into memory, behind the others; how long that was.
+
+        Another session may append to it, and faster than it is read.
+        """
+        if self._stage is None:
+            return most
+        if self._staged is None:
+            self._staged = self._stage("kept")
+            self._stack.callback(self._staged.release)
+        return self._staged.take_file(source, most)
 
     def deliver(
         self, file: Callable[[str], AbstractContextManager[StoreFile]], cancel: Cancel
@@ -161,15 +195,22 @@ class KeptFiles:
         Raises:
             ReclaimError: the store does not take them, or it was cancelled.
         """
+        memory = _Blocks(self._staged.parts() if self._staged is not None else iter(()))
         for copy in self._copies:
             cancel.check()
             name, hasher = NAME.format(number=copy.number), blake3()
+            blocks = memory.take(copy.size) if copy.clone < 0 else _read(copy.clone)
             with file(name) as target:
-                hand_over(target, _hashed(copy.blocks(), hasher), cancel)
+                if copy.size <= _BLOCK:
+                    for block in _hashed(blocks, hasher):
+                        target.write(block)
+                else:
+                    hand_over(target, _hashed(blocks, hasher), cancel)
             self._opened[copy.number] = msgspec.structs.replace(
                 self._opened[copy.number],
                 digest=f"{open_files.HASH}{hasher.hexdigest()}",
                 kept=name,
+                size=copy.size,
             )
         return self._opened
 
@@ -179,31 +220,56 @@ class KeptFiles:
         self._copies.clear()
 
 
-def size_of(opened: Iterable[FileFingerprint], limit: int) -> int:
-    """How many bytes are kept of these files, at most."""
-    left = limit
-    for size in sorted(one.size for one in opened if one.is_written):
-        if size > left:
-            break
-        left -= size
-    return limit - left
+def prepare(
+    init_pid: int, opened: Sequence[FileFingerprint], who: Credentials, limit: int
+) -> int:
+    """Have the disks take what a reflink would wait for, while the tree runs.
+
+    Args:
+        init_pid: see :meth:`KeptFiles.take`.
+        opened: likewise.
+        who: likewise.
+        limit: likewise.
+
+    Returns:
+        How many bytes of memory the files take that have no reflinks.
+
+    Raises:
+        OSError: there is no such session.
+    """
+    trial = KeptFiles(limit)
+    try:
+        trial.take(init_pid, opened, who)
+        return trial.in_memory
+    finally:
+        trial.close()
+
+
+class _Blocks:
+    """Memory that is asked for in parts of another length, one after the other."""
+
+    def __init__(self, parts: Iterator[memoryview]) -> None:
+        self._parts = parts
+        self._left = memoryview(b"")
+
+    def take(self, count: int) -> Iterator[memoryview]:
+        """Yield so many bytes; each block is void once the next one is asked for."""
+        while count:
+            self._left = self._left or next(self._parts)
+            block = self._left[:count]
+            self._left = self._left[len(block) :]
+            count -= len(block)
+            yield block
+
+
+def _read(clone: int) -> Iterator[memoryview]:
+    at = 0
+    while block := os.pread(clone, _BLOCK, at):
+        yield memoryview(block)
+        at += len(block)
 
 
 def _hashed(blocks: Iterable[memoryview], hasher: blake3) -> Iterator[memoryview]:
     for block in blocks:
         hasher.update(block)
         yield block
-
-
-def _clone(root: int, path: bytes, source: int) -> int:
-    """A reflink without a name, in the file's folder; -1 where there is none."""
-    with ExitStack() as stack:
-        try:
-            folder = path.rpartition(b"/")[0] or b"/"
-            clone = open_in_root(root, folder, os.O_TMPFILE | os.O_RDWR)
-            stack.callback(os.close, clone)
-            fcntl.ioctl(clone, _FICLONE, source)
-        except OSError:
-            return -1
-        stack.pop_all()
-    return clone

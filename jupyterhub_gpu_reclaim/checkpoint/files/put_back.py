@@ -5,9 +5,10 @@ then get the files of then (``kept_files``), and nothing that is newer is writte
 or removed. It is moved, under its own name, into a folder beside it, ``newer than
 13:55``. What belongs together, a database and its journals, is moved together.
 
-Each file is complete, under no name, before the newer one is moved out of its way. So
-an end at any moment leaves each newer file in its place, or in that folder, and the
-next attempt does the rest. All names are looked up and made with the rights of the
+All files are complete, under no name, before the first newer one is moved out of its
+way: where there is no room for them, or no right to put them there, all stays as it is.
+An end at any later moment leaves each newer file in its place, or in that folder, and
+the next attempt does the rest. All names are looked up and made with the rights of the
 session's user, below the session's root, and following no link.
 """
 
@@ -19,21 +20,27 @@ import os
 import stat
 import time
 from collections import defaultdict
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from blake3 import blake3
 
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again, run_as
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
-from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.beneath import open_beneath, open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.cached_status import cached_status
 from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
     from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
+
+    Read = Callable[[str], Iterable[bytes | bytearray | memoryview]]
 
 #: Ends of names that belong to the database of that name.
 _SUFFIXES: Final = (b"-journal", b"-wal", b"-shm")
@@ -41,6 +48,9 @@ _NOREPLACE: Final = 1
 #: Folders that are tried, of one moment.
 _MOST_FOLDERS: Final = 100
 _MODE: Final = 0o777
+#: What a shared folder gives to those in it: anything, and that they keep their own.
+_SHARED: Final = 0o1777
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -52,6 +62,22 @@ class _Group(NamedTuple):
     others: list[bytes]  #: names that may have come since, and are only moved
 
 
+class _Made(NamedTuple):
+    """A file that is put back."""
+
+    name: bytes
+    descriptor: int
+    hidden: bytes  #: its name until then; empty: it has none
+
+
+class _Ready(NamedTuple):
+    """A group whose files are complete."""
+
+    group: _Group
+    folder: int
+    files: list[_Made]
+
+
 def put_back(
     init_pid: int,
     changed: Iterable[FileFingerprint],
@@ -59,7 +85,7 @@ def put_back(
     who: Credentials,
     *,
     moment: float,
-    read: Callable[[str], Iterable[bytes | bytearray | memoryview]],
+    read: Read,
 ) -> list[str]:
     """Put files back as they were; the folders in which the newer ones lie.
 
@@ -73,25 +99,26 @@ def put_back(
 
     Raises:
         RestoreFailed: another program has one of them open (``file_in_use``), or it
-            cannot be put there (``file_denied``).
+            cannot be put there (``restore_failed``).
     """
     with ExitStack() as stack:
         root = open_root(f"/proc/{init_pid}/root")
         stack.callback(os.close, root)
         groups = _groups(changed, opened)
         _refuse_in_use(root, groups)
-        done: list[str] = []
+        ready = []
         for group in groups:
-            try:
-                beside = _put_group(root, group, who, moment, read)
-            except OSError as error:
-                names = ", ".join(_name(one.path) for one in group.files)
-                why = error.strerror or "it cannot be put there"
-                raise RestoreFailed(
-                    Reason.FILE_DENIED, path=names, why=why, what="file"
-                ) from None
-            if beside and beside not in done:
-                done.append(beside)
+            with _telling(group):
+                ready.append(_ready(root, group, who, read, stack))
+        _refuse_in_use(root, groups)
+        done: list[str] = []
+        for one in ready:
+            with _telling(one.group):
+                beside = run_as(who, partial(_swap, one, who.uid, moment))
+                os.fsync(one.folder)
+            path = _name(one.group.folder.rstrip(b"/") + b"/" + beside)
+            if beside and path not in done:
+                done.append(path)
         return done
 
 
@@ -100,7 +127,22 @@ def incomplete(
 ) -> list[FileFingerprint]:
     """What would have to be put back with changed files, and was not kept."""
     bases = {_base(one.path) for one in changed}
-    return [one for one in opened if not one.kept and _base(one.path) in bases]
+    return [
+        one
+        for one in opened
+        if not one.kept and stat.S_ISREG(one.mode) and _base(one.path) in bases
+    ]
+
+
+@contextmanager
+def _telling(group: _Group) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        names = ", ".join(_name(one.path) for one in group.files)
+        detail = error.strerror or "it cannot be put there"
+        why = f"{names} cannot be put back as it was: {detail}"
+        raise RestoreFailed(Reason.RESTORE_FAILED, why=why) from None
 
 
 def _groups(
@@ -158,7 +200,8 @@ def _refuse_in_use(root: int, groups: Iterable[_Group]) -> None:
                     status = os.fstat(found)
                 finally:
                     os.close(found)
-                files[status.st_dev, status.st_ino] = path
+                if stat.S_ISREG(status.st_mode):
+                    files[status.st_dev, status.st_ino] = path
     for pid in procfs.pids():
         for key in files.keys() & _open_in(pid):
             who = f"{procfs.name(pid)} (process {pid})"
@@ -166,149 +209,226 @@ def _refuse_in_use(root: int, groups: Iterable[_Group]) -> None:
 
 
 def _open_in(pid: int) -> set[tuple[int, int]]:
-    """What a process has open or mapped, by device and inode."""
+    """What a process has open or mapped, by device and inode.
+
+    Whoever serves those files is not asked: that may be a program that never answers.
+    """
     found = set()
     for folder in ("fd", "map_files"):
         with suppress(OSError), os.scandir(f"/proc/{pid}/{folder}") as entries:
             for entry in entries:
                 with suppress(OSError):
-                    status = entry.stat()
+                    status = cached_status(entry.path)
                     found.add((status.st_dev, status.st_ino))
     return found
 
 
-def _put_group(
-    root: int,
-    group: _Group,
-    who: Credentials,
-    moment: float,
-    read: Callable[[str], Iterable[bytes | bytearray | memoryview]],
-) -> str:
-    with ExitStack() as stack:
+def _ready(
+    root: int, group: _Group, who: Credentials, read: Read, stack: ExitStack
+) -> _Ready:
+    """Make all files of a group, complete; nothing else is touched."""
 
-        def begin() -> tuple[int, list[tuple[bytes, int, bytes]]]:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-            folder = open_in_root(root, group.folder, flags)
-            stack.callback(os.close, folder)
-            made = []
-            for one in group.files:
-                descriptor, hidden = _make(folder, _leaf(one.path))
-                stack.callback(os.close, descriptor)
-                made.append((_leaf(one.path), descriptor, hidden))
-            return folder, made
+    def begin() -> _Ready:
+        folder = _open_folder(root, group.folder)
+        stack.callback(os.close, folder)
+        ready = _Ready(group, folder, [])
+        _there(ready)
+        for one in group.files:
+            made = _make(folder, one)
+            stack.callback(os.close, made.descriptor)
+            ready.files.append(made)
+        return ready
 
-        folder, made = run_as(who, begin)
-        for one, (_, descriptor, _) in zip(group.files, made, strict=True):
-            for block in read(one.kept):
-                _write(descriptor, block)
-            _give(descriptor, one)
-
-        def finish() -> bytes:
-            names = [name for name, _, _ in made]
-            beside = _move(folder, [*names, *group.others], moment)
-            for name, descriptor, hidden in made:
-                _show(folder, descriptor, hidden, name)
-            return beside
-
-        beside = run_as(who, finish)
-        os.fsync(folder)
-        if not beside:
-            return ""
-        return _name(group.folder.rstrip(b"/") + b"/" + beside)
+    ready = run_as(who, begin)
+    if any(made.hidden for made in ready.files):
+        stack.callback(run_as, who, partial(_forget, ready))
+    for one, made in zip(group.files, ready.files, strict=True):
+        for block in read(one.kept):
+            run_as(who, partial(_write, made.descriptor, bytes(block)))
+        now = run_as(who, partial(_status, ready.folder, made.name))
+        run_as(who, partial(_give, made.descriptor, one))
+        # What is another's stays so; root makes nothing another's that was not.
+        if now is not None and (now.st_uid, now.st_gid) == (one.uid, one.gid):
+            with suppress(OSError):  # as on a file system that trusts no root
+                os.fchown(made.descriptor, one.uid, one.gid)
+        os.fsync(made.descriptor)
+    return ready
 
 
-def _make(folder: int, name: bytes) -> tuple[int, bytes]:
+def _open_folder(root: int, path: bytes) -> int:
+    """The folder, made if it is gone."""
+    try:
+        return open_in_root(root, path, _FOLDER)
+    except FileNotFoundError:
+        above = _open_folder(root, path.rpartition(b"/")[0] or b"/")
+    try:
+        os.mkdir(_leaf(path), 0o755, dir_fd=above)
+    finally:
+        os.close(above)
+    return open_in_root(root, path, _FOLDER)
+
+
+def _make(folder: int, one: FileFingerprint) -> _Made:
     """A file in that folder, without a name if it can be; else a hidden one."""
+    name = _leaf(one.path)
     with suppress(OSError):
         made = os.open(again(folder), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        return made, b""
-    hidden = b"." + name + b".back"
+        return _Made(name, made, b"")
+    # Nothing of the user's has that name, and an attempt that was cut off has this one.
+    hidden = b".back-" + blake3(one.path + one.digest.encode()).hexdigest(16).encode()
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     with suppress(FileNotFoundError):
-        os.unlink(hidden, dir_fd=folder)  # of an attempt that was cut off
-    return os.open(hidden, flags, 0o600, dir_fd=folder), hidden
+        os.unlink(hidden, dir_fd=folder)
+    return _Made(name, os.open(hidden, flags, 0o600, dir_fd=folder), hidden)
 
 
-def _write(descriptor: int, block: bytes | bytearray | memoryview) -> None:
+def _forget(ready: _Ready) -> None:
+    """Remove hidden names that nothing came of."""
+    for made in ready.files:
+        if made.hidden:
+            with suppress(OSError):
+                os.unlink(made.hidden, dir_fd=ready.folder)
+
+
+def _write(descriptor: int, block: bytes) -> None:
+    """Append; what is empty stays a hole."""
+    if not block.strip(b"\0"):
+        os.ftruncate(descriptor, os.lseek(descriptor, len(block), os.SEEK_CUR))
+        return
     view = memoryview(block)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def _give(descriptor: int, one: FileFingerprint) -> None:
-    """Owner, mode and time as they were; it is ours, and nobody has it open."""
-    status = os.fstat(descriptor)
-    if (status.st_uid, status.st_gid) != (one.uid, one.gid):
-        with suppress(OSError):  # as on a file system that trusts no root
-            os.fchown(descriptor, one.uid, one.gid)
+    """Mode, group and time as they were, as far as its user may; nobody has it open."""
     os.fchmod(descriptor, one.mode & _MODE)
+    with suppress(OSError):
+        os.fchown(descriptor, -1, one.gid)
     os.utime(descriptor, ns=(one.mtime_ns, one.mtime_ns))
-    os.fsync(descriptor)
 
 
-def _move(folder: int, names: Sequence[bytes], moment: float) -> bytes:
-    """Move what there is of these into a folder beside; its name, or nothing."""
-    there = [name for name in names if _exists(folder, name)]
-    if not there:
-        return b""
-    beside, target = _folder_beside(folder, there, moment)
+def _swap(ready: _Ready, uid: int, moment: float) -> bytes:
+    """Move what is newer aside, and give the others its names; the folder's name.
+
+    Where that fails before anything has its name, all is put as it was.
+    """
+    folder, moved, shown = ready.folder, [], False
+    there = _there(ready)
+    beside, target = _folder_beside(folder, there, uid, moment)
     try:
         for name in there:
-            _rename(folder, name, target)
-        os.fsync(target)
+            _rename(folder, name, target, name)
+            moved.append(name)
+        if there:
+            os.fsync(target)
+        for made in ready.files:
+            _show(folder, made)
+            shown = True
+    except OSError:
+        for name in reversed([] if shown else moved):
+            with suppress(OSError):
+                _rename(target, name, folder, name)
+        if beside:
+            with suppress(OSError):  # unless there is something in it
+                os.rmdir(beside, dir_fd=folder)
+        raise
     finally:
-        os.close(target)
+        if target >= 0:
+            os.close(target)
     return beside
 
 
+def _there(ready: _Ready) -> list[bytes]:
+    """The names that are moved, of those that there are.
+
+    Raises:
+        OSError: something else than a file has the name of one that is put back.
+    """
+    found = []
+    for name in (one.path for one in ready.group.files):
+        status = _status(ready.folder, _leaf(name))
+        if status is not None and stat.S_ISDIR(status.st_mode):
+            raise OSError(errno.EISDIR, "a folder has its name now")
+        if status is not None:
+            found.append(_leaf(name))
+    for name in ready.group.others:
+        status = _status(ready.folder, name)
+        if status is not None and stat.S_ISREG(status.st_mode):
+            found.append(name)
+    return found
+
+
+def _status(folder: int, name: bytes) -> os.stat_result | None:
+    """Of what has that name there; None: nothing.
+
+    Raises:
+        OSError: EXDEV for the place of another mount, which is not moved.
+    """
+    try:
+        found = open_beneath(folder, name, os.O_PATH | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        return os.fstat(found)
+    finally:
+        os.close(found)
+
+
 def _folder_beside(
-    folder: int, names: Sequence[bytes], moment: float
+    folder: int, names: Sequence[bytes], uid: int, moment: float
 ) -> tuple[bytes, int]:
-    """A folder that has none of these names, made if it must be."""
+    """A folder of its user's that has none of these names, made if it must be.
+
+    Who may see the folder that it is in may see it, too. Nothing is made for no names.
+    """
+    if not names:
+        return b"", -1
     clock = time.strftime("%H:%M", time.gmtime(moment))
     day = time.strftime("%Y-%m-%d", time.gmtime(moment))
     words = [f"newer than {clock}", f"newer than {day} {clock}"]
     words += [f"{words[1]} ({number})" for number in range(2, _MOST_FOLDERS)]
     for word in words:
-        name = word.encode()
+        name, made = word.encode(), False
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=folder)
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            made = True
         try:
-            target = os.open(name, flags, dir_fd=folder)
+            target = os.open(name, _FOLDER, dir_fd=folder)
         except OSError:
             continue  # something else has that name
-        if not any(_exists(target, one) for one in names):
+        if made:
+            _share(folder, target)
+        own = made or os.fstat(target).st_uid == uid
+        if own and all(_status(target, one) is None for one in names):
             return name, target
         os.close(target)
     raise OSError(errno.EEXIST, "there are too many folders of newer files beside it")
 
 
-def _exists(folder: int, name: bytes) -> bool:
-    try:
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    if stat.S_ISDIR(status.st_mode):
-        raise OSError(errno.EISDIR, "a folder has its name now")
-    return True
+def _share(folder: int, target: int) -> None:
+    """Let those in who see what is moved there now."""
+    status = os.fstat(folder)
+    with suppress(OSError):
+        os.fchown(target, -1, status.st_gid)
+        os.fchmod(target, status.st_mode & _SHARED)
 
 
-def _rename(folder: int, name: bytes, target: int) -> None:
+def _rename(folder: int, name: bytes, target: int, new: bytes) -> None:
     """Move it there, over nothing."""
     try:
-        checked(_libc.renameat2(folder, name, target, name, _NOREPLACE))
+        checked(_libc.renameat2(folder, name, target, new, _NOREPLACE))
     except OSError as error:
         if error.errno not in {errno.EINVAL, errno.ENOSYS}:
             raise
-        # A file system without that flag: the name was free a moment ago.
-        os.rename(name, name, src_dir_fd=folder, dst_dir_fd=target)
+        # A file system without that flag, as NFS.
+        os.link(name, new, src_dir_fd=folder, dst_dir_fd=target, follow_symlinks=False)
+        os.unlink(name, dir_fd=folder)
 
 
-def _show(folder: int, descriptor: int, hidden: bytes, name: bytes) -> None:
+def _show(folder: int, made: _Made) -> None:
     """Give it its name, over nothing."""
-    if not hidden:
-        os.link(again(descriptor), name, dst_dir_fd=folder, follow_symlinks=True)
-        return
-    os.link(hidden, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
-    os.unlink(hidden, dir_fd=folder)
+    if made.hidden:
+        _rename(folder, made.hidden, folder, made.name)
+    else:
+        os.link(again(made.descriptor), made.name, dst_dir_fd=folder)

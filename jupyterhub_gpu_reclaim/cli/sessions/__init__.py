@@ -65,6 +65,13 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
     resume = add("resume", "actions", "resume suspended sessions")
     _which(resume, idle=False)
+    resume.add_argument(
+        "--put-files-back",
+        action="store_true",
+        help="where a resume has named files that changed since the save point"
+        " (files_newer): with these files as they were; the newer ones are moved into a"
+        " folder beside them",
+    )
     _waiting(resume)
 
     _register_for_running(add)

@@ -65,8 +65,18 @@ def suspend(args: argparse.Namespace) -> int:
 
 
 def resume(args: argparse.Namespace) -> int:
-    """Resume suspended sessions."""
-    return _act(args, "resume", lambda client: lambda view: client.resume(view.key))
+    """Resume suspended sessions; with their files, where that is the question."""
+
+    def call(client: SessionsClient) -> Call:
+        def order(view: SessionView) -> Awaitable[SessionView]:
+            asked = view.failure.code if view.failure is not None else ""
+            if args.put_files_back and asked == Reason.FILES_NEWER.value:
+                return client.put_files_back(view.key)
+            return client.resume(view.key)
+
+        return order
+
+    return _act(args, "resume", call)
 
 
 def save(args: argparse.Namespace) -> int:

@@ -106,7 +106,10 @@ def lost(
     stands = known is not None and expiry.is_fallback(known)
     if saved.incarnation == row.incarnation or stands:
         how = "" if ended is None else f" ({_in_brackets(ended.message)})"
-        failure = _ended_since_saved(saved, now, how)
+        runtime = sessions.runtime(row.key)
+        seen = runtime.seen if runtime.sampled == row.incarnation else None
+        at = ended.at if ended is not None else 0.0
+        failure = _ended_since_saved(saved, at or seen or 0.0, at or now, how)
         disrupted = ended is not None and ended.code == Reason.SESSION_DISRUPTED.value
         if disrupted and settings.return_disrupted:
             order = {"intent": Intent.RESUME, "intent_by": SERVICE}
@@ -232,13 +235,24 @@ def _current(sessions: Sessions, info: CheckpointInfo) -> CheckpointRow:
 def _question(found: CheckpointInfo, now: float) -> Failure:
     """Make the question to the user before that checkpoint comes back."""
     if found.goes_on:
-        return _ended_since_saved(found, now)
+        return _ended_since_saved(found, 0.0, now)
     return failure_of(Reason.SAVED_FOUND, when=moment(found.created))
 
 
-def _ended_since_saved(saved: CheckpointInfo, now: float, how: str = "") -> Failure:
-    """Make the question whether a session that went on comes back as it was then."""
-    ended, when = moment(now), moment(saved.created)
+def _ended_since_saved(
+    saved: CheckpointInfo, seen: float, now: float, how: str = ""
+) -> Failure:
+    """Make the question whether a session that went on comes back as it was then.
+
+    Args:
+        saved: its save point.
+        seen: when it was last seen to run; 0: that is not known.
+        now: when it had ended.
+        how: what is known of its end.
+    """
+    since, until = moment(max(seen, saved.created)), moment(now)
+    ended = f"between {since} and {until}" if since < until else f"on {until}"
+    when = moment(saved.created)
     return failure_of(Reason.ENDED_SINCE_SAVED, ended=ended, how=how, when=when)
 
 

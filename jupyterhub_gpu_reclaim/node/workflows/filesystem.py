@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.checkpoint.archive import reader, rootfs
 from jupyterhub_gpu_reclaim.checkpoint.archive import writer as archive
 from jupyterhub_gpu_reclaim.checkpoint.files import kept_files
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files as files
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, resets
 from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import lasting_names_of
 from jupyterhub_gpu_reclaim.checkpoint.sockets.held import bound_now, shares_network
@@ -116,19 +117,25 @@ def describe(
     )
 
 
-def written_bytes(session: Session, snapshot: Snapshot, limit: int) -> int:
-    """How much is kept of the files that it can write, while nothing stands still.
+def prepare_files(session: Session, snapshot: Snapshot, limit: int) -> int:
+    """Bytes of memory for what is kept of the files that it can write; see ``prepare``.
 
     Raises:
         Refused: its files cannot be looked at.
     """
+    if snapshot.server is None:
+        return 0
     opened = files.fingerprint(
         session.init_pid,
         [process.pid for process in snapshot.processes],
         {mount.device for mount in _private(session)},
         reads=False,
     )
-    return kept_files.size_of(opened, limit)
+    try:
+        who = credentials_now(snapshot.server.pid)._replace(effective=0)
+        return kept_files.prepare(session.init_pid, opened, who, limit)
+    except OSError as error:
+        raise Refused(Reason.NO_TREE, detail=str(error)) from None
 
 
 def refuse_root(session: Session) -> list[Finding]:

@@ -166,7 +166,7 @@ class Restore:
                 as_of=info.created if info.goes_on else 0.0,
             )
             if fit.files.changed:
-                await self._put_back(there, fit.files)
+                await self._put_back(there, fit)
                 yield self._note(Stage.RESTORING, newer=self._newer)
             # What its GPUs held comes back as memory of its processes first.
             cgroups.lift_memory_limit(self._record.memory_limit)
@@ -241,15 +241,17 @@ class Restore:
             raise RestoreFailed(error.reason, **error.facts) from None
 
     async def _put_back(
-        self, there: checkpoint_files.CheckpointContents, files: Files
+        self, there: checkpoint_files.CheckpointContents, fit: Fit
     ) -> None:
         """Put its files back as they were; what is newer lies beside them then.
 
-        It is not called off in the middle: it can be repeated, but not undone.
+        It is not called off in the middle: it can be repeated, but not undone. It is
+        done with the rights that the session's user has today.
         """
         self._cancel.check()
-        world, checkpoint = there.world, there.checkpoint
-        core = checkpoint.read(f"{IMAGES}core-{world.server or world.root}.img")
+        world, checkpoint, files = there.world, there.checkpoint, fit.files
+        name = f"core-{world.server or world.root}.img"
+        core = fit.images.get(name) or checkpoint.read(IMAGES + name)
         async with self._progress.step("files-back", "Putting its files back"):
             self._newer = await in_thread(
                 lambda: put_back(

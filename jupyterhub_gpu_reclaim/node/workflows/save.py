@@ -78,7 +78,7 @@ class Save(Capture):
     _world: HostRequirements  #: without what is known of its files once they are stored
     _names: Names | None = None
     _kept: KeptFiles | None = None
-    _files_bytes: int | None = None  #: that are kept of its files, at most
+    _files_bytes: int | None = None  #: of memory, for its files
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
         """Run it; the last event is the checkpoint."""
@@ -142,8 +142,8 @@ class Save(Capture):
         left_out = trees.resident_bytes(standing)
         if self._files_bytes is None:
             limit = self._tools.save_point_file_bytes
-            self._files_bytes = filesystem.written_bytes(self._session, snapshot, limit)
-        begun = len(snapshot.processes) * PIECE
+            self._files_bytes = filesystem.prepare_files(self._session, snapshot, limit)
+        begun = (len(snapshot.processes) + 1) * PIECE
         return max(0, look.most - left_out) + begun + self._files_bytes
 
     def _stands_on(self) -> list[Process]:

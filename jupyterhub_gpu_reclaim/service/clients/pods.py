@@ -186,14 +186,18 @@ class Pod(_Object, frozen=True, rename="camel"):
         A drain, an eviction and a preemption are told in a condition of the pod. A
         container that is ended because of that has a status, too, which tells less.
         """
-        ended = self._terminated()
+        ended, why = self._terminated(), self._disruption()
         if ended.get("reason") == "OOMKilled":
-            return failure_of(Refused(Reason.SESSION_OUT_OF_MEMORY))
-        why = self._disruption()
-        if why:
+            error = Refused(Reason.SESSION_OUT_OF_MEMORY)
+        elif why:
             node = self.node or "its node"
-            return failure_of(Refused(Reason.SESSION_DISRUPTED, node=node, why=why))
-        return failure_of(endings.by_status(_code(ended))) if ended else None
+            error = Refused(Reason.SESSION_DISRUPTED, node=node, why=why)
+        elif ended:
+            error = endings.by_status(_code(ended))
+        else:
+            return None
+        at = _seconds(ended.get("finishedAt"))
+        return msgspec.structs.replace(failure_of(error), at=at)
 
     def _disruption(self) -> str:
         """Say who ended the pod and why; empty: nobody, as far as is known."""
