@@ -773,9 +773,7 @@ class Reason(Enum):
     )
     ENDED_SINCE_SAVED = (
         "ended_since_saved",
-        (
-            "The session ended {ended}{how}; its last save point is from {when}."
-        ),
+        ("The session ended {ended}{how}; its last save point is from {when}."),
         "Resume it as it was then, or start fresh; nothing is deleted meanwhile.",
     )
     ENDED_AFTER_RETURN = (

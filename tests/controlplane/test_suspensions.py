@@ -34,6 +34,8 @@ def line(what: str, who: str = OURSELVES, message: str = "") -> AuditRow:
         ([line("suspend", who="ada")], "You suspended it."),
         ([line("suspend", who="root")], "Suspended by root."),
         ([line("suspend"), line("suspend", who="ada")], ""),
+        # not why it was suspended another time, before it ran and was lost
+        ([line("lost", message="It ended."), line("suspend", who="ada")], "It ended."),
     ],
 )
 def test_cause_is_the_newest_suspends(lines, why):

@@ -107,8 +107,8 @@ def test_session_goes_back_with_its_files_and_nothing_newer_is_gone(
         second.run("f.close()")
     admin.resume(user.name)
     refused(admin, user, "files_newer")
-    admin.call("POST", f"sessions/{user.name}/-/put-files-back")
-    admin.wait(user.name, phase="running")
+    (result,) = by_command(stack, admin, "resume", user.name, "--put-files-back")
+    assert result["how"] == "done", result
     user.visit(f"{server.prefix}lab")
     with kernel:
         kernel.run(BACK)

@@ -33,7 +33,6 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model import accounting, phases
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import Counters
-from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     AuditRow,
     CheckpointRow,
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
+    from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 
 _log = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ class Sessions:
         )
         if row.phase is not Phase.WARNED:
             self.runtime(key).suspends_at = None
-        if event is SessionEvent.SUSPEND:
+        if audit.what in suspensions.CAUSES:
             self.runtime(key).cause = suspensions.cause([audit])
         if row.waiting_since is None:
             self.runtime(key).waiting = None

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     )
     from jupyterhub_gpu_reclaim.policy.retention import Retention
 
-#: Word of the audit for the beginning of a suspend.
-SUSPEND = "suspend"
-#: Newest lines of a session that are searched for that word.
+#: Words of the audit for the beginning of a suspend, and for a session that ended and
+#: goes back to what is saved of it.
+CAUSES = frozenset({"suspend", "lost"})
+#: Newest lines of a session that are searched for those words.
 CAUSE_LINES = 100
 #: Most resumes that are remembered.
 MOST_RESUMES = 64
@@ -66,7 +67,7 @@ class ResumeTimes:
 
 def cause(lines: Iterable[AuditRow]) -> str:
     """Return why a session was suspended, in a sentence, from its audit."""
-    line = next((line for line in lines if line.what == SUSPEND), None)
+    line = next((line for line in lines if line.what in CAUSES), None)
     if line is None:
         return ""
     if line.message:

@@ -369,7 +369,9 @@ def _suspended(view: SessionView) -> str:
     size = words.size(known.bytes) if known.bytes else ""
     takes = f"{words.about(known.resume_seconds)} to resume"
     parts = ", ".join(filter(None, [size, takes if known.resume_seconds else ""]))
-    return " ".join(filter(None, [known.why, f"{parts}." if parts else ""]))
+    told = view.failure is not None and view.failure.message == known.why
+    why = "" if told else known.why
+    return " ".join(filter(None, [why, f"{parts}." if parts else ""]))
 
 
 def _until(view: SessionView) -> Moment | None:

@@ -8,11 +8,11 @@ import { Overlay } from "./overlay.js";
 import { absentInFull, clockTime } from "./words.js";
 
 const SUSPENDED =
-  "Resume to get your kernels, variables and terminals back as you left them. Unsaved " +
+  "Resume to get your kernels, variables and terminals back as they were saved. Unsaved " +
   "changes on this page are kept.";
 const RUNS =
   "Your cell is waiting. Resume the session to run it.";
-const COMING = "Its kernels, variables and terminals come back as you left them.";
+const COMING = "Its kernels, variables and terminals come back as they were saved.";
 
 /** How often the service is asked what came back. */
 const LOOKS = 5;
