@@ -61,12 +61,55 @@ What the session itself has mounted, which takes root with CAP_SYS_ADMIN, is not
 again. A session with a file open there is suspended, and its return refused
 (`file_missing`): end such programs before, or mount it where the session is started.
 
+## Going back to a save point
+
+A save point is of a session that has gone on, and so have its files ([what it keeps of
+them](../explanation/save-points.md#files-that-went-on)). Where they are as they were,
+it comes back like any other. Tried with a real agent, and at every step of putting
+files back (`tests/node/test_going_back.py`, `tests/checkpoint/test_put_back.py`):
+
+{going_back}
+
+*Asked* is: nothing is started before its user has said yes (`files_newer`); then the
+newer files lie in a folder beside, and the programs go on with those of then.
+
 ## Kind by kind
 
 Below is what Linux gives a program. Each row is a test, but for a few, marked as such,
 that these tests do not run on. This page is generated from their tables,
 `tests/checkpoint/kinds/`.
 """
+_GOING_BACK = (
+    ("SQLite in a transaction, in WAL or delete mode", "committed, more rows", "asked"),
+    (
+        "SQLite between transactions, in delete mode",
+        "more rows",
+        "comes back; they stay, as SQLite reads its file again",
+    ),
+    ("a file or log, opened for writing (`w`, `r+`)", "written", "asked"),
+    ("a log, opened to append (`a`)", "grown", "comes back; it stays as it is"),
+    ("the same", "cut, rotated or replaced", "asked"),
+    (
+        "a shared mapping, or one to read of what the session writes (SQLite, LMDB)",
+        "written",
+        "asked",
+    ),
+    ("any of these", "deleted, also with its folder", "asked; both are made again"),
+    (
+        "any of these, above the limit of what is kept",
+        "written",
+        "refused by name (`file_changed`)",
+    ),
+    (
+        "any of these",
+        "another session has it open",
+        "refused with that program's name (`file_in_use`)",
+    ),
+    ("data mapped to be read alone", "written", "refused by name (`file_changed`)"),
+    ("a file that is only read", "written, not shorter", "comes back, and reads on"),
+    ("the same", "shorter", "refused by name (`file_shrank`)"),
+    ("a library", "replaced", "refused by name (`library_changed`)"),
+)
 #: Each outcome with its title, and what is said of all of it.
 _PARTS = {
     "kept": ("Kept", "It is the same after the return as before it."),
@@ -94,7 +137,9 @@ def what_comes_back() -> str:
         for subject, kinds in there:
             lines += _section(subject, kinds)
     programs = table(("program", "outcome"), *_PROGRAMS)
-    about = (*programs, *_ON_KINDS.rstrip().split("\n"), "")
+    back = "\n".join(table(("what it had", "since then", "going back"), *_GOING_BACK))
+    kinds = _ON_KINDS.format(going_back=back)
+    about = (*programs, *kinds.rstrip().split("\n"), "")
     return page("What comes back", _ABOUT, *about, *lines[:-1])
 
 
