@@ -82,6 +82,10 @@ def options(given: Mapping[str, Any]) -> list[str]:
         section, dot, trait = str(name).partition(".")
         if not dot or not section.isidentifier() or not trait.isidentifier():
             found.append(f"{name!r} is not of the form 'ReclaimService.setting'.")
+        elif callable(value):
+            found.append(
+                f"{name} is a function: it goes into ReclaimService.config_file."
+            )
         elif "\0" in str(value):
             found.append(f"{name} holds a NUL.")
         elif value is not None:
@@ -156,13 +160,6 @@ def together(c: Any, sound: Mapping[str, Any], own: Mapping[str, Any]) -> list[s
     """
     found = []
     port = sound["service_port"]
-    spawner = str(c.get("JupyterHub", {}).get("spawner_class", ""))
-    if "swarm" in spawner.lower():
-        found.append(
-            "SwarmSpawner cannot be used: its containers may be on another machine than"
-            " the agent, and Swarm starts them again by itself. placement='docker' is"
-            " for DockerSpawner's."
-        )
     if sound["placement"] != "kubernetes" and (whose := _hub_ports(c).get(port)):
         found.append(f"service_port: {port} is the port of {whose}.")
     wait = own.get("ReclaimService.gpu_wait")

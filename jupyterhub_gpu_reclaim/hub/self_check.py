@@ -28,15 +28,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _HOW_TO = "docs/how-to/another-spawner.md"
-#: Base class of another spawner, and how ours takes its place.
+#: Class of another spawner, or its base, and what to do about it.
 _OURS = {
-    "DockerSpawner": "say placement='docker' in the call of configure(c), and take it"
-    " out",
-    "KubeSpawner": "say placement='kubernetes' in the call of configure(c), and take it"
-    f" out or have your class inherit from ReclaimKubeSpawner too ({_HOW_TO})",
+    "SwarmSpawner": "its containers may be on another machine than the agent, and Swarm"
+    " starts them again by itself; DockerSpawner's containers are for"
+    " placement='docker'",
+    "DockerSpawner": "take it out; with placement='docker' in the call of configure(c)"
+    " sessions start in its containers all the same",
+    "KubeSpawner": "take it out; with placement='kubernetes' in the call of"
+    " configure(c) sessions start in its pods all the same. A class of your own"
+    f" inherits from ReclaimKubeSpawner too ({_HOW_TO})",
     "SystemdSpawner": f"have a class inherit from it and from ours ({_HOW_TO})",
-    "LocalProcessSpawner": "take it out, and sessions start as with"
-    " LocalProcessSpawner, by 'gpu-reclaim-local'",
+    "LocalProcessSpawner": "take it out; with placement='local' sessions start as with"
+    " LocalProcessSpawner all the same",
 }
 
 
@@ -99,7 +103,7 @@ def warnings(hub: Any, environment: Mapping[str, str]) -> list[str]:
     """
     options = _options(environment)
     return [
-        *_foreign_spawner(hub.spawner_class),
+        *_foreign_spawner(hub),
         *_cleanup(hub),
         *pages.hidden(hub.template_paths, f"{hub.data_files_path}/templates"),
         *cullers.early(hub.services, _idle_times(options)),
@@ -136,26 +140,42 @@ def _seconds(options: Mapping[str, str], name: str, default: float) -> float:
         return default
 
 
-def _foreign_spawner(spawner: type[Any]) -> list[str]:
+def _foreign_spawner(hub: Any) -> list[str]:
+    spawner = hub.spawner_class
     ancestry = [each.__name__ for each in spawner.__mro__]
+    inner = _started_by(hub)
     # By name: what is imported here is imported by every Hub.
-    if "ReclaimMixin" in ancestry or _holds_others(spawner):
+    if "SwarmSpawner" not in ancestry and not inner and "ReclaimMixin" in ancestry:
         return []
     what = next((advice for name, advice in _OURS.items() if name in ancestry), "")
     what = what or f"make a class of it and ReclaimMixin ({_HOW_TO})"
+    if inner:
+        what = (
+            f"what it starts ({', '.join(inner)}) is not looked into, whichever class"
+            " that is. Have one of our spawners offer the choice, by its options_form"
+            f" or KubeSpawner's profile_list ({_HOW_TO})"
+        )
     called = f"{spawner.__module__}.{spawner.__qualname__}"
     problem = f"c.JupyterHub.spawner_class is {called}, which cannot suspend sessions"
     return [f"{problem}, so none is ever suspended: {what}."]
 
 
+def _started_by(hub: Any) -> list[str]:
+    """The spawners that a wrapper starts, such as those of ``wrapspawner``, by name."""
+    if not hasattr(hub.spawner_class, "child_class"):
+        return []
+    names = [each.__name__ for each in hub.spawner_class.__mro__]
+    sections = [hub.config[name] for name in names if name in hub.config]
+    found = [each["child_class"] for each in sections if "child_class" in each]
+    for profiles in (each["profiles"] for each in sections if "profiles" in each):
+        found += [profile[2] for profile in profiles]
+    called = [getattr(each, "__qualname__", str(each)) for each in found]
+    return list(dict.fromkeys(called)) or ["another spawner"]
+
+
 def _starts_processes(spawner: type[Any]) -> bool:
     """Whether servers run on this machine and read its files."""
     return any(each.__name__ == "LocalProcessSpawner" for each in spawner.__mro__)
-
-
-def _holds_others(spawner: type[Any]) -> bool:
-    """Whether a spawner starts other spawners, as those of ``wrapspawner`` do."""
-    return any(hasattr(spawner, name) for name in ("child_class", "child_profiles"))
 
 
 def _cleanup(hub: Any) -> list[str]:

@@ -248,6 +248,9 @@ class SimulatedSpawner(ReclaimMixin, ProcessesOnMachine):  # type: ignore[misc]
 
     reclaim_fresh_url = reclaim_spawn_url = _prefix = _pages = ""
 
+    def _is_inside(self) -> bool:
+        return False
+
     def _service(self) -> Any:
         return self._wire
 

@@ -139,3 +139,68 @@ def test_check_pages_that_hide_ours_are_named(check, tmp_path):
     assert "let it extend 'templates/not_running.html'." in first
     assert "spawn_pending.html cannot be shown: nowhere.html." in second
     assert "stop_pending.html cannot be shown: Encountered unknown tag" in third
+
+
+#: As ``wrapspawner`` has them, with classes of other projects.
+WRAPPERS = """
+from jupyterhub.spawner import LocalProcessSpawner, Spawner
+from jupyterhub_gpu_reclaim.hub.local.spawner import ReclaimLocalSpawner
+from traitlets import List, Type
+class SlurmSpawner(LocalProcessSpawner):
+    pass
+class WrapSpawner(LocalProcessSpawner):
+    child_class = Type(LocalProcessSpawner, Spawner, config=True)
+class ProfilesSpawner(WrapSpawner):
+    profiles = List(config=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "inner"),
+    [
+        (
+            """
+c.JupyterHub.spawner_class = ProfilesSpawner
+c.ProfilesSpawner.profiles = [
+    ('A', 'a', SlurmSpawner, {}),
+    ('B', 'b', ReclaimLocalSpawner, {}),
+    ('C', 'c', 'dockerspawner.Swarm', {}),
+]""",
+            "SlurmSpawner, ReclaimLocalSpawner, dockerspawner.Swarm",
+        ),
+        (
+            """
+c.JupyterHub.spawner_class = WrapSpawner
+c.WrapSpawner.child_class = ReclaimLocalSpawner""",
+            "ReclaimLocalSpawner",
+        ),
+        ("c.JupyterHub.spawner_class = WrapSpawner", "another spawner"),
+    ],
+)
+def test_check_wrapper_is_named_with_what_it_starts(check, tmp_path, lines, inner):
+    """No wrapper hands on what ours says to the Hub, whichever class is inside."""
+    status, said = check(f"{WRAPPERS}{lines}\nconfigure(c, state_dir='{tmp_path}/s')")
+    assert status == 1
+    (line,) = said.splitlines()
+    assert f"what it starts ({inner}) is not looked into" in line
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [
+        ("docker", "with placement='docker' in the call"),
+        ("docker-swarm", "its containers may be on another machine than the agent"),
+    ],
+)
+def test_check_advice_is_nothing_that_the_file_does_already(
+    check, tmp_path, base, said
+):
+    lines = (
+        f"configure(c, state_dir='{tmp_path}/s', placement='docker')\n"
+        f"c.JupyterHub.spawner_class = '{base}'\n"
+    )
+    status, told = check(lines)
+    assert status == 1
+    (line,) = told.splitlines()
+    assert said in line
+    assert "say placement" not in line

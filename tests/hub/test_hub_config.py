@@ -67,15 +67,6 @@ def test_configure_for_docker_names_the_machines_agent_and_its_spawner(tmp_path)
     assert not found_wrong(c)
 
 
-@pytest.mark.parametrize("name", ["dockerspawner.SwarmSpawner", "swarm"])
-def test_swarmspawner_is_refused_by_name(name, tmp_path):
-    c = Config()
-    c.JupyterHub.spawner_class = name
-    configure(c, state_dir=str(tmp_path / "s"), placement="docker")
-    [said] = found_wrong(c)
-    assert said.startswith("SwarmSpawner cannot be used")
-
-
 def test_configure_in_a_pod_makes_the_service_listen_where_the_proxy_finds_it(
     tmp_path, monkeypatch
 ):

@@ -20,6 +20,7 @@ from jupyterhub_gpu_reclaim.hub.spawner.known_servers import KnownServers
 from jupyterhub_gpu_reclaim.hub.spawner.lifecycle import SessionLifecycle
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import SessionPlacement
+from jupyterhub_gpu_reclaim.hub.spawner.refusal import StartRefused
 from jupyterhub_gpu_reclaim.hub.spawner.state import (
     KEY,
     Choice,
@@ -101,7 +102,12 @@ def made(kind, **more):
     spawner = kind(
         hub=SimpleNamespace(base_url="/hub/", api_url="http://hub", public_host=""),
         user=SimpleNamespace(
-            name="ann", id=1, url="/user/ann/", escaped_name="ann", settings={}
+            name="ann",
+            id=1,
+            url="/user/ann/",
+            escaped_name="ann",
+            settings={},
+            spawners={},
         ),
         oauth_client_id="unused",
         **more,
@@ -229,6 +235,16 @@ async def test_without_a_service_it_starts_and_stops_as_ever():
     spawner.reclaim_frozen = lambda: False
     await spawner.stop()
     assert await spawner.poll() == 0
+
+
+async def test_spawner_inside_of_another_one_starts_nothing_that_could_be_suspended():
+    """The Hub would delete its login at the suspend, and forget where it is saved."""
+    spawner = made(ReclaimBoxes)
+    spawner.user.spawners[""] = made(Boxes)
+    spawner.reclaim_service = "unix:/nowhere"
+    with pytest.raises(StartRefused, match="cannot be inside of another spawner"):
+        await spawner.start()
+    assert not spawner.box
 
 
 def test_spawner_that_leaves_something_out_is_refused_by_name():

@@ -30,6 +30,7 @@ from jupyterhub_gpu_reclaim.common.auth.scopes import SERVICE_NAME
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import (
     ReclaimError,
+    Refused,
     RestoreFailed,
     Unreachable,
 )
@@ -134,13 +135,22 @@ class ReclaimMixin(SessionPlacement):
         """Start cold, restore, or adopt what still runs, as the service plans.
 
         Raises:
-            StartRefused: there is a checkpoint that cannot come back now.
+            StartRefused: there is a checkpoint that cannot come back now; or another
+                spawner starts this one, which hands on nothing of what it says to the
+                Hub: a session would be suspended, and its login deleted.
         """
         try:
+            if self.reclaim_service and self._is_inside():
+                what = f"{type(self).__name__} cannot be inside of another spawner."
+                raise Refused(Reason.SETTING_INVALID, what=what)
             return await self._lifecycle.start(super().start)
         except ReclaimError as error:
             self.log.warning("%s: not started: %s", self.reclaim_key, error)
             raise self._refused(error) from None
+
+    def _is_inside(self) -> bool:
+        """Whether the Hub's own spawner of this server is another one."""
+        return self.user.spawners.get(self.name, self) is not self
 
     def reclaim_refusal(self, error: Exception, seconds: float = 0.0) -> Exception:
         """Translate the error of a start that failed for any cause, for the Hub.
