@@ -135,6 +135,7 @@ SINCE = {
 def test_nothing_newer_is_ever_gone(tmp_path, kind, since):
     path = tmp_path / "file"
     path.write_bytes(b"then " * 2000)
+    inode = path.stat().st_ino
     with contextlib.contextmanager(KINDS[kind])(path):
         then = Then(tmp_path)
         SINCE[since](path)
@@ -147,6 +148,8 @@ def test_nothing_newer_is_ever_gone(tmp_path, kind, since):
     then.put_back()
     assert newer <= contents(tmp_path)
     assert then.changed() == []
+    if since not in {"gone", "replaced"}:
+        assert path.stat().st_ino == inode  # SQLite asks for that
     grown = kind == "appended" and since == "grown"
     assert path.read_bytes() == (before if grown else b"then " * 2000)
     if changed and before is not None:
@@ -158,7 +161,7 @@ def test_nothing_newer_is_ever_gone(tmp_path, kind, since):
 #: Calls that change something.
 CALLS = (
     *("open", "mkdir", "write", "ftruncate", "fchmod", "fchown", "utime", "fsync"),
-    *("link", "unlink", "rmdir"),
+    *("link", "unlink", "rmdir", "rename"),
 )
 
 
@@ -595,3 +598,16 @@ def test_file_that_cannot_be_moved_takes_none_of_its_group_away(tmp_path):
         subprocess.run(["chattr", "-i", log], check=True)
     then.put_back()
     assert path.read_bytes() == b"then data.sqlite"
+
+
+def test_another_name_of_the_file_keeps_what_is_newer(tmp_path):
+    """As in a backup of hard links."""
+    path, backup = tmp_path / "file", tmp_path / "backup"
+    path.write_bytes(b"then")
+    with path.open("r+b"):
+        then = Then(tmp_path)
+    path.write_bytes(b"newer")
+    backup.hardlink_to(path)
+    then.put_back()
+    assert path.read_bytes() == b"then"
+    assert backup.read_bytes() == b"newer"

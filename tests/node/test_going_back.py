@@ -124,7 +124,8 @@ STORIES = {
 #: What a program does when it is back, where that is another thing.
 ENDS = {
     "wal": "db.execute('commit')",
-    "delete": "db.execute('commit')",
+    # SQLite looks whether it is still its file when it begins the next one.
+    "delete": "db.execute('commit'); db.execute('begin immediate'); db.execute('end')",
     "mapped": "shared[4:5] = b'X'",
 }
 #: Whatever the agent remembers of it.

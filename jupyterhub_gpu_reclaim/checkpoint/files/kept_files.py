@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 #: The name of each in the store.
 NAME: Final = "kept/{number}"
 #: ioctl_ficlone(2)
-_FICLONE: Final = 0x40049409
+FICLONE: Final = 0x40049409
 _BLOCK: Final = 1 << 20
 #: What belongs to an SQLite database, open or not.
 COMPANIONS: Final = (b"-journal", b"-wal")
@@ -163,7 +163,7 @@ class KeptFiles:
                 folder = one.path.rpartition(b"/")[0] or b"/"
                 clone = open_in_root(root, folder, os.O_TMPFILE | os.O_RDWR)
                 stack.callback(os.close, clone)
-                fcntl.ioctl(clone, _FICLONE, source)
+                fcntl.ioctl(clone, FICLONE, source)
             except OSError as error:
                 if error.errno == errno.EOPNOTSUPP:
                     self._without.add(one.device)

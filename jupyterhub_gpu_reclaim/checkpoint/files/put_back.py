@@ -5,6 +5,12 @@ then get the files of then (``kept_files``), and nothing that is newer is writte
 or removed. It is moved, under its own name, into a folder beside it, ``newer than
 13:55``. What belongs together, a database and its journals, is moved together.
 
+A file that is still the one that the programs had open stays that one: what is newer is
+copied into the folder, and what it held then is written into it. For SQLite writes into
+no database whose name leads to another file than it has open ("attempt to write a
+readonly database"). It is moved like others where it has a second name, which would
+change with it, is another user's, too large, or there is no room for a copy.
+
 All files are complete, under no name, before the first newer one is moved out of its
 way: where there is no room for them, or no right to put them there, all stays as it is.
 An end at any later moment leaves each newer file in its place, or in that folder, and
@@ -16,6 +22,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import stat
 import time
@@ -27,6 +34,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from blake3 import blake3
 
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again, run_as
+from jupyterhub_gpu_reclaim.checkpoint.files.kept_files import FICLONE
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
@@ -35,7 +43,7 @@ from jupyterhub_gpu_reclaim.linux.cached_status import cached_status
 from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
     from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
@@ -48,6 +56,9 @@ _NOREPLACE: Final = 1
 #: Folders that are tried, of one moment.
 _MOST_FOLDERS: Final = 100
 _MODE: Final = 0o777
+#: Bytes of a newer file that may be copied.
+_MOST_COPIED: Final = 1 << 30
+_BLOCK: Final = 1 << 20
 #: What a shared folder gives to those in it: anything, and that they keep their own.
 _SHARED: Final = 0o1777
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -316,27 +327,93 @@ def _swap(ready: _Ready, uid: int, moment: float) -> bytes:
     folder, moved, shown = ready.folder, [], False
     there = _there(ready)
     beside, target = _folder_beside(folder, there, uid, moment)
+    with ExitStack() as stack:
+        if target >= 0:
+            stack.callback(os.close, target)
+        try:
+            stay = _copy_beside(ready, target, uid, stack)
+            for name in there:
+                if name not in stay:
+                    _rename(folder, name, target, name)
+                moved.append(name)
+            if there:
+                os.fsync(target)
+            for made in ready.files:
+                _show(folder, made, stay)
+                shown = True
+        except OSError:
+            for name in reversed([] if shown else moved):
+                with suppress(OSError):
+                    # Over nothing, or over what has been written in part.
+                    os.rename(name, name, src_dir_fd=target, dst_dir_fd=folder)
+            if beside:
+                with suppress(OSError):  # unless there is something in it
+                    os.rmdir(beside, dir_fd=folder)
+            raise
+    return beside
+
+
+def _copy_beside(
+    ready: _Ready, target: int, uid: int, stack: ExitStack
+) -> dict[bytes, int]:
+    """Copy the files that stay; they, open for writing."""
+    stay = {}
+    for one in ready.group.files:
+        name = _leaf(one.path)
+        if target >= 0 and (same := _open_same(ready.folder, one, uid)) >= 0:
+            stack.callback(os.close, same)
+            with suppress(OSError):  # as where there is no room
+                _copy_to(same, target, name)
+                stay[name] = same
+    return stay
+
+
+def _open_same(folder: int, one: FileFingerprint, uid: int) -> int:
+    """The file of that name, if it is to stay; -1: it is to be moved."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with ExitStack() as stack:
+        try:
+            found = os.open(_leaf(one.path), flags, dir_fd=folder)
+        except OSError:
+            return -1
+        stack.callback(os.close, found)
+        status = os.fstat(found)
+        same = (status.st_dev, status.st_ino) == (one.device, one.inode)
+        own = status.st_uid == uid and status.st_nlink == 1
+        if not same or not own or status.st_size > _MOST_COPIED:
+            return -1
+        stack.pop_all()
+    return found
+
+
+def _copy_to(source: int, folder: int, name: bytes) -> None:
+    """A copy there, over nothing; none where it is not whole."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    made = os.open(name, flags, 0o600, dir_fd=folder)
     try:
-        for name in there:
-            _rename(folder, name, target, name)
-            moved.append(name)
-        if there:
-            os.fsync(target)
-        for made in ready.files:
-            _show(folder, made)
-            shown = True
-    except OSError:
-        for name in reversed([] if shown else moved):
-            with suppress(OSError):
-                _rename(target, name, folder, name)
-        if beside:
-            with suppress(OSError):  # unless there is something in it
-                os.rmdir(beside, dir_fd=folder)
+        _copy(source, made)
+    except BaseException:
+        os.unlink(name, dir_fd=folder)
         raise
     finally:
-        if target >= 0:
-            os.close(target)
-    return beside
+        os.close(made)
+
+
+def _copy(source: int, target: int) -> None:
+    """All of a file, into an empty one: a reflink where there is that."""
+    status = os.fstat(source)
+    try:
+        fcntl.ioctl(target, FICLONE, source)
+    except OSError:
+        at = 0
+        while block := os.pread(source, _BLOCK, at):
+            _write(target, block)
+            at += len(block)
+    os.fchmod(target, status.st_mode & _MODE)
+    with suppress(OSError):
+        os.fchown(target, -1, status.st_gid)
+    os.utime(target, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    os.fsync(target)
 
 
 def _there(ready: _Ready) -> list[bytes]:
@@ -426,9 +503,26 @@ def _rename(folder: int, name: bytes, target: int, new: bytes) -> None:
         os.unlink(name, dir_fd=folder)
 
 
-def _show(folder: int, made: _Made) -> None:
-    """Give it its name, over nothing."""
+def _show(folder: int, made: _Made, stay: Mapping[bytes, int]) -> None:
+    """Give it its name, over nothing; or what it holds to the file that stays."""
+    if made.name in stay and _overwritten(folder, made, stay[made.name]):
+        return
     if made.hidden:
         _rename(folder, made.hidden, folder, made.name)
     else:
         os.link(again(made.descriptor), made.name, dst_dir_fd=folder)
+
+
+def _overwritten(folder: int, made: _Made, stays: int) -> bool:
+    """Whether that file, whose copy lies beside, could be written; else it is gone."""
+    if made.hidden:  # before it is whole, and nobody looks for what is left
+        os.unlink(made.hidden, dir_fd=folder)
+    try:
+        os.ftruncate(stays, 0)
+        _copy(made.descriptor, stays)
+    except OSError:
+        if made.hidden:
+            raise
+        os.unlink(made.name, dir_fd=folder)  # what is newer lies beside
+        return False
+    return True
