@@ -147,6 +147,8 @@ class Sample(Value, frozen=True, kw_only=True):
     gpus: list[GpuSample] | None = []  #: empty: none used, or none there
     #: seconds after which its server ends idle kernels, or itself; None: it does not
     culls_after: float | None = None
+    #: when its scheduler's next job is due; 0: none is; None: not known
+    job_due: float | None = None
     problem: str = ""  #: why something is not known, for the log and the page
     #: whether its server has Jupyter's API; without, there are no kernels to be seen
     jupyter: bool = True
@@ -184,12 +186,19 @@ class Usage(Value, frozen=True, kw_only=True):
     terminals: int | None = None
     jupyter: bool = True  #: whether its server tells of kernels and terminals
     culls_after: float | None = None  #: seconds until its server ends what is idle
+    job_due: float | None = None  #: when its next scheduled job is due; 0: none is
     complete: bool = False  #: every field that a policy needs was there
 
     @property
     def held(self) -> int:
         """Bytes that it has in memory, of the host and of its GPUs, as far as known."""
         return (self.gpu_memory or 0) + (self.memory or 0)
+
+    def used_at(self, at: float, what: str) -> Usage:
+        """The same, with a use at that time, which may be older than the last one."""
+        if self.last_active is not None and self.last_active >= at:
+            return self
+        return msgspec.structs.replace(self, last_active=at, last_active_what=what)
 
     def used_since(self, at: float) -> bool:
         """Whether anything was used, as far as is known; a cell that runs is."""
@@ -522,6 +531,7 @@ class SessionPolicy(Value, frozen=True, kw_only=True, omit_defaults=True):
     prompt_idle_after: float | None = None
     connections_after: float | None = None
     connected_is_active: bool | None = None
+    wake_for_jobs: str | None = None
     #: for each of these, the rule that says so; of those that ``IdlePolicy`` lets be
     #: None, a rule may set just that
     by: dict[str, str] = msgspec.field(default_factory=dict)

@@ -138,6 +138,17 @@ class Reason(Enum):
         "Never suspended automatically (rule for {rule}).",
         "Nothing to do; the administrator has set this.",
     )
+    JOB_DUE = (
+        "job_due",
+        "A scheduled job is due at {due} (kept running for it{rule}).",
+        "Nothing to do; pause the job in JupyterLab's list of jobs to let the session go.",
+    )
+    PROBE = (
+        "probe",
+        "The administrator's own probe: {said}.",
+        "Nothing to do; if the probe is silent, the administrator looks at the service's log.",
+        True,
+    )
     RULES_UNKNOWN = (
         "rules_unknown",
         "It is not known which rules apply to this session: {what} cannot be looked up now.",

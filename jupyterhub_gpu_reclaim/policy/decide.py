@@ -21,26 +21,31 @@ from jupyterhub_gpu_reclaim.common.models import (
     Usage,
     Value,
 )
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.policy import probe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jupyterhub_gpu_reclaim.common.reasons import Reason
     from jupyterhub_gpu_reclaim.policy.guards import Guards
 
 
 class Decider:
-    """Asks the guards, then the policies.
+    """Asks the guards, then the policies, and last the administrator's own probe.
 
     Args:
         guards: one denial is enough.
         policies: one that says "reclaim" is enough; if none does, the reasons of the
             first policy are given.
+        probed: whether there is a probe; what it has not said yet is a denial.
     """
 
-    def __init__(self, guards: Guards, policies: Sequence[Policy]) -> None:
+    def __init__(
+        self, guards: Guards, policies: Sequence[Policy], *, probed: bool = False
+    ) -> None:
         self.guards = guards
         self.policies = policies
+        self.probed = probed
 
     def __call__(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Return every reason, the deciding one first; never empty.
@@ -51,6 +56,9 @@ class Decider:
         denials = self.guards.denials(snapshot, now)
         answers = [policy.reasons(snapshot, now) for policy in self.policies]
         wanted = next((each for each in answers if each[0].reclaim), None)
+        if not denials and wanted is not None and self.probed:
+            said, until = probe.against(snapshot.probed, now)
+            denials = [deny(Reason.PROBE, until, said=said)] if said else []
         if not denials and wanted is not None:
             return wanted
         against = denials + (answers[0] if wanted is None else [])
@@ -79,6 +87,8 @@ class SessionSnapshot(Value, frozen=True, kw_only=True):
     failure: Failure | None = None
     #: GPU use of the session, as far as known.
     gpus: list[GpuSample] = field(default_factory=list)
+    #: What the administrator's probe said last, if there is one.
+    probed: probe.Probed | None = None
     #: Settings of the rules that apply to the session.
     terms: SessionPolicy = SessionPolicy()
     waking: bool = False  #: being woken, and waiting for memory of its GPU

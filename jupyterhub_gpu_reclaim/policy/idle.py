@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from traitlets import Bool
+import msgspec
+from traitlets import Bool, Enum
 from traitlets.config import Configurable
 
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.text import duration, size
+from jupyterhub_gpu_reclaim.common.text import duration, moment, size
 from jupyterhub_gpu_reclaim.common.traits import ByteRate, Percent, Seconds
 from jupyterhub_gpu_reclaim.policy.decide import allow, deny
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import Decision, SessionPolicy, Usage
     from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
+
+
+#: A session whose job is due in fewer seconds is not suspended before it.
+WORTH_A_SUSPEND = 900.0
 
 
 class IdlePolicy(Configurable):
@@ -145,6 +150,22 @@ class IdlePolicy(Configurable):
         """,
     ).tag(config=True)
 
+    wake_for_jobs = Enum(
+        ["never", "wake", "keep"],
+        default_value="never",
+        help="""What is done for scheduled notebooks (jupyter-scheduler).
+
+        A suspended session starts none; what was due meanwhile runs as soon as the
+        session is back. ``never``: the session goes when it is idle, and its page and
+        the reason of its suspend say when a job is due. ``wake``: it is resumed two
+        minutes before the job is due, and left alone if that is in less than a quarter
+        of an hour. ``keep``: it is left alone as long as a job is scheduled. With the
+        latter two it is also left alone while its scheduler does not answer, or has a
+        schedule that is not understood. A job under way is a busy kernel. Example:
+        "wake".
+        """,
+    ).tag(config=True)
+
     without_jupyter = Bool(
         default_value=False,
         help="""Whether a session is judged whose server has no Jupyter API.
@@ -170,12 +191,33 @@ class IdlePolicy(Configurable):
         if limit == 0:
             return [deny(Reason.IDLE_OFF, rule=rule)]
         against = self.against(snapshot, now, limit, rule)
-        against += self.connected(snapshot, now)
+        against += self.connected(snapshot, now) + self.jobs_due(snapshot, now)
         if against:
             return against
         idle = duration(idle_for(snapshot, now))
         limits = duration(limit) + rule
-        return [allow(Reason.IDLE, now, idle=idle, idle_after=limits)]
+        decision = allow(Reason.IDLE, now, idle=idle, idle_after=limits)
+        told = job_told(snapshot.usage, wakes=self.mode_of(snapshot.terms) == "wake")
+        message = f"{decision.message} {told}".strip()
+        return [msgspec.structs.replace(decision, message=message)]
+
+    def mode_of(self, terms: SessionPolicy) -> str:
+        """A session's value of ``wake_for_jobs``."""
+        return (
+            self.wake_for_jobs if terms.wake_for_jobs is None else terms.wake_for_jobs
+        )
+
+    def jobs_due(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
+        """Return the reason if a scheduled job prevents a suspend."""
+        usage, mode = snapshot.usage, self.mode_of(snapshot.terms)
+        if usage is None or not usage.jupyter or mode == "never" or usage.job_due == 0:
+            return []
+        rule = snapshot.terms.rule("wake_for_jobs")
+        if usage.job_due is None:
+            return [deny(Reason.JOB_DUE, due="a time that is not known", rule=rule)]
+        if mode == "wake" and usage.job_due - now > WORTH_A_SUSPEND:
+            return []
+        return [deny(Reason.JOB_DUE, due=moment(usage.job_due), rule=rule)]
 
     def against(
         self, snapshot: SessionSnapshot, now: float, idle_after: float, rule: str = ""
@@ -307,6 +349,16 @@ class IdlePolicy(Configurable):
             yield deny(
                 Reason.PROMPT_OPEN, now - age + limit, name=name, age=ages, limit=limits
             )
+
+
+def job_told(usage: Usage | None, *, wakes: bool) -> str:
+    """What a suspend means for its next scheduled job, in a sentence; empty: none."""
+    if usage is None or not usage.job_due:
+        return ""
+    due = moment(usage.job_due)
+    if wakes:
+        return f"It is resumed for its scheduled job, due at {due}."
+    return f"Its scheduled job, due at {due}, runs only once the session is back."
 
 
 def idle_for(snapshot: SessionSnapshot, now: float) -> float:

@@ -71,6 +71,7 @@ class PressurePolicy(Configurable):
             return [deny(Reason.NOBODY_WAITS)]
         against = self._idle.against(snapshot, now, limit)
         against += self._idle.connected(snapshot, now)
+        against += self._idle.jobs_due(snapshot, now)
         if against:
             return against
         idle = duration(idle_for(snapshot, now))

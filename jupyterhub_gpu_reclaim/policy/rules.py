@@ -42,6 +42,7 @@ _OF_IDLENESS = (
     "prompt_idle_after",
     "connections_after",
     "connected_is_active",
+    "wake_for_jobs",
 )
 _SWITCHES = ("never", "together")
 SETTINGS = (*_SECONDS, *_SWITCHES, "quiet_hours", *_OF_IDLENESS)
@@ -92,9 +93,9 @@ class Rules(Configurable):
         and, with the same values as in ``IdlePolicy``, None included:
         ``busy_cpu_percent``, ``busy_gpu_percent``,
         ``busy_data_rate``, ``page_data_rate``, ``page_burst_rate``,
-        ``prompt_idle_after``, ``connections_after`` and ``connected_is_active``. For
-        each of these the first rule that fits and sets it decides; where none does,
-        ``IdlePolicy``,
+        ``prompt_idle_after``, ``connections_after``, ``connected_is_active`` and
+        ``wake_for_jobs``. For each of these the first rule that fits and sets it
+        decides; where none does, ``IdlePolicy``,
         ``NapPolicy``, ``Guards`` and ``ReclaimService`` do. Options, and so profiles,
         are what users say at the start: with a rule for an option you let whoever says
         it have what it sets. While something that a rule asks for is not known, the

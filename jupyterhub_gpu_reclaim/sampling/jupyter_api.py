@@ -111,6 +111,7 @@ class Status(Value, frozen=True, kw_only=True):
     """``GET api/status``."""
 
     connections: Count = 0
+    started: datetime | None = None
     #: when a file was last changed through it; told by our server extension alone
     gpu_reclaim_file_changed: datetime | None = None
     #: when a person last changed something through a page of it; likewise
@@ -207,6 +208,7 @@ async def ask(
     *,
     seconds: float,
     track: bool = False,
+    query: str = "",
     known: dict[str, TaggedAnswer] | None = None,
 ) -> T:
     """Request ``GET <prefix><path>``, and decode the answer as that type.
@@ -218,6 +220,7 @@ async def ask(
         kind: what the answer must be.
         seconds: how long it may take.
         track: whether the server may take this for a sign of use.
+        query: added to the address.
         known: the answers of that server so far, by path; changed here.
 
     Raises:
@@ -225,7 +228,7 @@ async def ask(
         OtherAnswer: the answer leads elsewhere, forbids it, or does not fit.
         Unreachable: no answer, or a failure of the server.
     """
-    query = "" if track else "no_track_activity=1"
+    query += "" if track else "&no_track_activity=1"
     if path.startswith("api/contents/"):
         query = "content=0&" + query
     url = f"http://{address.host}:{address.port}{address.prefix}{quote(path)}?{query}"

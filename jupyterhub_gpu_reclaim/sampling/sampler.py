@@ -31,6 +31,7 @@ from jupyterhub_gpu_reclaim.sampling.connections import (
     Traffic,
 )
 from jupyterhub_gpu_reclaim.sampling.gpu import NoCards, samples_of
+from jupyterhub_gpu_reclaim.sampling.scheduled_jobs import Scheduled, Schedulers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -91,6 +92,7 @@ class _Answers:
     gpus: list[GpuSample] | None = None
     traffic: Traffic | None = None
     jupyter: bool = True  #: whether its server has Jupyter's API
+    scheduled: Scheduled | None = None
 
 
 class _Looks:
@@ -142,6 +144,7 @@ class Sampler:
         self._known: dict[
             jupyter_api.ServerAddress, dict[str, jupyter_api.TaggedAnswer]
         ] = {}
+        self._schedulers = Schedulers()
         self._connections = Connections()
         #: Looks at processes, by incarnation, and at connections, by network namespace.
         self._looks = _Looks()
@@ -154,6 +157,7 @@ class Sampler:
         """Sample all at once; a slow one delays none of the others, none raises."""
         addresses = {each.address for each in watched if each.address is not None}
         self._known = {address: self._known.get(address, {}) for address in addresses}
+        self._schedulers.keep(addresses)
         self._connections.keep([target.incarnation for target in watched])
         cards, traffic = await asyncio.gather(
             self._look_at_cards(), self._look_at_networks(watched)
@@ -275,15 +279,31 @@ class Sampler:
         self, address: jupyter_api.ServerAddress, problems: list[str]
     ) -> _Answers:
         """Ask all questions at once, each with its own time limit."""
-        kernels, terminals, status, (notebooks, saved) = await asyncio.gather(
+        kernels, terminals, status, (notebooks, saved), jobs = await asyncio.gather(
             self._ask(address, problems, "api/kernels", jupyter_api.KERNELS),
             self._terminals(address, problems),
             self._ask(address, problems, "api/status", jupyter_api.Status),
             self._notebooks(address, problems),
+            self._scheduled(address, problems),
         )
         if kernels is None and await self._is_another_program(address):
             return _Answers(kernels=[], terminals=[], jupyter=False)
-        return _Answers(None, kernels, terminals, status, notebooks, saved)
+        answers = _Answers(None, kernels, terminals, status, notebooks, saved)
+        return replace(answers, scheduled=jobs)
+
+    async def _scheduled(
+        self, address: jupyter_api.ServerAddress, problems: list[str]
+    ) -> Scheduled | None:
+        """Ask for scheduled jobs."""
+
+        async def get(path: str, kind: type[T], query: str = "") -> T:
+            return await self._ask_if_changed(address, path, kind, query)
+
+        try:
+            return await self._schedulers.ask(address, get, self._clock.now())
+        except ReclaimError as error:
+            problems.append(error.detail)
+            return None
 
     async def _is_another_program(self, address: jupyter_api.ServerAddress) -> bool:
         """Whether the server is not Jupyter's: each of those tells its version."""
@@ -315,7 +335,11 @@ class Sampler:
             return None
 
     async def _ask_if_changed(
-        self, address: jupyter_api.ServerAddress, path: str, kind: type[T]
+        self,
+        address: jupyter_api.ServerAddress,
+        path: str,
+        kind: type[T],
+        query: str = "",
     ) -> T:
         """Ask, or learn that the answer is as before."""
         return await jupyter_api.ask(
@@ -324,6 +348,7 @@ class Sampler:
             path,
             kind,
             seconds=self._seconds,
+            query=query,
             known=self._known.get(address),
         )
 
@@ -402,6 +427,7 @@ def _sum_up(
         last_asked=_as_timestamp(status.gpu_reclaim_person_asked) if status else None,
         gpus=answers.gpus,
         culls_after=status.gpu_reclaim_culls_after if status else None,
+        job_due=answers.scheduled.due if answers.scheduled else None,
         problem="; ".join(problems)[:PROBLEM_CHARACTERS],
         jupyter=answers.jupyter,
     )
@@ -454,6 +480,24 @@ def _kernels(answers: _Answers) -> list[KernelSample] | None:
             prompt_since=_as_timestamp(kernel.gpu_reclaim_prompt_since),
         )
         for kernel in {one.id: one for one in answers.kernels}.values()
+    ] + _jobs_kernels(answers)
+
+
+def _jobs_kernels(answers: _Answers) -> list[KernelSample]:
+    """Return the kernels of scheduled jobs, which no list of kernels has.
+
+    One that an earlier server has left under way is no more.
+    """
+    started = _as_timestamp(answers.status.started) if answers.status else None
+    return [
+        KernelSample(
+            id=job.job_id,
+            name=_shorten_name(f"of the scheduled job {job.name}"),
+            execution_state="busy",
+            last_activity=job.create_time / 1000,
+        )
+        for job in (answers.scheduled.running if answers.scheduled else [])
+        if started is None or job.create_time / 1000 >= started
     ]
 
 

@@ -125,6 +125,7 @@ class Window:
             terminals=None if newest.terminals is None else len(newest.terminals),
             jupyter=newest.jupyter,
             culls_after=newest.culls_after,
+            job_due=newest.job_due,
             complete=_is_whole(newest)
             and None not in (percent, gpu_percent)
             and bool(self._active),

@@ -16,6 +16,7 @@ import logging
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -52,6 +53,7 @@ from jupyterhub_gpu_reclaim.service.drain_watch import DrainWatch
 from jupyterhub_gpu_reclaim.service.events.feed import feeding
 from jupyterhub_gpu_reclaim.service.lost_nodes import LostNodes
 from jupyterhub_gpu_reclaim.service.node_watch import NodeWatch, watching
+from jupyterhub_gpu_reclaim.service.probe import asking
 from jupyterhub_gpu_reclaim.service.process import held_socket, lifeline
 from jupyterhub_gpu_reclaim.service.settings import placement, validation
 from jupyterhub_gpu_reclaim.service.settings.environment import HubEnvironment
@@ -195,7 +197,8 @@ class ReclaimService(Application, Options):
         pressure = PressurePolicy(idle, parent=self)
         under_pressure = pressure.pressure_idle_after
         guards = Guards(parent=self)
-        decide = Decider(guards, [idle, pressure])
+        probe = asking(self.probe)
+        decide = Decider(guards, [idle, pressure], probed=probe is not None)
         rules = Rules(parent=self)
         naps = NapPolicy(idle, seats=self.seats_per_gpu, parent=self)
         nap_after = max(naps.usually_after, rules.longest("nap_after"))
@@ -214,8 +217,9 @@ class ReclaimService(Application, Options):
                 span=span, interval=self.sample_interval, usual=usual
             ),
             clock=SystemClock(),
-            settings=self.settings(),
+            settings=replace(self.settings(), wake_for_jobs=idle.wake_for_jobs),
             folder=folder,
+            probe=probe,
         )
         senders, counters = self._senders(), controller.metrics_snapshot().counters
         drains = DrainWatch(agent, controller.nodes.follow)

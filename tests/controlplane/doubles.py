@@ -135,7 +135,8 @@ class NodeInMemory(MemoryAgent[Place]):
         self.wakes = 0  # so many saved trees are woken by their user before their end
         self.calls: list[str] = []
         self.kernels: list | None = None
-        self.kernels_of: dict[str, list] = {}  # of single incarnations
+        self.kernels_of: dict[str, list] = {}
+        self.job_due: float | None = 0.0  # of all sessions
         self.sampled = 0  #: how often it was asked for samples
         self.seen: list[float | None] = []  #: what orders went by
         self.files_back: list[bool] = []  #: of restores: whether files come back
@@ -274,6 +275,7 @@ class NodeInMemory(MemoryAgent[Place]):
                 at=now,
                 kernels=self.kernels_of.get(place.incarnation, self.kernels),
                 gpus=self._gpus_of(place),
+                job_due=self.job_due,
                 pod=place.pod,
             )
             for place in self.places.values()

@@ -6,6 +6,8 @@ from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
+from jupyterhub_gpu_reclaim.policy.rules import Rules, Subject
+from tests.policy.conftest import NOW
 
 
 def first(snapshot, now, **settings):
@@ -218,3 +220,42 @@ def test_idle_after_is_taken_from_configuration(snapshot, now):
     assert IdlePolicy(config=config).reasons(snapshot(), now)[0].code == (
         "recently_active"
     )
+
+
+@pytest.mark.parametrize(
+    ("mode", "due", "said"),
+    [
+        ("never", NOW + 60, "due at 2023-11-14 22:14 UTC, runs only once the session"),
+        ("never", 0.0, None),
+        ("never", None, None),
+        ("wake", NOW + 60, "kept running for it"),
+        ("wake", NOW + 3600, "It is resumed for its scheduled job, due at"),
+        ("wake", None, "a time that is not known"),
+        ("wake", 0.0, None),
+        ("keep", NOW + 3600, "kept running for it"),
+        ("keep", None, "a time that is not known"),
+        ("keep", 0.0, None),
+    ],
+)
+def test_scheduled_job_is_told_kept_or_woken_for(snapshot, now, mode, due, said):
+    policy = IdlePolicy(wake_for_jobs=mode)
+    (decision,) = policy.reasons(snapshot({"job_due": due}), now)
+    kept = said is not None and "it is resumed" not in said.lower() and mode != "never"
+    assert decision.code == ("job_due" if kept else "idle")
+    if said is None:
+        assert decision.message.endswith("after 15 min).")
+    else:
+        assert said in decision.message
+
+
+def test_rule_says_for_whom_a_job_is_woken(snapshot, now):
+    terms = Rules(rules=[{"user": "ada", "wake_for_jobs": "keep"}]).policy_for(
+        Subject(key=SessionKey("ada"))
+    )
+    (decision,) = IdlePolicy().reasons(
+        snapshot({"job_due": now + 9e4}, terms=terms), now
+    )
+    assert decision.code == "job_due"
+    assert "by the rule for user ada" in decision.message
+    with pytest.raises(TraitError, match="wake_for_jobs"):
+        Rules(rules=[{"user": "ada", "wake_for_jobs": True}])

@@ -20,8 +20,10 @@ from jupyterhub_gpu_reclaim.controlplane.api.stops import StopPlanner
 from jupyterhub_gpu_reclaim.controlplane.api.users import UserApi
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.decide.draining import Draining
+from jupyterhub_gpu_reclaim.controlplane.decide.jobs import JobWakes
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
 from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
+from jupyterhub_gpu_reclaim.controlplane.decide.probing import Probing
 from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
 from jupyterhub_gpu_reclaim.controlplane.decide.saving import Saving
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     )
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Decide, DecideNap
     from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Choose
+    from jupyterhub_gpu_reclaim.controlplane.decide.probing import Ask
     from jupyterhub_gpu_reclaim.controlplane.decide.room import CrowdedCard
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
@@ -95,6 +98,7 @@ class Controller:
         naps: the policy of naps; None: by order only.
         policies: the per-session policy; None: there are no rules.
         folder: where the spawner leaves orders to delete; None: nowhere.
+        probe: asks the administrator's own probe; None: there is none.
     """
 
     def __init__(
@@ -112,11 +116,15 @@ class Controller:
         naps: DecideNap | None = None,
         policies: Callable[[SessionKey], SessionPolicy] | None = None,
         folder: Path | None = None,
+        probe: Ask | None = None,
     ) -> None:
         sessions = Sessions(journal, clock, settings, policies)
         self._deletions = deletions = Deletions(sessions, agent, folder)
         together = Together(sessions, decide)
-        suspender = Suspender(sessions, agent, hub, settings, new_id, together=together)
+        jobs = JobWakes(sessions, settings.wake_for_jobs)
+        suspender = Suspender(
+            sessions, agent, hub, settings, new_id, together=together, jobs=jobs
+        )
         line = GpuQueue(sessions, agent, settings.gpu_wait)
         napper = Napper(sessions, agent, settings)
         saver = Saver(sessions, agent, settings, new_id)
@@ -124,7 +132,14 @@ class Controller:
         self._observer = observer = Observer(sessions, agent, hub, deletions)
         sampler = SessionSampler(sessions, agent, window)
         draining = Draining(sessions, settings.captures)
-        judge = Judge(sessions, decide, draining, naps, together=together)
+        judge = Judge(
+            sessions,
+            decide,
+            draining,
+            naps,
+            together=together,
+            probing=Probing(sessions, probe),
+        )
         resumer = Resumer(sessions, agent, hub, settings, line)
         warnings = Warnings(
             sessions, sampler, judge, draining, settings.warn_for, together=together
@@ -149,7 +164,7 @@ class Controller:
         )
         queue = WorkQueue(worker.work, clock=clock, workers=settings.workers)
         self._sessions, self._queue = sessions, queue
-        together.look = queue.add
+        together.look = jobs.look = queue.add
         renames = Renames(sessions, agent)
         #: calls about sessions
         self.users = UserApi(
@@ -211,6 +226,7 @@ class Controller:
             line=line,
             room=room,
             wakes=wakes,
+            jobs=jobs,
             settings=settings,
         )
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         SessionKey,
     )
     from jupyterhub_gpu_reclaim.controlplane.decide.draining import Draining
+    from jupyterhub_gpu_reclaim.controlplane.decide.probing import Probing
     from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, HubFacts
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
     #: Returns every reason for or against a suspend, the deciding one first; pure.
     Decide = Callable[[SessionSnapshot, float], Sequence[Decision]]
+
+
+_PROBE = Reason.PROBE.value
 
 
 class DecideNap(Protocol):
@@ -84,6 +88,7 @@ class Judge:
         draining: knows the sessions that must go, whatever the policy says.
         naps: the policy of naps; None: no session naps by itself.
         together: knows which servers go together.
+        probing: asks the administrator's own probe.
     """
 
     def __init__(
@@ -94,7 +99,9 @@ class Judge:
         naps: DecideNap | None = None,
         *,
         together: Together,
+        probing: Probing,
     ) -> None:
+        self._probing = probing
         self._sessions = sessions
         self._draining = draining
         self._together = together
@@ -107,6 +114,8 @@ class Judge:
         snapshot, wanted = snapshot_of(self._sessions, row), self._together.wanted(row)
         snapshot = msgspec.structs.replace(snapshot, wanted=wanted)
         decisions = list(self._decide(snapshot, now))
+        if decisions and (decisions[0].reclaim or decisions[0].code == _PROBE):
+            self._probing.want(row)
         if decisions and decisions[0].reclaim:
             against = self._together.against(row, now, wanted)
             decisions = decisions if against is None else [against]
@@ -178,6 +187,10 @@ class Judge:
             failure=trouble.failure if trouble is not None else None,
         )
 
+    async def ask_probe(self, row: SessionRow) -> None:
+        """Have the administrator's probe say anew what it knows of the session."""
+        await self._probing.ask_now(row)
+
     def why(self, key: SessionKey) -> Decision:
         """Return the deciding reason of the last decision."""
         return self._sessions.runtime(key).decisions[0]
@@ -186,11 +199,15 @@ class Judge:
 def snapshot_of(sessions: Sessions, row: SessionRow) -> SessionSnapshot:
     """Make a session's snapshot for the policies, from its row, usage and rules."""
     runtime = sessions.runtime(row.key)
+    usage, probed = runtime.usage, runtime.probed_of(row.incarnation)
+    if usage is not None and probed is not None and probed.since is not None:
+        usage = usage.used_at(probed.since, "the administrator's probe")
     return SessionSnapshot(
         key=row.key,
         phase=row.phase,
         since=row.since,
-        usage=runtime.usage,
+        usage=usage,
+        probed=probed,
         started_at=row.started_at,
         resumed_at=row.resumed_at,
         kept_until=row.kept_until,

@@ -112,7 +112,10 @@ class Warnings:
         Raises:
             Unreachable: no fresh sample can be had.
         """
-        return await self.is_fresh(row) and self._judge.reclaims(row)
+        if not await self.is_fresh(row):
+            return False
+        await self._judge.ask_probe(row)
+        return self._sessions.row(row.key) == row and self._judge.reclaims(row)
 
     async def is_fresh(self, row: SessionRow) -> bool:
         """Sample once more; whether that succeeded and it is still the same session.

@@ -12,6 +12,8 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
         SessionKey,
         Tree,
     )
+    from jupyterhub_gpu_reclaim.controlplane.decide.jobs import JobWakes
     from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
@@ -69,7 +72,9 @@ class Suspender:
         new_id: Callable[[], str],
         *,
         together: Together,
+        jobs: JobWakes,
     ) -> None:
+        self._jobs = jobs
         self._sessions = sessions
         self._agent = agent
         self._hub = hub
@@ -96,14 +101,19 @@ class Suspender:
         Raises:
             Unreachable: the agent was lost on the way; the capture may go on there.
         """
-        incarnation = self._sessions.row(key).incarnation
-        cards = self._sessions.runtime(key).cards_or_nap(incarnation)
+        before = self._sessions.row(key)
+        cards = self._sessions.runtime(key).cards_or_nap(before.incarnation)
+        told = self._jobs.told(before)
+        if why is not None and told not in why.message:
+            why = msgspec.structs.replace(why, message=f"{why.message} {told}")
+        self._jobs.note(before)
         yield (
             row := self._sessions.apply(
                 key,
                 SessionEvent.SUSPEND,
                 by=by,
                 why=why,
+                note=told,
                 attempt=self._new_id(),
                 gpus=len(cards),
                 gpu_name=cards[0].name if cards else "",

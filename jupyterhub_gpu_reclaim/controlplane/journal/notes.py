@@ -22,6 +22,7 @@ class NoteKind(StrEnum):
     LOGIN_RENEWAL = "login renewal"  #: until when such an order holds (path)
     CULLER = "culler"  #: when it last ended a session that was not saved (its name)
     FILES_BACK = "files back"  #: when its user said so, for one return (checkpoint)
+    JOB = "job"  #: when it is due, for which its session is resumed (path)
     DELETION = "deletion"  #: when an order to delete was taken (the order's name)
     EXPIRY = "expiry"  #: when a deletion was announced (checkpoint)
     TAB_KEY = "tab key"  #: time of the one that counts; negative: later ones (path)

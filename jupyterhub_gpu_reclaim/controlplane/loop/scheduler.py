@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
     from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
+    from jupyterhub_gpu_reclaim.controlplane.decide.jobs import JobWakes
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
     from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
@@ -84,6 +85,7 @@ class ControlLoops:
         preemption: Preemption | None,
         room: RoomMaker,
         wakes: WakeFollower,
+        jobs: JobWakes,
         settings: Settings,
     ) -> None:
         self._sessions = sessions
@@ -99,6 +101,7 @@ class ControlLoops:
         self._preemption = preemption
         self._room = room
         self._wakes = wakes
+        self._jobs = jobs
         self._settings = settings
         self._marks = Marks(sessions, agent)
         self._prune_at = 0.0
@@ -159,6 +162,7 @@ class ControlLoops:
                 await asyncio.sleep(0)  # others may answer, and readers read
             self._compare(key, state)
         self._wakes.refresh()
+        self._jobs.refresh()
         self._room.refresh()
         expiry.retain(self._sessions, settings.retention)
         await expiry.collect(self._sessions, self._agent, self._settings.set_aside)

@@ -54,6 +54,8 @@ class Settings:
     #: Number of save points of a session that are kept while it runs; those with a name
     #: are kept besides.
     save_points: int = 1
+    #: ``IdlePolicy.wake_for_jobs``, where no rule says otherwise.
+    wake_for_jobs: str = "never"
     #: Whether a session that was ended by the cluster comes back by itself as at its
     #: last save point; else its user is asked.
     return_disrupted: bool = False

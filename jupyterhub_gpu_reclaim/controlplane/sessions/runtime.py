@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from jupyterhub_gpu_reclaim.controlplane.flows.nap import NapTrouble
     from jupyterhub_gpu_reclaim.controlplane.sessions.streams import OperationEvents
+    from jupyterhub_gpu_reclaim.policy.probe import Probed
     from jupyterhub_gpu_reclaim.sampling.window import Window
 
 
@@ -39,6 +40,8 @@ class Runtime:
     usage: Usage | None = None
     sample: Sample | None = None  #: its last sample
 
+    #: what the administrator's probe said last, and of which incarnation
+    probed: tuple[str, Probed] | None = None
     decisions: list[Decision] = field(default_factory=list)  #: the deciding one first
     nap_decision: Decision | None = None  #: decision whether it naps by itself
     suspends_at: float | None = None  #: when a warned session is going to be suspended
@@ -85,6 +88,11 @@ class Runtime:
         """Return the cards last seen with an incarnation; empty if not known."""
         mine = self.sample is not None and self.sample.incarnation == incarnation
         return (self.sample.gpus or []) if self.sample is not None and mine else []
+
+    def probed_of(self, incarnation: str) -> Probed | None:
+        """Return what the administrator's probe said last of an incarnation."""
+        mine = self.probed is not None and self.probed[0] == incarnation
+        return self.probed[1] if self.probed is not None and mine else None
 
     def nap_of(self, incarnation: str) -> Nap | None:
         """Return an incarnation's nap, if it has one and its agent tells of it."""

@@ -70,13 +70,11 @@ def cause(lines: Iterable[AuditRow]) -> str:
     line = next((line for line in lines if line.what in CAUSES), None)
     if line is None:
         return ""
-    if line.message:
+    if line.code or line.who == OURSELVES:
         return line.message
-    if line.who == OURSELVES:
-        return ""
-    if line.who == of_user(line.key.user):
-        return "You suspended it."
-    return f"Suspended by {line.who}."
+    mine = line.who == of_user(line.key.user)
+    by = "You suspended it." if mine else f"Suspended by {line.who}."
+    return f"{by} {line.message}".strip()
 
 
 def suspension_of(

@@ -7,7 +7,7 @@ token and the spawner's token come in the environment.
 
 from __future__ import annotations
 
-from traitlets import Bool, Enum, Float, Int, List, Unicode
+from traitlets import Bool, Callable, Enum, Float, Int, List, Unicode, Union
 from traitlets.config import Configurable
 
 from jupyterhub_gpu_reclaim.common.traits import Address, AgentAddress
@@ -84,6 +84,19 @@ class Options(Configurable):
         max=65535,
         help="With `placement = kubernetes`: port of every agent. Another one where"
         " `AgentApp.listen` has another one there.",
+    ).tag(config=True)
+
+    probe = Union(
+        [Unicode(), Callable()],
+        default_value="",
+        help="A command of yours that is asked, too, before a session is suspended for"
+        " being idle or under pressure: it prints `in use until TIME` or `idle since"
+        " TIME` (ISO 8601 with the zone, or seconds since the epoch). It finds the"
+        " session in `GPU_RECLAIM_USER` and `GPU_RECLAIM_SERVER`, and is asked again"
+        " every 30 s while the session stays idle, and right before the suspend. It can"
+        " only spare a session: an error, another answer, or none within 10 s is use."
+        " In `config_file` it may be a function of both names that returns the same."
+        " Empty: none. Example: '/usr/local/sbin/session-in-use'.",
     ).tag(config=True)
 
     gpu_node_labels = List(

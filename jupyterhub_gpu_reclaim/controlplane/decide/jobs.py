@@ -1,0 +1,85 @@
+"""Has suspended sessions resumed for their scheduled jobs, where that is wanted.
+
+When a suspend begins, the moment is noted at which its next job is due, since nobody
+can ask a suspended server. A note is carried out once: if that return fails, the job
+runs when its user comes back, as it would without us.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey
+from jupyterhub_gpu_reclaim.controlplane.journal import notes
+from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
+from jupyterhub_gpu_reclaim.policy.idle import job_told
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+#: Seconds before a job is due at which its session is resumed.
+AHEAD = 120.0
+#: Phases in which it is not yet, or not any more, what the note is about.
+_ON_THE_WAY = {Phase.SUSPENDING, Phase.RELEASING}
+
+
+class JobWakes:
+    """Notes when jobs are due, and orders the returns.
+
+    Args:
+        sessions: the rows, and what was seen of them.
+        wakes: ``IdlePolicy.wake_for_jobs``.
+    """
+
+    def __init__(self, sessions: Sessions, wakes: str) -> None:
+        self._sessions = sessions
+        self._wakes = wakes
+        #: Adds a session's key to the work queue; set by the controller.
+        self.look: Callable[[SessionKey], None] = lambda _: None
+
+    def told(self, row: SessionRow) -> str:
+        """What the suspend of a session means for its next job; empty: nothing."""
+        usage = self._sessions.runtime(row.key).usage
+        return job_told(usage, wakes=self._is_woken(row))
+
+    def note(self, row: SessionRow) -> None:
+        """Note of a session whose suspend begins when it is to be back."""
+        usage, subject = self._sessions.runtime(row.key).usage, row.key.path
+        due = usage.job_due if usage is not None else None
+        if due and self._is_woken(row):
+            written = notes.note(NoteKind.JOB, subject, due)
+        else:
+            written = notes.forget(NoteKind.JOB, subject)
+        self._sessions.journal.write(*written)
+
+    def refresh(self) -> None:
+        """Order the returns whose time has come."""
+        now, journal = self._sessions.clock.now(), self._sessions.journal
+        for path, due in notes.read_all(journal, NoteKind.JOB).items():
+            row = self._sessions.row(SessionKey.of_path(*map(unquote, path.split("/"))))
+            if row.phase in _ON_THE_WAY or (
+                row.phase is Phase.SUSPENDED and now < due - AHEAD
+            ):
+                continue
+            journal.write(*notes.forget(NoteKind.JOB, path))
+            asks = row.failure is not None and not row.failure.retryable
+            free = row.intent is Intent.NONE and not asks and not row.claimed
+            if row.phase is Phase.SUSPENDED and free:
+                line = self._sessions.audit_line(
+                    row.key, SERVICE, "ask to resume", "A scheduled job is due."
+                )
+                self._sessions.update(
+                    row.key, line, intent=Intent.RESUME, intent_by=SERVICE
+                )
+                self.look(row.key)
+
+    def _is_woken(self, row: SessionRow) -> bool:
+        terms = self._sessions.policy_of(row)
+        ruled = terms.wake_for_jobs if terms is not None else None
+        return (self._wakes if ruled is None else ruled) == "wake"

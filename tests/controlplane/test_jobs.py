@@ -1,0 +1,64 @@
+"""A scheduled job of a suspended session: told, and its session resumed in time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from jupyterhub_gpu_reclaim.controlplane.decide.jobs import AHEAD
+from tests.controlplane.conftest import KEY
+
+
+async def suspended(world, due, **settings):
+    """A session that its user suspends, with a job due in so many seconds."""
+    world.change(**settings)
+    world.node.job_due = time.time() + due
+    await world.running("work")
+    controller = await world.controller()
+    await world.until(lambda: world.phase(controller) == "running")
+    await world.until(lambda: controller.users.session(KEY).usage is not None)
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    return controller
+
+
+def why(controller):
+    return controller.users.session(KEY).facts.suspension.why
+
+
+async def test_session_is_resumed_before_its_job_is_due_after_a_restart_too(world):
+    controller = await suspended(world, AHEAD + 3, wake_for_jobs="wake")
+    assert why(controller).startswith("You suspended it. It is resumed for its sched")
+    await world.kill(controller)
+    controller = await world.controller()
+    assert "It is resumed for its scheduled job" in why(controller)
+    assert world.phase(controller) == "suspended"
+    await world.until(lambda: world.phase(controller) == "running")
+    assert time.time() < world.node.job_due
+    (line,) = [
+        line for line in controller.users.audit(KEY) if line.what == "ask to resume"
+    ]
+    assert line.message == "A scheduled job is due."
+
+
+async def test_session_that_is_not_woken_says_that_its_job_waits(world):
+    controller = await suspended(world, AHEAD - 1)
+    await asyncio.sleep(0.5)
+    assert world.phase(controller) == "suspended"
+    assert "runs only once the session is back" in why(controller)
+
+
+@pytest.mark.parametrize("due", [0.0, None])
+async def test_session_without_a_job_says_nothing_of_one(world, due):
+    controller = await suspended(world, 0, wake_for_jobs="wake")
+    await controller.users.resume(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "running")
+    world.node.job_due = due
+    await world.until(lambda: controller.users.session(KEY).usage.job_due == due)
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    await asyncio.sleep(0.5)
+    assert world.phase(controller) == "suspended"
+    assert why(controller) == "You suspended it."

@@ -1,0 +1,65 @@
+"""The administrator's probe is run: a command, a function, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.service.probe import asking
+
+KEY = SessionKey("--ada", "a b")
+
+
+def command(code: str) -> str:
+    return f'{sys.executable} -c "{code}"'
+
+
+async def test_command_knows_the_session_and_none_of_our_secrets(monkeypatch):
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "secret")
+    code = (
+        "import os; e = os.environ; print(e['GPU_RECLAIM_USER'],"
+        " e['GPU_RECLAIM_SERVER'], e.get('JUPYTERHUB_API_TOKEN')); print('more')"
+    )
+    assert await asking(command(code))(KEY) == "--ada a b None\n"
+
+
+@pytest.mark.parametrize(
+    ("probe", "why"),
+    [
+        (command("import time; time.sleep(60)"), "no answer within 0.5 s"),
+        (command("print('idle since 1'); exit(3)"), "status 3"),
+        (command("while True: print('x' * 10**6)"), "no answer within 0.5 s"),
+        ("/nowhere/probe", "No such file"),
+        (lambda user, server: time.sleep(60), "no answer within 0.5 s"),
+        (lambda user, server: 1 / 0, "division"),
+    ],
+)
+async def test_what_does_not_answer_is_an_error_in_time(probe, why):
+    begun = time.monotonic()
+    with pytest.raises(Exception, match=why):
+        await asking(probe, 0.5 if "0.5" in why else 10)(KEY)
+    assert time.monotonic() - begun < 10
+
+
+async def test_function_is_asked_for_both_names():
+    ask = asking(lambda user, server: f"{user} {server}")
+    assert await ask(KEY) == "--ada a b"
+
+
+async def test_what_a_hanging_command_has_started_is_ended_with_it(tmp_path):
+    mark = tmp_path / "alive"
+    script = tmp_path / "probe"
+    script.write_text(f"#!/bin/sh\n(sleep 2; touch {mark}) &\nwait\n")
+    script.chmod(0o700)
+    with pytest.raises(TimeoutError):
+        await asking(str(script), 0.3)(KEY)
+    await asyncio.sleep(2.5)
+    assert not mark.exists()
+
+
+def test_no_probe_asks_nothing():
+    assert asking("") is None
