@@ -8,6 +8,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.linux import procfs
+from tests.checkpoint.test_put_back import Then
 
 #: A file system whose program never reads a request; its root is held open.
 SILENT = """
@@ -39,3 +40,24 @@ def test_preflight_does_not_wait_for_a_file_system_that_never_answers(places, tm
     look.join(10)
     place.kill()  # whoever waits for it goes on
     assert found, holder
+
+
+def test_files_are_put_back_beside_a_file_system_that_never_answers(places, tmp_path):
+    """Every program of the machine is looked at for those that have them open."""
+    world = places.world()
+    world(f"folder = {str(tmp_path / 'silent')!r}\n" + SILENT)
+    if world("held") < 0:
+        pytest.skip("no FUSE here")
+    path = tmp_path / "files" / "file"
+    path.parent.mkdir()
+    path.write_bytes(b"then")
+    with path.open("r+b"):
+        then = Then(path.parent)
+    path.write_bytes(b"newer")
+    done = []
+    putting = threading.Thread(target=lambda: done.append(then.put_back()), daemon=True)
+    putting.start()
+    putting.join(20)
+    world.place.kill()
+    assert done
+    assert path.read_bytes() == b"then"
