@@ -8,6 +8,7 @@ It keeps no policy: it does what it is told, or says why not.
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.workflows.release import Releases
     from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 
+_log = logging.getLogger(__name__)
+
 #: An order of the policy begins nothing, so long after the sample that it went by.
 ORDER_SECONDS = 5.0
 #: Waiting for an operation that was cancelled before its session is killed.
@@ -94,6 +97,7 @@ class LocalNode:
     describe: Callable[[], NodeStatus]
     _gone: dict[str, Tree] = field(default_factory=dict)
     _looking: asyncio.Task[list[Finding]] | None = None
+    _fatal: list[str] = field(default_factory=list)  #: found at the last look
 
     def __post_init__(self) -> None:
         self._ended = EndedSessions(
@@ -106,10 +110,21 @@ class LocalNode:
         """Find what keeps this node from saving sessions, or makes it slow."""
         # Unauthenticated and unlimited, so one look at a time answers all callers.
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(
-                in_thread(self.look, step="check", limit=self.tools.limits.check)
-            )
+            self._looking = asyncio.create_task(self._look())
         return await asyncio.shield(self._looking)
+
+    async def _look(self) -> list[Finding]:
+        """Look once; what is fatal is logged when that changes."""
+        limit = self.tools.limits.check
+        found = await in_thread(self.look, step="check", limit=limit)
+        fatal = [finding.message for finding in found if finding.fatal]
+        if fatal != self._fatal:
+            for message in fatal:
+                _log.warning("- not ready: %s", message)
+            if not fatal:
+                _log.info("- ready")
+            self._fatal = fatal
+        return found
 
     async def status(self) -> NodeStatus:
         """How this node is, for people."""

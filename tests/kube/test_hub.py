@@ -50,7 +50,6 @@ c.KubeSpawner.profile_list = [{{
 c.KubeSpawner.modify_pod_hook = lambda spawner, pod: (
     pod.metadata.labels.update({{"of-the-admin": "yes"}}) or pod
 )
-c.Spawner.poll_interval = 1
 c.JupyterHub.tornado_settings = {{"slow_spawn_timeout": 1, "slow_stop_timeout": 1}}
 """
 CONFIG += SERVICE_OF_A_CLUSTER
@@ -340,6 +339,25 @@ def test_a_session_that_is_drained_is_not_recorded_as_stopped_by_its_user(
     assert f"pod on {node} was ended, and not by the Hub: Evict" in last["message"]
     wait(lambda: not (hub.server(user) or {}).get("pending"), hub)
     start(hub, user)
+
+
+def test_a_session_whose_pod_somebody_deletes_is_told_so_and_goes_back_at_once(
+    hub, elsewhere, user
+):
+    """Whatever the kubelet adds, and long before the Hub polls again."""
+    cluster = elsewhere.cluster
+    start(hub, user)
+    wait(lambda: phase(hub, user) == "running", hub)
+    path = f"sessions/{user}/-"
+    assert reclaim(hub, "POST", f"{path}/save").ok
+    wait(lambda: reclaim(hub, "GET", path).json().get("checkpoint"), hub)
+    elsewhere.do(cluster.delete_pod, cluster.pod(f"jupyter-{user}"), 30)
+    wait(lambda: phase(hub, user) == "suspended", hub, 15)
+    failure = reclaim(hub, "GET", path).json()["failure"]
+    assert failure["code"] == "ended_since_saved", failure
+    assert "was ended, and not by the Hub: it was deleted" in failure["message"]
+    assert reclaim(hub, "POST", f"{path}/resume").ok
+    wait(lambda: phase(hub, user) == "running", hub)
 
 
 @pytest.mark.long

@@ -148,6 +148,20 @@ async def test_a_container_that_was_killed_ends_with_its_own_status(cluster, mak
     assert seen[-1] == 137
 
 
+async def test_the_end_of_a_pod_is_told_at_once_and_not_at_the_next_poll(cluster, make):
+    """Which is up to thirty seconds later; the watch has told by then."""
+    spawner = make(kind=Reclaiming, poll_interval=600)
+    await SessionPodSpawner.start(spawner)
+    told = asyncio.Event()
+    spawner.add_poll_callback(told.set)
+    spawner.start_polling()
+    await asyncio.sleep(1.5)
+    assert not told.is_set()
+    cluster.delete_pod(cluster.pod("jupyter-ada"), 30)
+    await asyncio.wait_for(told.wait(), 10)
+    assert cluster.pod("jupyter-ada") is None
+
+
 async def test_a_pod_that_is_ending_is_waited_for_and_never_forced(cluster, make):
     """Its name is taken (409) until its containers are dead: one volume, one pod."""
     former = make()

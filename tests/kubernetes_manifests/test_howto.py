@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
+import yaml
 
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
@@ -47,6 +54,50 @@ def test_every_link_leads_somewhere():
             assert (PAGE.parent / target).exists(), target
     for path in re.findall(r"(?<!/)\b(?:etc|helm-values|tests)/[\w./-]*\w", TEXT):
         assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        PAGE,
+        ROOT / "docs" / "tutorial" / "kubernetes.md",
+        ROOT / "etc" / "kubernetes" / "templates" / "NOTES.txt",
+    ],
+    ids=["how-to", "tutorial", "notes"],
+)
+def test_the_step_that_begins_the_store_passes_as_it_is_written(page, tmp_path):
+    """With the Secret that the step before makes, once its volumes are mounted."""
+    text = page.read_text()
+    steps = [
+        "apply -f secrets.yaml",
+        " wait pod -l app",
+        " exec daemonset",
+        "get pods -o",
+    ]
+    assert [*map(text.index, steps)] == sorted(map(text.index, steps))
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    make = ROOT / "etc" / "kubernetes" / "make-secrets"
+    made = subprocess.run([make], capture_output=True, check=True, timeout=60)
+    for secret in yaml.safe_load_all(made.stdout):
+        if secret["metadata"]["name"] == "gpu-reclaim-master-keys":
+            for name, data in secret["data"].items():
+                (keys / name).write_bytes(base64.b64decode(data))
+                (keys / name).chmod(0o400)
+    (line,) = re.findall(r"agent -- sh -c '([^']*)'", text)
+    line = line.replace("--options-file /etc/gpu-reclaim/store/options.json", "")
+    line = line.replace("/etc/gpu-reclaim/master-keys", str(keys))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-c", line],
+        env={**os.environ, "PATH": path, "STORE_URL": str(tmp_path / "store")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"The store {(keys / 'store-id').read_text()[:8]}")
 
 
 def test_every_option_of_the_tests_on_a_cluster_is_one():

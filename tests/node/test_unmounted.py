@@ -72,6 +72,19 @@ def test_nothing_is_suspended_resumed_or_deleted_until_it_is_back(
     assert agent.capture(second, "cp-2", 2)[-1]["checkpoint"]["id"] == "cp-2"
 
 
+def test_why_an_agent_is_not_ready_is_in_its_log_once_per_change(agent, volume):
+    """The kubelet asks every ten seconds, and has no token: it hears no more."""
+    assert agent.get("/readyz").status_code == 200
+    volume.unmount()
+    assert [agent.get("/readyz").status_code for _ in range(3)] == [503] * 3
+    volume.mount()
+    assert [agent.get("/readyz").status_code for _ in range(2)] == [200] * 2
+    told = agent.log.read_text()
+    assert told.count("- not ready: The store of suspended sessions is not there") == 1
+    assert told.count(": - ready\n") == 1
+    assert "/readyz" not in told
+
+
 def test_agent_whose_state_folder_is_not_mounted_any_more_says_so(agent, folder):
     aside = (folder / "state").rename(folder / "state not mounted")
     (folder / "state").mkdir(mode=0o700)

@@ -20,6 +20,7 @@ from aiohttp import ClientError
 from jupyterhub.utils import exponential_backoff
 from kubernetes_asyncio.client import ApiException, V1Preconditions
 from kubespawner import KubeSpawner
+from tornado.ioloop import PeriodicCallback
 from traitlets import default
 
 from jupyterhub_gpu_reclaim.common import endings
@@ -392,6 +393,30 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
 
 class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
     """Sessions in pods that can be suspended and resumed."""
+
+    _glances: PeriodicCallback | None = None
+    _lived = False  #: whether it did at the last glance
+
+    def start_polling(self) -> None:
+        """Poll as the Hub does, and at once when the watch tells of the pod's end."""
+        super().start_polling()
+        if self._poll_callback is not None:
+            self._lived = False
+            self._glances = PeriodicCallback(self._glance, LOOK_SECONDS * 1000)
+            self._glances.start()
+
+    def stop_polling(self) -> None:
+        """Stop both."""
+        if self._glances is not None:
+            self._glances.stop()
+            self._glances = None
+        super().stop_polling()
+
+    async def _glance(self) -> None:
+        """Look at the watch, which costs nothing; the next poll may be far."""
+        lived, self._lived = self._lived, self.reclaim_alive()
+        if lived and not self._lived:
+            await self.poll_and_notify()
 
     async def stop(self, now: bool = False) -> None:
         """Stop or release the session; KubeSpawner's own tidying does neither."""

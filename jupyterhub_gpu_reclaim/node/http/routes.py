@@ -430,8 +430,10 @@ def make_application(
 
 
 def _log_request(handler: RequestHandler) -> None:
-    """Log what went wrong, and nothing of what the service asks every ten seconds."""
+    """Log what went wrong, and nothing of what is asked every ten seconds."""
     status = handler.get_status()
+    if isinstance(handler, GetReadiness):
+        return  # the node says once why it is not ready
     if status >= 500 or status in {401, 403}:
         _log.warning(
             "%s %s from %s answered %d",

@@ -117,8 +117,9 @@ class IdentityCheck:
             )
         if not found:
             return (
-                f"{where} holds no store. Mount its volume, or correct store_url;"
-                ' "jupyterhub-gpu-reclaim store init --new" begins another store there'
+                f"{where} holds no store. Mount its volume, or correct store_url."
+                ' If none was begun yet, "jupyterhub-gpu-reclaim store init" does that;'
+                " with --new it begins another one"
             )
         return (
             f"{where} holds the store {found}, and the master key is that of {wanted}."
