@@ -54,6 +54,8 @@ STATE_DIR = "/var/lib/jupyterhub-gpu-reclaim/service"
 _SOCKET = "spawner.sock"
 #: Seconds that a start may take: a large session is read back from the store.
 START_TIMEOUT = 600
+#: What the pods are made by, too.
+_LOST_AFTER = "ReclaimService.node_lost_after"
 #: JupyterHub's names for our spawners, by placement.
 _SPAWNERS = {
     "local": "gpu-reclaim-local",
@@ -164,6 +166,8 @@ def configure(
     _add_to_lists(c, spec)
     default(c.JupyterHub, "spawner_class", _SPAWNERS[asked["placement"]])
     _spawner(c, folder)
+    if isinstance(lost := options.get(_LOST_AFTER), int | float) and lost >= 0:
+        default(c.SessionPodSpawner, "node_lost_after", lost)
     patches.apply()
     when_all_is_read(lambda whole: _add_to_lists(whole, spec, repeated=True))
 

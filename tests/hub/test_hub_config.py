@@ -117,10 +117,12 @@ def test_settings_in_their_own_sections_reach_the_service(tmp_path):
     c = Config()
     c.IdlePolicy.idle_after = 1800
     c.ReclaimService.grace = 3600
+    c.ReclaimService.node_lost_after = 600
     configure(c, state_dir=str(tmp_path / "s"))
     assert found_wrong(c) == []
     words = options_of(c.JupyterHub.services[0])
     assert {"--IdlePolicy.idle_after=1800", "--ReclaimService.grace=3600"} <= {*words}
+    assert c.SessionPodSpawner.node_lost_after == 600  # for the pods that it makes
 
 
 @pytest.mark.parametrize(

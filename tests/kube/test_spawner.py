@@ -94,6 +94,30 @@ async def test_start_poll_and_stop(cluster, make):
     assert await spawner.poll() == 1
 
 
+AWAY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+
+@pytest.mark.parametrize(
+    ("settings", "stays"),
+    [
+        ({}, [None, None]),  # for good, as the service's own setting says
+        ({"node_lost_after": 599.5}, [600, 600]),
+        ({"tolerations": [{"key": AWAY[0], "tolerationSeconds": 7}]}, [7, None]),
+        ({"tolerations": [{"operator": "Exists", "tolerationSeconds": 9}]}, [9]),
+        ({"tolerations": [{"key": "gpu", "operator": "Exists"}]}, [None] * 3),
+    ],
+)
+async def test_a_pod_stays_on_a_node_that_is_cut_off_for_as_long_as_is_set(
+    cluster, make, settings, stays
+):
+    """Not for 300 s, as Kubernetes has it where a pod says nothing."""
+    await make(**settings).start()
+    tolerations = cluster.pod("jupyter-ada")["spec"]["tolerations"]
+    assert [each.get("tolerationSeconds") for each in tolerations] == stays
+    if len(stays) > 1:
+        assert {*AWAY} <= {each["key"] for each in tolerations}
+
+
 async def test_a_hub_that_has_forgotten_a_pod_finds_it_by_its_incarnation(
     cluster, make
 ):

@@ -157,6 +157,7 @@ class _Many(_Handler):
             raise HTTPError(422, reason="Invalid")
         if resource == "pods":
             thing["status"] = {"phase": "Pending"}
+            _admit(thing["spec"])
         cluster.put(resource, thing)
         if resource == "pods":
             cluster.schedule(copy.deepcopy(thing))
@@ -189,6 +190,15 @@ class _One(_Handler):
         else:
             self.cluster.drop(where[1], thing)
         self.finish(thing)
+
+
+def _admit(spec: dict[str, Any]) -> None:
+    """As the plugin ``DefaultTolerationSeconds`` does, which is on by default."""
+    given = spec.setdefault("tolerations", [])
+    for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
+        if not any(each.get("key", "") in {"", key} for each in given):
+            found = {"key": key, "operator": "Exists", "effect": "NoExecute"}
+            given.append({**found, "tolerationSeconds": 300})
 
 
 def _selector(text: str) -> dict[str, str | None]:

@@ -13,6 +13,7 @@ and nothing else. An image without it does not start; its pod says so.
 from __future__ import annotations
 
 import copy
+import math
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,9 @@ SESSION = f"{PREFIX}/session"
 ACCOUNT = f"{PREFIX}/account"
 #: Runtime classes of gVisor and Kata, as GKE, AKS, OpenShift and their own manuals name
 #: them. The name is all that a pod tells.
+#: Taints of a node that is cut off. A pod that does not say how long it stays there is
+#: deleted after 300 s (the admission plugin ``DefaultTolerationSeconds``).
+_CUT_OFF = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _SANDBOX = re.compile(r"gvisor|runsc|kata(-.+)?")
 
 
@@ -57,6 +61,7 @@ class PodPurpose:
         token: of the suspended session (``hold``).
         avoid: nodes that have just sent it away; others are preferred (``hold``).
         python: the interpreter in the image.
+        lost_after: seconds that it stays on a node that is cut off; 0: for good.
     """
 
     mode: str
@@ -71,6 +76,7 @@ class PodPurpose:
     token: str = field(default="", repr=False)
     avoid: tuple[str, ...] = ()
     python: str = "python3"
+    lost_after: float = 0.0
 
 
 def prepared(pod: Any, purpose: PodPurpose) -> Any:
@@ -101,6 +107,7 @@ def prepared(pod: Any, purpose: PodPurpose) -> Any:
     pod.spec.restart_policy = "Never"
     # A stopped tree answers no probe, and the kubelet would kill it for that.
     container.liveness_probe = None
+    pod.spec.tolerations = _staying(pod.spec.tolerations, purpose.lost_after)
     if purpose.mode == "hold":
         _run_init_alone(container, purpose)
         pod.spec.node_selector = _selector(pod.spec.node_selector, purpose.node_labels)
@@ -256,8 +263,12 @@ def _full_name(image: str) -> str:
 
 
 def _name(variable: Any) -> str:
-    named = variable["name"] if isinstance(variable, dict) else variable.name
-    return str(named)
+    return str(_value(variable, "name"))
+
+
+def _value(thing: Any, name: str) -> Any:
+    """A field of what is an object of the client, or plain JSON."""
+    return thing.get(name) if isinstance(thing, dict) else getattr(thing, name)
 
 
 def _with_token(variable: Any, purpose: PodPurpose) -> Any:
@@ -324,6 +335,27 @@ def _prefer_other_nodes(affinity: Any, avoid: tuple[str, ...]) -> Any:
         ]
     affinity.node_affinity = nodes
     return affinity
+
+
+def _staying(given: Any, seconds: float) -> list[Any]:
+    """The tolerations with those of a node that is cut off, unless they are given."""
+    effect = "NoExecute"
+    tolerated = {
+        _value(each, "key") or ""
+        for each in given or ()
+        if (_value(each, "effect") or effect) == effect
+    }
+    added = [
+        {
+            "key": key,
+            "operator": "Exists",
+            "effect": effect,
+            **({"tolerationSeconds": math.ceil(seconds)} if seconds else {}),
+        }
+        for key in _CUT_OFF
+        if not tolerated & {key, ""}
+    ]
+    return [*(given or ()), *added]
 
 
 def _prefix(purpose: PodPurpose) -> list[str]:

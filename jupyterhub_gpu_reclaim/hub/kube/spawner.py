@@ -21,7 +21,7 @@ from jupyterhub.utils import exponential_backoff
 from kubernetes_asyncio.client import ApiException, V1Preconditions
 from kubespawner import KubeSpawner
 from tornado.ioloop import PeriodicCallback
-from traitlets import default
+from traitlets import Float, default
 
 from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
@@ -61,6 +61,18 @@ _inside: ContextVar[bool] = ContextVar("inside KubeSpawner", default=False)
 
 class SessionPodSpawner(ImageTraits, KubeSpawner):
     """Makes, watches and ends one session's pod, without any notion of suspending."""
+
+    node_lost_after = Float(
+        0.0,
+        min=0,
+        help="""Seconds that a session's pod stays on a node that is cut off.
+
+        That is, not ready or not reachable (`tolerationSeconds` of these two taints),
+        unless you have set such tolerations yourself. `configure(c)` sets it to
+        `ReclaimService.node_lost_after`. Kubernetes' own 300 s would end a session
+        that goes on where only the network was away for six minutes. 0: for good.
+        """,
+    ).tag(config=True)
 
     user_options: Any  # of JupyterHub
     reclaim_launch = Launch()
@@ -159,6 +171,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
             token=saved.api_token if saved else "",
             avoid=tuple(dict(self._rejections)) if saved else (),
             python=self.session_python,
+            lost_after=self.node_lost_after,
         )
 
     def _pod(self) -> dict[str, Any] | None:

@@ -129,7 +129,10 @@ class Options(Configurable):
         " no harm if its sessions go on for a while, out of everybody's reach, with the"
         " same home folders. 0: never; a cloud's controller, or an administrator with"
         " the taint `node.kubernetes.io/out-of-service`, says that a node is gone."
-        " Example: 600.",
+        " As long as that a session's pod is also left on such a node by Kubernetes"
+        " itself, which would delete it after 300 s: its programs would end as soon as"
+        " the node is reached again (`SessionPodSpawner.node_lost_after`; pods that"
+        " were made before a change keep what they have). Example: 600.",
     ).tag(config=True)
 
     return_disrupted = Bool(
