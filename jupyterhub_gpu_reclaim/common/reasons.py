@@ -1200,6 +1200,12 @@ class Reason(Enum):
         "Is jupyterhub-gpu-reclaim-agent running there?",
         True,
     )
+    AGENT_UNTRUSTED = (
+        "agent_untrusted",
+        "The agent's certificate is refused: {why}.",
+        "Nothing is asked of it until the administrator has given it a valid one.",
+        True,
+    )
     NODE_CLOSED = (
         "node_closed",
         "This machine is being drained for maintenance, so no session starts now.",
@@ -1223,6 +1229,12 @@ class Reason(Enum):
             "If that machine is lost, the session is free as soon as Kubernetes has"
             " removed its pod; its checkpoints are kept."
         ),
+        True,
+    )
+    NODE_UNTRUSTED = (
+        "node_untrusted",
+        "The certificate of the agent on {node} is refused: {why}.",
+        "Nothing is asked of it until the administrator has given it a valid one.",
         True,
     )
     ENDING_UNSEEN = (

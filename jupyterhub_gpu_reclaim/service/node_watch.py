@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.common.models import Failure
     from jupyterhub_gpu_reclaim.service.clients.agent_router import AnyAgent
 
     #: Settles something with the nodes, as they were heard of now; never raises
@@ -41,7 +44,7 @@ class NodeWatch:
     Args:
         agents: to ask.
         clock: time and waiting.
-        told: called after each round with the silent nodes and since when they are.
+        told: called after each round with the silent nodes and why they are.
         settles: called in turn after each round, with all of them.
     """
 
@@ -49,7 +52,7 @@ class NodeWatch:
         self,
         agents: AnyAgent,
         clock: Clock,
-        told: Callable[[Mapping[str, float]], None],
+        told: Callable[[Mapping[str, Failure]], None],
         settles: Sequence[Settle] = (),
     ) -> None:
         self._settles = settles
@@ -57,6 +60,7 @@ class NodeWatch:
         self._clock = clock
         self._tell_silent = told
         self._known: dict[str, NodeHealth] = {}
+        self._silences: dict[str, Failure] = {}
 
     def now(self) -> list[NodeHealth]:
         """Every node, by name."""
@@ -74,15 +78,10 @@ class NodeWatch:
     async def ask(self) -> None:
         """Ask every agent once."""
         nodes = self._agents.nodes()
+        self._silences = {}
         found = await asyncio.gather(*map(self._ask_agent, nodes))
         self._known = {each.node: each for each in found}
-        self._tell_silent(
-            {
-                each.node: each.silent_since
-                for each in found
-                if each.silent_since is not None
-            }
-        )
+        self._tell_silent(dict(self._silences))
         for settle in self._settles:
             await settle(found)
 
@@ -92,14 +91,17 @@ class NodeWatch:
             async with asyncio.timeout(ANSWER_SECONDS):
                 status = await self._agents.status(node)
         except TimeoutError:
+            reason = Reason.NODE_SILENT if node else Reason.AGENT_UNREACHABLE
             why = f"No answer within {ANSWER_SECONDS:g} s."
-            return self._silent(node, asked, why)
+            return self._silent(asked, node, Unreachable(reason, node=node, detail=why))
         except ReclaimError as error:
-            # for administrators, whom the log's words help more than a user's sentence
-            return self._silent(node, asked, error.detail or error.message)
+            return self._silent(asked, node, error)
         return NodeHealth(node=node, status=status)
 
-    def _silent(self, node: str, asked: float, why: str) -> NodeHealth:
+    def _silent(self, asked: float, node: str, error: ReclaimError) -> NodeHealth:
+        self._silences[node] = codec.failure_of(error)
+        # for administrators, whom the log's words help more than a user's sentence
+        why = error.detail or error.message
         before = self._known.get(node, NodeHealth(node=node))
         since = before.silent_since
         return msgspec.structs.replace(

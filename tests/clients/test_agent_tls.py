@@ -10,6 +10,7 @@ from tornado.netutil import bind_sockets
 
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.http.routes import make_application
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from jupyterhub_gpu_reclaim.service.settings.placement import AGENT_NAME as NAME
@@ -18,10 +19,11 @@ from tests.support.certificates import certificate
 
 
 @pytest.fixture
-async def agent(tmp_path):
+async def agent(tmp_path, request):
     """An agent on an address that its certificate does not know."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate(tmp_path, NAME))
+    hours = -1.0 if "expired" in request.node.name else 1.0
+    context.load_cert_chain(certificate(tmp_path, NAME, hours=hours))
     node = NodeInMemory()
     node.run(SessionKey("ada"), "work", "i1")
     server = HTTPServer(make_application(node, TOKEN), ssl_options=context)
@@ -51,10 +53,32 @@ async def test_the_one_name_is_vouched_for_at_any_address(agent, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("fault", ["another name", "another authority"])
-async def test_who_cannot_prove_to_be_an_agent_gets_no_token(agent, tmp_path, fault):
+@pytest.mark.parametrize("call", ["capture", "trees"])
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("another name", "it is for another name (Hostname mismatch"),
+        ("another authority", "its authority is not known here ("),
+        ("expired", "it has expired (certificate has expired)"),
+    ],
+)
+async def test_who_cannot_prove_to_be_an_agent_gets_no_token_and_is_told_why(
+    agent, tmp_path, fault, words, call
+):
+    """It is no silence, which might pass by itself."""
     own = tmp_path / f"{NAME}.pem"
-    other = certificate(tmp_path, "somebody")
-    name, ca = ("somebody", own) if fault == "another name" else (NAME, other)
-    with pytest.raises(Unreachable):
-        await answer(agent, name, ca)
+    name = "somebody" if fault == "another name" else NAME
+    ca = certificate(tmp_path, "other") if fault == "another authority" else own
+    address = f"https://{name}:{agent}"
+    client = AgentClient(address, TOKEN, ca_file=str(ca), at="127.0.0.1", quick=5)
+    calls = {
+        "trees": client.trees,
+        "capture": lambda: anext(client.capture("i1", "c1", 1)),
+    }
+    try:
+        with pytest.raises(Unreachable) as refused:
+            await calls[call]()
+    finally:
+        client.close()
+    assert refused.value.reason is Reason.AGENT_UNTRUSTED
+    assert f"certificate is refused: {words}" in refused.value.message

@@ -9,6 +9,7 @@ import pytest
 from demo.stack import free_port
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from tests.kube.conftest import MODEL
+from tests.support.certificates import certificate
 from tests.support.cluster import NAMESPACE
 from tests.support.elsewhere import (
     SERVICE_OF_A_CLUSTER,
@@ -19,6 +20,7 @@ from tests.support.elsewhere import (
 )
 from tests.support.hub import HubUnderTest, proxy_command
 from tests.support.nodes import (
+    AGENT_NAME,
     AGENT_PORT,
     SERVER_PORT,
     TOKEN,
@@ -358,6 +360,28 @@ def test_a_session_whose_pod_somebody_deletes_is_told_so_and_goes_back_at_once(
     assert "was ended, and not by the Hub: it was deleted" in failure["message"]
     assert reclaim(hub, "POST", f"{path}/resume").ok
     wait(lambda: phase(hub, user) == "running", hub)
+
+
+def test_an_agent_whose_certificate_is_refused_is_told_so_wherever_one_looks(
+    hub, elsewhere, user, tmp_path
+):
+    start(hub, user)
+    wait(lambda: phase(hub, user) == "running", hub)
+    name = elsewhere.cluster.pod(f"jupyter-{user}")["spec"]["nodeName"]
+    node = next(n for n in elsewhere.cluster.nodes if n.name == name)
+    words = f"The certificate of the agent on {name} is refused: its authority"
+    elsewhere.do(node.stop_agent)
+    elsewhere.do(node.start_agent, certificate(tmp_path, AGENT_NAME))
+    try:
+        path = f"sessions/{user}/-"
+        wait(lambda: reclaim(hub, "GET", f"{path}/why").text.count(words), hub)
+        verdict = reclaim(hub, "GET", path).json()["verdict"]
+        assert (verdict["reclaim"], verdict["code"]) == (False, "node_untrusted")
+        wait(lambda: words in reclaim(hub, "GET", "nodes").text, hub)
+    finally:
+        elsewhere.do(node.stop_agent)
+        elsewhere.do(node.start_agent)
+    wait(lambda: words not in reclaim(hub, "GET", f"{path}/why").text, hub)
 
 
 @pytest.mark.long

@@ -12,7 +12,13 @@ import pytest
 from jupyterhub_gpu_reclaim.common.drain import NodeNotice
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.findings import finding
-from jupyterhub_gpu_reclaim.common.models import Event, GpuSample, Nap, Usage
+from jupyterhub_gpu_reclaim.common.models import (
+    Event,
+    Failure,
+    GpuSample,
+    Nap,
+    Usage,
+)
 from jupyterhub_gpu_reclaim.common.node_status import (
     CardStatus,
     NodeHealth,
@@ -162,7 +168,10 @@ async def test_agent_that_does_not_answer_is_silent_since_it_was_asked(monkeypat
     assert (a.silent_since, b.silent_since) == (NOW + 5, NOW + 5)
     assert (a.status, b.ready) == (UP, False)  # what was known is shown on
     assert (a.why, b.why) == ("cut off", "No answer within 0.05 s.")
-    assert told[-1] == {"a": NOW + 5, "b": NOW + 5}
+    assert {node: why.code for node, why in told[-1].items()} == {
+        "a": "node_silent",
+        "b": "node_silent",
+    }
     machines.gone = machines.hung = set()
     await watch.ask()
     assert told[-1] == {}
@@ -179,16 +188,17 @@ def sessions(tmp_path):
 def test_operation_on_a_silent_node_says_so_until_it_answers(sessions):
     sessions.journal.save(SessionRow(key=KEY, since=1.0, node="gpu-1"))
     operation = sessions.begin(KEY, "resume")
-    for nodes in ({"gpu-2": NOW}, {"gpu-1": NOW}, {"gpu-1": NOW}):
+    silent = Failure(code="node_silent", message="The agent on gpu-1 is away.")
+    for nodes in ({"gpu-2": silent}, {"gpu-1": silent}, {"gpu-1": silent}):
         sessions.note_silent(nodes)
     (step,) = operation.steps()
-    assert step.title == "Waiting for the agent of gpu-1, which does not answer"
+    assert step.title == "Waiting: The agent on gpu-1 is away"
     assert step.state == "going"
     sessions.note_silent({})
     (step,) = operation.steps()
     assert (step.title, step.state) == ("The agent of gpu-1 answers again", "done")
     operation.add(Event())
-    sessions.note_silent({"gpu-1": NOW})
+    sessions.note_silent({"gpu-1": silent})
     assert operation.steps() == [step]
 
 

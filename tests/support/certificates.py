@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def certificate(folder: Path, name: str, address: str = "") -> Path:
+def certificate(
+    folder: Path, name: str, address: str = "", *, hours: float = 1.0
+) -> Path:
     """A certificate for that name, signed by itself; the file with it and its key.
 
     Args:
         folder: where the file is made.
         name: the server's.
         address: an IP address that it is for, instead of the name.
+        hours: that it is valid for from now on; below 0: it has expired.
     """
     server = (
         x509.IPAddress(ipaddress.ip_address(address)) if address else x509.DNSName(name)
@@ -35,8 +38,8 @@ def certificate(folder: Path, name: str, address: str = "") -> Path:
         .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
+        .not_valid_before(now - datetime.timedelta(hours=9))
+        .not_valid_after(now + datetime.timedelta(hours=hours))
         .add_extension(x509.SubjectAlternativeName([server]), False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
         .sign(key, hashes.SHA256())

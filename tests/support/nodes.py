@@ -134,11 +134,15 @@ class Node:
                 await server.close_all_connections()
 
     # --- the agent's pod
-    def start_agent(self) -> None:
-        """A new pod of the DaemonSet, with an address of its own."""
+    def start_agent(self, shown: Path | None = None) -> None:
+        """A new pod of the DaemonSet, with an address of its own.
+
+        Args:
+            shown: its certificate; None: that of all agents.
+        """
         ip, bound = address(AGENT_PORT)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(agents_certificate())
+        context.load_cert_chain(shown or agents_certificate())
         self._agent_server = HTTPServer(
             make_application(self.agent, TOKEN), ssl_options=context
         )

@@ -33,6 +33,10 @@ _BUSY = frozenset(
         Reason.DATA_MOVES,
         Reason.PAGE_USED,
         Reason.SAMPLES_MISSING,
+        Reason.AGENT_UNREACHABLE,
+        Reason.AGENT_UNTRUSTED,
+        Reason.NODE_SILENT,
+        Reason.NODE_UNTRUSTED,
     )
 )
 _OFF_LIMITS = frozenset({Reason.KEPT.value, Reason.OPTED_OUT.value})

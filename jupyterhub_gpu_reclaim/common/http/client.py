@@ -41,8 +41,34 @@ class NoResponse(Exception):
     """No answer, or none that is HTTP; the text is for the log."""
 
 
+class Untrusted(NoResponse):
+    """Somebody is there whose certificate is refused; the text says why."""
+
+
 class NobodyThere(NoResponse):
     """Nobody listens at that address; nothing was sent."""
+
+
+#: What OpenSSL finds wrong with a certificate (``verify_code``), in plain words.
+_WRONG = {
+    9: "it is not valid yet",
+    10: "it has expired",
+    18: "its authority is not known here",
+    19: "its authority is not known here",
+    20: "its authority is not known here",
+    21: "its authority is not known here",
+    62: "it is for another name",
+    64: "it is for another address",
+}
+
+
+def _no_response(path: str, error: object) -> NoResponse:
+    """The error of a call for its cause, as the connection tells it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        told = error.verify_message.rstrip(".")
+        return Untrusted(f"{_WRONG.get(error.verify_code, 'it is not valid')} ({told})")
+    kind = NobodyThere if isinstance(error, _ABSENT) else NoResponse
+    return kind(f"{path}: {error}")
 
 
 @dataclass(frozen=True)
@@ -223,8 +249,7 @@ class Connection:
             # Not cancelled with us: tornado logs what becomes of it as an error.
             response = await asyncio.shield(fetched)
         except (HTTPError, OSError, StreamClosedError) as error:
-            kind = NobodyThere if isinstance(error, _ABSENT) else NoResponse
-            raise kind(f"{method} {path}: {error}") from None
+            raise _no_response(f"{method} {path}", error) from None
         return Answer(response.code, bytes(response.body or b""), response.headers)
 
     async def lines(
@@ -308,6 +333,6 @@ def _check(fetched: asyncio.Future[Any], path: str) -> None:
     """Raise unless the stream ended properly."""
     error = fetched.exception()
     if error is not None:
-        raise NoResponse(f"{path}: {error}") from None
+        raise _no_response(path, error) from None
     if fetched.result().code == 599:
         raise NoResponse(f"{path}: {fetched.result().error}")

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         Compared,
         Event,
+        Failure,
         Placement,
         SessionKey,
         SessionPolicy,
@@ -292,11 +293,11 @@ class Controller:
         """The parts that did not answer the last time (agent, store, Hub), by name."""
         return self._observer.silent_parts()
 
-    def note_silent(self, nodes: Mapping[str, float]) -> None:
-        """Let operations on a silent node say so.
+    def note_silent(self, nodes: Mapping[str, Failure]) -> None:
+        """Let sessions and operations on a silent node say so.
 
         Args:
-            nodes: since when each is silent (seconds since the epoch), by name.
+            nodes: why each is silent, by name.
         """
         self._sessions.note_silent(nodes)
 

@@ -79,6 +79,9 @@ class SessionPolicies:
         return self._rules.policy_for(subject)
 
 
+_UNMEASURED = Reason.SAMPLES_MISSING.value
+
+
 class Judge:
     """Asks the policy, and keeps its reasons for pages.
 
@@ -123,6 +126,10 @@ class Judge:
         if goes is not None:
             waits = row.backoff_until is not None and row.backoff_until > now
             decisions = decisions if waits else [goes, *decisions]
+        silence = self._sessions.silences.get(row.node)
+        if decisions and decisions[0].code == _UNMEASURED and silence is not None:
+            told = {"code": silence.code, "message": silence.message}
+            decisions = [msgspec.structs.replace(decisions[0], **told), *decisions]
         self._sessions.judged(row.key, decisions)
         return bool(decisions) and decisions[0].reclaim
 

@@ -27,6 +27,8 @@ V = TypeVar("V", "Tree", "CheckpointInfo")
 
 _log = logging.getLogger(__name__)
 
+_OF_ONE_NODE = {Reason.NODE_SILENT, Reason.NODE_UNTRUSTED, Reason.ENDING_UNSEEN}
+
 
 class ObservedState:
     """The state of all sessions, as agent and Hub saw them at one moment."""
@@ -169,7 +171,7 @@ class Observer:
         try:
             value = await ask()
         except ReclaimError as error:
-            if error.reason in {Reason.NODE_SILENT, Reason.ENDING_UNSEEN}:
+            if error.reason in _OF_ONE_NODE:
                 return None  # one of many: the caller has logged it
             if whom not in self._silent:
                 self._silent.add(whom)

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
+#: Silences of a node where a pod of the session is.
+_UNSEEN = (Reason.NODE_SILENT, Reason.NODE_UNTRUSTED)
 UNANSWERED = Action(ActionKind.UNANSWERED)
 
 
@@ -176,14 +178,13 @@ def _settle_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action
         return UNANSWERED
     if row.phase is Phase.SUSPENDED:
         seen = row.failure is not None and row.failure.incarnation  # it runs somewhere
-        stands = seen or asked.silence is Reason.NODE_SILENT
+        stands = seen or asked.silence in _UNSEEN
         at_rest = not stands and asked.checkpoint in {"", row.checkpoint}
         trees = observed.trees is not None or at_rest
         agreed = asked.checkpoint == row.checkpoint and asked.listed
         saved = agreed if observed.saved is None else not observed.unknown()
         return _returned(row, observed, asked) if trees and saved else UNANSWERED
-    pods = {Reason.NODE_SILENT, Reason.ENDING_UNSEEN}
-    there = asked.remembered or asked.silence in pods
+    there = asked.remembered or asked.silence in {*_UNSEEN, Reason.ENDING_UNSEEN}
     known = observed.trees or observed.unknown()
     if known or (there and observed.trees is None):
         return UNANSWERED  # Hub or cluster know of something; what, nobody has said

@@ -99,6 +99,7 @@ class Sessions:
         self._save_every = settings.save_every
         self._retention = settings.retention
         self.drains = Drains(journal)  #: nodes that are to be free of sessions
+        self.silences: dict[str, Failure] = {}  #: why nodes do not answer, by name
         self.tab_keys = TabKeys(self)
         self.resume_times = suspensions.ResumeTimes()
         #: the highest generation known under a name, or given out by this service
@@ -355,23 +356,24 @@ class Sessions:
         operation.add(event)
         self.touch(key)
 
-    def note_silent(self, nodes: Mapping[str, float]) -> None:
-        """Let operations on silent nodes say since when they wait for an answer.
+    def note_silent(self, nodes: Mapping[str, Failure]) -> None:
+        """Note the silent nodes; operations there say that they wait for an answer.
 
         Such a step is like any other, so whoever follows the operation sees it. Its end
         is the next word of the agent.
         """
+        self.silences = dict(nodes)
         for key, runtime in self.runtimes.items():
             operation = runtime.operation
             if operation is None or operation.ended:
                 continue
             node = self.row(key).node
-            where = node or "the session's machine"
             waits = any(step.step == SILENT_STEP for step in operation.waits())
             if node in nodes and not waits:
-                title = f"Waiting for the agent of {where}, which does not answer"
+                title = f"Waiting: {nodes[node].message.rstrip('.')}"
                 self._note_step(key, operation, title, "going")
             elif node not in nodes and waits:
+                where = node or "the session's machine"
                 title = f"The agent of {where} answers again"
                 self._note_step(key, operation, title, "done")
 

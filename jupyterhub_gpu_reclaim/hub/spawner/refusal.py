@@ -27,6 +27,7 @@ STATUS = 409
 OPERATORS_OWN = frozenset(
     {
         Reason.AGENT_UNREACHABLE,
+        Reason.AGENT_UNTRUSTED,
         Reason.CAPABILITY_MISSING,
         Reason.CHECKPOINT_DAMAGED,
         Reason.CLUSTER_FORBIDS,
@@ -42,6 +43,7 @@ OPERATORS_OWN = frozenset(
         Reason.KEY_MISSING,
         Reason.LAUNCH_FAILED,
         Reason.NODE_SILENT,
+        Reason.NODE_UNTRUSTED,
         Reason.NO_AGENT,
         Reason.OTHER_VERSION,
         Reason.POD_CHANGED,

@@ -19,7 +19,12 @@ from jupyterhub_gpu_reclaim.common.errors import (
     ReclaimError,
     Unreachable,
 )
-from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResponse
+from jupyterhub_gpu_reclaim.common.http.client import (
+    Answer,
+    Connection,
+    NoResponse,
+    Untrusted,
+)
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     Event,
@@ -311,7 +316,7 @@ class AgentClient:
         try:
             return await self._authority.ask(once)
         except NoResponse as silent:
-            raise _unreachable(str(silent)) from None
+            raise _silence(silent) from None
 
     def _stream(
         self, path: str, body: Any = None, method: str = "POST"
@@ -330,13 +335,19 @@ class AgentClient:
                 if line.strip():
                     yield _decode(line, Event, path)
         except NoResponse as silent:
-            raise _unreachable(str(silent)) from None
+            raise _silence(silent) from None
 
 
 def _session(incarnation: str, order: str, pod: str) -> str:
     """The path of an order for one session, in that pod if it is in one."""
     path = f"/v1/sessions/{incarnation}" + (f"/{order}" if order else "")
     return f"{path}?pod={quote(pod, safe='')}" if pod else path
+
+
+def _silence(error: NoResponse) -> Unreachable:
+    if isinstance(error, Untrusted):
+        return Unreachable(Reason.AGENT_UNTRUSTED, why=str(error))
+    return _unreachable(str(error))
 
 
 def _unreachable(detail: str) -> Unreachable:

@@ -188,7 +188,8 @@ class AgentRouter:
         unseen = [tree for tree in found if tree.state is TreeState.UNKNOWN]
         if key is not None and unseen:
             living = [tree for tree in found if tree.state is not TreeState.GONE]
-            raise silent(unseen[0].node, ending=all(tree.ending for tree in living))
+            node, ending = unseen[0].node, all(tree.ending for tree in living)
+            raise silent(node, self._agents.why_silent(node), ending=ending)
         return found
 
     async def _trees_on(self, node: str, pods: list[Pod]) -> list[Tree]:

@@ -38,7 +38,7 @@ class Agents:
         self._pods = pods
         self._connect = connect
         self._clients: dict[str, AgentClient] = {}
-        self._silent: set[str] = set()
+        self._silent: dict[str, Exception] = {}
         self._answered = ""  # the node whose agent answered for all last
 
     async def run(self) -> None:
@@ -70,15 +70,19 @@ class Agents:
         return {pod.node for pod in self._pods.now() if pod.node}
 
     def silent(self, node: str, error: Exception) -> None:
-        """Note that a node did not answer; logged once per silence."""
-        if node not in self._silent:
-            self._silent.add(node)
+        """Note that a node did not answer; logged when that or its cause is new."""
+        before = self._silent.get(node)
+        if before is None or _reason(before) is not _reason(error):
             _log.warning("the agent on %s does not answer: %s", node, error)
+        self._silent[node] = error
+
+    def why_silent(self, node: str) -> Exception | None:
+        """The error with which a node did not answer last; None: it has answered."""
+        return self._silent.get(node)
 
     def heard(self, node: str) -> None:
         """Note that a node answered."""
-        if node in self._silent:
-            self._silent.discard(node)
+        if self._silent.pop(node, None) is not None:
             _log.info("the agent on %s answers again", node)
 
     async def anyone(
@@ -134,16 +138,25 @@ class Agents:
         return {pod.node: pod.status.pod_ip or "" for pod in pods}
 
 
-def silent(node: str, detail: str = "", *, ending: bool = False) -> Unreachable:
+def silent(
+    node: str, error: Exception | None = None, *, ending: bool = False
+) -> Unreachable:
     """The error that says which node does not answer.
 
     Args:
         node: its name.
-        detail: why.
+        error: why; None: not known.
         ending: whether all that is known to be left of a session is being deleted.
     """
-    reason = Reason.ENDING_UNSEEN if ending else Reason.NODE_SILENT
-    return Unreachable(reason, node=node, detail=detail)
+    if ending:
+        return Unreachable(Reason.ENDING_UNSEEN, node=node, detail=str(error or ""))
+    if isinstance(error, Unreachable) and _reason(error) is Reason.AGENT_UNTRUSTED:
+        return Unreachable(Reason.NODE_UNTRUSTED, node=node, **error.facts)
+    return Unreachable(Reason.NODE_SILENT, node=node, detail=str(error or ""))
+
+
+def _reason(error: Exception) -> Reason | None:
+    return error.reason if isinstance(error, Unreachable) else None
 
 
 @contextmanager
@@ -152,4 +165,4 @@ def named(node: str) -> Iterator[None]:
     try:
         yield
     except Unreachable as error:
-        raise silent(node, str(error)) from None
+        raise silent(node, error) from None
