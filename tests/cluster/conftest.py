@@ -74,6 +74,7 @@ class ClusterHub:
     def __init__(self, wanted, kubectl):
         self.wanted = wanted
         self.kubectl = kubectl
+        self.before_store = ""  #: the agents' log
         self._lines = []
         self._orders = self._line()
         self._http = _patient(requests.Session())
@@ -211,8 +212,65 @@ class ClusterHub:
             for node in nodes:
                 self.kubectl.tried("uncordon", node)
 
+    @contextlib.contextmanager
+    def without_rights(self):
+        """The API server refuses all that the Hub asks of its own namespace."""
+        where = ("-n", self.wanted.hub)
+        taken = [
+            binding
+            for binding in self.kubectl.json(*where, "get", "rolebindings")
+            if any(one["name"] == "hub" for one in binding.get("subjects", ()))
+        ]
+        assert taken
+        for binding in taken:
+            own = ("name", "namespace", "labels", "annotations")
+            told = binding["metadata"]
+            binding["metadata"] = {name: told[name] for name in own if name in told}
+        try:
+            for binding in taken:
+                name = binding["metadata"]["name"]
+                self.kubectl.run(*where, "delete", "rolebinding", name)
+            yield
+        finally:
+            self.kubectl.apply(taken)
+
+    @contextlib.contextmanager
+    def other_certificate(self):
+        """The agents show one of an authority that the Hub does not know."""
+        name, where = "gpu-reclaim-agent-tls", ("-n", self.wanted.agents)
+        before = self.kubectl.json(*where, "get", "secret", name)
+        before["metadata"] = {"name": name, "namespace": self.wanted.agents}
+        made = deployment.secrets(self.wanted)
+        other = [one for one in made if one["metadata"]["name"] == name]
+        try:
+            self._show(other)
+            yield
+        finally:
+            self._show([before])
+
+    def _show(self, secret):
+        self.kubectl.apply(secret)
+        where = ("-n", self.wanted.agents, "rollout", "restart")
+        self.kubectl.run(*where, "daemonset/gpu-reclaim-agent")
+        self.rolled_out(self.wanted.agents, "daemonset/gpu-reclaim-agent")
+
+    def agents_log(self):
+        """What the agents that are there now have logged."""
+        label = "app.kubernetes.io/name=gpu-reclaim-agent"
+        return self.kubectl.tried(
+            *("-n", self.wanted.agents, "logs", "--tail=-1", "-l", label),
+            "--max-log-requests=50",
+        )
+
     def begin_store(self):
-        """What a person does once, in one of the agents."""
+        """What a person does once, in one of the agents.
+
+        Before that they are not ready, and say why; what they have said is kept.
+        """
+        words = "- not ready: The store of suspended sessions is not there"
+        self.before_store = self.wait(
+            lambda: words in (told := self.agents_log()) and told, START
+        )
         line = (
             'jupyterhub-gpu-reclaim store init --store "$STORE_URL"'
             " --key-dir /etc/gpu-reclaim/master-keys"

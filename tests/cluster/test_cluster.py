@@ -32,6 +32,8 @@ places = [pathlib.Path.home(), pathlib.Path("/tmp"), pathlib.Path("/dev/shm")]
 told = [place.joinpath("kept.txt").read_text() for place in places]
 print(len(x), os.getpid(), zlib.crc32(noise), *told)
 """
+#: Taints of a node that is cut off.
+AWAY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 #: The agent's container sees all of the node; its runtime ends the rest of it.
 KILL = """
 import os, pathlib, signal, time
@@ -246,6 +248,79 @@ def test_a_session_whose_pod_is_gone_comes_back_elsewhere_from_its_save_point(
         work.come_back()
         assert node_of(hub.pod("dia")) != node_of(pod)
     work.check()
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["unsaved", "saved"])
+def test_a_pod_that_somebody_deletes_is_told_as_that_and_at_once(hub, work_of, saved):
+    """Not as an end of its programs by themselves, nor at the Hub's next poll."""
+    name = "del-saved" if saved else "del"
+    work = work_of(name, size=1_000_000)
+    pod = hub.pod(name)
+    if saved:
+        assert hub.reclaim("POST", f"sessions/{name}/-/save").ok
+        hub.wait(lambda: saved_as(hub, name), 300)
+    where = ("-n", hub.wanted.hub, "delete", "pod", pod["metadata"]["name"])
+    hub.kubectl.run(*where, "--timeout=120s", seconds=130)  # until it is gone
+    gone = time.monotonic()
+    hub.wait(lambda: hub.phase(name) == ("suspended" if saved else "stopped"), 60)
+    assert time.monotonic() - gone < 10
+    if saved:
+        told = hub.reclaim("GET", f"sessions/{name}/-").json()["failure"]
+        assert told["code"] == "ended_since_saved", told
+        assert hub.reclaim("POST", f"sessions/{name}/-/resume").ok
+        work.come_back()
+        work.check()
+    else:
+        told = hub.reclaim("GET", f"sessions/{name}/-/history").json()[0]
+        assert told["code"] == "session_disrupted", told
+    assert "and not by the Hub: it was deleted" in told["message"], told
+
+
+def test_watches_that_have_given_up_are_begun_again(hub, work_of):
+    """As after a minute without an API server: KubeSpawner begins none again."""
+    work = work_of("wes", size=1_000_000)
+    hub.suspend("wes")
+    log = ("-n", hub.wanted.hub, "logs", "deployment/hub", "--tail=-1")
+    given_up = "Watching resources never recovered, giving up"
+    before = hub.kubectl.tried(*log).count(given_up)
+    with hub.without_rights():
+        hub.wait(lambda: hub.kubectl.tried(*log).count(given_up) >= before + 2, 240)
+    # the service's own watch asks again up to half a minute later
+    start = ("POST", "users/wes/server")
+    hub.wait(lambda: hub.api(*start).status_code in {201, 202}, 120)
+    begun = time.monotonic()
+    work.come_back()
+    assert time.monotonic() - begun < 300  # the start's limit is 600
+    work.check()
+    work_of("wyn", size=1_000_000).check()
+
+
+def test_an_agent_that_is_not_ready_says_why_and_is_ready_once_its_store_is_begun(hub):
+    told = hub.before_store
+    assert "store init" in told
+    assert "/readyz" not in told
+    hub.rolled_out(hub.wanted.agents, "daemonset/gpu-reclaim-agent")
+
+
+def test_a_certificate_that_is_refused_is_told_with_the_cause(hub, work_of):
+    work = work_of("cat", size=1_000_000)
+    node = node_of(hub.pod("cat"))
+    words = f"The certificate of the agent on {node} is refused: its authority"
+    with hub.other_certificate():
+        hub.wait(lambda: words in hub.reclaim("GET", "nodes").text)
+        hub.wait(lambda: words in hub.reclaim("GET", "sessions/cat/-/why").text)
+    hub.wait(lambda: words not in hub.reclaim("GET", "nodes").text)
+    hub.suspend("cat")
+    work.come_back()
+    work.check()
+
+
+def test_a_pod_stays_on_a_node_that_is_cut_off_and_not_for_300_s(hub, work_of):
+    work_of("tom", size=1_000_000)
+    tolerated = {each["key"]: each for each in hub.pod("tom")["spec"]["tolerations"]}
+    for taint in AWAY:
+        assert tolerated[taint]["effect"] == "NoExecute"
+        assert "tolerationSeconds" not in tolerated[taint]
 
 
 def drained(hub, node):

@@ -79,9 +79,6 @@ class SessionPolicies:
         return self._rules.policy_for(subject)
 
 
-_UNMEASURED = Reason.SAMPLES_MISSING.value
-
-
 class Judge:
     """Asks the policy, and keeps its reasons for pages.
 
@@ -127,7 +124,7 @@ class Judge:
             waits = row.backoff_until is not None and row.backoff_until > now
             decisions = decisions if waits else [goes, *decisions]
         silence = self._sessions.silences.get(row.node)
-        if decisions and decisions[0].code == _UNMEASURED and silence is not None:
+        if decisions and not decisions[0].reclaim and silence is not None:
             told = {"code": silence.code, "message": silence.message}
             decisions = [msgspec.structs.replace(decisions[0], **told), *decisions]
         self._sessions.judged(row.key, decisions)

@@ -414,7 +414,7 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         """Poll as the Hub does, and at once when the watch tells of the pod's end."""
         super().start_polling()
         if self._poll_callback is not None:
-            self._lived = False
+            self._lived = True
             self._glances = PeriodicCallback(self._glance, LOOK_SECONDS * 1000)
             self._glances.start()
 
