@@ -74,7 +74,7 @@ _NEXT_WAKE_SECONDS = 60.0
 #: Killed sessions of which a repeated kill still hears that they are gone.
 _REMEMBERED = 256
 #: A kill waits until these have been called off, or have ended.
-_AWAITED = frozenset({"restore", trees.RECOVER, trees.NAP, nap.WAKE, trees.SAVE})
+_AWAITED = frozenset({"restore", trees.RECOVER, trees.NAP, trees.WAKE, trees.SAVE})
 
 
 @dataclass(kw_only=True, eq=False)
@@ -277,14 +277,14 @@ class LocalNode:
         session = await self._find(incarnation)
         await self._call_off_save(incarnation)
         tree = await self.tree(incarnation)
-        known = self._under_way(incarnation, nap.WAKE)
+        known = self._under_way(incarnation, trees.WAKE)
         if known is not None:
             return known.follow()
         if tree.state is TreeState.RUNNING and tree.nap is None:
             return _told(Event(tree=tree))
         if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action="wake now")
-        operation = Operation(nap.WAKE, session.key, "")
+        operation = Operation(trees.WAKE, session.key, "")
         work = nap.Wake(self.tools, session, operation, why)
         return self._begin(session, operation, work.run).follow()
 
@@ -295,7 +295,7 @@ class LocalNode:
         """
         session = await self._find(incarnation)
         operation = await self.operations.next(
-            session.incarnation, nap.WAKE, _NEXT_WAKE_SECONDS
+            session.incarnation, trees.WAKE, _NEXT_WAKE_SECONDS
         )
         return _told() if operation is None else operation.follow()
 
@@ -494,7 +494,7 @@ class LocalNode:
     async def _call_off_waiting(self, incarnation: str, seen: float | None) -> None:
         running = self.operations.running(incarnation)
         waits = self.tools.accelerator.shortage_of(incarnation) is not None
-        if running is not None and running.kind == nap.WAKE and waits:
+        if running is not None and running.kind == trees.WAKE and waits:
             self._refuse_late(seen)
             self.term.confirm()
             running.cancel.set()

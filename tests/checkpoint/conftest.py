@@ -28,6 +28,7 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, ports
 from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult, dump
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import (
     RestoreResult,
+    clear,
     fill,
     proceed,
     restore,
@@ -97,6 +98,8 @@ class Place:
         return self.popen.wait(timeout)
 
     def kill(self) -> None:
+        """As an agent does it: what is left in TIME_WAIT would keep its ports."""
+        clear(self.session, timeout=20)
         processes.kill_session(self.init_pid, self.init_start, timeout=20)
         self.popen.wait(20)
 

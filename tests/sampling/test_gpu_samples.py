@@ -67,7 +67,8 @@ async def test_a_second_look_right_after_reaches_back_far_enough():
 
 async def test_a_driver_that_hangs_leaves_the_gpu_unknown_and_the_rest_known():
     cards = Hanging()
-    (one,) = await take(cards, watched("ann", os.getpid()), seconds=0.2)
+    # The rest has the same limit, also on a machine that has other work.
+    (one,) = await take(cards, watched("ann", os.getpid()), seconds=2)
     cards.go_on.set()
     assert one.gpus is None
     assert "its GPU: no answer" in one.problem

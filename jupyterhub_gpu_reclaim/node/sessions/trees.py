@@ -24,15 +24,22 @@ if TYPE_CHECKING:
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 #: Stopped by us; also where taking that back has failed, so that it can be tried again.
 _STOPPED = {Stage.CAPTURED, Stage.RELEASING, Stage.ROLLING_BACK}
-_IN_HAND = {"capture": TreeState.CAPTURING, "restore": TreeState.RESTORING}
 #: The operation that settles what a former agent left (``recovery``).
 RECOVER = "recover"
 #: The operation in which a session still counts as running.
 NAP = "nap"
-#: Another: it stands still for a moment, and is saved behind it.
+#: The operation that ends a nap.
+WAKE = "wake"
+#: Another in which it runs: it stands still for a moment, and is saved behind it.
 SAVE = "save"
 #: The operation that ends one, whatever it does.
 KILL = "kill"
+#: A wake has its memory back a moment before it ends, and other orders wait for that.
+_IN_HAND = {
+    "capture": TreeState.CAPTURING,
+    "restore": TreeState.RESTORING,
+    WAKE: TreeState.NAPPING,
+}
 #: Of what it settles, this is as unfinished as it was then.
 _UNFINISHED = {Stage.CAPTURING, Stage.RESTORING, Stage.CONTINUING}
 

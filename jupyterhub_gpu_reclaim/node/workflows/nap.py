@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
     from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 
-#: The operation that ends a nap.
-WAKE: Final = "wake"
 #: Step of a wake that waits for memory of its cards.
 ROOM: Final = "room"
 _INTERRUPT: Final = 1 << (signal.SIGINT - 1)
