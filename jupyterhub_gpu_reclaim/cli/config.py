@@ -26,28 +26,28 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     actions = config.add_subparsers(required=True, metavar="ACTION")
     check = actions.add_parser(
         "check",
-        help="list the settings that the service would refuse",
-        description="List the settings that the service would refuse.",
+        help="list the settings that the service would refuse, and hooks",
+        description="List the settings that the service would refuse, and the hooks"
+        " that the Hub has, with what they see of a suspend, a return and an end.",
         epilog="The file is executed, as the Hub would, with whatever it does besides"
         " setting values, and for as long as that takes. What it prints goes to stderr."
         " Exit code 0: all settings make sense; 1: problems are printed to stdout, one"
-        " sentence a line.",
+        " a line. Lines about hooks, which are no problems, follow.",
     )
     check.add_argument("file", metavar="FILE", help="a jupyterhub_config.py")
     check.set_defaults(run=_check)
 
 
 def _check(args: argparse.Namespace) -> int:
-    problems = problems_of(Path(args.file))
-    for each in problems:
+    notes: list[str] = []
+    problems = problems_of(Path(args.file), notes)
+    for each in [*(problems or ["all settings make sense"]), *notes]:
         sys.stdout.write(plain(f"{args.file}: {each}") + "\n")
-    if not problems:
-        sys.stdout.write(plain(f"{args.file}: all settings make sense") + "\n")
     return 1 if problems else 0
 
 
-def problems_of(file: Path) -> list[str]:
-    """Find what is wrong with a configuration, in sentences.
+def problems_of(file: Path, notes: list[str]) -> list[str]:
+    """Find what is wrong with a configuration, in sentences, and what is noteworthy.
 
     Raises:
         Refused: there is no such file.
@@ -57,4 +57,4 @@ def problems_of(file: Path) -> list[str]:
     # It imports the whole Hub.
     from jupyterhub_gpu_reclaim.hub import config_file  # noqa: PLC0415
 
-    return config_file.problems_of(file)
+    return config_file.problems_of(file, notes)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub.app import JupyterHub
 
-from jupyterhub_gpu_reclaim.hub import config, config_check, self_check
+from jupyterhub_gpu_reclaim.hub import config, config_check, hooks, self_check
 from jupyterhub_gpu_reclaim.hub.merging import service_of
 
 if TYPE_CHECKING:
@@ -23,8 +23,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def problems_of(file: Path) -> list[str]:
-    """Find what is wrong with a configuration, in sentences."""
+def problems_of(file: Path, notes: list[str]) -> list[str]:
+    """Find what is wrong with a configuration, in sentences.
+
+    Args:
+        file: the configuration.
+        notes: gets what is not wrong, and good to know.
+    """
     file = file.absolute()
     with _hub() as hub:
         try:
@@ -41,6 +46,7 @@ def problems_of(file: Path) -> list[str]:
         found += self_check.late(hub.config, environment)
         found += config_check.spawners(hub.config)
         try:
+            notes += hooks.told(hub)
             return found + self_check.warnings(hub, environment)
         except Exception as error:  # noqa: BLE001 - anybody's classes
             return [*found, f"The Hub would not start: {_said(error, file)}"]

@@ -104,7 +104,7 @@ def warnings(hub: Any, environment: Mapping[str, str]) -> list[str]:
     options = _options(environment)
     return [
         *_foreign_spawner(hub),
-        *_cleanup(hub),
+        *_ends(hub),
         *pages.hidden(hub.template_paths, f"{hub.data_files_path}/templates"),
         *cullers.early(hub.services, _idle_times(options)),
         *cullers.inside_servers(
@@ -178,13 +178,21 @@ def _starts_processes(spawner: type[Any]) -> bool:
     return any(each.__name__ == "LocalProcessSpawner" for each in spawner.__mro__)
 
 
-def _cleanup(hub: Any) -> list[str]:
-    if not hub.cleanup_servers:
-        return []
-    problem = "c.JupyterHub.cleanup_servers is True: when the Hub ends, it stops every"
-    return [
-        f"{problem} server, and nothing is saved. Take it out: configure(c) sets False."
-    ]
+def _ends(hub: Any) -> list[str]:
+    """Say what makes the Hub itself end servers that run."""
+    found = []
+    if hub.cleanup_servers:
+        found.append(
+            "c.JupyterHub.cleanup_servers is True: when the Hub ends, it stops every"
+            " server, and nothing is saved. Take it out: configure(c) sets False."
+        )
+    if hub.shutdown_on_logout:
+        found.append(
+            "c.JupyterHub.shutdown_on_logout is True: users who log out end their"
+            " running servers, and nothing is saved. Take it out: what nobody uses is"
+            " suspended."
+        )
+    return found
 
 
 def _contradictions(options: Mapping[str, str]) -> list[str]:

@@ -204,3 +204,38 @@ def test_check_advice_is_nothing_that_the_file_does_already(
     (line,) = told.splitlines()
     assert said in line
     assert "say placement" not in line
+
+
+HOOKS = """
+from jupyterhub.auth import DummyAuthenticator
+class Ours(DummyAuthenticator):
+    def post_spawn_stop(self, user, spawner):
+        pass
+c.JupyterHub.authenticator_class = Ours
+c.Spawner.post_stop_hook = c.KubeSpawner.modify_pod_hook = print
+c.LocalProcessSpawner.pre_spawn_hook = print
+"""
+
+
+def test_check_hooks_are_named_with_what_they_see(check, tmp_path):
+    status, said = check(f"{HOOKS}configure(c, state_dir='{tmp_path}/s')")
+    assert status == 0
+    first, *hooks = [line.partition("config.py: ")[2] for line in said.splitlines()]
+    assert first == "all settings make sense"
+    names = [line.partition(":")[0] for line in hooks]
+    assert names == [
+        "c.LocalProcessSpawner.pre_spawn_hook",
+        "c.Spawner.post_stop_hook",
+        "Ours.post_spawn_stop",
+    ]
+    assert all(" at a suspend: " in line for line in hooks)
+    assert "at a suspend: nothing; at a return: nothing, also" in hooks[1]
+
+
+def test_check_a_logout_that_ends_servers_is_named(check, tmp_path):
+    status, said = check(
+        f"configure(c, state_dir='{tmp_path}/s')\n"
+        "c.JupyterHub.shutdown_on_logout = True"
+    )
+    assert status == 1
+    assert "users who log out end their running servers" in said

@@ -77,7 +77,20 @@ def failing(spawner, moment):
         raise {"lost": RuntimeError, "group": functools.partial(web.HTTPError, 403)}[
             kind
         ](words)
+def note(spawner, hook):
+    # for a test that looks at what runs
+    file = os.path.join(FOLDER, f"hooks-of-{spawner.user.name}")
+    if os.path.exists(file):
+        print(hook, spawner.name, file=open(file, "a"))
+c.Spawner.post_stop_hook = lambda spawner: note(spawner, "post_stop")
+def hand_out_a_card(spawner):
+    file = os.path.join(FOLDER, f"card-of-{spawner.user.name}")
+    if os.path.exists(file):
+        card = {"CUDA_VISIBLE_DEVICES": open(file).read()}
+        spawner.environment = {**spawner.environment, **card}
 def small_server(spawner):
+    note(spawner, "pre_spawn")
+    hand_out_a_card(spawner)
     failing(spawner, "hook")
     if os.path.exists(os.path.join(FOLDER, f"impatient-{spawner.user.name}")):
         spawner.start_timeout, spawner.consecutive_failure_limit = 2, 1
@@ -100,7 +113,10 @@ def token_scopes(spawner):
     wide = os.path.exists(os.path.join(FOLDER, f"wide-{spawner.user.name}"))
     return ["users:activity!user", *(["read:users:groups!user"] if wide else [])]
 c.Spawner.server_token_scopes = token_scopes
-c.Spawner.auth_state_hook = lambda spawner, state: failing(spawner, "login")
+def know_the_login(spawner, state):
+    note(spawner, "auth_state")
+    failing(spawner, "login")
+c.Spawner.auth_state_hook = know_the_login
 
 import asyncio, functools, os
 from tornado import web

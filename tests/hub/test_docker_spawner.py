@@ -252,6 +252,37 @@ async def test_session_comes_back_whose_image_may_not_be_chosen_any_more(docker,
     assert await SessionContainerSpawner.start(host) == "http://127.0.0.1:8888"
 
 
+@pytest.mark.parametrize(
+    ("now", "why"),
+    [
+        ({"volumes": {"/home/ann": "/home/jo"}}, ""),
+        ({"volumes": {"/home/bo": "/home/jo"}}, "else would be mounted at /home/jo"),
+        ({"read_only_volumes": {"/home/ann": "/home/jo"}}, "mounted at /home/jo"),
+        ({"mounts": [{"source": "a", "target": "/a"}]}, "nothing would be mounted"),
+    ],
+    ids=["same", "another", "read-only", "elsewhere"],
+)
+async def test_session_comes_back_to_its_own_mounts_alone(docker, now, why):
+    settings = {"network_name": "host", "volumes": {"/home/ann": "/home/jo"}}
+    then = made(**settings)
+    await SessionContainerSpawner.start(then)
+    assert "/home/ann" not in str(then.reclaim_choice())
+    docker.containers.clear()
+    identity = Identity(api_token="t", port=8888)
+    choice = then.reclaim_choice()
+    host = made(**{**settings, "volumes": {}, **now})
+    host.reclaim_launch = Launch(
+        mode="hold", incarnation="inc-2", identity=identity, choice=choice
+    )
+    if not why:
+        await SessionContainerSpawner.start(host)
+        return
+    with pytest.raises(Refused) as refused:
+        await SessionContainerSpawner.start(host)
+    assert refused.value.reason is Reason.PROFILE_GONE
+    assert why in refused.value.message
+
+
 def test_server_on_the_hosts_network_listens_on_this_machine_alone(host):
     assert host.ip == "127.0.0.1"
     assert made(network_name="lab").ip == "0.0.0.0"

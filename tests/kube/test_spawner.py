@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from jupyterhub.utils import exponential_backoff
 from kubernetes_asyncio import config
+from kubernetes_asyncio.client import V1EnvVar
 from kubespawner import KubeSpawner, clients, reflector
 from kubespawner import spawner as upstream
 from msgspec.structs import replace
@@ -537,6 +538,66 @@ async def test_a_return_whose_choice_is_not_offered_any_more_is_as_it_was(
     limits = {"nvidia.com/gpu": "1", "memory": 2 << 30}
     await come_back(make, choice, profile_list=today)
     assert resources(cluster) == limits
+
+
+def volumes(claim="claim-ada", *, secret="tokens", path="/data"):
+    """A volume that stays, one that does not, and a hook's variables."""
+    return {
+        "volumes": {
+            "data": {"name": "data", "persistentVolumeClaim": {"claimName": claim}},
+            "tokens": {"name": "tokens", "secret": {"secretName": secret}},
+        },
+        "volume_mounts": {
+            "data": {"name": "data", "mountPath": path},
+            "tokens": {"name": "tokens", "mountPath": "/tokens"},
+        },
+    }
+
+
+def handing_out(value, name="CUDA_VISIBLE_DEVICES"):
+    def hook(spawner, pod):
+        pod.spec.containers[0].env.append(V1EnvVar(name, value))
+        return pod
+
+    return {"modify_pod_hook": hook}
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "why"),
+    [
+        (
+            handing_out("0"),
+            handing_out("1"),
+            "CUDA_VISIBLE_DEVICES was 0 and would be 1",
+        ),
+        (volumes(), volumes("other"), "something else would be mounted at /data"),
+        (volumes(), volumes(path="/more"), "nothing would be mounted at /data"),
+        (
+            handing_out("1000", "NB_UID"),
+            handing_out("1001", "NB_UID"),
+            "belongs to user id 1000; here it would be 1001",
+        ),
+    ],
+    ids=["card", "volume", "mount", "user"],
+)
+async def test_a_return_that_would_be_given_something_else_is_refused(
+    cluster, make, then, now, why
+):
+    choice = await started_as(make, {}, **then)
+    assert "claim-ada" not in str(choice)
+    with pytest.raises(Refused) as refused:
+        await come_back(make, choice, **now)
+    assert why in refused.value.message
+    assert cluster.pod("jupyter-ada") is None
+
+
+async def test_a_return_is_given_other_passing_volumes_and_more(cluster, make):
+    choice = await started_as(make, {}, **volumes(), **handing_out("0"))
+    more = volumes(secret="new")
+    more["volumes"]["more"] = {"name": "more", "hostPath": {"path": "/srv"}}
+    more["volume_mounts"]["more"] = {"name": "more", "mountPath": "/srv"}
+    await come_back(make, choice, **more)
+    assert cluster.pod("jupyter-ada") is not None
 
 
 async def test_a_return_goes_by_the_old_choice_as_it_is_defined_today(cluster, make):

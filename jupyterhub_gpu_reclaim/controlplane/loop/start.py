@@ -141,7 +141,7 @@ def _settle_saved(row: SessionRow, observed: Observed, asked: Asked) -> Action:
         return _returned(row, observed, asked)
     if row.bring_back:
         return Action(ActionKind.BRING_BACK)
-    known = _is_accounted_for(row, asked)
+    known = is_accounted_for(row, asked)
     return Action(ActionKind.COLD if known else ActionKind.MISSING)
 
 
@@ -188,7 +188,7 @@ def _settle_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action
     known = observed.trees or observed.unknown()
     if known or (there and observed.trees is None):
         return UNANSWERED  # Hub or cluster know of something; what, nobody has said
-    if row.phase is not Phase.STOPPED or not _is_accounted_for(row, asked):
+    if row.phase is not Phase.STOPPED or not is_accounted_for(row, asked):
         return UNANSWERED
     if asked.remembered and not row.since:
         return UNANSWERED
@@ -219,7 +219,7 @@ def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
         return row.failure
     # The same session may have been saved since, which nobody else knows.
     older = its and (0, 0) < asked.stamp <= mine.stamp
-    return None if older or _is_accounted_for(row, asked) else _older(mine)
+    return None if older or is_accounted_for(row, asked) else _older(mine)
 
 
 def _settle_missing(row: SessionRow, observed: Observed, asked: Asked) -> Action:
@@ -244,7 +244,7 @@ def _settle_missing(row: SessionRow, observed: Observed, asked: Asked) -> Action
     return Action(ActionKind.ASK, failure=_older(other))
 
 
-def _is_accounted_for(row: SessionRow, asked: Asked) -> bool:
+def is_accounted_for(row: SessionRow, asked: Asked) -> bool:
     """Whether the journal knows what became of the checkpoint that the Hub knows.
 
     If it does not, the journal is older than the Hub's database.

@@ -27,6 +27,8 @@ any other    something of it is left, not frozen    end it
              what it came from is kept¹             lost (→ SUSPENDED)
              it is being saved¹                     keep it: that may be committed yet
              something else may come back²          keep it
+             the Hub's pointer names one that       keep it
+             nobody knows
              otherwise                              end it
 ===========  =====================================  ==================================
 
@@ -39,7 +41,11 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
-from jupyterhub_gpu_reclaim.controlplane.loop.start import UNANSWERED, in_flight
+from jupyterhub_gpu_reclaim.controlplane.loop.start import (
+    UNANSWERED,
+    in_flight,
+    is_accounted_for,
+)
 from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
@@ -114,7 +120,8 @@ def _by_what_is_saved(
         return KEEP  # behind its copy the save may be under way, and still be committed
     # Else the Hub asks about an earlier life: what it was told of this one is lost.
     there = row.phase in {*SAVED, *LIVE, Phase.RESUMING} and row.checkpoint
-    return KEEP if there and not mine else END
+    known = is_accounted_for(row, asked)
+    return KEEP if (there and not mine) or not known else END
 
 
 def _is_free(row: SessionRow) -> bool:

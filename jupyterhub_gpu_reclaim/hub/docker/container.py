@@ -32,7 +32,7 @@ from jupyterhub_gpu_reclaim.session_init.container_labels import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,8 @@ def prepared(asked: Mapping[str, Any], purpose: ContainerPurpose) -> dict[str, A
         "labels": _labels(asked.get("labels"), purpose),
         "host_config": host,
     }
-    variables = _variables(asked.get("environment"))
-    changes["environment"] = {**variables, **command_line.inline_environment()}
+    known = variables(asked.get("environment"))
+    changes["environment"] = {**known, **command_line.inline_environment()}
     if not purpose.holding:
         return {**asked, **changes, "command": _command(asked, purpose)}
     host["Init"] = False  # the session's own is pid 1
@@ -144,12 +144,24 @@ def _init(purpose: ContainerPurpose) -> list[str]:
     ]
 
 
-def _variables(environment: Any) -> dict[str, Any]:
+def variables(environment: Any) -> dict[str, Any]:
     """The environment, also from a list; a variable without a value is taken out."""
     if isinstance(environment, dict):
         return environment
     words = [word.partition("=") for word in environment or ()]
     return {name: value if equals else None for name, equals, value in words}
+
+
+def mounts(asked: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Where the host's folders and volumes are mounted, each with which and how."""
+    host = asked.get("host_config") or {}
+    for bind in host.get("Binds") or ():
+        source, _, rest = bind.partition(":")
+        path, _, mode = rest.partition(":")
+        yield path, [source, "ro" in mode.split(",")]
+    for mount in host.get("Mounts") or ():
+        if mount.get("Type") != "tmpfs":
+            yield mount["Target"], [mount.get("Source"), bool(mount.get("ReadOnly"))]
 
 
 def _with_token(variables: dict[str, Any], token: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreacha
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.docker import container as containers
+from jupyterhub_gpu_reclaim.hub.spawner import given
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
 from jupyterhub_gpu_reclaim.hub.spawner.session_traits import ImageTraits
@@ -51,6 +52,7 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
     object_name: Any
 
     reclaim_launch = Launch()
+    reclaim_given: Mapping[str, str] = {}
     _ended: dict[str, Any] | None = None  #: the container's state as last seen
     _running = True  #: as last seen; until then nothing may be ended or replaced
 
@@ -61,9 +63,16 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
 
         Raises:
             APIError: Docker refuses.
+            Refused: a session could not be suspended there, or had something else.
             Unreachable: it does not answer, or cannot (``docker_silent``).
         """
         if method == "create_container":
+            if "environment" in kwargs:  # else it is no session's (``move_certs``)
+                self.reclaim_given = given.settle(
+                    self.reclaim_launch,
+                    containers.variables(kwargs["environment"]),
+                    containers.mounts(kwargs),
+                )
             kwargs = containers.prepared(kwargs, self._purpose())
         try:
             return await super().docker(method, *args, **kwargs)

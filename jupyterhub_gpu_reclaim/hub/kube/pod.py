@@ -25,6 +25,8 @@ from jupyterhub_gpu_reclaim.session_init import command_line
 from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from jupyterhub_gpu_reclaim.common.models import SessionKey
 
 #: KubeSpawner's name for the container that users work in.
@@ -37,6 +39,8 @@ USER = f"{PREFIX}/user"
 SERVER = f"{PREFIX}/server"
 SESSION = f"{PREFIX}/session"
 ACCOUNT = f"{PREFIX}/account"
+#: Volumes that end with the pod, or are made for it from what the cluster has today.
+_PASSING = {"emptydir", "ephemeral", "configmap", "secret", "projected", "downwardapi"}
 #: Runtime classes of gVisor and Kata, as GKE, AKS, OpenShift and their own manuals name
 #: them. The name is all that a pod tells.
 #: Taints of a node that is cut off. A pod that does not say how long it stays there is
@@ -139,6 +143,33 @@ def holds(pod: Any, purpose: PodPurpose) -> bool:
             f"a hook has removed the variable {command_line.INLINE_VARIABLE} from it"
         )
     return asked
+
+
+def variables(pod: Any) -> dict[str, Any]:
+    """The variables of the session's container that have a value in the pod itself."""
+    container = _plain(pod.spec.containers[_position(pod)])
+    return {each["name"]: each.get("value") for each in container.get("env") or ()}
+
+
+def mounts(pod: Any) -> Iterator[tuple[str, Any]]:
+    """Where volumes that outlive the pod are mounted in it, each with which and how."""
+    container = _plain(pod.spec.containers[_position(pod)])
+    volumes = {each["name"]: each for each in map(_plain, pod.spec.volumes or ())}
+    for mount in container.get("volumemounts") or ():
+        volume = {**volumes.get(mount["name"], {})}
+        volume.pop("name", None)
+        if volume.keys() - _PASSING:
+            how = {name: mount.get(name) for name in ("subpath", "readonly")}
+            yield mount["mountpath"], [volume, how]
+
+
+def _plain(thing: Any) -> Any:
+    """An object of the client, or JSON, in one form: its names small, nothing empty."""
+    thing = thing.to_dict() if hasattr(thing, "to_dict") else thing
+    if isinstance(thing, dict):
+        names = {name.replace("_", "").lower(): v for name, v in thing.items()}
+        return {name: _plain(v) for name, v in names.items() if v not in (None, False)}
+    return [_plain(each) for each in thing] if isinstance(thing, list) else thing
 
 
 def _position(pod: Any) -> int:

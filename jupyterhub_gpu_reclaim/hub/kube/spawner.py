@@ -29,6 +29,7 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.kube import pod as pods
 from jupyterhub_gpu_reclaim.hub.kube import pod_events, watches
+from jupyterhub_gpu_reclaim.hub.spawner import given
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
 from jupyterhub_gpu_reclaim.hub.spawner.progress import interleaved
@@ -36,7 +37,7 @@ from jupyterhub_gpu_reclaim.hub.spawner.session_traits import ImageTraits
 from jupyterhub_gpu_reclaim.hub.spawner.state import Choice, Location
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 
@@ -76,6 +77,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
 
     user_options: Any  # of JupyterHub
     reclaim_launch = Launch()
+    reclaim_given: Mapping[str, str] = {}
     _quota = ""  #: the API server's words while the quota is used up
     #: Nodes that did not take the pod of this start after all, and their words.
     _rejections: tuple[tuple[str, str], ...] = ()
@@ -291,14 +293,16 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         Where the quota is used up a place is asked for again, until the start's limit.
 
         Raises:
-            Refused: a place was to be held, and this pod would start a new session; or
-                the API server does not take it.
+            Refused: a place was to be held, and this pod would start a new session, or
+                give its session something else; or the API server does not take it.
         """
         hold = self.reclaim_launch.mode == "hold"
         if not pods.holds(pod, self._purpose()):
             if hold:
                 raise Refused(Reason.POD_CHANGED)
             self.log.warning("%s: a hook has removed its init", self._reference)
+        launch = self.reclaim_launch
+        self.reclaim_given = given.settle(launch, pods.variables(pod), pods.mounts(pod))
         try:
             while True:
                 try:
@@ -456,6 +460,7 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         return Choice(
             options={**self.user_options, **profile},
             overrides=overrides if whole else (),
+            given=dict(self.reclaim_given),
         )
 
     def reclaim_take(self, place: Location) -> None:

@@ -28,6 +28,7 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.local import exit_status, former_server, launch
 from jupyterhub_gpu_reclaim.hub.local.processes import LocalSession, find_session
+from jupyterhub_gpu_reclaim.hub.spawner import given
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
 from jupyterhub_gpu_reclaim.hub.spawner.session_traits import RealmTraits
@@ -40,6 +41,8 @@ from jupyterhub_gpu_reclaim.session_init.command_line import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 
 #: Prefixes of variables that steer root's own interpreters; the session gets these
@@ -94,6 +97,7 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
     port: Any
 
     reclaim_launch = Launch()
+    reclaim_given: Mapping[str, str] = {}
 
     # --- start ---
 
@@ -101,13 +105,16 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         """Start the session's init with its programs, or (``hold``) without any.
 
         Raises:
-            Refused: the namespaces, the cgroup or the user cannot be had.
+            Refused: the namespaces, the cgroup or the user cannot be had; or a session
+                is to come back that was given something else.
         """
         if "\0" in self.user.name:  # no system user and no folder can be called so
             raise Refused(Reason.USER_MISSING, user=self.user.name)
         if self.port == 0:
             self.port = random_port()
         env = self.get_env()
+        mounts = [("/tmp", "its own")] if self.private_tmp else []  # noqa: S108
+        self.reclaim_given = given.settle(self.reclaim_launch, env, mounts)
         loader = {k: env.pop(k) for k in list(env) if k.startswith(_LOADER_VARIABLES)}
         command: list[str] = []
         if self.reclaim_launch.mode == "start":

@@ -209,6 +209,25 @@ class SessionLifecycle:
         if not there:
             self._known.remove(self._spawner.reclaim_key)
 
+    @property
+    def ended(self) -> bool:
+        """Whether there is no session (any more), neither saved nor with programs."""
+        return self.pointer.phase is PointerPhase.NONE and not self.state.refused
+
+    async def is_over(self) -> bool:
+        """Whether what was suspended is never to come back; then it is forgotten.
+
+        The service, which deletes and sets aside, is asked; no answer is no end.
+        """
+        if self.pointer.phase is not PointerPhase.SUSPENDED:
+            return False
+        before = self.pointer
+        plan = await self._plan_stop()
+        if plan.action != "stop" or self.pointer != before:
+            return False
+        self._forget()
+        return True
+
     # --- the service ---
 
     def _placement(self) -> Placement:

@@ -177,6 +177,32 @@ class ReclaimMixin(SessionPlacement):
             self.log.warning("%s: auth_state_hook", self.reclaim_key, exc_info=True)
             raise told from error
 
+    async def run_pre_spawn_hook(self) -> None:
+        """Run the hook of a start, a return's too; first that of an end not told yet.
+
+        A suspended session may have been deleted or set aside since, by the service's
+        pages: the Hub learns of that end when it starts the next one.
+        """
+        if self.post_stop_hook is not None and await self._lifecycle.is_over():
+            await self._tell_end()
+        await maybe_future(super().run_pre_spawn_hook())
+
+    async def run_post_stop_hook(self) -> None:
+        """Run the hook of an end, unless the session is suspended or may live.
+
+        The Hub calls it after each stop, of which a suspend is one, and after each
+        start that has failed.
+        """
+        if self._lifecycle.ended:
+            await maybe_future(super().run_post_stop_hook())
+
+    async def _tell_end(self) -> None:
+        """Run the hook of an end that the Hub has not stopped itself."""
+        try:
+            await maybe_future(super().run_post_stop_hook())
+        except Exception:  # an administrator's; as the Hub treats it
+            self.log.exception("%s: post_stop_hook", self.reclaim_key)
+
     def _refused(self, error: ReclaimError) -> Exception:
         # The Hub's memory or the service's: one of them knows of a suspended session.
         pointer = self.reclaim_pointer
@@ -285,8 +311,9 @@ class ReclaimMixin(SessionPlacement):
         """Delete the server's checkpoints and its login, too (T5, T10)."""
         await maybe_future(super().delete_forever())
         asker, deletion = patches.ASKER.get(), self._lifecycle.deletion()
+        suspended = self.reclaim_pointer.precious
         program = asker is not None and asker.program and asker.deletes_user
-        if asker is not None and program and self.reclaim_pointer.precious:
+        if asker is not None and program and suspended:
             kept = msgspec.structs.replace(deletion, kept_from=asker.who)
             await self._tell_deletion(kept, None)
             self._lifecycle.delete()
@@ -303,6 +330,8 @@ class ReclaimMixin(SessionPlacement):
             _TELLING.add(telling)
             telling.add_done_callback(_TELLING.discard)
         self._lifecycle.delete()
+        if suspended:
+            await self._tell_end()
 
     async def _tell_deletion(self, deletion: Deletion, written: Path | None) -> None:
         try:

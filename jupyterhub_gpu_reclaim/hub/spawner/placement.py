@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.hub.spawner.state import Choice
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from jupyterhub.spawner import Spawner as Base
 
@@ -55,6 +55,8 @@ class SessionPlacement(Base):
 
     #: Purpose of the next start; set before ``start()`` is called.
     reclaim_launch = Launch()
+    #: What the last place gave to its session (``given.settle``).
+    reclaim_given: Mapping[str, str] = {}
 
     #: Cleanups of failed or cancelled starts, by server: one table for all spawners,
     #: since the Hub may make another spawner of that server meanwhile.
@@ -75,7 +77,7 @@ class SessionPlacement(Base):
 
     def reclaim_choice(self) -> Choice:
         """The user's choice for what was just started."""
-        return Choice(options=dict(self.user_options))
+        return Choice(options=dict(self.user_options), given=dict(self.reclaim_given))
 
     @abstractmethod
     def reclaim_take(self, location: Location) -> None:

@@ -52,6 +52,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
     #: Settings of the spawner that came of them, each with its value, in order.
     overrides: tuple[dict[str, Any], ...] = ()
+    given: dict[str, str] = {}  #: what ``given.py`` compares, by variable or path
 
 
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,210 @@
+"""An administrator's hooks: those of an end run at an end, which a suspend is not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.hub.test_traps import (
+    FAILED,
+    comes_back,
+    pointer,
+    resume,
+    settled,
+    stopped_by_our_service,
+)
+from tests.support.hub import wait_until
+
+
+class Hooks:
+    """Those that have run of one person's servers since the test looked last."""
+
+    def __init__(self, hub, person):
+        self._file = hub.folder / f"hooks-of-{person.name}"
+        self._file.touch()
+        self.run()
+
+    def run(self):
+        names = [line.strip() for line in self._file.read_text().splitlines()]
+        self._file.write_text("")
+        return names
+
+    def close(self):
+        self._file.unlink()
+
+
+@pytest.fixture
+def hooks(hub, request):
+    """Those of the person whose fixture the test has."""
+    names = {"amy", "suspended"} & set(request.fixturenames)
+    found = Hooks(hub, request.getfixturevalue(names.pop()))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def card(hub):
+    """Sets the card that a hook gives to somebody's server; None: none."""
+    files = []
+
+    def give(person, card):
+        file = hub.folder / f"card-of-{person.name}"
+        files.append(file)
+        if card is None:
+            file.unlink()
+        else:
+            file.write_text(card)
+
+    yield give
+    for file in files:
+        file.unlink(missing_ok=True)
+
+
+def started(hub, person):
+    """Start a server by the Hub's API; whether it comes up."""
+    assert resume(hub, person.name).status_code in {201, 202}
+    return wait_until(lambda: hub.server(person.name)["ready"], 60, hub.log)
+
+
+def _start_with(hub, person, card, give):
+    """Start the person's server anew, with a card."""
+    hub.stop_server(person.name)
+    give(person, card)
+    person.start_server()
+
+
+def test_hook_of_an_end_runs_at_an_end_and_not_at_a_suspend(hub, service, amy, hooks):
+    service.capture(amy.name)
+    assert stopped_by_our_service(hub, amy.name) == "suspended"
+    assert hooks.run() == []
+    assert comes_back(amy)
+    assert hooks.run() == ["auth_state", "auth_state", "pre_spawn"]  # the page's, too
+    hub.stop_server(amy.name)
+    assert hooks.run() == ["post_stop"]
+
+
+def test_hook_of_an_end_does_not_run_where_a_return_fails(
+    hub, service, suspended, hooks
+):
+    service.fail_restore = FAILED
+    assert resume(hub, suspended.name).status_code == 409
+    settled(hub, suspended.name)
+    service.fail_restore = None
+    (hub.folder / f"hook-of-{suspended.name}").write_text("lost it failed")
+    assert resume(hub, suspended.name).status_code == 409
+    (hub.folder / f"hook-of-{suspended.name}").unlink()
+    service.plan = {"action": "refuse", "failure": FAILED}
+    assert resume(hub, suspended.name).status_code == 409
+    assert "post_stop" not in hooks.run()
+    service.plan = None
+    assert started(hub, suspended)
+
+
+def test_hook_of_an_end_runs_for_programs_that_ended_unless_they_were_saved(
+    hub, service, amy, hooks
+):
+    service.capture(amy.name)
+    os.kill(service.init(amy.name), signal.SIGKILL)
+    wait_until(lambda: pointer(hub, amy.name)["phase"] == "suspended", 30, hub.log)
+    settled(hub, amy.name)
+    assert hooks.run() == []
+    assert comes_back(amy)
+    hooks.run()
+    os.kill(service.init(amy.name), signal.SIGKILL)
+    wait_until(lambda: not hub.server(amy.name)["ready"], 30, hub.log)
+    settled(hub, amy.name)
+    assert hooks.run() == ["post_stop"]
+
+
+def test_hook_of_an_end_runs_before_the_next_start_if_what_was_suspended_is_gone(
+    hub, service, suspended, hooks
+):
+    service.saved.pop((suspended.name, ""))  # deleted, or set aside
+    service.captured.discard((suspended.name, ""))
+    assert started(hub, suspended)
+    assert hooks.run() == ["auth_state", "post_stop", "pre_spawn"]
+
+
+def test_hook_of_an_end_does_not_run_where_the_service_has_not_said_so(
+    hub, service, suspended, hooks
+):
+    service.saved.pop((suspended.name, ""))
+    service.captured.discard((suspended.name, ""))
+    service.unanswered.add("plan-stop")
+    assert started(hub, suspended)
+    assert hooks.run() == ["auth_state", "pre_spawn"]
+
+
+def test_hook_of_an_end_runs_once_where_a_suspended_server_is_deleted(
+    hub, service, amy, hooks
+):
+    assert hub.api("POST", f"users/{amy.name}/servers/small-1").status_code == 201
+    service.capture(amy.name, "small-1")
+    hub.stop_server(amy.name, "small-1")
+    hooks.run()
+    gone = {"remove": True}
+    answer = hub.api("DELETE", f"users/{amy.name}/servers/small-1", json=gone)
+    assert answer.status_code == 204
+    assert hooks.run() == ["post_stop small-1"]
+
+
+def test_return_with_another_card_is_refused_by_name(hub, service, amy, card, hooks):
+    _start_with(hub, amy, "0", card)
+    service.capture(amy.name)
+    hub.stop_server(amy.name)
+    card(amy, "1")
+    answer = resume(hub, amy.name)
+    assert answer.status_code == 409
+    assert "CUDA_VISIBLE_DEVICES was 0 and would be 1" in answer.json()["message"]
+    settled(hub, amy.name)
+    assert pointer(hub, amy.name)["phase"] == "suspended"
+    assert not any(
+        body["checkpoint"] for call, body in service.calls if call == "placed"
+    )
+    card(amy, "0")
+    assert started(hub, amy)
+
+
+def test_return_without_a_card_of_a_hook_keeps_the_one_it_has(hub, service, amy, card):
+    _start_with(hub, amy, "0", card)
+    service.capture(amy.name)
+    hub.stop_server(amy.name)
+    card(amy, None)
+    assert comes_back(amy)
+
+
+def test_link_of_a_course_leads_to_the_session_that_comes_back(hub, suspended):
+    page = suspended.visit("/hub/user-redirect/api/status?of=the+course")
+    assert page.status_code == 200
+    assert page.url.endswith(f"/user/{suspended.name}/api/status?of=the+course")
+    assert suspended.logins == 1
+
+
+def test_options_that_come_with_a_return_are_not_used(hub, service, amy, hooks):
+    service.capture(amy.name)
+    hub.stop_server(amy.name)
+    before = hub.server(amy.name)["user_options"]
+    assert hub.api("POST", f"users/{amy.name}/server", json={"size": "xl"}).ok
+    wait_until(lambda: hub.server(amy.name)["ready"], 60, hub.log)
+    assert hub.server(amy.name)["user_options"] == before
+
+
+def _activity(hub, person):
+    user = hub.api("GET", f"users/{person.name}?include_stopped_servers=1").json()
+    return [user["last_activity"], user["servers"][""]["last_activity"]]
+
+
+def test_activity_is_that_of_a_stop_and_of_a_start(hub, service, amy):
+    before = _activity(hub, amy)
+    service.capture(amy.name)
+    assert _activity(hub, amy) == before
+    hub.stop_server(amy.name)
+    suspended = _activity(hub, amy)
+    assert min(suspended) > max(before)
+    time.sleep(1.1)
+    assert _activity(hub, amy) == suspended  # nobody reports anything
+    assert started(hub, amy)
+    assert min(_activity(hub, amy)) > max(suspended)
