@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import ctypes
 import os
 import select
@@ -25,15 +26,15 @@ from jupyterhub_gpu_reclaim.checkpoint.files.open_files import (
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped, rehearse
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, ports
+from jupyterhub_gpu_reclaim.checkpoint.tree import freeze
 from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult, dump
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import (
     RestoreResult,
-    clear,
     fill,
     proceed,
     restore,
 )
-from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Refused
 from jupyterhub_gpu_reclaim.linux import processes
 from tests.support.agent import CRIU_FOLDERS, INIT, MOUNTS
 
@@ -99,7 +100,9 @@ class Place:
 
     def kill(self) -> None:
         """As an agent does it: what is left in TIME_WAIT would keep its ports."""
-        clear(self.session, timeout=20)
+        with contextlib.suppress(ReclaimError):
+            tree = freeze.stop(self.init_pid, self.init_start, timeout=20)
+            inet.reset_all(self.init_pid, [one.pid for one in tree.processes])
         processes.kill_session(self.init_pid, self.init_start, timeout=20)
         self.popen.wait(20)
 
