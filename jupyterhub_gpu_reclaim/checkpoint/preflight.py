@@ -83,11 +83,13 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
 from jupyterhub_gpu_reclaim.checkpoint.sockets.options import kind_of
 from jupyterhub_gpu_reclaim.checkpoint.tree.rights import refuse_beyond_agent, user_name
 from jupyterhub_gpu_reclaim.common import text
+from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import (
     architecture,
     capabilities,
+    processes,
     procfs,
     ptrace,
     scheduling,
@@ -286,7 +288,7 @@ def _together(
     yield from _sharing(alive)
     yield from _left_out(snapshot, alive)
     yield from _signed(init_pid, alive)
-    yield from _unix_outside(init_pid, alive)
+    yield from _unix_outside(snapshot, alive)
 
 
 def _left_out(snapshot: Snapshot, alive: Iterable[Process]) -> Iterator[Finding]:
@@ -656,10 +658,10 @@ _RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
 )
 
 
-def _signed(init_pid: int, processes: list[Process]) -> Iterator[Finding]:
+def _signed(init_pid: int, alive: list[Process]) -> Iterator[Finding]:
     """TCP sockets with keys, which would come back without and take any packet."""
-    inodes = tree_inodes(process.pid for process in processes)
-    by_pid = {process.pid: process for process in processes}
+    inodes = tree_inodes(process.pid for process in alive)
+    by_pid = {process.pid: process for process in alive}
     with Diag(init_pid) as diag:
         found = diag.sockets(inodes, with_keys=True)
     for one in found:
@@ -673,29 +675,48 @@ def _signed(init_pid: int, processes: list[Process]) -> Iterator[Finding]:
             )
 
 
-def _unix_outside(init_pid: int, processes: list[Process]) -> Iterator[Finding]:
-    inodes = tree_inodes(process.pid for process in processes)
+def _unix_outside(snapshot: Snapshot, alive: list[Process]) -> Iterator[Finding]:
+    """Connections whose other end is no program of the session's.
+
+    A program that has begun since the tree was looked at is not in it: who seems to be
+    outside is looked for once more.
+    """
+    init = snapshot.init
+    found = list(_unix_findings(init.pid, alive))
+    if any(peer for (_, peer), _ in found):
+        with contextlib.suppress(NotFound):
+            alive = [*alive, *processes.snapshot(init.pid, init.start_time).processes]
+        again = {ends for ends, _ in _unix_findings(init.pid, alive)}
+        found = [(ends, one) for ends, one in found if not ends[1] or ends in again]
+    yield from (one for _, one in found)
+
+
+def _unix_findings(
+    init_pid: int, alive: list[Process]
+) -> Iterator[tuple[tuple[int, int], Finding]]:
+    """Findings, with a connection's ends; for what waits at a listener, it and 0."""
+    inodes = tree_inodes(process.pid for process in alive)
     known = {one.inode: one for one in unix_sockets(init_pid)}
     #: Connection not accepted yet → its listener.
     asked = {client: one for one in known.values() for client in one.waiting}
-    by_pid = {process.pid: process for process in processes}
+    by_pid = {process.pid: process for process in alive}
     for inode, (pid, _) in sorted(inodes.items()):
         one = known.get(inode)
         if one is not None and one.waiting:
             clients = [inodes[n] for n in one.waiting if n in inodes]
             for where in refusals.waiting_at(one, clients):
                 who = by_pid[pid]
-                yield finding(
-                    Reason.SOCKET_UNREAD, pid=who.ns_pid, name=who.name, where=where
-                )
+                yield (inode, 0), _at(Reason.SOCKET_UNREAD, who, where)
         peer = (known.get(one.peer) or asked.get(inode)) if one else None
         if one is None or not _leads_out(one, peer, inodes):
             continue
         where = (peer.name if peer else "") or one.name or "another program"
-        process = by_pid[pid]
-        yield finding(
-            Reason.UNIX_OUTSIDE, pid=process.ns_pid, name=process.name, where=where
-        )
+        ends = inode, one.peer or inode
+        yield ends, _at(Reason.UNIX_OUTSIDE, by_pid[pid], where)
+
+
+def _at(reason: Reason, who: Process, where: str) -> Finding:
+    return finding(reason, pid=who.ns_pid, name=who.name, where=where)
 
 
 def _leads_out(

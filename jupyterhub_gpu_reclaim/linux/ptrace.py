@@ -282,6 +282,21 @@ def go_on(pid: int, pidfd: int, *, seconds: float) -> None:
             next(iter(threads.values())).take_continue(pidfd)
 
 
+def stop_plainly(pid: int, pidfd: int, *, seconds: float) -> None:
+    """Have a process that its terminal has stopped be stopped by SIGSTOP instead.
+
+    Its threads stand meanwhile, and each of the two signals takes the other back.
+
+    Raises:
+        TraceFailed: as :func:`stopped`.
+    """
+    with _held(pid, frozenset(), seconds) as threads:
+        by_terminal = {signal.SIGTTIN, signal.SIGTTOU}
+        if any(thread.stopped_by in by_terminal for thread in threads.values()):
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+            signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+
+
 def give_back() -> list[OSError]:
     """Give threads what they had when an agent was killed that made them call.
 
@@ -356,6 +371,7 @@ class _Thread:
         self._deadline = deadline
         self._runs = True
         self._was_stopped = self._is_stopped()
+        self.stopped_by = 0  #: what has stopped its process; see :meth:`wait_stopped`
         self._signal = 0  #: one that came meanwhile, to be given back
         self._registers = b""
         self._mask = 0
@@ -371,7 +387,8 @@ class _Thread:
             # stop takes back what was asked for (kernel/signal.c, ptrace_stop).
             _ptrace(_INTERRUPT, self._tid)
             self._go_on(_CONT, os.WSTOPSIG(status))
-        return os.WSTOPSIG(status)
+        self.stopped_by = os.WSTOPSIG(status)
+        return self.stopped_by
 
     def begin(self) -> None:
         """Remember where it stood, and keep signals off it.

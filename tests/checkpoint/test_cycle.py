@@ -334,3 +334,46 @@ def test_cycle_of_two_leaders_with_an_orphan_each(places, engine, wait_for):
     for _ in range(2):
         world = engine.cycle(world, places)
         assert below_root() == had
+
+
+#: A terminal whose foreground group has ended, as between two commands of a shell.
+NO_FOREGROUND = """
+leader, other = pty.fork()
+if leader == 0:
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        os.tcsetpgrp(0, os.getpid())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.write(1, b"up")
+    time.sleep(1000)
+os.read(other, 2)
+
+def cat():
+    pid = subprocess.run(["pgrep", "-x", "cat"], stdout=subprocess.PIPE).stdout
+    with open(f"/proc/{int(pid or 0)}/stat") as file:
+        return file.read().split()[2]
+"""
+
+
+def test_cycle_of_what_its_terminal_has_stopped_and_of_one_without_a_foreground(
+    places, engine, wait_for
+):
+    world = places.world()
+    world(terminal(*BASH))
+    world(NO_FOREGROUND)
+    assert world("os.tcgetpgrp(other) not in (0, leader)")
+    world("until('ready>')")
+    world("type_in('cat &\\n')")  # it reads, in the background: SIGTTIN
+    world("until('ready>')")
+    wait_for(lambda: world("cat()") == "T")
+    for _ in range(2):
+        world = engine.cycle(world, places)
+        assert world("os.tcgetpgrp(other) == leader")
+        assert world("cat()") == "T"
+    world("type_in('fg\\n')")
+    wait_for(lambda: world("cat()") == "S")
+    world("type_in('hello\\n')")
+    assert "TIMEOUT" not in world("until('hello\\r\\nhello')")

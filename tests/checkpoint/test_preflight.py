@@ -19,7 +19,7 @@ from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux import processes, procfs
 from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
 PRELUDE = """
@@ -444,6 +444,23 @@ def test_examine_unix_connection_to_a_program_outside_is_found(
     assert found.code == "unix_outside"
     assert path in found.message
     assert examine(snapshot) == []
+
+
+def test_examine_client_that_has_begun_since_is_no_program_outside(run, tmp_path):
+    """As gpg and ssh-add, which ask their agents in a moment."""
+    path = str(tmp_path / "agent.sock")
+    snapshot = run(f"""
+        import threading
+        server = socket.socket(socket.AF_UNIX)
+        server.bind({path!r})
+        server.listen()
+        taken = []
+        threading.Thread(target=lambda: taken.append(server.accept())).start()
+        """)
+    run(f"client = socket.socket(socket.AF_UNIX); client.connect({path!r})")
+    start = processes.start_time(os.getpid())
+    init = dataclasses.replace(snapshot.init, start_time=start)
+    assert preflight.examine(init.pid, Snapshot(init, snapshot.processes)) == []
 
 
 def test_examine_what_waits_in_a_socket_is_found_until_it_is_read(run):

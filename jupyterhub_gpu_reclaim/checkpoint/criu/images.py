@@ -25,6 +25,7 @@ COMMON_MAGIC: Final = 0x54564319
 FILES_MAGIC: Final = 0x56303138
 PAGEMAP_MAGIC: Final = 0x56084025
 PSTREE_MAGIC: Final = 0x50273030
+TTY_INFO_MAGIC: Final = 0x59453036
 CORE_MAGIC: Final = 0x55053847
 MM_MAGIC: Final = 0x57492820
 FDINFO_MAGIC: Final = 0x56213732
@@ -162,6 +163,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("pipe_id", 2, "uint32"),
         ("regf_id", 3, "uint32"),
     ),
+    "tty_info_entry": (("sid", 6, "uint32"), ("pgrp", 7, "uint32")),
     "tty_file_entry": (
         ("id", 1, "uint32"),
         ("regf_id", 6, "uint32"),
@@ -276,6 +278,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
     "pstree_entry": (
         ("pid", 1, "uint32"),
         ("ppid", 2, "uint32"),
+        ("pgid", 3, "uint32"),
         ("sid", 4, "uint32"),
         ("threads", 5, "uint32*"),
     ),

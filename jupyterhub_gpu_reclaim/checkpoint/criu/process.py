@@ -47,13 +47,17 @@ STOP_PATIENCE = 20.0
 _FAILED = 1
 #: CRIU's messages for errors that may pass. Any other error comes again, for it is
 #: the same tree, or the same images.
-_PASSING = tuple(
-    os.strerror(number)
-    for number in (
-        *(errno.EADDRINUSE, errno.EAGAIN, errno.EBUSY, errno.EEXIST, errno.EINTR),
-        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EPIPE),
-        errno.ETIMEDOUT,
-    )
+_PASSING = (
+    *map(
+        os.strerror,
+        (
+            *(errno.EADDRINUSE, errno.EAGAIN, errno.EBUSY, errno.EEXIST, errno.EINTR),
+            *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EPIPE),
+            errno.ETIMEDOUT,
+        ),
+    ),
+    # The connection of a client that has ended before it was accepted.
+    "in-flight socket",
 )
 
 #: Bytes that CRIU may copy of one deleted file.

@@ -8,21 +8,32 @@ in a tree that stands each such descriptor becomes one of ``/dev/pts/N``, opened
 own program with the same flags: the same terminal, and it stays so.
 
 An epoll(7) instance watches what is open, not its number, so it is told anew.
+
+A program in the background that reads from its terminal, or writes to it (``stty
+tostop``), is stopped by it. CRIU knows of stops by SIGSTOP and SIGTSTP alone
+("unsupported stop signal"), so it is stopped by SIGSTOP instead; who continues it finds
+it where it was.
+
+Between two commands of a shell the group in its terminal's foreground may have ended.
+CRIU cannot make such a group, so the shell's own has the foreground after a return,
+which is what the shell does next.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import procfs, ptrace
+from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
 from jupyterhub_gpu_reclaim.linux.epoll import EVENT
 from jupyterhub_gpu_reclaim.linux.libc import AT_FDCWD
+from jupyterhub_gpu_reclaim.linux.processes import DEAD
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.linux.ptrace import Traced
@@ -31,6 +42,7 @@ if TYPE_CHECKING:
 DEV_TTY: Final = os.makedev(5, 0)
 #: Major numbers of pseudo-terminals.
 PTYS: Final = range(136, 144)
+_INFO: Final = "tty-info.img"
 #: Seconds in which the threads of one process must stand still.
 _SECONDS: Final = 10.0
 _TIOCGSID: Final = 0x5429  # <asm-generic/ioctls.h>
@@ -63,6 +75,47 @@ def open_by_name(tree: Snapshot) -> None:
         held = list(_held(process.pid)) if terminal else []
         if held:
             _open_by_name(process, held, f"/dev/pts/{os.minor(terminal)}")
+
+
+def stop_plainly(tree: Snapshot) -> None:
+    """Have what its terminal has stopped be stopped by SIGSTOP, in a tree that stands.
+
+    Raises:
+        ReclaimError: one does not stand still (``capture_failed``).
+    """
+    for process in tree.processes:
+        if process.state in DEAD or not procfs.has_terminal(process.pid):
+            continue
+        try:
+            with processes.held(process) as pidfd:
+                if pidfd is not None:
+                    ptrace.stop_plainly(process.pid, pidfd, seconds=_SECONDS)
+        except OSError as error:
+            why = f"process {process.ns_pid} ({process.name}) does not stand still"
+            raise ReclaimError(
+                Reason.CAPTURE_FAILED, why=why, detail=str(error)
+            ) from error
+
+
+def with_foregrounds(read: Callable[[str], bytes | None]) -> dict[str, bytes]:
+    """The image of terminals, if the group in the foreground of one has ended.
+
+    Raises:
+        RestoreFailed: an image is damaged.
+    """
+    tree = images.split(read("pstree.img") or b"", images.PSTREE_MAGIC)
+    groups = {images.parse("pstree_entry", one).pgid for one in tree}
+    if (image := read(_INFO)) is None:
+        return {}
+    found: list[Any] = [
+        images.parse("tty_info_entry", one)
+        for one in images.split(image, images.TTY_INFO_MAGIC)
+    ]
+    ended = [one for one in found if one.pgrp and one.pgrp not in groups]
+    for one in ended:
+        one.pgrp = one.sid
+    data = images.join(images.TTY_INFO_MAGIC, map(images.serialize, found))
+    return {_INFO: data} if ended else {}
 
 
 def _held(pid: int) -> Iterator[int]:

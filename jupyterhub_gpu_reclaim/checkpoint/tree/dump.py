@@ -124,6 +124,7 @@ def dump(
         had = attributes.read(tree)
         objects = system_v.look(session.init_pid)
         system_v.refuse(objects, {process.uid for process in tree.processes})
+        terminals.stop_plainly(tree)
         terminals.open_by_name(tree)
         waits.begin_again(tree)
         arguments += watched.arguments(tree)

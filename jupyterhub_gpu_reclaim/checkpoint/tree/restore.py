@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import STOP_PATIENCE, CriuRun
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import RestoreServer
-from jupyterhub_gpu_reclaim.checkpoint.files import handover, locks, timers
+from jupyterhub_gpu_reclaim.checkpoint.files import handover, locks, terminals, timers
 from jupyterhub_gpu_reclaim.checkpoint.files.held_images import FILES
 from jupyterhub_gpu_reclaim.checkpoint.memory import (
     robust_lists,
@@ -275,7 +275,8 @@ class _BeyondCriu:
             source, {**self._objects.images, **inherited}
         )
         cores, self._ending = ending_signals.take_out(partial(whole, replaced))
-        self.source = handover.ReplacedImages(replaced, cores)
+        foregrounds = terminals.with_foregrounds(partial(whole, source))
+        self.source = handover.ReplacedImages(replaced, {**cores, **foregrounds})
 
     def open_files(
         self, opened: Sequence[FileFingerprint], trial: Trial | None
