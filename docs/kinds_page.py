@@ -34,6 +34,11 @@ back is refused, the session goes on, and its page says which program it is and 
 On 2026-11-26, on Debian 12 through a real agent: each at work, suspended and brought
 back three times where nothing else is said, with what it held compared.
 """
+_TRIED_AGAIN = "kept; a save that meets a client not accepted yet is tried again"
+_MANY_FILES = (
+    "kept by saves and suspends; going back, files that they had not open are as they"
+    " are now, so that they may end with an error"
+)
 _PROGRAMS = (
     ("Redis 7.0 with an append-only file; MariaDB 10.11 with a client", "kept"),
     ("SQLite in WAL mode", "kept"),
@@ -50,7 +55,39 @@ _PROGRAMS = (
         "kept; uvicorn closed a connection that had been idle for too long",
     ),
 )
+#: Of the second list.
+_DAY = (
+    (
+        "SQLite: WAL, delete and truncate mode, mmap, two programs, its command line",
+        "kept",
+    ),
+    ("LMDB, shelve, dbm, HDF5, DuckDB, zip, tar, gzip, CSV, Parquet, Arrow", "kept"),
+    ("numpy memmaps, pandas, polars, scikit-learn, scipy, joblib", "kept"),
+    ("multiprocessing, concurrent.futures, asyncio with subprocesses", "kept"),
+    ("IPython: a kernel in a cell with a widget, two terminals; debugpy", "kept"),
+    ("HTTP (threads, keep-alive), aiohttp and websockets, uvicorn, Flask, TLS", "kept"),
+    (
+        "Chromium by its debugging protocol; Node.js with worker, child and watch",
+        "kept",
+    ),
+    ("bash with jobs, traps and pipes; Perl; FIFOs, socat, flock; coprocesses", "kept"),
+    ("vim, less, top, watch and gdb in terminals; tmux; stopped and lost jobs", "kept"),
+    (
+        "rotating logs, `tail -F`, inotifywait, watchdog, deleted and hidden files",
+        "kept",
+    ),
+    ("POSIX semaphores, shared memory, timers and condition variables in C", "kept"),
+    ("`sort`, `xargs`, `xz`, `split`, `zip`, venv, cron-like loops", "kept"),
+    ("gpg-agent and ssh-agent, screen, asked again and again", _TRIED_AGAIN),
+    ("`git clone` and `gc`, `make -j`, `rsync`, `tar`", _MANY_FILES),
+    ("a slow download from a server that has sent all and closed", "reads as reset"),
+)
 _ON_KINDS = """
+A second list on 2026-11-29: five save points and three suspends each while at work,
+then back to the second save point, with all that it computed and wrote compared.
+
+{day}
+
 Not tried: PostgreSQL and other programs that change their user (these tests ran without
 CAP_SYS_RESOURCE), Julia itself, ray, programs on FUSE or NFS.
 
@@ -105,6 +142,12 @@ _GOING_BACK = (
         "another session has it open",
         "refused with that program's name (`file_in_use`)",
     ),
+    (
+        "files one after the other (`git clone`, `make`, `rsync`, `tar`)",
+        "gone on, or begun anew",
+        "comes back; what it had not open is as it is now, so it may end",
+    ),
+    ("a folder that it had open", "deleted", "refused by name (`file_missing`)"),
     ("data mapped to be read alone", "written", "refused by name (`file_changed`)"),
     ("a file that is only read", "written, not shorter", "comes back, and reads on"),
     ("the same", "shorter", "refused by name (`file_shrank`)"),
@@ -138,7 +181,8 @@ def what_comes_back() -> str:
             lines += _section(subject, kinds)
     programs = table(("program", "outcome"), *_PROGRAMS)
     back = "\n".join(table(("what it had", "since then", "going back"), *_GOING_BACK))
-    kinds = _ON_KINDS.format(going_back=back)
+    day = "\n".join(table(("program", "outcome"), *_DAY))
+    kinds = _ON_KINDS.format(going_back=back, day=day)
     about = (*programs, *kinds.rstrip().split("\n"), "")
     return page("What comes back", _ABOUT, *about, *lines[:-1])
 
