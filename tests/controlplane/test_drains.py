@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.decide import draining
+from jupyterhub_gpu_reclaim.controlplane.decide import draining, turns
 from tests.controlplane.conftest import KEY
 
 
@@ -190,7 +190,7 @@ async def test_user_cannot_hold_it_up_by_orders(world):
 
 
 async def test_looks_that_take_long_do_not_hold_it_up(world, monkeypatch):
-    monkeypatch.setattr(draining, "STALE", 0.05)
+    monkeypatch.setattr(turns, "STALE", 0.05)
     controller = await world.controller()
     await running(world, controller, "ada", "bo", "cy")
     one = controller._observer.observe

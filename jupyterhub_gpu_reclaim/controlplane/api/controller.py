@@ -28,6 +28,7 @@ from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
 from jupyterhub_gpu_reclaim.controlplane.decide.saving import Saving
 from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
+from jupyterhub_gpu_reclaim.controlplane.decide.turns import Turns
 from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
 from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
 from jupyterhub_gpu_reclaim.controlplane.flows.nap import Napper
@@ -132,7 +133,8 @@ class Controller:
         saving = Saving(sessions, settings)
         self._observer = observer = Observer(sessions, agent, hub, deletions)
         sampler = SessionSampler(sessions, agent, window)
-        draining = Draining(sessions, settings.captures)
+        turns = Turns(sessions, settings.captures)
+        draining = Draining(sessions, turns)
         judge = Judge(
             sessions,
             decide,
@@ -160,6 +162,7 @@ class Controller:
             saving=saving,
             room=room,
             draining=draining,
+            turns=turns,
             together=together,
             settings=settings,
         )

@@ -1,28 +1,24 @@
 """Orders the sessions on a drained node: idle and small first, at work last.
 
-A few sessions are saved at a time, so that each of them is safe soon. The waiting
-sessions are only in memory: each asks again and again, and one that has not asked
-lately (its node is silent, its Hub busy) holds up nobody.
+A few sessions are saved at a time (``turns.py``), so that each of them is safe soon.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.decide.saving import last_saved
 from jupyterhub_gpu_reclaim.policy.decide import allow
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
+    from jupyterhub_gpu_reclaim.common.models import Decision
+    from jupyterhub_gpu_reclaim.controlplane.decide.turns import Rank, Turns
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 #: Seconds since its last use in which a session counts as in use.
 IN_USE = 600.0
-#: Seconds after its last request in which a session still waits for its turn.
-STALE = 5.0
 #: Part of the time left for which a session in use is warned.
 WARNED_PART = 0.25
 #: Seconds of which nothing is left for a warning: 16 GiB of a card take ten to save.
@@ -30,18 +26,16 @@ SHORT = 60.0
 
 
 class Draining:
-    """Gives turns to the sessions of drained nodes.
+    """Decides what becomes of the sessions of drained nodes.
 
     Args:
         sessions: the rows, what is known of their use, and the drains.
-        at_once: sessions of a node that are saved at the same time.
+        turns: on each node.
     """
 
-    def __init__(self, sessions: Sessions, at_once: int) -> None:
+    def __init__(self, sessions: Sessions, turns: Turns) -> None:
         self._sessions = sessions
-        self._at_once = at_once
-        #: when each waiting session asked last (monotonic)
-        self._waiting: dict[SessionKey, float] = {}
+        self._turns = turns
 
     def decision(self, row: SessionRow) -> Decision | None:
         """Return why the session is suspended; None: its node is not drained."""
@@ -70,22 +64,7 @@ class Draining:
 
         The first request never gets a turn, so that the others can ask, too.
         """
-        now = self._sessions.clock.monotonic()
-        rows = {key: self._sessions.row(key) for key in self._waiting}
-        for key, each in rows.items():
-            if not each.phase.live or self._sessions.drains.of_session(each) is None:
-                del self._waiting[key]
-        first = row.key not in self._waiting
-        self._waiting[row.key] = now
-        if first:
-            return False
-        waiting = [
-            rows[key]
-            for key, asked in self._waiting.items()
-            if now - asked < STALE and rows[key].node == row.node
-        ]
-        ahead = sum(self._rank(each) < self._rank(row) for each in waiting)
-        return ahead + self._under_way(row.node) < self._at_once
+        return self._turns.has(row, self._rank(row), first=False)
 
     def comes_back(self, row: SessionRow) -> bool:
         """Whether the session is to be started again at once, elsewhere.
@@ -103,14 +82,10 @@ class Draining:
         usage = self._sessions.runtime(row.key).usage
         return usage is None or usage.used_since(self._sessions.clock.now() - IN_USE)
 
-    def _under_way(self, node: str) -> int:
-        rows = self._sessions.journal.sessions()
-        return sum(r.node == node and r.phase is Phase.SUSPENDING for r in rows)
-
-    def _rank(self, row: SessionRow) -> tuple[bool, bool, float, SessionKey]:
+    def _rank(self, row: SessionRow) -> Rank:
         """Sort key: in use last; of the others saved ones first, then small ones."""
         usage = self._sessions.runtime(row.key).usage
         saved = last_saved(self._sessions, row)
         safe = saved is not None and usage is not None and not usage.used_since(saved)
         held = usage.held if usage else 0
-        return self.is_in_use(row), safe, held, row.key
+        return self.is_in_use(row), safe, held

@@ -156,12 +156,15 @@ class Suspender:
             yield self.failed(self._sessions.row(row.key), end.failure)
 
     async def _break_off(self, row: SessionRow) -> None:
-        """Cancel a capture once a server belonging to it goes on; see ``Together``."""
+        """Cancel a capture once a server belonging to it goes on, or it is gone.
+
+        See ``Together``. Its programs may have ended without the agent's noticing.
+        """
         await give_way(
             self._sessions,
             self._agent,
             row,
-            lambda now: self._together.breaks(now) is not None,
+            lambda now: not self._still(row) or self._together.breaks(now) is not None,
             self._settings,
         )
 

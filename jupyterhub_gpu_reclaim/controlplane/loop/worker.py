@@ -6,7 +6,6 @@ read again.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
     from jupyterhub_gpu_reclaim.controlplane.decide.saving import Saving
     from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
+    from jupyterhub_gpu_reclaim.controlplane.decide.turns import Turns
     from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
     from jupyterhub_gpu_reclaim.controlplane.flows.nap import Napper
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
@@ -80,6 +80,7 @@ class Worker:
         saving: Saving,
         room: RoomMaker,
         draining: Draining,
+        turns: Turns,
         together: Together,
         settings: Settings,
     ) -> None:
@@ -98,7 +99,7 @@ class Worker:
         self._draining = draining
         self._together = together
         self._settings = settings
-        self._captures = asyncio.Semaphore(settings.captures)
+        self._turns = turns
         self._handlers: dict[ActionKind, Handler] = {
             ActionKind.NOTHING: self._nothing,
             ActionKind.WAIT: self._wait,
@@ -343,18 +344,14 @@ class Worker:
         self, row: SessionRow, by: str, why: Decision | None = None
     ) -> float:
         self._together.take_along(row, by)
-        if self._captures.locked():
+        if not self._turns.has(row):
             return self._settings.pace
-        async with self._captures:
-            async for _ in self._suspender.run(row.key, by, why):
-                pass
+        async for _ in self._suspender.run(row.key, by, why):
+            pass
         return 0.0
 
     async def _drain(self, row: SessionRow, drain: Drain) -> float:
-        """Suspend a session whose node is drained, when its turn has come.
-
-        Turns are given for each node, whatever is under way on others.
-        """
+        """Suspend a session whose node is drained, when its turn has come."""
         if not self._draining.has_turn(row):
             return self._settings.pace
         back, why = self._draining.comes_back(row), self._judge.why(row.key)
@@ -365,8 +362,8 @@ class Worker:
         return 0.0
 
     async def _save(self, row: SessionRow, by: str) -> float:
-        if not self._captures.locked():
-            async with self._captures:
+        if self._turns.is_free(row):
+            with self._turns.saving(row):
                 self._saving.note_tried(row)
                 await self._saver.save(row, by)
         return self._settings.pace

@@ -267,10 +267,10 @@ class Options(Configurable):
         _DEFAULTS.captures,
         min=1,
         max=64,
-        help="Sessions that are suspended at the same time; of a drained node, so"
-        " many on that node. More of them share the store's bandwidth, so that each is"
-        " frozen for longer. Fewer where the store is slow; more where a drain takes"
-        " too long.",
+        help="Sessions that are suspended at the same time on one node; one user's"
+        " take one of these turns while others wait. More of them share the node's"
+        " bandwidth, so that each is frozen for longer. Fewer where the store is slow;"
+        " more where a drain takes too long.",
     ).tag(config=True)
 
     event_log = Unicode(
