@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.bounds import Name
 from jupyterhub_gpu_reclaim.common.durable import sync_folder, write_durably
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
@@ -47,9 +48,9 @@ class Deletion(Value, frozen=True, kw_only=True):
     """
 
     version: int = codec.VERSION
-    user: str
-    server: str = ""
-    order: Annotated[str, msgspec.Meta(pattern="^[0-9A-Za-z]{0,64}$")] = ""
+    user: Name
+    server: Name = ""
+    order: Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z]{0,64}$(?!\n)")] = ""
     kept_from: str = ""
     account: str = ""
     sessions: tuple[str, ...] = ()

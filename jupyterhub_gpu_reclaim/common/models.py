@@ -8,15 +8,21 @@ All times are seconds since the epoch (UTC), all durations seconds, all sizes by
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 import msgspec
 
-#: A name that may be part of a path of ours: no slash, no leading dot or dash.
-Identifier = Annotated[
-    str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")
-]
+from jupyterhub_gpu_reclaim.common.bounds import (
+    Count,
+    Identifier,
+    Line,
+    Moment,
+    Name,
+    Seconds,
+    Size,
+    UserId,
+)
 
 
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=False, kw_only=True):
@@ -26,8 +32,8 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=False, kw_only=Tr
 class SessionKey(msgspec.Struct, frozen=True, order=True):
     """One user's one server; ``str()`` is ``user/server`` (server may be empty)."""
 
-    user: str
-    server: str = ""
+    user: Name
+    server: Name = ""
 
     def __str__(self) -> str:
         return f"{self.user}/{self.server}"
@@ -82,10 +88,10 @@ class TreeState(StrEnum):
 class GpuSample(Value, frozen=True, kw_only=True):
     """Use of one card, or of one instance (MIG) of it, by one session."""
 
-    uuid: str
-    name: str = ""
-    instance: int | None = None
-    memory: int | None = None  #: bytes
+    uuid: Line
+    name: Line = ""
+    instance: Count | None = None
+    memory: Size | None = None  #: bytes
     sm_percent: float | None = None  #: of the time since the last sample
     memory_percent: float | None = None  #: likewise, of its memory's bandwidth
 
@@ -229,12 +235,12 @@ class Finding(Value, frozen=True, kw_only=True):
 class Step(Value, frozen=True, kw_only=True):
     """Progress of an operation: one step, begun, under way or ended."""
 
-    step: str  #: stable name, e.g. ``dump``
-    title: str  #: what a user reads, e.g. "Saving the memory"
-    state: str = "begun"  #: begun, going, done, failed
-    seconds: float = 0.0
-    bytes: int = 0
-    total_bytes: int = 0
+    step: Line  #: stable name, e.g. ``dump``
+    title: Line  #: what a user reads, e.g. "Saving the memory"
+    state: Line = "begun"  #: begun, going, done, failed
+    seconds: Seconds = 0.0
+    bytes: Size = 0
+    total_bytes: Size = 0
 
 
 class Failure(Value, frozen=True, kw_only=True):
@@ -254,7 +260,7 @@ class Failure(Value, frozen=True, kw_only=True):
 class Aside(Value, frozen=True, kw_only=True):
     """A person's word that a checkpoint is not what their session goes on from."""
 
-    until: float | None  #: when it may be deleted; None: not by itself
+    until: Moment | None  #: when it may be deleted; None: not by itself
 
 
 #: A higher term was never any service's: each is one above a former one. Half of what
@@ -267,25 +273,28 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
 
     id: Identifier
     key: SessionKey
-    incarnation: str
+    incarnation: Line
     #: Its number among those that one service has given out under that name.
-    generation: int
-    created: float
-    logical_bytes: int  #: what the session held
-    stored_bytes: int  #: what was written for it
-    deduplicated_bytes: int = 0  #: what stood there already, of earlier generations
-    frozen_seconds: float = 0.0
+    generation: Count
+    created: Moment
+    logical_bytes: Size  #: what the session held
+    stored_bytes: Size  #: what was written for it
+    deduplicated_bytes: Size = 0  #: what stood there already, of earlier generations
+    #: Bytes that it keeps in the store, by the generation that has written them; empty:
+    #: what was written for it is all.
+    keeps: dict[str, Size] = {}
+    frozen_seconds: Seconds = 0.0
     steps: list[Step] = []
     #: Checkpoint that this incarnation was restored from; empty: it was started cold.
-    parent: str = ""
+    parent: Line = ""
     #: What it held of which cards; empty: of none, or it is not known.
     gpus: list[GpuSample] = []
     #: Id of the session that it is of, and the account at the Hub that it belonged to;
     #: empty: not known.
-    session: str = ""
-    account: str = ""
+    session: Line = ""
+    account: Line = ""
     #: Of the service that ordered it (``common/term.py``); 0: none was heard of.
-    term: int = 0
+    term: Count = 0
     #: It is a save point: what was saved has gone on since, and may be newer.
     goes_on: bool = False
     #: What the mark beside it says, where checkpoints are listed; None: no such word.
@@ -320,9 +329,9 @@ class Identity(Value, frozen=True, kw_only=True):
     """
 
     api_token: str
-    port: int
+    port: Count
     environment: dict[str, str] = {}
-    uid: int = 0
+    uid: UserId = 0
     cwd: str = "/"
     image: str = ""  #: of its container, by digest where that was known
     #: Labels of the node that it ran on and that the next one must have, too.
@@ -464,16 +473,16 @@ class Placement(Value, frozen=True, kw_only=True):
 class Suspension(Value, frozen=True, kw_only=True):
     """Facts about a suspended session that its user may want before it comes back."""
 
-    at: float = 0.0  #: since when it is suspended
+    at: Moment = 0.0  #: since when it is suspended
     why: str = ""  #: a sentence; empty: not recorded
-    bytes: int = 0  #: what it held
-    until: float | None = None  #: when it is deleted for its age; None: never
+    bytes: Size = 0  #: what it held
+    until: Moment | None = None  #: when it is deleted for its age; None: never
     for_quota: bool = False  #: whether a quota may delete it
     #: how long a resume is likely to take; 0: nothing like it was resumed lately
-    resume_seconds: float = 0.0
+    resume_seconds: Seconds = 0.0
     #: with the generation: the stamp of its checkpoint; zeros: not known
-    term: int = 0
-    generation: int = 0
+    term: Count = 0
+    generation: Count = 0
 
 
 class StartPlan(Value, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint  # noqa: TC001 likewise
 from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.bounds import Count, Size, UserId
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import GpuSample, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -48,9 +49,9 @@ class GpuCard(Value, frozen=True, kw_only=True):
 class GpuUse(Value, frozen=True, kw_only=True):
     """Memory that a process had on a card; the pid is in the session's namespace."""
 
-    pid: int
+    pid: Count
     uuid: str
-    bytes: int
+    bytes: Size
 
 
 class Gpus(Value, frozen=True, kw_only=True):
@@ -318,23 +319,23 @@ class HostRequirements(Value, frozen=True, kw_only=True):
     version: int = codec.VERSION
     machine: Machine
     criu: str
-    root: int
-    server: int
-    uid: int
-    pids: list[int]
-    stopped: list[int] = msgspec.field(default_factory=list)
+    root: Count
+    server: Count
+    uid: UserId
+    pids: list[Count]
+    stopped: list[Count] = msgspec.field(default_factory=list)
     cut: list[int] = msgspec.field(default_factory=list)
     pipes: list[str] = msgspec.field(default_factory=list)
     files: list[FileFingerprint] = msgspec.field(default_factory=list)
     archives: list[str] = msgspec.field(default_factory=list)
     kernels: list[str] = msgspec.field(default_factory=list)
     terminals: list[str] = msgspec.field(default_factory=list)
-    memory: int = 0
+    memory: Size = 0
     gpus: Gpus | None = None
     image: str = ""
     node_labels: dict[str, str] = msgspec.field(default_factory=dict)
     rights: Rights | None = None
-    given_groups: list[int] = msgspec.field(default_factory=list)
+    given_groups: list[UserId] = msgspec.field(default_factory=list)
     shares_network: bool = False
 
 

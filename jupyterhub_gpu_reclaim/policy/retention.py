@@ -1,8 +1,8 @@
 """Selects the checkpoints to delete, by age and quota.
 
 Pure; ``controlplane/checkpoints/expiry.py`` carries it out at every tick. It only
-drops checkpoints that are not in use. Sizes are what each checkpoint has written, so if
-two of a session share bytes, dropping the older may free less than stated.
+drops checkpoints that are not in use. What two of a session share counts once, and is
+freed with the second (``common/kept_bytes.py``).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common import text
+from jupyterhub_gpu_reclaim.common.kept_bytes import KeptBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey
 
@@ -33,7 +34,8 @@ class Kept(NamedTuple):
 
     id: str
     key: SessionKey
-    bytes: int
+    #: bytes that it keeps, by the generation that has written them
+    keeps: Mapping[str, int]
     suspended: float  #: when its session was, in seconds since the epoch
     use: Use
 
@@ -103,13 +105,16 @@ class _Plan:
 
     def by_size(self, kept: list[Kept], quota: int, why: str) -> None:
         """Drop what exceeds the quota."""
-        excess = sum(each.bytes for each in kept) - quota if quota else 0
+        if not quota:
+            return
+        held = KeptBytes(each.keeps for each in kept)
+        excess = held.total - quota
         for use in (Use.SPARE, Use.CURRENT):
             for each in [e for e in kept if e.use is use]:
                 if excess <= 0:
                     return
                 if self._drop(each, why):
-                    excess -= each.bytes
+                    excess -= held.drop(each.keeps)
 
     def _drop(self, each: Kept, why: str) -> bool:
         if each.use is Use.BUSY:

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from jupyterhub_gpu_reclaim.common.bounds import is_name
 from jupyterhub_gpu_reclaim.session_init import session_init
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def is_init(words: Sequence[bytes]) -> bool:
 def parse(words: Sequence[bytes]) -> InitArguments | None:
     """Read ``start|hold --incarnation I --user=U --server=S … [-- CMD…]``.
 
-    None for any other command line.
+    None for any other command line, and one with a name that no page may show.
     """
     if not is_init(words):
         return None
@@ -116,6 +117,8 @@ def parse(words: Sequence[bytes]) -> InitArguments | None:
     if "--" in options:
         options = options[: options.index("--")]
     values = _values(options)
+    if not all(map(is_name, values.values())):
+        return None  # it is none of ours: nobody may be called that
     return InitArguments(
         incarnation=values.get("--incarnation", ""),
         user=values.get("--user", ""),

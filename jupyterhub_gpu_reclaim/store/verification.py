@@ -69,11 +69,20 @@ class Verification:
             progress: called with blocks done and blocks in all.
 
         Returns:
-            What is damaged of it.
+            What is damaged of it; nothing of one that was deleted meanwhile, whose
+            objects go one after the other, the manifest first.
 
         Raises:
             StoreError: the store does not work, which says nothing of the checkpoint.
         """
+        found = self._look(checkpoint, progress)
+        if found and not self.repository.exists(checkpoint):
+            return []
+        return found
+
+    def _look(
+        self, checkpoint: str, progress: Callable[[int, int], None] | None
+    ) -> list[Damage]:
         whole = self._whole if self.part.of > 1 else None
         try:
             reader = self.repository.open(checkpoint)

@@ -39,6 +39,24 @@ def info(name: str, kind: bytes = tarfile.REGTYPE, **fields) -> tarfile.TarInfo:
     return made
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pax_headers": {"mtime": "1" * 30}},
+        {"pax_headers": {"mtime": "9" * 5000}},
+        {"pax_headers": {"mtime": "1e308"}},
+        {"uid": 2**70},
+        {"gid": 2**40},
+        {"pax_headers": {"size": "-5"}},
+        {"pax_headers": {"RECLAIM.extents": f"{2**70},0:0"}},
+    ],
+)
+def test_number_that_cannot_be_is_a_damaged_archive(tmp_path, fields):
+    with pytest.raises(RestoreFailed) as refused, opened(tmp_path) as folder:
+        reader.unpack([tar(info("file", **fields))], folder)
+    assert refused.value.reason.value == "checkpoint_damaged"
+
+
 @pytest.fixture
 def outside(tmp_path):
     """What must never be read, changed or removed."""

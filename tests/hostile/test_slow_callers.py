@@ -54,6 +54,44 @@ async def crowd(port: int, said: bytes, many: int) -> list:
     return pairs
 
 
+async def posted(port: int, said: list[bytes]) -> bytes:
+    """What is answered to all that, which is written to its end first."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for piece in said:
+        writer.write(piece)
+        await writer.drain()
+    answer = await asyncio.wait_for(reader.read(4096), 10)
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize("size", [65537, 10 << 20, 200 << 20])
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_body_that_is_too_long_is_answered_so_and_kept_nowhere(
+    service, size, chunked
+):
+    head = (
+        b"POST /services/gpu-reclaim/api/sessions/ada/-/suspend HTTP/1.1\r\nHost: x\r\n"
+    )
+    piece = bytes(65536)
+    pieces = [piece] * (size // len(piece)) + [piece[: size % len(piece)]]
+    if chunked:
+        head += b"Transfer-Encoding: chunked\r\n\r\n"
+        pieces = [b"%x\r\n%s\r\n" % (len(one), one) for one in pieces if one]
+        pieces += [b"0\r\n\r\n"]
+    else:
+        head += b"Content-Length: %d\r\n\r\n" % size
+    agent = make_application(None, "token-of-the-agent")
+    for application in (service.app, agent):
+        async with serving(application) as (port, _):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            answer = await posted(port, [head, *pieces])
+            after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            assert answer.startswith(b"HTTP/1.1 413 Content Too Large\r\n")
+            assert b'"code":"invalid"' in answer
+            assert after - before < 50_000  # kB
+
+
 @pytest.mark.parametrize("said", [b"", b"POST / HT", SLOW_POST])
 async def test_service_answers_while_a_thousand_slow_calls_are_open(service, said):
     async with serving(service.app) as (port, server):

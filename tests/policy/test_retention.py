@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jupyterhub_gpu_reclaim.common.kept_bytes import KeptBytes
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.policy.retention import Kept, Retention, Use, drop
 
@@ -12,7 +13,7 @@ DAY = 86400.0
 
 def kept(name, *, user="ada", size=100, age=1.0, use=Use.SPARE):
     """One that was suspended ``age`` days ago."""
-    return Kept(name, SessionKey(user), size, NOW - age * DAY, use)
+    return Kept(name, SessionKey(user), {name: size}, NOW - age * DAY, use)
 
 
 def ids(*given_, **limits):
@@ -54,6 +55,17 @@ def test_total_quota_takes_of_all_least_recently_suspended_first():
     assert found == ["b", "c"]
 
 
+def test_what_a_later_one_needs_counts_as_long_as_any_of_them_is_there():
+    """The first is deleted by its user, and what it has written stays."""
+    second = Kept("2", SessionKey("ada"), {"1": 500, "2": 1}, NOW - DAY, Use.SPARE)
+    assert ids(second, user_bytes=100) == ["2"]
+    both = (kept("1", size=510, age=2.0), second)
+    assert ids(*both, user_bytes=520) == []
+    # The first frees only what it alone needs.
+    assert ids(*both, user_bytes=505) == ["1"]
+    assert ids(*both, user_bytes=500) == ["1", "2"]
+
+
 def test_only_checkpoint_of_a_suspended_session_stays_unless_it_is_allowed():
     mine = (kept("current", age=99, use=Use.CURRENT), kept("spare", age=1))
     limits = {"total_bytes": 1, "seconds": DAY / 2, "user_bytes": 1}
@@ -77,7 +89,7 @@ checkpoints = st.lists(
         Kept,
         id=st.uuids().map(str),
         key=st.builds(SessionKey, st.sampled_from("abc"), st.sampled_from(["", "l"])),
-        bytes=st.integers(0, 1000),
+        keeps=st.dictionaries(st.sampled_from("wxyz"), st.integers(0, 1000)),
         suspended=st.floats(NOW - 100 * DAY, NOW),
         use=st.sampled_from(Use),
     ),
@@ -109,5 +121,5 @@ def test_nothing_is_dropped_twice_nor_against_the_rules(given_, retention):
 def test_total_quota_is_kept_unless_the_rest_may_not_be_taken(given_, quota):
     found = {each.id for each in drop(given_, Retention(total_bytes=quota), NOW)}
     left = [each for each in given_ if each.id not in found]
-    spare = [each for each in left if each.use is Use.SPARE and each.bytes]
-    assert sum(each.bytes for each in left) <= quota or not spare
+    spare = [one for one in left if one.use is Use.SPARE and any(one.keeps.values())]
+    assert KeptBytes(each.keeps for each in left).total <= quota or not spare

@@ -12,7 +12,6 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import (
     GpuSample,
-    KeptState,
     Phase,
     SessionKey,
     Usage,
@@ -128,17 +127,11 @@ async def test_summary_shows_the_present_and_what_was_given_back(service, root):
 
 
 async def test_summary_counts_every_checkpoint_that_is_in_the_store(service, root):
-    kept = [
-        KeptState(
-            id=f"c{n}",
-            generation=n,
-            created=1.0,
-            stored_bytes=10**9,
-            keeping="superseded",
-        )
-        for n in (3, 2, 1)
+    uses = [
+        StoreUse(user=user, checkpoints=2, logical_bytes=9, stored_bytes=size)
+        for user, size in (("ada", 2 * 10**9), ("bob", 10**9))
     ]
-    service.control.put("ada", kept=kept)
+    service.control.store_known = uses
     part = (await root.part("all/summary")).body.decode()
     assert "<dd>3.0 GB</dd>" in part
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
+from jupyterhub_gpu_reclaim.common.kept_bytes import kept_bytes
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
@@ -52,6 +53,23 @@ def changed(plain, share, seed=1):
         pages[at] = source.randbytes(PAGE)
     shift = source.randrange(len(pages))
     return b"".join(pages[shift:] + pages[:shift])
+
+
+def on_disk(backend):
+    """Bytes of all packs and indexes."""
+    return sum(entry.length for entry in backend.list("packs/"))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_checkpoints_keep_is_what_is_there(backend, store, seed):
+    """Whichever of them are deleted, and however much of the last one changes."""
+    source, plain, there = random.Random(seed), PLAIN, []
+    for number in range(1, 9):
+        plain = changed(plain, source.choice([0.0, 0.05, 1.0]), seed=number)
+        there.append(save(store, number, plain).id)
+        while source.random() < 0.4 and there:
+            store.delete(there.pop(source.randrange(len(there))))
+        assert kept_bytes(store.list()) == on_disk(backend)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1])

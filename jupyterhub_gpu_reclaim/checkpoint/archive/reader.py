@@ -84,7 +84,7 @@ def unpack(
             bufsize=BLOCK_BYTES,
         ) as tar:
             return unpacker.run(tar)
-    except (tarfile.TarError, EOFError, ValueError) as error:
+    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         raise damaged(str(error)) from None
     except OSError as error:
         raise RestoreFailed(
@@ -126,7 +126,8 @@ class _Unpacker:
     def _count(self, info: tarfile.TarInfo) -> None:
         self._entries += 1
         self._bytes += info.size
-        if self._entries > self._limits.entries or self._bytes > self._limits.bytes:
+        too_much = self._bytes > self._limits.bytes
+        if info.size < 0 or self._entries > self._limits.entries or too_much:
             raise damaged("an archive is larger than allowed")
 
     def _make(self, tar: tarfile.TarFile, info: tarfile.TarInfo, path: bytes) -> None:

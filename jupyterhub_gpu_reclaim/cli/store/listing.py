@@ -14,6 +14,7 @@ from jupyterhub_gpu_reclaim.cli.output import print_json, print_table, say
 from jupyterhub_gpu_reclaim.cli.store.repository import open_store
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
+from jupyterhub_gpu_reclaim.common.kept_bytes import kept_bytes
 from jupyterhub_gpu_reclaim.store.format import layout, manifest
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def ls(args: argparse.Namespace) -> int:
         _COLUMNS, [_cells(row) for row in rows], right="GEN MEMORY STORED SHARED"
     )
     infos = [row.info for row in rows if row.info]
-    total = text.size(sum(info.stored_bytes for info in infos))
+    total = text.size(kept_bytes(infos))
     say(f"{len(rows)} saved, {total} stored")
     return 0
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 def verify(args: argparse.Namespace) -> int:
     """Read everything; exit code 1 if something is damaged."""
     store = open_store(args)
+    _refuse_absent(store, args.ids)
     ids = args.ids or store.repository.ids()
     pass_ = Verification(store.repository, args.subset)
     found: list[Damage] = []
@@ -91,9 +92,7 @@ def rekey(args: argparse.Namespace) -> int:
 def rm(args: argparse.Namespace) -> int:
     """Delete checkpoints; all or, if one of them may not go, none."""
     store = open_store(args)
-    for id_ in args.ids:
-        if not store.repository.exists(id_):
-            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=id_)
+    _refuse_absent(store, args.ids)
     if not args.force:
         _refuse_newest(store, set(args.ids))
     with progress("deleting"):
@@ -112,6 +111,12 @@ def rm(args: argparse.Namespace) -> int:
         until = f"{', '.join(others)} is deleted, too" if others else "a sweep"
         say(f"{text.size(size)} of {id_} stay until {until}")
     return 0
+
+
+def _refuse_absent(store: OpenStore, ids: list[str]) -> None:
+    for id_ in ids:
+        if not store.repository.exists(id_):
+            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=id_)
 
 
 def _refuse_newest(store: OpenStore, ids: set[str]) -> None:

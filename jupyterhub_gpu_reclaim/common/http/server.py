@@ -3,7 +3,8 @@
 A connection is dropped if its request's head or body takes too long. If too many
 connections wait without a request, the one that has waited longest is closed for the
 next, so a caller with a request is served however many others are idle. A request that
-is being answered is never cut off.
+is being answered is never cut off. A body that is too long is read to its end, kept
+nowhere and answered with 413: a caller that still writes would see a reset alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from tornado.httpserver import HTTPServer
-from tornado.httputil import HTTPMessageDelegate
+from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, ResponseStartLine
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
     import ssl
@@ -24,10 +29,8 @@ if TYPE_CHECKING:
     from tornado.http1connection import HTTP1ServerConnection
     from tornado.httputil import (
         HTTPConnection,
-        HTTPHeaders,
         HTTPServerConnectionDelegate,
         RequestStartLine,
-        ResponseStartLine,
     )
     from tornado.iostream import IOStream
     from tornado.web import Application
@@ -44,6 +47,8 @@ MOST_WAITING = 512
 MOST = 4096
 #: Bytes of a request's head.
 MOST_HEAD = 32 * 1024
+#: What tornado itself refuses, it resets.
+_ANY = 1 << 62
 #: Seconds between two lines of the log about it.
 _QUIET = 60.0
 
@@ -62,8 +67,9 @@ class Door(HTTPServer):
     _most_waiting = MOST_WAITING
     _most = MOST
 
-    def bound(self, most_waiting: int, most: int) -> None:
-        """Set the limits of connections."""
+    def bound(self, most_waiting: int, most: int, most_body: int) -> None:
+        """Set the limits of connections, and of a request's body."""
+        self._most_body = most_body
         self._most_waiting = most_waiting
         self._most = most
         self._waiting: OrderedDict[HTTP1ServerConnection, None] = OrderedDict()
@@ -91,6 +97,8 @@ class Door(HTTPServer):
         return _Asking(
             super().start_request(server_conn, request_conn),
             lambda: self._waiting.pop(server_conn, None),  # type: ignore[call-overload]
+            request_conn,
+            self._most_body,
         )
 
     def on_close(self, server_conn: object) -> None:
@@ -110,9 +118,18 @@ class Door(HTTPServer):
 class _Asking(HTTPMessageDelegate):
     """A request that is being read; reports when it is complete."""
 
-    def __init__(self, inner: HTTPMessageDelegate, asked: Any) -> None:
+    def __init__(
+        self,
+        inner: HTTPMessageDelegate,
+        asked: Any,
+        connection: HTTPConnection,
+        most_body: int,
+    ) -> None:
         self._inner = inner
         self._asked = asked
+        self._connection = connection
+        self._most_body = most_body
+        self._bytes = 0
 
     def headers_received(
         self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
@@ -120,11 +137,26 @@ class _Asking(HTTPMessageDelegate):
         return self._inner.headers_received(start_line, headers)
 
     def data_received(self, chunk: bytes) -> Awaitable[None] | None:
+        self._bytes += len(chunk)
+        if self._bytes > self._most_body:
+            return None
         return self._inner.data_received(chunk)
 
     def finish(self) -> None:
         self._asked()
-        self._inner.finish()
+        if self._bytes > self._most_body:
+            self._refuse()
+        else:
+            self._inner.finish()
+
+    def _refuse(self) -> None:
+        """Answer that the body is too long; who answers otherwise has not seen it."""
+        what = f"The request has more than {self._most_body} bytes."
+        body = codec.encode(codec.failure_of(BadRequest(Reason.INVALID, what=what)))
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        start = ResponseStartLine("HTTP/1.1", 413, "Content Too Large")
+        self._connection.write_headers(start, HTTPHeaders(headers), body)
+        self._connection.finish()
 
     def on_connection_close(self) -> None:
         self._inner.on_connection_close()
@@ -144,7 +176,7 @@ def door(
 
     Args:
         application: answers.
-        max_body: longest body that is read, bytes.
+        max_body: longest body that is taken, bytes.
         files: how many files this process may have open; most stay for other things.
         xheaders: trust a proxy's headers about the caller.
         tls: certificate; None: plain HTTP.
@@ -155,10 +187,10 @@ def door(
         application,
         ssl_options=tls,
         xheaders=xheaders,
-        max_body_size=max_body,
+        max_body_size=_ANY,
         max_header_size=MOST_HEAD,
         idle_connection_timeout=head_seconds,
         body_timeout=body_seconds,
     )
-    server.bound(min(MOST_WAITING, files // 4), min(MOST, files // 2))
+    server.bound(min(MOST_WAITING, files // 4), min(MOST, files // 2), max_body)
     return server

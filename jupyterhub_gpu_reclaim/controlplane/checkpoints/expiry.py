@@ -13,6 +13,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
+from jupyterhub_gpu_reclaim.common.kept_bytes import keeps
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
@@ -414,11 +415,10 @@ def kept_of(sessions: Sessions) -> list[Kept]:
 
 def _as_kept(row: CheckpointRow, session: SessionRow | None) -> Kept:
     """Describe a checkpoint and its use for the policy."""
-    size, suspended = 0, row.changed
-    if row.info is not None:
-        size, suspended = row.info.stored_bytes, row.info.created
-    use = _use(row, session)
-    return Kept(row.id, row.key, size, suspended, use)
+    use, info = _use(row, session), row.info
+    if info is None:
+        return Kept(row.id, row.key, {}, row.changed, use)
+    return Kept(row.id, row.key, keeps(info), info.created, use)
 
 
 def _use(row: CheckpointRow, session: SessionRow | None) -> Use:

@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.kept_bytes import kept_bytes
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
@@ -256,7 +257,7 @@ class ControlLoops:
             phases=dict(self._sessions.phases()),
             counters=self._sessions.counters,
             checkpoints=len(kept),
-            stored_bytes=sum(c.info.stored_bytes for c in kept if c.info is not None),
+            stored_bytes=kept_bytes(c.info for c in kept if c.info is not None),
             sample_age=None if sampled is None else now - sampled,
             watched=self._sampler.watched,
             waiting=self._sessions.waiting(),

@@ -5,11 +5,10 @@ For people and metrics: nothing is decided by them.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from jupyterhub_gpu_reclaim.common.kept_bytes import kept_bytes
 from jupyterhub_gpu_reclaim.common.models import Phase, Value
 from jupyterhub_gpu_reclaim.controlplane.model import accounting
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import GpuCount
@@ -18,7 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from jupyterhub_gpu_reclaim.common.models import GpuSample
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+        CheckpointRow,
+        SessionRow,
+    )
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 #: Percent of a card from which it is at work (``IdlePolicy.busy_gpu_percent``).
@@ -31,7 +33,7 @@ class StoreUse(Value, frozen=True, kw_only=True):
     user: str
     checkpoints: int
     logical_bytes: int  #: size of the sessions' contents
-    stored_bytes: int  #: bytes written for them
+    stored_bytes: int  #: bytes that they keep in the store
 
 
 def gpus(sessions: Sessions) -> list[GpuCount]:
@@ -85,16 +87,18 @@ def gpu_seconds(sessions: Sessions) -> float:
 
 def store_use(sessions: Sessions) -> list[StoreUse]:
     """Return the size of each user's checkpoints, the largest first."""
-    uses: dict[str, StoreUse] = {}
+    rows: dict[str, list[CheckpointRow]] = defaultdict(list)
     for row in sessions.journal.checkpoints():
-        user, info = row.key.user, row.info
-        mine = uses.get(user) or StoreUse(
-            user=user, checkpoints=0, logical_bytes=0, stored_bytes=0
+        rows[row.key.user].append(row)
+    uses = []
+    for user, mine in rows.items():
+        infos = [row.info for row in mine if row.info is not None]
+        uses.append(
+            StoreUse(
+                user=user,
+                checkpoints=len(mine),
+                logical_bytes=sum(info.logical_bytes for info in infos),
+                stored_bytes=kept_bytes(infos),
+            )
         )
-        uses[user] = msgspec.structs.replace(
-            mine,
-            checkpoints=mine.checkpoints + 1,
-            logical_bytes=mine.logical_bytes + (info.logical_bytes if info else 0),
-            stored_bytes=mine.stored_bytes + (info.stored_bytes if info else 0),
-        )
-    return sorted(uses.values(), key=lambda use: (-use.stored_bytes, use.user))
+    return sorted(uses, key=lambda use: (-use.stored_bytes, use.user))

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec, decoders
+from jupyterhub_gpu_reclaim.common.bounds import Moment
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import (
     Suspension,  # noqa: TC001 - msgspec reads it
@@ -71,7 +72,7 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     image: str = ""
     choice: Choice | None = None  #: choice at the fresh start
     #: Time at which ``checkpoint`` became known; only for the home page.
-    suspended_at: float = msgspec.field(default=0.0, name="saved_at")
+    suspended_at: Moment = msgspec.field(default=0.0, name="saved_at")
     #: The service's facts about ``checkpoint``; only for the pages.
     suspension: Suspension | None = None
     #: Salted hashes of API tokens that we deleted with their sessions. Such a session

@@ -19,10 +19,10 @@ from tornado.web import Application, HTTPError, RequestHandler
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.bounds import Count, Identifier
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import (
     Failure,
-    Identifier,
     Sample,
     SessionKey,
     Value,
@@ -144,7 +144,7 @@ class CaptureOrder(Value, frozen=True, kw_only=True):
     """Body of ``capture`` and ``save``; the last five are for sessions in pods."""
 
     checkpoint: Identifier
-    generation: int = 1
+    generation: Count = 1
     seen: float | None = None  #: when it was seen idle; none: somebody asks for it
     key: SessionKey | None = None
     image: str = ""

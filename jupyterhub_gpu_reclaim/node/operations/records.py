@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.bounds import Count, Identifier, Line, Moment, Size
 from jupyterhub_gpu_reclaim.common.durable import sync_folder, write_durably
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Step, Value
@@ -63,8 +64,8 @@ class NapStage(StrEnum):
 class StoppedProgram(Value, frozen=True, kw_only=True):
     """A program that a nap has stopped, also a shell that has started one."""
 
-    pid: int  #: in the session's own pid namespace
-    start: int  #: clock ticks since boot; with the pid it names the process
+    pid: Count  #: in the session's own pid namespace
+    start: Size  #: clock ticks since boot; with the pid it names the process
 
 
 class NapRecord(Value, frozen=True, kw_only=True):
@@ -76,7 +77,7 @@ class NapRecord(Value, frozen=True, kw_only=True):
     """
 
     stage: NapStage
-    begun: float
+    begun: Moment
     gpus: Gpus
     memory_limit: LimitRecord = LimitRecord()  #: lifted meanwhile
     programs: list[StoppedProgram]
@@ -109,15 +110,15 @@ class Record(Value, frozen=True, kw_only=True):
 
     version: int = codec.VERSION
     operation: str  #: capture, save, restore or nap
-    incarnation: str
+    incarnation: Identifier
     key: SessionKey
     stage: Stage
-    checkpoint: str
-    generation: int = 0
-    init_pid: int
-    init_start: int
-    begun: float
-    stopped_before: list[int] = msgspec.field(default_factory=list)
+    checkpoint: Line
+    generation: Count = 0
+    init_pid: Count
+    init_start: Size
+    begun: Moment
+    stopped_before: list[Count] = msgspec.field(default_factory=list)
     steps: list[Step] = msgspec.field(default_factory=list)
     failure: Failure | None = None
     gpus: Gpus | None = None
@@ -128,7 +129,7 @@ class Record(Value, frozen=True, kw_only=True):
     nap: NapRecord | None = None
     image: str = ""  #: of its container, where it was told
     #: of a restore from a save point: the moment of that, and folders of newer files
-    as_of: float = 0.0
+    as_of: Moment = 0.0
     newer: list[str] = msgspec.field(default_factory=list)
     session: str = ""  #: id of the session; empty: not known
     account: str = ""  #: that it belongs to; empty: not known

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from jupyterhub_gpu_reclaim.common.bounds import Count, Identifier
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
 
 if TYPE_CHECKING:
@@ -143,9 +144,9 @@ def _nonce(number: int) -> bytes:
 class Origin(Value, frozen=True, kw_only=True):
     """A checkpoint that packs were written for, with the key that opens them."""
 
-    id: str
+    id: Identifier
     key: SessionKey
-    generation: int
+    generation: Count
     data_key: bytes
 
     def __repr__(self) -> str:

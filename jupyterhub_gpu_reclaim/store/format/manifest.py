@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import decoders
+from jupyterhub_gpu_reclaim.common.bounds import Count, Size
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Value
 from jupyterhub_gpu_reclaim.store.backend import Entry
 from jupyterhub_gpu_reclaim.store.format import crypto, envelope, layout
@@ -24,22 +25,21 @@ if TYPE_CHECKING:
 
 #: Far above any manifest of ours; a hostile one must not fill the memory.
 MAX_BYTES = 64 * 1024 * 1024
-_Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class PackRef(msgspec.Struct, frozen=True, array_like=True):
     """A pack that the checkpoint needs."""
 
-    origin: _Count  #: place in the list of origins
+    origin: Count  #: place in the list of origins
     number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-    length: _Count
+    length: Size
 
 
 class IndexRef(Value, frozen=True, kw_only=True):
     """The index, as it must be."""
 
-    length: _Count
-    segments: _Count
+    length: Size
+    segments: Count
 
 
 class Body(Value, frozen=True, kw_only=True):

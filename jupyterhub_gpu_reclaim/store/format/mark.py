@@ -57,7 +57,12 @@ def decode(data: bytes, name: str, origin: Origin) -> Aside | None:
     try:
         plain = _sealer(salt, name, origin).open(0, sealed, MAGIC)
         return decoders.json_decoder(_Word).decode(plain).aside
-    except (crypto.Forged, msgspec.DecodeError, UnicodeDecodeError):
+    except (
+        crypto.Forged,
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+        RecursionError,
+    ):
         raise damaged(f"{name} is not what was written") from None
 
 

@@ -34,13 +34,14 @@ from jupyterhub_gpu_reclaim.store.write.commit import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import GpuSample
     from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
     from jupyterhub_gpu_reclaim.store.format.crypto import Origin
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
+    from jupyterhub_gpu_reclaim.store.format.manifest import PackRef
     from jupyterhub_gpu_reclaim.store.packing.pack_writer import Recipe
     from jupyterhub_gpu_reclaim.store.workers.pack_writers import PackWriters
     from jupyterhub_gpu_reclaim.store.write.commit import BaseCheckpoint, Merged
@@ -260,6 +261,7 @@ class CheckpointWriter:
         # The packs settle meanwhile; nothing that names them is written before.
         self._pack_writers.settled(timeout)
         index = write_index(self._backend, recipe.origin, merged.index)
+        origins = [recipe.origin, *self._needed(merged)]
         own = sum(length for report in reports for _, length in report.packs)
         info = CheckpointInfo(
             id=self._id,
@@ -269,6 +271,7 @@ class CheckpointWriter:
             created=self._clock.now(),
             logical_bytes=sum(length for _, length in files),
             stored_bytes=own + index.length,
+            keeps=_keeps(merged.packs, origins, index.length),
             deduplicated_bytes=self._pack_writers.counted(KNOWN),
             parent=self._draft.parent,
             session=self._draft.session,
@@ -280,7 +283,7 @@ class CheckpointWriter:
             info=info,
             chunk_bytes=recipe.chunk_bytes,
             id_key=recipe.id_key,
-            origins=[recipe.origin, *self._needed(merged)],
+            origins=origins,
             packs=merged.packs,
             index=index,
         )
@@ -333,6 +336,17 @@ class CheckpointWriter:
         self._remove(self._id)
         self._gone = True
         self._ended(self._id)
+
+
+def _keeps(
+    packs: Iterable[PackRef], origins: Sequence[Origin], index: int
+) -> dict[str, int]:
+    """Bytes of packs and of the index, by the generation that has written them."""
+    kept = dict.fromkeys((origin.id for origin in origins), 0)
+    kept[origins[0].id] = index
+    for pack in packs:
+        kept[origins[pack.origin].id] += pack.length
+    return kept
 
 
 class FileWriter:

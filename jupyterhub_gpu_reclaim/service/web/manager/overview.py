@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionView
     from jupyterhub_gpu_reclaim.controlplane.model.accounting import GpuCount
+    from jupyterhub_gpu_reclaim.controlplane.sessions.totals import StoreUse
 
 #: Orders for many sessions (``bulk.py``), and their buttons.
 BULK_ORDERS = {
@@ -100,7 +101,7 @@ class SessionsPage(ManagerPage):
             "numbers": [
                 *_gpus(control.gpus()),
                 Number(_hours(control.gpu_seconds() / 3600), "GPU-hours given back"),
-                _stored(views),
+                _stored(control.store_use()),
             ],
             "phases": [
                 (phase.value, state_of(phase), phases[phase])
@@ -157,8 +158,8 @@ def _gpus(counts: Sequence[GpuCount]) -> list[Number]:
     ]
 
 
-def _stored(views: Sequence[SessionView]) -> Number:
-    stored = sum(state.stored_bytes for view in views for state in view.kept)
+def _stored(uses: Sequence[StoreUse]) -> Number:
+    stored = sum(use.stored_bytes for use in uses)
     return Number(words.size(stored), "in the store", "of all sessions")
 
 
