@@ -568,6 +568,29 @@ def test_end_of_a_pod_is_what_cluster_and_container_say(status, code, words):
     assert (end.at if end else 0.0) == at
 
 
+@pytest.mark.parametrize("saw_it_ended", [True, False])
+def test_what_was_seen_counts_and_not_the_clocks_of_node_and_api_server(saw_it_ended):
+    """The node's is ahead by a minute, or behind it."""
+    ended = {"containerStatuses": container(0, "Completed", "2026-01-01T00:01:10Z")}
+    grace = {"deletionTimestamp": "2026-01-01T00:00:12Z"}
+    if not saw_it_ended:
+        ended = {"containerStatuses": container(0, "Completed", "2025-12-31T23:59:10Z")}
+    states = [
+        {"status": ended if saw_it_ended else {}, "metadata": {}},
+        {
+            "status": ended if saw_it_ended else {},
+            "metadata": {**grace, "deletionGracePeriodSeconds": 1},
+        },
+        {"status": ended, "metadata": {**grace, "deletionGracePeriodSeconds": 0}},
+    ]
+    pod = None
+    for state in states:
+        state["metadata"]["name"] = "jupyter-ada"
+        pod = msgspec.convert(state, Pod).after(pod)
+    told = "session_ended" if saw_it_ended else "session_disrupted"
+    assert pod.end.code == told
+
+
 @pytest.mark.parametrize(
     ("resources", "gpus"),
     [

@@ -169,6 +169,8 @@ class Pod(_Object, frozen=True, rename="camel"):
         alive: bool | None = None if self.over else True
         if former is not None and former.ending:
             alive = former.deleted_alive
+        elif former is not None and former.over:
+            alive = False
         return msgspec.structs.replace(self, deleted_alive=alive)
 
     @property
