@@ -617,8 +617,11 @@ def test_gpus_of_a_pod_are_counted_whether_limited_or_claimed(resources, gpus):
 
 
 async def test_a_released_pod_has_a_short_grace_for_its_sidecars(cluster, service, two):
-    await all_of(service.fleet.capture(I1, "cp1", 1))
+    sidecar = {"extra_containers": [{"name": "side", "image": "busybox"}]}
+    session_pod(cluster, SessionKey("cy"), incarnation=I3, options=sidecar)
+    await service.knows(lambda pods: len(pods) == 3 and all(p.image for p in pods))
+    await all_of(service.fleet.capture(I3, "cp1", 1))
     cluster.delete_seconds = 1.0
-    await service.fleet.release(I1, "cp1")
-    pod = cluster.pod("jupyter-ada")
+    await service.fleet.release(I3, "cp1")
+    pod = cluster.pod("jupyter-cy")
     assert pod["metadata"]["deletionGracePeriodSeconds"] == GRACE_SECONDS

@@ -215,33 +215,51 @@ class Node:
         """The container is dead as soon as its init is."""
         while init is None or init.incarnation in self.agent.places:
             await asyncio.sleep(0.02)
-        self._report(pod, ip, {"exitCode": 137, "reason": "Error"})
+        killed = {"exitCode": 137, "reason": "Error"}
+        self._report(pod, ip, killed, ("notebook",))
 
     def _report(
-        self, pod: dict[str, Any], ip: str, ended: dict[str, Any] | None = None
+        self,
+        pod: dict[str, Any],
+        ip: str,
+        ended: dict[str, Any] | None = None,
+        which: tuple[str, ...] = (),
     ) -> None:
+        """Report its containers as they are.
+
+        Args:
+            pod: the one.
+            ip: its address.
+            ended: how those have ended that end now.
+            which: their names; empty: all.
+        """
         known = self.cluster.pod(pod["metadata"]["name"])
         if known is None or known["metadata"]["uid"] != pod["metadata"]["uid"]:
             return
         pod = copy.deepcopy(known)
-        state: dict[str, Any] = {"running": {}}
-        if ended is not None:
-            state = {"terminated": {**ended, "finishedAt": now()}}
-        well = ended is None or ended["exitCode"] == 0
-        phase = "Running" if ended is None else "Succeeded" if well else "Failed"
-        others = pod["status"].get("conditions") or []
+        names = [container["name"] for container in pod["spec"]["containers"]]
+        told = pod["status"].get("containerStatuses") or ()
+        states = {each["name"]: each["state"] for each in told}
+        for name in names:
+            if "terminated" in states.setdefault(name, {"running": {}}):
+                continue
+            if ended is not None and name in (which or names):
+                states[name] = {"terminated": {**ended, "finishedAt": now()}}
+        over = [states[name].get("terminated") for name in names]
+        well = all(each and each["exitCode"] == 0 for each in over)
         pod["status"] = {
-            "phase": phase,
+            "phase": ("Succeeded" if well else "Failed") if all(over) else "Running",
             "podIP": ip,
-            "conditions": others or [{"type": "PodScheduled", "status": "True"}],
+            "conditions": pod["status"].get("conditions")
+            or [{"type": "PodScheduled", "status": "True"}],
             "containerStatuses": [
                 {
                     "name": container["name"],
                     "image": container["image"],
                     "imageID": digest(container["image"]),
-                    "ready": ended is None,
+                    "ready": "running" in states[container["name"]],
                     "restartCount": 0,
-                    "state": state,
+                    "state": states[container["name"]],
                 }
                 for container in pod["spec"]["containers"]
             ],
@@ -253,8 +271,7 @@ class Node:
         uid = pod["metadata"]["uid"]
         for place in [p for p in self.agent.places.values() if p.pod == uid]:
             self.agent.end(place.incarnation)
-        watch = self._watches.pop(uid, None)
-        if watch is not None and not watch.done():
+        if (watch := self._watches.pop(uid, None)) is not None:
             watch.cancel()
             peace = {"exitCode": 0, "reason": "Completed"}
             self._report(pod, self._addresses[uid], peace)
