@@ -252,6 +252,8 @@ async def test_nothing_rests_on_a_list_that_stands_still(cluster, make, hasty):
     await given_up(cluster)
     assert await SessionPodSpawner.poll(spawner) is None
     assert spawner.reclaim_alive()
+    told = [event async for event in KubeSpawner.progress(spawner)]
+    assert told  # what was heard before
     await spawner.reclaim_end()  # which says so, and leaves it
     with pytest.raises(Unreachable) as refused:
         await returning(make("bob", "b" * 32)).start()

@@ -222,6 +222,11 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
             detail = f"{type(error).__name__}: {error}"
             raise Unreachable(Reason.CLUSTER_UNREACHABLE, detail=detail) from None
 
+    async def _start_watching_events(self, replace: bool = False) -> Any:
+        """Watch events, which are words for people: nothing waits for them."""
+        with suppress(Unreachable):
+            return await super()._start_watching_events(replace)
+
     # --- start ---
 
     async def start(self) -> Any:
