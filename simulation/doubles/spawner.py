@@ -212,6 +212,9 @@ class ProcessesOnMachine:
     def add_poll_callback(self, *_: Any) -> None:
         self.watched = True
 
+    def run_post_stop_hook(self) -> None:
+        """Nothing: this Hub has no hooks."""
+
     async def delete_forever(self) -> None:
         """Nothing of its own."""
 
