@@ -297,6 +297,8 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     term: Count = 0
     #: It is a save point: what was saved has gone on since, and may be newer.
     goes_on: bool = False
+    #: Of a save point: files that its programs could write, and that it has not kept.
+    not_kept: str = ""
     #: What the mark beside it says, where checkpoints are listed; None: no such word.
     aside: Aside | None = None
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -236,6 +237,23 @@ def test_without_memory_for_the_copies_there_is_no_save_point(tmp_path, opened):
     with pytest.raises(ReclaimError, match="not_enough_memory"):
         kept.take(os.getpid(), taken, ROOT)
     kept.close()
+
+
+def test_what_a_program_serves_is_not_read_while_it_may_stand_still(
+    tmp_path, opened, monkeypatch
+):
+    path = tmp_path / "file"
+    path.write_bytes(b"then")
+    opened(path)
+    device = path.stat().st_dev
+    device = f"{os.major(device)}:{os.minor(device)}"
+    fuse = SimpleNamespace(kind="fuse.sshfs", device=device)
+    monkeypatch.setattr(kept_files, "read_mounts", lambda _: [fuse])
+    keeper = Keeper()
+    keeper.take()
+    assert keeper.contents(tmp_path) == {}
+    names = open_files.not_kept(keeper.kept._opened)
+    assert str(path) in names
 
 
 MAKE = {"xfs": ("mkfs.xfs", "-q"), "btrfs": ("mkfs.btrfs", "-q")}

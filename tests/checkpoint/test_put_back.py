@@ -611,3 +611,47 @@ def test_another_name_of_the_file_keeps_what_is_newer(tmp_path):
     then.put_back()
     assert path.read_bytes() == b"then"
     assert backup.read_bytes() == b"newer"
+
+
+def test_file_that_a_program_opens_after_the_last_look_is_moved(tmp_path, monkeypatch):
+    """What it writes on lands in what is newer, and not in what was put back."""
+    path = tmp_path / "file"
+    path.write_bytes(b"then")
+    with path.open("r+b"):
+        then = Then(tmp_path)
+    path.write_bytes(b"newer")
+    monkeypatch.setattr(put_back, "_refuse_in_use", lambda *_: None)
+    words = f"f = open({str(path)!r}, 'a'); print(flush=True); input(); f.write(' on')"
+    with subprocess.Popen(
+        [sys.executable, "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        other.stdout.readline()
+        (beside,) = map(Path, then.put_back())
+        other.communicate(b"\n")
+    assert path.read_bytes() == b"then"
+    assert (beside / "file").read_bytes() == b"newer on"
+
+
+def test_nobody_opens_a_file_between_its_copy_and_what_is_written_into_it(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "file"
+    path.write_bytes(b"then")
+    with path.open("r+b"):
+        then = Then(tmp_path)
+    path.write_bytes(b"newer")
+    refused = []
+    copy = put_back._copy
+
+    def look(*words):
+        copy(*words)
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+        except BlockingIOError:
+            refused.append(path)
+
+    monkeypatch.setattr(put_back, "_copy", look)
+    (beside,) = map(Path, then.put_back())
+    assert len(refused) == 2  # behind the copy, and behind what was written
+    assert path.read_bytes() == b"then"
+    assert (beside / "file").read_bytes() == b"newer"

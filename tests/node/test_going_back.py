@@ -53,10 +53,11 @@ class Session:
         wait_for(lambda: not step.exists())
         self._number += 1
 
-    def save(self, name: str) -> None:
+    def save(self, name: str) -> dict:
         saved = self.agent.save(self.place, name)
         assert saved[-1].get("checkpoint"), saved[-1]
         self._saved = self._number
+        return saved[-1]["checkpoint"]
 
     def go_back(self, name: str, **more) -> dict:
         """End it, and bring it back from there."""
@@ -229,7 +230,8 @@ def test_agent_killed_while_files_are_put_back(agent, session):
 
 def test_what_is_too_large_to_be_kept_is_named_and_refused(session):
     session("log = open('large', 'w'); log.write('x' * (300 << 20)); log.flush()")
-    session.save("cp-1")
+    info = session.save("cp-1")
+    assert info["not_kept"] == str(session.files / "large")
     session("log.write('y'); log.flush()")
     for put_files_back in (False, True):
         failure = session.go_back("cp-1", put_files_back=put_files_back)["failure"]

@@ -33,9 +33,10 @@ from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again, run_as
 from jupyterhub_gpu_reclaim.checkpoint.staging import hand_over
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
@@ -99,17 +100,22 @@ class KeptFiles:
         root = open_root(f"/proc/{init_pid}/root")
         self._stack.callback(os.close, root)
         self._opened = list(opened)
-        run_as(who, lambda: self._take_all(root))
+        skip = open_files.served(read_mounts(init_pid))
+        run_as(who, lambda: self._take_all(root, skip))
 
     @property
     def in_memory(self) -> int:
         """Bytes that are not in reflinks."""
         return sum(copy.size for copy in self._copies if copy.clone < 0)
 
-    def _take_all(self, root: int) -> None:
+    def _take_all(self, root: int, skip: Collection[int]) -> None:
         self._add_companions(root)
         left = self._limit
-        written = [pair for pair in enumerate(self._opened) if pair[1].is_written]
+        written = [
+            pair
+            for pair in enumerate(self._opened)
+            if pair[1].is_written and pair[1].device not in skip
+        ]
         for number, one in sorted(written, key=lambda pair: pair[1].size):
             left -= one.size
             if left < 0:

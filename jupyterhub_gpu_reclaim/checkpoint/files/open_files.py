@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from jupyterhub_gpu_reclaim.linux.mounts import Mount
+
 #: Files above this are not read; a change of their time then counts as a change.
 MAX_HASHED_BYTES: Final = 1 << 30
 
@@ -248,8 +250,6 @@ def fingerprint(
         Refused: the session is gone (``no_tree``).
     """
     mounts = read_mounts(init_pid)
-    # What serves them may be a program of the session's, which stands still.
-    fuse = {mount.device for mount in mounts if mount.kind.startswith("fuse")}
     skip = {mount.device for mount in mounts if mount.kind in _KERNEL_FILES}
     skip |= set(archived)
     with ExitStack() as stack:
@@ -259,15 +259,25 @@ def fingerprint(
             raise Refused(Reason.NO_TREE, detail=str(error)) from None
         stack.callback(os.close, root)
         uses = _uses(pids).items()
-        found = (_opened(root, path, use, skip, fuse) for path, use in uses)
+        unread = served(mounts)
+        found = (_opened(root, path, use, skip, unread) for path, use in uses)
         opened = sorted((one for one in found if one), key=lambda one: one.path)
-        digests = _written_digests(root, opened, fuse) if reads else {}
+        digests = _written_digests(root, opened, unread) if reads else {}
     return [
         msgspec.structs.replace(one, digest=digests.get(one.path, ""))
         if one.is_written
         else one
         for one in opened
     ]
+
+
+def served(mounts: Iterable[Mount]) -> frozenset[int]:
+    """Devices that are not read while the session stands still: of FUSE.
+
+    What serves them may be one of its programs, or slow.
+    """
+    fuse = [mount.device for mount in mounts if mount.kind.startswith("fuse")]
+    return frozenset(os.makedev(*map(int, device.split(":"))) for device in fuse)
 
 
 def compare(opened: Iterable[FileFingerprint], root: Path) -> list[Finding]:
@@ -350,6 +360,11 @@ def newer(changed: Sequence[Changed], lost: Iterable[FileFingerprint] = ()) -> s
     )
 
 
+def not_kept(opened: Iterable[FileFingerprint]) -> str:
+    """The names of what its programs could write and was not kept; empty: none."""
+    return _listed([_name(one) for one in opened if one.is_written and not one.kept])
+
+
 def by_contents(opened: Iterable[FileFingerprint]) -> list[FileFingerprint]:
     """The same files, of which those that are written are judged by contents alone."""
     return [
@@ -417,7 +432,7 @@ def _opened(
     path: bytes,
     use: _FileUse,
     skip: Collection[str],
-    unread: Collection[str],
+    unread: Collection[int],
 ) -> FileFingerprint | None:
     """The fingerprint of one path; None for what is not a file of this module.
 
@@ -434,7 +449,7 @@ def _opened(
         device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
         if stat.S_IFMT(status.st_mode) not in _KINDS or device in skip:
             return None
-        is_file = stat.S_ISREG(status.st_mode) and device not in unread
+        is_file = stat.S_ISREG(status.st_mode) and status.st_dev not in unread
         return of_file(
             path,
             name,
@@ -477,7 +492,7 @@ def of_file(path: bytes, descriptor: int, **use: Any) -> FileFingerprint:
 
 
 def _written_digests(
-    root: int, opened: Iterable[FileFingerprint], skip: Collection[str]
+    root: int, opened: Iterable[FileFingerprint], skip: Collection[int]
 ) -> dict[bytes, str]:
     """Digests of the smallest files that are written, by path; see the table.
 
@@ -486,9 +501,7 @@ def _written_digests(
     digests: dict[bytes, str] = {}
     left = MAX_WRITTEN_BYTES
     for one in sorted(opened, key=lambda one: one.size):
-        device = f"{os.major(one.device)}:{os.minor(one.device)}"
-        is_file = stat.S_ISREG(one.mode) and device not in skip
-        if not is_file or not one.is_written:
+        if one.device in skip or not one.is_written:
             continue
         left -= one.size
         if left < 0:

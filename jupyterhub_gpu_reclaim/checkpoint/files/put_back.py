@@ -24,6 +24,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import signal
 import stat
 import time
 from collections import defaultdict
@@ -344,8 +345,10 @@ def _swap(ready: _Ready, uid: int, moment: float) -> bytes:
         except OSError:
             for name in reversed([] if shown else moved):
                 with suppress(OSError):
-                    # Over nothing, or over what has been written in part.
-                    os.rename(name, name, src_dir_fd=target, dst_dir_fd=folder)
+                    if name in stay:  # over what has been written in part
+                        os.rename(name, name, src_dir_fd=target, dst_dir_fd=folder)
+                    else:
+                        _rename(target, name, folder, name)
             if beside:
                 with suppress(OSError):  # unless there is something in it
                     os.rmdir(beside, dir_fd=folder)
@@ -387,16 +390,44 @@ def _open_same(folder: int, one: FileFingerprint, uid: int) -> int:
 
 
 def _copy_to(source: int, folder: int, name: bytes) -> None:
-    """A copy there, over nothing; none where it is not whole."""
+    """A copy there, over nothing; none where it is not whole.
+
+    Whoever else has the file open would write on into it.
+
+    Raises:
+        OSError: it is not made, or somebody else has opened the file meanwhile.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     made = os.open(name, flags, 0o600, dir_fd=folder)
     try:
+        _refuse_opened(source, made)
         _copy(source, made)
     except BaseException:
         os.unlink(name, dir_fd=folder)
         raise
     finally:
         os.close(made)
+
+
+def _refuse_opened(source: int, made: int) -> None:
+    """Have nobody open it before it is closed again; who wants to waits meanwhile.
+
+    Where the file just made beside it gets no lease either, as on NFS, that is not to
+    be had.
+
+    Raises:
+        OSError: somebody has it open.
+    """
+    if _lease(made) and not _lease(source):
+        raise OSError(errno.EBUSY, "another program has it open")
+
+
+def _lease(descriptor: int) -> bool:
+    with suppress(OSError):
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)  # SIGIO would end us
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        return True
+    return False
 
 
 def _copy(source: int, target: int) -> None:

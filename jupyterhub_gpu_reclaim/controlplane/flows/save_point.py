@@ -112,6 +112,8 @@ class Saver:
             f"{size(info.logical_bytes)}, {size(info.stored_bytes)} of it newly"
             f" written; it stood still for {duration(info.frozen_seconds)}."
         )
+        if info.not_kept:
+            note += f" No copy is kept of {info.not_kept}."
         at = sessions.clock.now()
         sessions.counters.still.observe(info.frozen_seconds)
         sessions.update(

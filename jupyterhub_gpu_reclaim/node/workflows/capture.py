@@ -162,6 +162,7 @@ class Capture:
     """One capture of one session."""
 
     _goes_on = False  #: whether the session does, once it is copied
+    _not_kept = ""  #: files that it could write, and that were not copied
 
     def __init__(
         self,
@@ -407,6 +408,7 @@ class Capture:
                     frozen_seconds=seconds,
                     gpus=gpus.held() if gpus else (),
                     goes_on=self._goes_on,
+                    not_kept=self._not_kept,
                     timeout=self._limits.commit,
                     last_look=lambda: self._word(rehearsal),
                 ),

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
 from jupyterhub_gpu_reclaim.checkpoint.files.kept_files import KeptFiles
 from jupyterhub_gpu_reclaim.checkpoint.files.trial import Names
@@ -259,6 +260,7 @@ class Save(Capture):
     ) -> None:
         assert self._kept is not None
         files = self._kept.deliver(writer.file, self._cancel)
+        self._not_kept = open_files.not_kept(files)
         world = msgspec.structs.replace(self._world, files=files)
         writer.add(checkpoint_files.WORLD, codec.encode(world))
         staging.deliver(writer.file, self._cancel)

@@ -158,6 +158,7 @@ class CheckpointWriter:
         frozen_seconds: float = 0.0,
         gpus: Sequence[GpuSample] = (),
         goes_on: bool = False,
+        not_kept: str = "",
         timeout: float = 600.0,
         last_look: Callable[[], None] | None = None,
     ) -> CheckpointInfo:
@@ -168,6 +169,7 @@ class CheckpointWriter:
             frozen_seconds: how long the session stood still, for the record.
             gpus: what it held of which cards, for the record.
             goes_on: whether what was saved has gone on since.
+            not_kept: names of files that it could write then, and that are not in it.
             timeout: seconds to wait for the disk.
             last_look: called when nothing but the manifest is missing; its error
                 bars the commit, and is raised.
@@ -188,6 +190,7 @@ class CheckpointWriter:
                     frozen_seconds=frozen_seconds,
                     gpus=list(gpus),
                     goes_on=goes_on,
+                    not_kept=not_kept,
                 )
             except BaseException as error:
                 self.fail(error)
