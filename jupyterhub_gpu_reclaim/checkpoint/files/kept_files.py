@@ -109,7 +109,7 @@ class KeptFiles:
         return sum(copy.size for copy in self._copies if copy.clone < 0)
 
     def _take_all(self, root: int, skip: Collection[int]) -> None:
-        self._add_companions(root)
+        self._add_companions(root, skip)
         left = self._limit
         written = [
             pair
@@ -126,11 +126,12 @@ class KeptFiles:
                 left += one.size
                 _log.info("%s is not kept: %s", one.path, error)
 
-    def _add_companions(self, root: int) -> None:
+    def _add_companions(self, root: int, skip: Collection[int]) -> None:
         """Take in what belongs to a database, although nothing has it open."""
         known = {one.path for one in self._opened}
         for one in list(self._opened):
-            for suffix in COMPANIONS if one.written else ():
+            its = COMPANIONS if one.written and one.device not in skip else ()
+            for suffix in its:
                 path = one.path + suffix
                 with suppress(OSError), ExitStack() as stack:
                     name = open_in_root(root, path, os.O_PATH | os.O_NOFOLLOW)
