@@ -260,7 +260,7 @@ def alerts() -> str:
     for group in yaml.safe_load(ALERT_RULES.read_text())["groups"]:
         for rule in group["rules"]:
             said = [
-                re.sub(r"\{\{ \$(?:labels\.)?(\w+)[^}]*\}\}", r"{\1}", text)
+                _linked(re.sub(_FILLED_IN, r"{\1}", text))
                 for text in (
                     rule["annotations"]["summary"],
                     rule["annotations"]["description"],
@@ -274,6 +274,17 @@ operators](../how-to/operate.md#alerts), the codes in [the how-to of
 messages](../how-to/messages.md). Words in braces are placeholders.
 """
     return page("Alerts", about, *table(*rows))
+
+
+def _linked(text: str) -> str:
+    """An alert's words with links; an anchor that Prometheus fills in is left out."""
+    return re.sub(
+        r"docs/([\w/-]+\.md)(#[\w-]+|#\{code\})?",
+        lambda page: (
+            f"[{page[0]}](../{page[1]}{(page[2] or '').replace('#{code}', '')})"
+        ),
+        text,
+    )
 
 
 def commands() -> str:
@@ -319,6 +330,9 @@ def _command(parser: argparse.ArgumentParser) -> list[str]:
     about = str(parser.description or "")
     return [f"## `{parser.prog}`", "", about, "", *table(*rows), ""]
 
+
+#: What Prometheus fills into an alert's words: ``{{ $labels.code }}``.
+_FILLED_IN = r"\{\{ (?:or )?\$(?:labels\.)?(\w+)[^}]*\}\}"
 
 PAGES = {
     "reference/reasons.md": reasons,

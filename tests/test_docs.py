@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from jupyterhub_gpu_reclaim.common.node_status import STORE_CODES
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.api import openapi
 
@@ -108,8 +112,81 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 
 def headings(page: Path) -> set[str]:
     """The anchors of a page, as GitHub makes them."""
-    found = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in found}
+    text = page.read_text()
+    found = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    made = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in found}
+    return made | set(re.findall(r'<a id="([\w-]+)">', text))
+
+
+ALERTS = [
+    rule
+    for group in yaml.safe_load((ROOT / "etc/prometheus/alerts.yml").read_text())[
+        "groups"
+    ]
+    for rule in group["rules"]
+]
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_alert_leads_to_an_anchor_that_is_there(rule: dict[str, Any]) -> None:
+    for path, heading in re.findall(
+        r"(docs/[\w/-]+\.md)(?:#([\w-]+|\{\{ \$labels\.code \}\}))?",
+        rule["annotations"]["description"],
+    ):
+        anchors = headings(ROOT / path)
+        assert not heading or "{" in heading or heading in anchors
+        if "{" in heading:  # whatever code it fires for
+            assert {reason.value for reason in Reason} <= anchors
+
+
+def shown() -> str:
+    """What people are shown: sentences and strings of the code, templates, alerts."""
+    package = ROOT / "jupyterhub_gpu_reclaim"
+    words = [re.sub(r"\{\w+\}", "", reason.pattern) for reason in Reason]
+    for path in package.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        told = {
+            id(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr)  # docstrings
+        }
+        words += [
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in told
+        ]
+    for kind in ("html", "js"):
+        words += [path.read_text() for path in package.rglob(f"*.{kind}")]
+    return " ".join(" ".join(words).split())
+
+
+def test_symptoms_quote_what_is_really_shown() -> None:
+    page, said = (ROOT / "docs/how-to/symptoms.md").read_text(), shown()
+    quotes = re.findall(r'"([^"]+)"', page)
+    assert len(quotes) > 10
+    for quote in quotes:
+        for part in quote.split("…"):
+            assert part.strip() in said, quote
+
+
+#: What is red on the pages, fires an alert, and keeps somebody from their work.
+RED = STORE_CODES | {"agent_unreachable", "node_silent", "node_closed", "store_full"}
+
+
+@pytest.mark.parametrize("code", sorted(RED))
+def test_what_is_red_leads_to_a_cure_with_its_command(code: str) -> None:
+    assert f"messages.md#{code})" in (ROOT / "docs/how-to/symptoms.md").read_text()
+    (action,) = (
+        row[1]
+        for part in generate["messages_by_part"]()
+        for told, row in part.messages.items()
+        if told == code
+    )
+    assert re.search(
+        r"`(jupyterhub-gpu-reclaim|systemctl|kubectl|mount|journalc)", action
+    )
 
 
 @pytest.mark.parametrize("page", sorted(GUIDES), ids=lambda p: p.name)

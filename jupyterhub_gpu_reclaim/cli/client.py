@@ -21,6 +21,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
     SessionView,
 )
+from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
@@ -126,6 +127,10 @@ class SessionsClient:
         path = f"sessions/{key.path}/saved/{checkpoint}/bring-back"
         body = {"save_running": save_running}
         return await self._ask("POST", path, SessionView, body)
+
+    async def nodes(self) -> list[NodeHealth]:
+        """List how every node is, by name."""
+        return await self._ask("GET", "nodes", list[NodeHealth])
 
     async def drain(self, node: str, order: DrainOrder) -> DrainReport:
         """Begin to suspend whatever runs on a node; empty: the Hub's own machine."""

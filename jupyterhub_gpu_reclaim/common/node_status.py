@@ -1,16 +1,30 @@
-"""How one node is: what its agent tells of it, for the page of nodes.
+"""How one node is, and what is wrong with it: the one list of faults for people.
 
-Told for people. Nothing is decided by it: what is placed, moved or refused goes by what
-an order itself finds.
+Pages, metrics, alerts and the command line all tell :attr:`NodeHealth.faults`. Nothing
+is decided by it: what is placed, moved or refused goes by what an order itself finds.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
+from jupyterhub_gpu_reclaim.common import text
+from jupyterhub_gpu_reclaim.common.drain import Drain  # noqa: TC001 - msgspec reads it
+from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import Finding, Value
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+#: Codes of what is wrong with the store, as a node sees it.
+STORE_CODES = frozenset(
+    reason.value
+    for reason in (
+        Reason.KEY_MISSING,
+        Reason.STORE_ABSENT,
+        Reason.STORE_DENIED,
+        Reason.STORE_FAILED,
+        Reason.STORE_UNREACHABLE,
+    )
+)
 
 
 class CardStatus(Value, frozen=True, kw_only=True):
@@ -24,17 +38,6 @@ class CardStatus(Value, frozen=True, kw_only=True):
     divided: bool | None = None  #: into MIG instances
 
 
-class StoreStatus(Value, frozen=True, kw_only=True):
-    """The store, as one node sees it (law 14).
-
-    ``here``: it is the one of the node's master key. ``absent``: another one is in its
-    place, or none. ``unknown``: it does not answer, or the key is not there.
-    """
-
-    state: Literal["here", "absent", "unknown"]
-    why: str = ""  #: a sentence, where it is not here
-
-
 class NodeStatus(Value, frozen=True, kw_only=True):
     """One node, as its agent sees it."""
 
@@ -46,7 +49,6 @@ class NodeStatus(Value, frozen=True, kw_only=True):
     state_free: int | None = None  #: bytes on the disk of the agent's records
     store_free: int | None = None  #: bytes; None: the store has no bound that it tells
     store_capacity: int | None = None  #: bytes of the place in all, likewise
-    store: StoreStatus | None = None  #: None: it was not looked at
     term: int = 0  #: the highest that it has seen of a service; 0: none
     findings: list[Finding] = msgspec.field(default_factory=list)
 
@@ -62,10 +64,36 @@ class NodeHealth(Value, frozen=True, kw_only=True):
     node: str  #: empty: the Hub's own machine
     status: NodeStatus | None = None  #: None: never heard of by this service
     silent_since: float | None = None  #: seconds since the epoch
-    why: str = ""  #: it is silent
+    silence: Finding | None = None  #: why it is silent
+    drain: Drain | None = None  #: None: it is not being drained
 
     @property
     def ready(self) -> bool:
         """Whether it answers, and can save sessions."""
         heard = self.silent_since is None and self.status is not None
         return heard and self.status is not None and self.status.ready
+
+    @property
+    def faults(self) -> list[Finding]:
+        """Whatever keeps it from working now, each with its cure."""
+        found = []
+        if self.silent_since is not None:
+            found.append(self.silence or finding(Reason.AGENT_UNREACHABLE))
+        elif self.status is not None:
+            found += [
+                each
+                for each in self.status.findings
+                if each.fatal or each.code in STORE_CODES
+            ]
+        if self.drain is not None:
+            found.append(closed(self.drain))
+        return found
+
+
+def closed(drain: Drain) -> Finding:
+    """Find that nothing is to run on a node, since when and until when."""
+    since = text.moment(drain.since)
+    if drain.node:
+        why = f" since {since}{drain.because}"
+        return finding(Reason.NODE_DRAINS, node=drain.node, why=why)
+    return finding(Reason.NODE_CLOSED, since=since)

@@ -644,7 +644,10 @@ class Reason(Enum):
     STORE_FULL = (
         "store_full",
         "Not enough room in the store: {needed} needed, {free} free.",
-        "Make room, or lower the retention.",
+        (
+            "Make room: 'jupyterhub-gpu-reclaim store ls' lists what is kept, largest"
+            " users on the page of the store; or lower ReclaimService.keep_days."
+        ),
         True,
     )
     PORT_IN_USE = (
@@ -1074,8 +1077,11 @@ class Reason(Enum):
     )
     KEY_MISSING = (
         "key_missing",
-        "The checkpoint is encrypted with the master key {key}, which is not here{why}.",
-        "Ask the administrator to put that key back.",
+        "The master key is missing or cannot be used: {why}.",
+        (
+            "Copy it back, or mount its folder: it is used as soon as it is there."
+            " Until then nothing that is suspended can be read; delete nothing."
+        ),
         True,
     )
     SAVED_DROPPED = (
@@ -1086,7 +1092,7 @@ class Reason(Enum):
     STORE_FAILED = (
         "store_failed",
         "The store of checkpoints does not work: {why}.",
-        "Look at the agent's log on the session's machine.",
+        "The agent's log says more: journalctl -u jupyterhub-gpu-reclaim-agent.",
         True,
     )
     STORE_UNREACHABLE = (
@@ -1098,10 +1104,7 @@ class Reason(Enum):
     STORE_ABSENT = (
         "store_absent",
         "The store of suspended sessions is not there: {why}.",
-        (
-            "What is suspended is kept in it. Ask the administrator to mount it again:"
-            " it is used as soon as it is there."
-        ),
+        "It is used as soon as it is there; what is suspended is kept in it.",
         True,
     )
     STORE_DENIED = (
@@ -1196,8 +1199,12 @@ class Reason(Enum):
     # --- parts that do not answer --------------------------------------------------
     AGENT_UNREACHABLE = (
         "agent_unreachable",
-        "The agent of the session's machine does not answer.",
-        "Is jupyterhub-gpu-reclaim-agent running there?",
+        "The machine's agent does not answer.",
+        (
+            "On that machine, as root: systemctl restart jupyterhub-gpu-reclaim-agent."
+            " If it does not stay up, its log ends with the reason: journalctl -u"
+            " jupyterhub-gpu-reclaim-agent."
+        ),
         True,
     )
     AGENT_UNTRUSTED = (
@@ -1208,8 +1215,14 @@ class Reason(Enum):
     )
     NODE_CLOSED = (
         "node_closed",
-        "This machine is being drained for maintenance, so no session starts now.",
-        "Try again later; suspended sessions are kept.",
+        (
+            "This machine has been closed for maintenance since {since}, so no session"
+            " starts until it is opened again."
+        ),
+        (
+            "Suspended sessions are kept. For the administrator:"
+            " 'jupyterhub-gpu-reclaim undrain' opens it."
+        ),
         True,
     )
     UNKNOWN_NODE = (
@@ -1224,10 +1237,11 @@ class Reason(Enum):
     )
     NODE_SILENT = (
         "node_silent",
-        "The agent on {node}, where the session runs, does not answer.",
+        "The agent on {node} does not answer.",
         (
-            "If that machine is lost, the session is free as soon as Kubernetes has"
-            " removed its pod; its checkpoints are kept."
+            "See how it is: kubectl -n gpu-reclaim get pods -o wide. If that machine is"
+            " lost, the session is free as soon as Kubernetes has removed its pod; its"
+            " checkpoints are kept."
         ),
         True,
     )
@@ -1340,7 +1354,10 @@ class Reason(Enum):
     STILL_WAITING = (
         "still_waiting",
         "It is not done after {limit}; it goes on in the background.",
-        "See how far it is: jupyterhub-gpu-reclaim sessions",
+        (
+            "See how far it is: jupyterhub-gpu-reclaim sessions; and whether a machine"
+            " holds it up: jupyterhub-gpu-reclaim nodes"
+        ),
         True,
     )
 

@@ -229,6 +229,7 @@ class ReclaimService(Application, Options):
             SystemClock(),
             controller.note_silent,
             (drains.settle, lost.settle),
+            controller.nodes.drain_of,
         )
         try:
             async with (

@@ -51,11 +51,11 @@ def families(nodes: Sequence[NodeHealth]) -> Iterator[Metric]:
         " its room.",
         labels=["node"],
     )
-    here = GaugeMetricFamily(
-        PREFIX + "store_present",
-        "1 where a node sees the store of its master key; 0: another is in its place,"
-        " it is not mounted, or it does not answer.",
-        labels=["node"],
+    faults = GaugeMetricFamily(
+        PREFIX + "node_faults",
+        "Always 1: something keeps a node from working now. The code is that of the"
+        " how-to of messages, the sentence is the page's.",
+        labels=["node", "code", "sentence"],
     )
     records = GaugeMetricFamily(
         PREFIX + "state_free_bytes",
@@ -63,6 +63,8 @@ def families(nodes: Sequence[NodeHealth]) -> Iterator[Metric]:
         labels=["node"],
     )
     for node in nodes:
+        for fault in node.faults:
+            faults.add_metric([node.node, fault.code, fault.message], 1)
         status = node.status
         if status is None:
             continue
@@ -73,11 +75,9 @@ def families(nodes: Sequence[NodeHealth]) -> Iterator[Metric]:
             store.add_metric([node.node], status.store_free)
         if status.store_capacity is not None:
             capacity.add_metric([node.node], status.store_capacity)
-        if status.store is not None:
-            here.add_metric([node.node], status.store.state == "here")
         if status.state_free is not None:
             records.add_metric([node.node], status.state_free)
-    yield from (present, store, capacity, here, records)
+    yield from (present, store, capacity, faults, records)
 
 
 def _state(node: NodeHealth) -> str:

@@ -17,6 +17,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.common.drain import Drain
     from jupyterhub_gpu_reclaim.common.models import Failure
     from jupyterhub_gpu_reclaim.service.clients.agent_router import AnyAgent
 
@@ -46,6 +48,7 @@ class NodeWatch:
         clock: time and waiting.
         told: called after each round with the silent nodes and why they are.
         settles: called in turn after each round, with all of them.
+        drain_of: the drain of that node, if it is drained.
     """
 
     def __init__(
@@ -54,7 +57,9 @@ class NodeWatch:
         clock: Clock,
         told: Callable[[Mapping[str, Failure]], None],
         settles: Sequence[Settle] = (),
+        drain_of: Callable[[str], Drain | None] = lambda _: None,
     ) -> None:
+        self._drain_of = drain_of
         self._settles = settles
         self._agents = agents
         self._clock = clock
@@ -64,7 +69,10 @@ class NodeWatch:
 
     def now(self) -> list[NodeHealth]:
         """Every node, by name."""
-        return [self._known[node] for node in sorted(self._known)]
+        return [
+            msgspec.structs.replace(self._known[node], drain=self._drain_of(node))
+            for node in sorted(self._known)
+        ]
 
     async def run(self) -> None:
         """Ask the agents for ever; a fault ends nothing."""
@@ -92,7 +100,7 @@ class NodeWatch:
                 status = await self._agents.status(node)
         except TimeoutError:
             reason = Reason.NODE_SILENT if node else Reason.AGENT_UNREACHABLE
-            why = f"No answer within {ANSWER_SECONDS:g} s."
+            why = f"no answer within {ANSWER_SECONDS:g} s"
             return self._silent(asked, node, Unreachable(reason, node=node, detail=why))
         except ReclaimError as error:
             return self._silent(asked, node, error)
@@ -100,12 +108,14 @@ class NodeWatch:
 
     def _silent(self, asked: float, node: str, error: ReclaimError) -> NodeHealth:
         self._silences[node] = codec.failure_of(error)
-        # for administrators, whom the log's words help more than a user's sentence
-        why = error.detail or error.message
         before = self._known.get(node, NodeHealth(node=node))
         since = before.silent_since
+        why = finding(error.reason, **error.facts)
+        if error.detail:  # for administrators
+            message = f"{why.message.removesuffix('.')} ({error.detail})."
+            why = msgspec.structs.replace(why, message=message)
         return msgspec.structs.replace(
-            before, silent_since=asked if since is None else since, why=why
+            before, silent_since=asked if since is None else since, silence=why
         )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.backend import Unavailable
 from jupyterhub_gpu_reclaim.store.format import layout
 from jupyterhub_gpu_reclaim.store.read.subset import ALL, Subset
 
@@ -89,7 +90,7 @@ class Verification:
             problems = reader.verify(progress, part=self.part, whole=whole)
             problems += self.repository.mark_damage(checkpoint)
         except (StoreError, NotFound) as error:
-            if error.reason not in _DAMAGE:
+            if isinstance(error, Unavailable) or error.reason not in _DAMAGE:
                 raise
             name = layout.manifest(checkpoint)
             code = error.reason.value

@@ -270,7 +270,7 @@ def test_key_that_cannot_be_written_is_a_sentence(tmp_path, monkeypatch):
         raise OSError(28, "no space left on device")
 
     monkeypatch.setattr(store_init, "write_durably", full)
-    with pytest.raises(StoreError, match=r"master key: .* cannot be written"):
+    with pytest.raises(StoreError, match=r"master key, cannot be written"):
         store_init.begin(MemoryBackend(), "there", tmp_path / "master.key", 0.0)
     monkeypatch.setattr(store_init, "write_durably", durable.write_durably)
     assert store_init.begin(MemoryBackend(), "there", tmp_path / "master.key", 0.0)

@@ -122,7 +122,7 @@ def test_wrong_key_of_the_right_name_is_not_called_damage(run, run_json, tmp_pat
     other.chmod(0o600)
     code, out, _ = run("verify", key_file=other)
     assert code == 1
-    assert "another key has its name" in out
+    assert "another key has the name first" in out
     assert out.endswith("0 verified, 0 damaged, 3 without their master key\n")
     _, found = run_json("verify", key_file=other)
     assert {each["code"] for each in found["damage"]} == {"key_missing"}

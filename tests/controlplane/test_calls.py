@@ -457,6 +457,20 @@ def _store_is_away(world):
     world.node.checkpoints = checkpoints
 
 
+async def test_return_that_is_refused_says_why_in_the_cause_s_own_words(world):
+    controller = await suspended(world)
+
+    async def locked(*_):
+        raise StoreError(Reason.KEY_MISSING, why="/etc/m.key is not there")
+
+    world.node.checkpoints = world.node.identity = locked
+    await controller.users.resume(KEY, "root")
+    await world.until(lambda: controller._sessions.row(KEY).failure is not None)
+    await asyncio.sleep(0.5)
+    assert controller._sessions.row(KEY).failure.code == "key_missing"
+    assert world.hub.plans.count("start refuse") == 1
+
+
 async def test_store_that_is_away_keeps_nobody_from_a_cold_start(world):
     controller = await world.controller()
     _store_is_away(world)

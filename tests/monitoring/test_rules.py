@@ -20,7 +20,6 @@ from jupyterhub_gpu_reclaim.common.node_status import (
     CardStatus,
     NodeHealth,
     NodeStatus,
-    StoreStatus,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
@@ -73,9 +72,8 @@ def exported() -> set[str]:
         state_free=1,
         store_free=1,
         store_capacity=1,
-        store=StoreStatus(state="here"),
     )
-    nodes = [NodeHealth(node="gpu-1", status=status)]
+    nodes = [NodeHealth(node="gpu-1", status=status, silent_since=1.0)]
     made = metrics.registry(lambda: snapshot, lambda: nodes)
     return names_in(generate_latest(made).decode())
 

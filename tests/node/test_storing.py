@@ -12,6 +12,7 @@ from traitlets import TraitError
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations import known_term
 from jupyterhub_gpu_reclaim.node.setup import store_init
 from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
@@ -19,6 +20,7 @@ from jupyterhub_gpu_reclaim.node.setup.store import open_store
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
+from jupyterhub_gpu_reclaim.store.verification import Verification
 from tests.support.manual_clock import ManualClock
 
 KEY = SessionKey("ada")
@@ -60,6 +62,10 @@ def begin_there(tmp_path):
     IdentityCheck(FolderBackend(tmp_path / "store"), keys, "there").begin()
 
 
+def codes(store):
+    return [found.code for found in store.presence.findings()]
+
+
 def a_key(name="k1"):
     return f"{name} {base64.b64encode(os.urandom(32)).decode()}\n"
 
@@ -89,15 +95,68 @@ def test_key_that_is_gone_is_said_is_not_made_anew_and_is_used_when_it_is_back(
     heard_a_service(tmp_path)
     key = (tmp_path / "master.key").rename(tmp_path / "not mounted")
     store = opened()
-    status = store.presence.status()
-    assert status.state == "unknown"
-    assert re.search(r"master key .* is not there", status.why)
-    with pytest.raises(StoreError, match=r"master key .* is not there"):
+    (found,) = store.presence.findings()
+    assert (found.code, found.fatal) == ("key_missing", True)
+    assert f"{tmp_path / 'master.key'} is not there" in found.message
+    with pytest.raises(StoreError, match=r"key_missing: .* is not there"):
         save(store, "two")
     assert not (tmp_path / "master.key").exists()
     key.rename(tmp_path / "master.key")
-    assert store.presence.status().state == "here"
+    assert store.presence.findings() == []
     save(store, "two")
+
+
+def test_key_that_goes_while_the_agent_remembers_it_is_told_at_once(opened, tmp_path):
+    store = opened()
+    save(store)
+    key = (tmp_path / "master.key").rename(tmp_path / "not mounted")
+    (found,) = store.presence.findings()
+    assert (found.code, found.fatal) == ("key_missing", False)
+    assert f"{tmp_path / 'master.key'} is gone" in found.message
+    save(store, "two")
+    key.rename(tmp_path / "master.key")
+    assert store.presence.findings() == []
+
+
+def test_checkpoints_are_not_left_out_of_a_list_while_their_key_is_gone(
+    opened, tmp_path
+):
+    save(opened())
+    heard_a_service(tmp_path)
+    first = opened().repository
+    file = tmp_path / "master.key"
+    store_id, key = file.read_text().splitlines()
+    file.write_text(f"{store_id}\n{a_key()}")
+    store = opened()
+    assert store.presence.findings() == []  # another key has been read
+    file.rename(tmp_path / "not mounted")
+    with pytest.raises(StoreError) as caught:
+        store.repository.list()
+    assert caught.value.reason is Reason.KEY_MISSING
+    with pytest.raises(StoreError, match="is not there"):
+        Verification(store.repository).check("one")
+    file.write_text(f"{store_id}\n{key}\n")
+    file.chmod(0o600)
+    assert [one.id for one in store.repository.list()] == ["one"]
+    assert [one.id for one in first.list()] == ["one"]
+
+
+@pytest.mark.parametrize("fault", ["open to all", "no key", "a folder"])
+def test_key_that_cannot_be_used_is_no_fault_of_the_disk(opened, tmp_path, fault):
+    save(opened())
+    heard_a_service(tmp_path)
+    file = tmp_path / "master.key"
+    text = file.read_text()
+    file.unlink()
+    store = opened()
+    if fault == "a folder":
+        file.mkdir()
+    else:
+        file.write_text("k1 nothing\n" if fault == "no key" else text)
+        file.chmod(0o644 if fault == "open to all" else 0o600)
+    (found,) = store.presence.findings()
+    assert found.code == "key_missing"
+    assert str(file) in found.message
 
 
 def test_key_and_store_that_are_both_not_mounted_are_not_made_anew(opened, tmp_path):
@@ -105,7 +164,7 @@ def test_key_and_store_that_are_both_not_mounted_are_not_made_anew(opened, tmp_p
     heard_a_service(tmp_path)
     for name in ("master.key", "store"):
         (tmp_path / name).rename(tmp_path / f"{name} not mounted")
-    assert opened().presence.status().state == "unknown"
+    assert codes(opened()) == ["key_missing"]
     assert not (tmp_path / "master.key").exists()
     assert not list((tmp_path / "store").glob("i*"))
 
@@ -116,9 +175,9 @@ def test_second_machine_without_the_key_begins_no_store_beside_the_first(
     save(opened())
     identity = (tmp_path / "store" / "identity").read_text()
     (tmp_path / "master.key").rename(tmp_path / "on the first machine")
-    status = opened().presence.status()
-    assert status.state == "absent"
-    assert re.search("holds the store .*: copy its master key to", status.why)
+    (found,) = opened().presence.findings()
+    assert found.code == "store_absent"
+    assert re.search("holds the store .*: copy its master key to", found.message)
     assert not list(tmp_path.glob("master.key*"))
     assert (tmp_path / "store" / "identity").read_text() == identity
 
@@ -127,9 +186,9 @@ def test_agent_that_runs_takes_up_the_store_that_a_person_begins(opened, tmp_pat
     (tmp_path / "master.key").write_text(a_key())
     (tmp_path / "master.key").chmod(0o600)
     store = opened()
-    status = store.presence.status()
-    assert status.state == "absent"
-    assert '"jupyterhub-gpu-reclaim store init" begins one at' in status.why
+    (found,) = store.presence.findings()
+    assert found.code == "store_absent"
+    assert '"jupyterhub-gpu-reclaim store init" begins one at' in found.message
     assert not (tmp_path / "store" / "identity").exists()
     place = FolderBackend(tmp_path / "store")
     store_init.begin(place, "there", tmp_path / "master.key", 0.0)
@@ -149,7 +208,7 @@ def test_key_is_taken_from_where_it_is_said_to_be(opened, tmp_path, place):
     (tmp_path / "secret" / "k1").write_bytes(os.urandom(32))
     (tmp_path / "secret" / "store-id").write_text(f"{ID}\n")
     settings = {f"master_key_{place}": value}
-    assert opened(**settings).presence.status().state == "absent"
+    assert codes(opened(**settings)) == ["store_absent"]
     begin_there(tmp_path)
     save(opened(**settings))
     assert not (tmp_path / "master.key").exists()

@@ -328,9 +328,7 @@ def node_with_cards(service) -> None:
         store_free=12 * 10**12,
         store_capacity=30 * 10**12,
     )
-    lost = NodeHealth(
-        node="gpu-2", status=status, silent_since=now - 75, why="Connection refused."
-    )
+    lost = NodeHealth(node="gpu-2", status=status, silent_since=now - 75)
     service.control.nodes_known = [NodeHealth(node="gpu-1", status=status), lost]
 
 

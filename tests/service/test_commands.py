@@ -9,6 +9,7 @@ import time
 import pytest
 
 from jupyterhub_gpu_reclaim.cli import sessions
+from jupyterhub_gpu_reclaim.common.drain import Drain
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import (
     Decision,
@@ -20,6 +21,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Step,
     Suspension,
 )
+from jupyterhub_gpu_reclaim.common.node_status import NodeHealth, NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.service.conftest import checkpoint
 from tests.support.commands import unused
@@ -44,6 +46,28 @@ def goes_on(control, name: str, *after: dict) -> None:
         return answer
 
     setattr(control, name, called)
+
+
+# --- nodes ---------------------------------------------------------------------------
+async def test_nodes_are_listed_with_their_faults_and_the_cure_of_each(
+    command, control
+):
+    up = NodeStatus(host="vm", version="1.0")
+    control.nodes_known = [NodeHealth(node="n1", status=up)]
+    assert await command("nodes") == (0, "NODE  STATE  AGENT\nn1    ready  1.0  \n", "")
+    drain = Drain(node="", by="root", since=0.0)
+    control.nodes_known.append(NodeHealth(node="", status=up, drain=drain))
+    code, out, err = await command("nodes")
+    assert code == 1
+    assert re.search(r"(?m)^this machine +1 fault +1.0", out)
+    assert err == (
+        "Error: this machine: This machine has been closed for maintenance since"
+        " 1970-01-01 00:00 UTC, so no session starts until it is opened again."
+        " (node_closed)\n  Suspended sessions are kept. For the administrator:"
+        " 'jupyterhub-gpu-reclaim undrain' opens it.\n"
+    )
+    code, out, _ = await command("nodes", "--json")
+    assert (code, '"since": 0.0' in out) == (1, True)
 
 
 # --- sessions and why ----------------------------------------------------------------

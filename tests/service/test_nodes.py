@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from html import unescape
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.common.drain import NodeNotice
+from jupyterhub_gpu_reclaim.common.drain import Drain, NodeNotice
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import (
@@ -23,7 +24,6 @@ from jupyterhub_gpu_reclaim.common.node_status import (
     CardStatus,
     NodeHealth,
     NodeStatus,
-    StoreStatus,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
@@ -34,7 +34,7 @@ from jupyterhub_gpu_reclaim.service.drain_watch import DrainWatch
 from jupyterhub_gpu_reclaim.service.lost_nodes import LostNodes
 from jupyterhub_gpu_reclaim.service.node_watch import NodeWatch
 from jupyterhub_gpu_reclaim.service.web import health
-from jupyterhub_gpu_reclaim.service.web.manager.nodes import card_bar
+from jupyterhub_gpu_reclaim.service.web.manager.nodes import card_bar, node_card
 from tests.controlplane.conftest import KEY
 from tests.support.manual_clock import ManualClock
 
@@ -167,11 +167,16 @@ async def test_agent_that_does_not_answer_is_silent_since_it_was_asked(monkeypat
     a, b = watch.now()
     assert (a.silent_since, b.silent_since) == (NOW + 5, NOW + 5)
     assert (a.status, b.ready) == (UP, False)  # what was known is shown on
-    assert (a.why, b.why) == ("cut off", "No answer within 0.05 s.")
     assert {node: why.code for node, why in told[-1].items()} == {
         "a": "node_silent",
         "b": "node_silent",
     }
+    said = [one.silence.message for one in (a, b)]
+    assert said == [
+        "The agent on a does not answer (cut off).",
+        "The agent on b does not answer (no answer within 0.05 s).",
+    ]
+    assert "kubectl" in a.faults[0].hint
     machines.gone = machines.hung = set()
     await watch.ask()
     assert told[-1] == {}
@@ -211,18 +216,22 @@ def test_strip_says_in_a_word_what_is_well_and_in_a_sentence_what_is_not():
     up = NodeHealth(node="a", status=UP)
     assert parts([up, up])["Agents"] == ("2 ready", "good")
     assert parts([up])["Store"] == ("900 GB of 4.0 TB free", "good")
-    absent = StoreStatus(state="absent", why="…")
-    unmounted = msgspec.structs.replace(UP, store=absent, store_free=None)
+    absent = finding(Reason.STORE_ABSENT, why="/mnt/s holds no store")
+    unmounted = msgspec.structs.replace(UP, findings=[absent], store_free=None)
     told, tone = parts([up, NodeHealth(node="b", status=unmounted)])["Store"]
-    assert (told.startswith("not there"), "as b sees it" in told, tone) == (
-        *(True, True),
+    assert (told, tone) == (
+        f"{absent.message.removesuffix('.')} (as b sees it)",
         "bad",
     )
+    full = msgspec.structs.replace(UP, store_free=0)
+    told = parts([up, NodeHealth(node="b", status=full)])["Store"]
+    assert told == ("full: 0 B of 4.0 TB free", "bad")
     lost = NodeHealth(node="b", status=UP, silent_since=NOW - 12)
     last = NodeHealth(node="", silent_since=NOW - 90)
     assert parts([up, lost])["Agents"] == ("b has been silent for 12 s", "bad")
     told = "this machine has been silent for 1 min 30 s, and 1 more"
     assert parts([last, lost])["Agents"] == (told, "bad")
+    assert parts([last, lost])["Store"] == ("not known while no agent answers", "bad")
     no_criu = msgspec.structs.replace(UP, findings=[finding(Reason.CRIU_MISSING)])
     unfit = NodeHealth(node="c", status=no_criu)
     assert parts([up, unfit])["Agents"] == ("c cannot suspend sessions", "warn")
@@ -232,6 +241,61 @@ def test_strip_says_in_a_word_what_is_well_and_in_a_sentence_what_is_not():
         "Store": ("no answer", "bad"),
         "Service": parts([])["Service"],
     }
+
+
+def test_strip_never_calls_a_closed_machine_ready():
+    drain = Drain(node="", by="root", since=NOW)
+    closed = NodeHealth(node="", status=UP, drain=drain)
+    assert parts([closed])["Agents"] == (
+        "this machine has been closed since 2023-11-14 22:13 UTC, until undrain",
+        "warn",
+    )
+    (fault,) = closed.faults
+    assert fault.code == "node_closed"
+    assert "since 2023-11-14 22:13 UTC" in fault.message
+    assert "jupyterhub-gpu-reclaim undrain" in fault.hint
+    card = node_card(closed, [], NOW)
+    assert (card.state, card.tone, card.faults) == (
+        "Closed until undrain",
+        "warn",
+        [fault],
+    )
+    notice = Drain(node="b", by="gpu-reclaim", since=NOW, why="spot")
+    (fault,) = NodeHealth(node="b", status=UP, drain=notice).faults
+    assert fault.message.startswith(
+        "b is being drained since 2023-11-14 22:13 UTC (spot)"
+    )
+
+
+async def test_watch_says_which_nodes_are_closed():
+    drain = Drain(node="b", by="root", since=NOW)
+    watch = NodeWatch(
+        Machines(), ManualClock(NOW), lambda _: None, (), {"b": drain}.get
+    )
+    await watch.ask()
+    assert [one.drain for one in watch.now()] == [None, drain]
+
+
+async def test_pages_name_what_is_wrong_with_its_cure(service):
+    lost = finding(Reason.KEY_MISSING, why="/etc/m.key is not there")
+    status = msgspec.structs.replace(UP, findings=[lost], store_free=None)
+    service.control.nodes_known = [NodeHealth(node="", status=status)]
+    root = Browser(service, "token-root")
+    for path in ("nodes", "store", "all"):
+        page = unescape((await root.get(path)).body.decode())
+        assert (
+            "The master key is missing or cannot be used: /etc/m.key is not there"
+            in page
+        ), path
+    for path in ("nodes", "store"):
+        page = (await root.get(path)).body.decode()
+        assert lost.hint in page
+        assert "key_missing" in page
+    full = msgspec.structs.replace(UP, store_free=0)
+    service.control.nodes_known = [NodeHealth(node="", status=full)]
+    page = (await root.get("store")).body.decode()
+    assert "The store is full" in page
+    assert "store_full" in page
 
 
 def test_bar_of_a_card_has_who_holds_what_and_the_rest(control):

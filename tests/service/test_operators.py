@@ -14,7 +14,6 @@ from jupyterhub_gpu_reclaim.common.node_status import (
     CardStatus,
     NodeHealth,
     NodeStatus,
-    StoreStatus,
 )
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
     Counters,
@@ -179,7 +178,6 @@ def test_metrics_of_nodes_tell_of_agents_cards_and_disks():
         state_free=5,
         store_free=7,
         store_capacity=9,
-        store=StoreStatus(state="absent"),
     )
     cannot = Finding(code="criu_missing", message="No CRIU.", fatal=True)
     other = NodeStatus(host="2", version="1", findings=[cannot])
@@ -196,8 +194,12 @@ def test_metrics_of_nodes_tell_of_agents_cards_and_disks():
     assert found["gpus_present", "T4", "gpu-1"] == 1
     assert found["store_free_bytes", "gpu-1"] == 7
     assert found["store_capacity_bytes", "gpu-1"] == 9
-    assert found["store_present", "gpu-1"] == 0
-    assert ("store_present", "gpu-2") not in found
+    faults = {key[1:] for key in found if key[0] == "node_faults"}
+    silent = "The machine's agent does not answer."
+    assert faults == {
+        ("criu_missing", "gpu-2", "No CRIU."),
+        ("agent_unreachable", "gpu-3", silent),
+    }
     assert found["state_free_bytes", "gpu-1"] == 5
     assert ("store_free_bytes", "gpu-2") not in found
 

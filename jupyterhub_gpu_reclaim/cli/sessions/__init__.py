@@ -212,6 +212,11 @@ def _register_for_saved(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _register_for_nodes(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the commands for whole nodes."""
+    nodes = add("nodes", "listing", "list the nodes, and what is wrong with each")
+    nodes.epilog = (
+        "For administrators. What is wrong, and how it is mended, is printed to stderr."
+        f" {_EPILOG}"
+    )
     drain = add("drain", "drains", "suspend whatever runs on a node")
     undrain = add("undrain", "drains", "take the order to drain a node back")
     for parser in (drain, undrain):

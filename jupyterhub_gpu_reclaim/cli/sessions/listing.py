@@ -1,4 +1,4 @@
-"""``sessions`` and ``why``: lists sessions, their state, and the reasons.
+"""``sessions``, ``why`` and ``nodes``: lists what there is, its state, and the reasons.
 
 They change nothing.
 """
@@ -9,8 +9,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.cli.output import print_json, print_table, say
-from jupyterhub_gpu_reclaim.cli.sessions import DONE
+from jupyterhub_gpu_reclaim.cli.output import complain, print_json, print_table, say
+from jupyterhub_gpu_reclaim.cli.sessions import DONE, FAILED
 from jupyterhub_gpu_reclaim.cli.sessions.connection import ask
 from jupyterhub_gpu_reclaim.cli.sessions.selection import chosen, key_of
 from jupyterhub_gpu_reclaim.common import text as words
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.cli.client import SessionsClient
     from jupyterhub_gpu_reclaim.common.models import SessionView
+    from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
 
 _COLUMNS = ("SESSION", "STATE", "FOR", "IDLE", "GPU", "VRAM", "NODE", "WHY")
 _RIGHT = "FOR IDLE GPU VRAM"
@@ -76,6 +77,32 @@ def why(args: argparse.Namespace) -> int:
     ]
     print_table(("SESSION", "SAYS", "WHY", "CODE"), rows)
     return DONE
+
+
+def nodes(args: argparse.Namespace) -> int:
+    """List the nodes, and say what is wrong with each and how it is mended."""
+    found = ask(args, lambda client: client.nodes())
+    if args.json:
+        print_json(found)
+    else:
+        rows = [
+            (
+                _name(each),
+                words.count(len(each.faults), "fault") if each.faults else "ready",
+                each.status.version if each.status is not None else "",
+            )
+            for each in found
+        ]
+        print_table(("NODE", "STATE", "AGENT"), rows)
+        for each in found:
+            for fault in each.faults:
+                complain(f"Error: {_name(each)}: {fault.message} ({fault.code})")
+                complain(f"  {fault.hint}")
+    return FAILED if any(each.faults for each in found) else DONE
+
+
+def _name(node: NodeHealth) -> str:
+    return node.node or "this machine"
 
 
 def _cells(view: SessionView, now: float) -> tuple[object, ...]:

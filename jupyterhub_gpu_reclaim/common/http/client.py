@@ -68,7 +68,7 @@ def _no_response(path: str, error: object) -> NoResponse:
         told = error.verify_message.rstrip(".")
         return Untrusted(f"{_WRONG.get(error.verify_code, 'it is not valid')} ({told})")
     kind = NobodyThere if isinstance(error, _ABSENT) else NoResponse
-    return kind(f"{path}: {error}")
+    return kind(f"{path}: {getattr(error, 'strerror', None) or error}")
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,10 @@ class NodeApi:
         for drain in self._sessions.drains.follow(notices, SERVICE, now):
             self._note_begun(drain)
 
+    def drain_of(self, node: str) -> Drain | None:
+        """Return the drain of that node; None: it is not drained."""
+        return self._sessions.drains.of(node)
+
     def drains(self) -> list[DrainReport]:
         """Report how far each drain is, by node."""
         return [self._sessions.drains.report(d) for d in self._sessions.drains.all()]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common import codec, text
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.models import (
     Event,
@@ -42,7 +42,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from jupyterhub_gpu_reclaim.common.models import Identity, Tree
+    from jupyterhub_gpu_reclaim.common.models import Failure, Identity, Tree
     from jupyterhub_gpu_reclaim.controlplane.api.questions import Answer, Questions
     from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
@@ -123,7 +123,10 @@ class StartPlanner:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
         except ReclaimError as error:
             _log.info("%s: start refused: %s", key, error)
-            return StartPlan(action="refuse", failure=codec.failure_of(error))
+            failure = codec.failure_of(error)
+            with suppress(ReclaimError):  # the journal says so itself
+                self._tell_why(key, failure)
+            return StartPlan(action="refuse", failure=failure)
         finally:
             self._look(key)
 
@@ -142,7 +145,7 @@ class StartPlanner:
             return None
         begins = action.kind in {ActionKind.COLD, ActionKind.RETURN}
         if begins and row.phase is not Phase.RESUMING:
-            self._check_open(row)
+            self._check_open()
         match action.kind:
             case ActionKind.COLD:
                 await self._renames.check(placement)
@@ -173,20 +176,27 @@ class StartPlanner:
                 )
         return StartPlan(action="refuse", failure=action.failure)
 
-    def _check_open(self, row: SessionRow) -> None:
+    def _tell_why(self, key: SessionKey, failure: Failure) -> None:
+        """Tell whoever has asked for a return why it was refused; they ask again.
+
+        The Hub, which asked for them, only says that it was. That something runs beside
+        the session is known until that has ended.
+        """
+        row = self._sessions.row(key)
+        another_runs = row.failure is not None and row.failure.incarnation
+        if row.intent is Intent.RESUME and not another_runs:
+            self._sessions.update(
+                key, failure=failure, intent=Intent.NONE, intent_by=""
+            )
+
+    def _check_open(self) -> None:
         """Refuse a start while the Hub's own machine is drained.
 
-        A cluster places pods elsewhere. A user who has asked for a return is told, and
-        asks again.
+        A cluster places pods elsewhere.
         """
-        if self._sessions.drains.of("") is None:
-            return
-        if row.intent is Intent.RESUME:
-            failure = failure_of(Reason.NODE_CLOSED)
-            self._sessions.update(
-                row.key, failure=failure, intent=Intent.NONE, intent_by=""
-            )
-        raise Refused(Reason.NODE_CLOSED)
+        drain = self._sessions.drains.of("")
+        if drain is not None:
+            raise Refused(Reason.NODE_CLOSED, since=text.moment(drain.since))
 
     async def _begin_restore(
         self, answer: Answer, placement: Placement

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 CLEANUP_SECONDS = 30.0
 #: Seconds after which a slow plan is told to the person who waits, with these words.
 SLOW_PLAN_SECONDS = 8.0
-SLOW_PLAN = "The agent of the session's machine does not answer; waiting for it …"
+SLOW_PLAN = "The machine's agent does not answer; waiting for it …"
 #: Seconds for the service to hear of the end of a return before its programs end.
 HEAD_START_SECONDS = 0.3
 #: Seconds between two attempts to follow a restore.

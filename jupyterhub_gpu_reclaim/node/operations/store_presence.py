@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.findings import finding
-from jupyterhub_gpu_reclaim.common.node_status import StoreStatus
-from jupyterhub_gpu_reclaim.store.backend import Unavailable
-from jupyterhub_gpu_reclaim.store.backends.identified import StoreAbsent
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
@@ -32,37 +31,28 @@ class StorePresence:
     Args:
         check: of the store.
         begin: begins it, if that is to be done; before each look.
+        key_file: of the master keys; None: they are elsewhere.
     """
 
     def __init__(
-        self, check: IdentityCheck, begin: Callable[[], object] = lambda: None
+        self,
+        check: IdentityCheck,
+        begin: Callable[[], object] = lambda: None,
+        key_file: Path | None = None,
     ) -> None:
         self._check = check
+        self._key_file = key_file
         self._begin = begin
         self._lock = threading.Lock()
-        self._look: Future[ReclaimError | None] | None = None
+        self._look: Future[list[Finding]] | None = None
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="store")
 
     def close(self) -> None:
         """Begin no further look."""
         self._aside.shutdown(wait=False, cancel_futures=True)
 
-    def status(self) -> StoreStatus:
-        """How it is now."""
-        error = self._error()
-        if error is None:
-            return StoreStatus(state="here")
-        absent = isinstance(error, StoreAbsent)
-        return StoreStatus(state="absent" if absent else "unknown", why=error.message)
-
     def findings(self) -> list[Finding]:
         """Find what is to be said of the store: nothing is saved while it is absent."""
-        error = self._error()
-        # One that does not answer now is asked again by each order, and may have then.
-        away = isinstance(error, Unavailable) and not isinstance(error, StoreAbsent)
-        return [] if error is None or away else [finding(error.reason, **error.facts)]
-
-    def _error(self) -> ReclaimError | None:
         with self._lock:
             if self._look is None or self._look.done():
                 self._look = self._aside.submit(self._confirm)
@@ -71,12 +61,18 @@ class StorePresence:
             return look.result(_WAIT)
         except TimeoutError:
             why = f"it has not answered for {_WAIT:g} s"
-            return Unavailable(why)
+            return [finding(Reason.STORE_UNREACHABLE, fatal=False, why=why)]
 
-    def _confirm(self) -> ReclaimError | None:
+    def _confirm(self) -> list[Finding]:
         try:
             self._begin()
             self._check.confirm()
         except ReclaimError as error:
-            return error
-        return None
+            # One that does not answer now is asked again by each order, and may have
+            # then.
+            fatal = error.reason is not Reason.STORE_UNREACHABLE
+            return [finding(error.reason, fatal=fatal, **error.facts)]
+        if self._key_file is None or self._key_file.exists():
+            return []
+        why = f"{self._key_file} is gone, and the agent remembers it until it ends"
+        return [finding(Reason.KEY_MISSING, fatal=False, why=why)]

@@ -136,9 +136,9 @@ def description(
     criu: CheckedCriu, accelerator: Accelerator, store: Opened, state: Path
 ) -> NodeStatus:
     """Versions, and the room on its disks; what it cannot tell is left out."""
-    status = store.presence.status()
     store_free = store_capacity = None
-    if status.state == "here":
+    told = [found.code for found in store.presence.findings()]
+    if Reason.STORE_UNREACHABLE.value not in told:  # it would be waited for
         with contextlib.suppress(StoreError):
             store_free = store.repository.free_bytes()
             store_capacity = store.repository.capacity_bytes()
@@ -150,7 +150,6 @@ def description(
         state_free=shutil.disk_usage(state).free,
         store_free=store_free,
         store_capacity=store_capacity,
-        store=status,
     )
 
 

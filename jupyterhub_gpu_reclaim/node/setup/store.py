@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations import known_term
 from jupyterhub_gpu_reclaim.node.operations.store_presence import StorePresence
 from jupyterhub_gpu_reclaim.node.setup import store_init
+from jupyterhub_gpu_reclaim.store.backend import Unavailable
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
 from jupyterhub_gpu_reclaim.store.backends.identified import identified
 from jupyterhub_gpu_reclaim.store.format.keys import LateKeys, load_keys
@@ -72,8 +72,8 @@ def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
             _log.warning("- keep a copy of its master key elsewhere: %s", file)
 
     first = file is not None and _may_begin(file, state)
-    presence = StorePresence(backend.check, begin if first else lambda: None)
-    presence.status()
+    presence = StorePresence(backend.check, begin if first else lambda: None, file)
+    presence.findings()
     pool = Pool()
     repository = Repository(
         backend,
@@ -123,11 +123,7 @@ def _keys(settings: StoreSettings, state: Path) -> StoreKeys:
 
     def load() -> StoreKeys:
         if file is not None and not file.exists():
-            why = (
-                f"its master key {file} is not there. Mount its folder, or copy it"
-                ' back; "jupyterhub-gpu-reclaim store init" begins another store'
-            )
-            raise StoreError(Reason.STORE_FAILED, why=why)
+            raise Unavailable(f"{file} is not there", reason=Reason.KEY_MISSING)
         return keys_of(settings, state)
 
     if file is None or file.exists() or settings.master_key_dir:

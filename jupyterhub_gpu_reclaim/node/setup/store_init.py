@@ -77,7 +77,7 @@ def begin(
         begun.replace(file)
         sync_folder(file.parent)
     except OSError as error:
-        why = f"its master key: {file} cannot be written"
+        why = f"{file}, for its master key, cannot be written: {error.strerror}"
         raise StoreError(Reason.STORE_FAILED, why=why, detail=str(error)) from error
     return keys.store_id
 

@@ -287,5 +287,5 @@ def _refused(answer: Answer, what: str) -> Refused:
             detail=detail,
             retryable=True,
         )
-    why = message or answer.status
+    why = message.removesuffix(".") or answer.status
     return Refused(Reason.HUB_REFUSED, why=why, detail=detail, retryable=False)

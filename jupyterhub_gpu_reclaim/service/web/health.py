@@ -10,21 +10,19 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import text as words
+from jupyterhub_gpu_reclaim.common.node_status import STORE_CODES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
 
 #: The control plane's names of parts that do not answer.
 _HUB, _STORE = "Hub", "agent's store"
-#: State of a store → what is wrong with it.
-_STATES = {
-    "absent": "not there: not mounted, not begun yet, or another one is in its place",
-    "unknown": "no answer",
-}
-#: Free room in the store, in bytes, below which a warning is due.
-LITTLE_ROOM = 20 * 10**9
+#: Free room in the store, in bytes, below which a warning is due, and below which not
+#: even a small session may fit.
+LITTLE_ROOM, NO_ROOM = 20 * 10**9, 50 * 10**6
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,13 @@ def _agents(nodes: Sequence[NodeHealth], now: float) -> tuple[str, str]:
         since = words.duration(now - (first.silent_since or now))
         more = f", and {len(silent) - 1} more" if len(silent) > 1 else ""
         return f"{called(first.node)} has been silent for {since}{more}", "bad"
+    drains = [node.drain for node in nodes if node.drain is not None]
+    if drains:
+        first_drain = min(drains, key=lambda drain: drain.since)
+        more = f", and {len(drains) - 1} more" if len(drains) > 1 else ""
+        since = words.moment(first_drain.since)
+        name = called(first_drain.node)
+        return f"{name} has been closed since {since}, until undrain{more}", "warn"
     unfit = [node for node in nodes if not node.ready]
     if unfit:
         more = f", and {len(unfit) - 1} more" if len(unfit) > 1 else ""
@@ -83,28 +88,26 @@ def _agents(nodes: Sequence[NodeHealth], now: float) -> tuple[str, str]:
 
 
 def _store(nodes: Sequence[NodeHealth], silent: Sequence[str]) -> tuple[str, str]:
-    if amiss := store_amiss(nodes):
-        return amiss, "bad"
+    if nodes and all(node.silent_since is not None for node in nodes):
+        return "not known while no agent answers", "bad"
+    for node in nodes:
+        if fault := store_fault([node]):
+            seen = f" (as {node.node} sees it)" if node.node else ""
+            return fault.message.removesuffix(".") + seen, "bad"
     if _STORE in silent:
         return "no answer", "bad"
     free, room = store_room(nodes)
     if free is None:
         return "answers", "good"
+    if free < NO_ROOM:
+        return f"full: {room} free", "bad"
     return f"{room} free", "good" if free >= LITTLE_ROOM else "warn"
 
 
-def store_amiss(nodes: Sequence[NodeHealth]) -> str:
-    """Say what is wrong with the store, as the first node tells it; empty: nothing."""
-    stores = [
-        (node.node, node.status.store)
-        for node in nodes
-        if node.silent_since is None and node.status and node.status.store
-    ]
-    for node, store in stores:
-        if store.state != "here":
-            seen = f" (as {node} sees it)" if node else ""
-            return f"{_STATES[store.state]}{seen}"
-    return ""
+def store_fault(nodes: Sequence[NodeHealth]) -> Finding | None:
+    """Return what is wrong with the store, as the first node tells it."""
+    faults = (fault for node in nodes for fault in node.faults)
+    return next((fault for fault in faults if fault.code in STORE_CODES), None)
 
 
 def store_room(nodes: Sequence[NodeHealth]) -> tuple[int | None, str]:

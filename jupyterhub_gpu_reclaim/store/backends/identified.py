@@ -116,10 +116,10 @@ class IdentityCheck:
                 f" {STORE_ID}: if the key is that store's, write that id there"
             )
         if not found:
+            volume = "volume" if "://" in where else f'volume ("mount {where}")'
             return (
-                f"{where} holds no store. Mount its volume, or correct store_url."
-                ' If none was begun yet, "jupyterhub-gpu-reclaim store init" does that;'
-                " with --new it begins another one"
+                f"{where} holds no store. Mount its {volume}, or correct store_url."
+                ' Only where none was begun yet: "jupyterhub-gpu-reclaim store init"'
             )
         return (
             f"{where} holds the store {found}, and the master key is that of {wanted}."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.backend import ObjectMissing, exists
+from jupyterhub_gpu_reclaim.store.backend import ObjectMissing, Unavailable, exists
 from jupyterhub_gpu_reclaim.store.format import layout, manifest
 from jupyterhub_gpu_reclaim.store.format.index import (
     damaged,
@@ -96,7 +96,7 @@ class Catalogue:
         except NotFound:
             return None  # deleted in between
         except StoreError as error:
-            if error.reason not in _DAMAGE:
+            if isinstance(error, Unavailable) or error.reason not in _DAMAGE:
                 raise
             log.warning("- checkpoint %s is left out: %s", checkpoint, error)
             return None

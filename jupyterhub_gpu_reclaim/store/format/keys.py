@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.backend import Unavailable
 from jupyterhub_gpu_reclaim.store.format import crypto, identity
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ class Wrapper(Protocol):
         """Unwrap what was wrapped for a checkpoint under the key of that name.
 
         Raises:
-            StoreError: ``KEY_MISSING``, also where another key has that name; or it
-                cannot be done now.
+            StoreError: ``KEY_MISSING``, also where another key has that name.
+            Unavailable: it cannot be done now.
         """
 
 
@@ -115,14 +116,18 @@ class KeyRing:
         """Unwrap under the key of that name."""
         key = self._keys.get(name)
         if key is None:
-            raise StoreError(Reason.KEY_MISSING, key=name, why="")
+            why = f"{name}, which encrypts the checkpoint, is not among the keys here"
+            raise StoreError(Reason.KEY_MISSING, why=why)
         try:
             return crypto.unwrap(key, wrapped, _bound(checkpoint))
         except crypto.Forged:
             # A wrong key is by far the more likely: a flipped bit would have to be in
             # these few bytes. Both open nothing, and neither may delete anything.
-            why = ": another key has its name, or the checkpoint was changed"
-            raise StoreError(Reason.KEY_MISSING, key=name, why=why) from None
+            why = (
+                f"another key has the name {name} of the one that encrypts the"
+                " checkpoint, or the checkpoint was changed"
+            )
+            raise StoreError(Reason.KEY_MISSING, why=why) from None
 
     def read_again(self) -> None:
         """They stay as they are."""
@@ -332,5 +337,6 @@ def _bound(checkpoint: str) -> bytes:
     return _BOUND + checkpoint.encode()
 
 
-def _unusable(why: str, detail: str = "") -> StoreError:
-    return StoreError(Reason.STORE_FAILED, why=f"its master key: {why}", detail=detail)
+def _unusable(why: str, detail: str = "") -> Unavailable:
+    """The error where no key is known at all: it says nothing of any checkpoint."""
+    return Unavailable(why, reason=Reason.KEY_MISSING, detail=detail)

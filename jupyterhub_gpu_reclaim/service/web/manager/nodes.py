@@ -55,9 +55,9 @@ class NodeCard:
     name: str
     state: str
     tone: str
-    why: str
     facts: list[tuple[str, str]]
-    findings: list[Finding]
+    faults: list[Finding]
+    notes: list[Finding]
     cards: list[CardBar] | None  #: None: they do not answer
     sessions: int
     drain: DrainProgress | None  #: None: it is not being drained
@@ -88,7 +88,7 @@ def node_card(
         report: how far its drain is; None: it is not being drained.
     """
     state, tone = _state(node, now)
-    status = node.status
+    status, faults = node.status, node.faults
     on_node = [view for view in views if view.facts.node == node.node]
     cards = status.cards if status is not None else None
     return NodeCard(
@@ -96,9 +96,13 @@ def node_card(
         name=called(node.node),
         state=state,
         tone=tone,
-        why=node.why if node.silent_since is not None else "",
         facts=_facts(node),
-        findings=list(status.findings) if status is not None else [],
+        faults=faults,
+        notes=[]
+        if status is None
+        else [
+            note for note in status.findings if note not in faults and not note.fatal
+        ],
         cards=None
         if cards is None
         else [card_bar(card, views, now, prefix) for card in cards],
@@ -129,6 +133,8 @@ def _progress(report: DrainReport, now: float) -> DrainProgress:
 def _state(node: NodeHealth, now: float) -> tuple[str, str]:
     if node.silent_since is not None:
         return f"Silent for {words.duration(now - node.silent_since)}", "bad"
+    if node.drain is not None:
+        return "Closed until undrain", "warn"
     return ("Ready", "good") if node.ready else ("Cannot suspend sessions", "warn")
 
 
