@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+import shutil
 import stat
 
 import pytest
@@ -114,6 +115,11 @@ def test_key_that_goes_while_the_agent_remembers_it_is_told_at_once(opened, tmp_
     assert (found.code, found.fatal) == ("key_missing", False)
     assert f"{tmp_path / 'master.key'} is gone" in found.message
     save(store, "two")
+    (tmp_path / "store").rename(tmp_path / "store not mounted")
+    assert codes(store) == ["store_absent"]
+    assert not (tmp_path / "master.key").exists()  # no other one is begun
+    shutil.rmtree(tmp_path / "store", ignore_errors=True)
+    (tmp_path / "store not mounted").rename(tmp_path / "store")
     key.rename(tmp_path / "master.key")
     assert store.presence.findings() == []
 

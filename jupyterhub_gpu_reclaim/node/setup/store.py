@@ -65,14 +65,17 @@ def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
     place, where = place_of(settings), settings.store_url
     backend = identified(place, keys, where)
 
+    first = file is not None and _may_begin(file, state)
+
     def begin() -> None:
-        if file is not None and not file.exists():
+        nonlocal first
+        if first and file is not None and not file.exists():
             store_init.begin(place, where, file, clock.now())
             _log.warning("- the store was begun at %s", where)
             _log.warning("- keep a copy of its master key elsewhere: %s", file)
+        first = False
 
-    first = file is not None and _may_begin(file, state)
-    presence = StorePresence(backend.check, begin if first else lambda: None, file)
+    presence = StorePresence(backend.check, begin, file)
     presence.findings()
     pool = Pool()
     repository = Repository(
