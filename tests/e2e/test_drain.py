@@ -67,7 +67,7 @@ def test_machine_is_drained_before_its_deadline_and_everything_comes_back(
         page = users[-1].http.get(
             f"{users[-1].base}/hub/spawn/{users[-1].name}", timeout=60
         )
-        assert "being drained" in page.text
+        assert "closed for maintenance since" in page.text
         assert admin.session(users[-1].name)["phase"] == "suspended"
     finally:
         by_undrain(stack, admin)
