@@ -293,8 +293,9 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     #: empty: not known.
     session: Line = ""
     account: Line = ""
-    #: Of the service that ordered it (``common/term.py``); 0: none was heard of.
-    term: Count = 0
+    #: Of the service that ordered it (``common/term.py``); 0: none was heard of. One
+    #: that is too high to be believed is listed all the same.
+    term: Size = 0
     #: It is a save point: what was saved has gone on since, and may be newer.
     goes_on: bool = False
     #: Of a save point: files that its programs could write, and that it has not kept.

@@ -13,7 +13,7 @@ from jupyterhub_gpu_reclaim.store.format.keys import load_keys, new_key_line
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from tests.support.manual_clock import ManualClock
 
-ADA, BOB = SessionKey("ada", "lab"), SessionKey("b[bold]o\x1bb")
+ADA, BOB = SessionKey("ada", "lab"), SessionKey("b[bold]ob")
 SAME = os.urandom(2_000_000)
 
 
