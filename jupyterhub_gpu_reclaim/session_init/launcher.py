@@ -57,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     """Make the session's namespaces and its init; returns the exit status."""
     options = parse(argv)
     os.set_inheritable(options.report_fd, False)
+    boot = boot_id()  # as the Hub reads it: a container's own is not in all mounts
     try:
         if options.machine_mounts:
             enter_machine_mounts()
@@ -68,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     if pid == 0:
         become_init(options)
-    report(options.report_fd, pid=pid, start=start_time(pid), boot=boot_id())
+    report(options.report_fd, pid=pid, start=start_time(pid), boot=boot)
     return 0
 
 

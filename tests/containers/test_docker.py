@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from demo.user import UserError
+from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from tests.support.agent import wait_for
 from tests.support.containerd import packed
 from tests.support.docker import (
@@ -29,6 +30,8 @@ CONFIG = """
 c.DockerSpawner.network_name = "host"
 c.DockerSpawner.extra_create_kwargs = {"volumes": ["/scratch"]}
 """
+
+ORPHAN_GRACE = Settings().orphan_grace
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.root]
 
@@ -219,6 +222,34 @@ def test_session_that_crashed_says_how_and_the_next_start_is_a_new_one(
     assert len(docker.containers()) == 1
 
 
+def start_at_last(hub, user):
+    """Where the Hub has seen the end, its container has the name for a while yet."""
+
+    def is_started():
+        with contextlib.suppress(UserError):
+            user.start_server()
+            return True
+        return False
+
+    wait(is_started, hub, ORPHAN_GRACE + 60)
+
+
+@pytest.mark.long
+def test_container_that_is_started_again_when_the_hub_has_seen_its_end_goes_away(
+    hub, docker, ann
+):
+    """As by ``docker restart`` on a machine that is busy, or stop and start by hand."""
+    wait(lambda: phase(hub, "ann") == "running", hub)
+    container = docker.of("ann")["Id"]
+    docker.ask("POST", f"/containers/{container}/stop?t=1")
+    wait(lambda: not hub.server("ann")["ready"], hub)
+    docker.ask("POST", f"/containers/{container}/start")
+    start_at_last(hub, ann)
+    assert docker.of("ann")["Id"] != container
+    assert len(docker.containers()) == 1
+    assert ann.server().json("GET", "kernels") == []
+
+
 def test_container_that_is_started_again_has_ended_and_what_is_kept_is_offered(
     hub, docker, ann
 ):
@@ -235,7 +266,7 @@ def test_container_that_is_started_again_has_ended_and_what_is_kept_is_offered(
     assert again.is_success, again.text
     wait(lambda: phase(hub, "ann") == "suspended", hub)
     assert "ended soon after it came back; its checkpoint is kept" in said(hub, "ann")
-    ann.start_server()
+    start_at_last(hub, ann)
     assert docker.of("ann")["Id"] != container
     with ann.kernel as kernel:
         assert kernel.run("print(x, pid == os.getpid())").text.strip() == "42 True"
@@ -252,9 +283,10 @@ def test_container_of_a_fresh_session_that_is_started_again_begins_it_anew(hub, 
     def answers_anew():
         with contextlib.suppress(UserError):
             return bob.server().json("GET", "kernels") == []
-        return False
+        return not hub.server("bob")["ready"]  # it has looked in between
 
     wait(answers_anew, hub)
+    start_at_last(hub, bob)
     bob.kernel = bob.server().start_kernel()
     with bob.kernel as kernel:
         kernel.run("x = 41")

@@ -243,22 +243,36 @@ def test_init_that_cannot_be_run_is_one_sentence(launch, tmp_path):
     assert "No such file" in error
 
 
+def machine_with(unit: str, out: Path) -> tuple[str, ...]:
+    """One whose first process may be looked at, and that runs a unit."""
+    inside = (
+        'unshare --mount -- sh -c "$0" unit "$@";'
+        f" until grep -q all '{out}'; do sleep 0.02; done"
+    )
+    return ("unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", inside, unit)
+
+
 def test_session_of_a_unit_with_private_folders_sees_the_machines_own(launch, tmp_path):
     folder = tmp_path / "tmp"
     folder.mkdir()
     (folder / "of-the-machine").touch()
-    # A machine whose first process may be looked at, and a unit with its own folder.
-    unit = f"mount -t tmpfs none '{folder}' && exec \"$@\""
-    inside = (
-        f'unshare --mount -- sh -c "$0" unit "$@";'
-        f" until grep -q all '{launch.out}'; do sleep 0.02; done"
-    )
-    machine = ("unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", inside, unit)
+    unit = f"mount -t tmpfs none '{folder}' && exec \"$@\""  # with its own folder
+    machine = machine_with(unit, launch.out)
     script = f"ls '{folder}'; echo that is all"
     for options, seen in (((), ""), (("--machine-mounts",), "of-the-machine\n")):
         facts, _ = launch(script, *options, within=machine)
         assert "error" not in facts
         assert launch.out.read_text() == f"{seen}that is all\n"
+
+
+def test_session_is_of_the_boot_that_the_hub_reads(launch, tmp_path):
+    """A container's own (LXC, nspawn) is in some mounts of it, not in its units'."""
+    file = tmp_path / "boot_id"
+    file.write_text("of the Hub\n")
+    unit = f"mount --bind '{file}' /proc/sys/kernel/random/boot_id && exec \"$@\""
+    machine = machine_with(unit, launch.out)
+    facts, _ = launch("echo that is all", "--machine-mounts", within=machine)
+    assert facts["boot"] == "of the Hub"
 
 
 def test_session_cannot_read_the_keys_of_the_hub(launch, tmp_path):
