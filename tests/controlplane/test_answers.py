@@ -130,7 +130,7 @@ def at(*trees, **more):
             A.REFUSE,
         ),
         (start(), STOPPED, at(tree("restoring")), A.REFUSE),
-        (start(), row("suspended"), at(tree("holding", "i9")), A.RETURN),
+        (start(), row("suspended"), at(tree("holding", "i9")), A.KILL),
         # What is saved.
         (start(), row("running"), {**NEWER}, A.FOUND_SAVED),
         (start(), row("suspended"), {**NEWER}, A.FOUND_SAVED),

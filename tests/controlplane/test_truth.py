@@ -201,6 +201,16 @@ async def test_hub_and_journal_of_before_end_nothing_that_runs_since(world, tmp_
     assert contents(world) == "newer"
 
 
+async def test_start_ends_what_holds_a_place_for_a_start_that_is_over(world):
+    """As by ``docker restart``: its container has the name that the next one needs."""
+    controller = await running(world, "older")
+    await suspend(world, controller)
+    world.node.run(KEY, "", "i9").state = TreeState.HOLDING
+    plan = await controller.plan_start(Placement(key=KEY, incarnation="new"))
+    assert plan.action == "restore"
+    assert "i9" not in world.node.places
+
+
 @pytest.mark.parametrize("state", ["running", "napping"])
 async def test_what_runs_is_joined_whatever_the_journal_says(world, tmp_path, state):
     first = await running(world, "older")

@@ -195,6 +195,31 @@ def before(machine: Machine) -> None:
             what += ("", "; demoted" if user is boss else "", "; restarts")[number]
             machine.row(what, lambda u=user, n=number: cycle(u, n))
 
+    def with_root() -> str:
+        """What it has of root's nobody may have who is no administrator."""
+        boss.hub("DELETE", f"users/{BOSS}/server")
+        machine.until(lambda: not machine.processes(BOSS))
+        machine.set_admin(BOSS, True)
+        machine.begin(boss, 41)
+        with machine.kernel(boss) as kernel:
+            words = ["sudo", "-n", "sleep", "10000"]
+            kernel.run(f"import subprocess; root = subprocess.Popen({words})")
+        machine.suspend(BOSS)
+        machine.set_admin(BOSS, False)
+        told = ""
+        try:
+            machine.back(boss)
+        except UserError as error:
+            told = str(error)
+        assert "rights_changed" in told, told
+        machine.set_admin(BOSS, True)
+        machine.admin.resume(BOSS)  # what the page's *Try again* does
+        machine.admin.wait(BOSS, phase="running", seconds=PATIENCE)
+        machine.back(boss)
+        return "refused (rights_changed); as before when an administrator again"
+
+    machine.row("administrator: demoted, with a program of root's", with_root)
+
     def save() -> None:
         user = machine.make(SAVED)
         machine.begin(user, 42)

@@ -21,6 +21,7 @@ any other    a tree runs                            join it
              captured in what was set aside         kill: that is kept
              captured, not committed                thaw
              restoring                              refuse: in flight
+             holding for another start              kill: that one is over
              a newer checkpoint                     found saved; in flight beside a tree
 RUNNING …    gone                                   lost, if what it came from is kept;
                                                     else vanished
@@ -81,7 +82,7 @@ def settle_start(row: SessionRow, observed: Observed, asked: Asked) -> Action:
         return _settle_overtaken(row, observed, asked)
     if row.phase is Phase.SUSPENDED and row.bring_back:
         return Action(ActionKind.BRING_BACK)
-    return _settle_trees(row, observed) or _settle_saved(row, observed, asked)
+    return _settle_trees(row, observed, asked) or _settle_saved(row, observed, asked)
 
 
 def _settle_overtaken(row: SessionRow, observed: Observed, asked: Asked) -> Action:
@@ -99,7 +100,7 @@ def _settle_overtaken(row: SessionRow, observed: Observed, asked: Asked) -> Acti
     return Action(ActionKind.JOIN if tree.runs else ActionKind.RESTORED, tree)
 
 
-def _settle_trees(row: SessionRow, observed: Observed) -> Action | None:
+def _settle_trees(row: SessionRow, observed: Observed, asked: Asked) -> Action | None:
     """Settle a start beside trees: join what runs, take up what is frozen."""
     running = observed.running()
     if running is not None:
@@ -109,6 +110,9 @@ def _settle_trees(row: SessionRow, observed: Observed) -> Action | None:
             return in_flight("capture")
         if observed.saved is None:
             continue
+        if tree.state is TreeState.HOLDING and tree.incarnation != asked.incarnation:
+            # Of a start that is over: its container was started again (Docker).
+            return Action(ActionKind.KILL, tree)
         saved = observed.checkpoint(tree.checkpoint)
         if tree.state is TreeState.RESTORING and saved is not None:
             # The journal is older: it runs soon, or its checkpoint comes back.
