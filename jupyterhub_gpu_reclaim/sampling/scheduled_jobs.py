@@ -8,12 +8,12 @@ a schedule that is not understood, is not known.
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 from zoneinfo import ZoneInfo
 
 import msgspec
+from croniter import CroniterBadDateError, croniter
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import Value
@@ -27,25 +27,8 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 
-#: Days after which nothing is looked for: a schedule may name 29 February.
-_DAYS = 366
-_NAMES = {
-    "month": [
-        *("jan", "feb", "mar", "apr", "may", "jun"),
-        *("jul", "aug", "sep", "oct", "nov", "dec"),
-    ],
-    "weekday": ["sun", "mon", "tue", "wed", "thu", "fri", "sat"],
-}
-_ALIASES = {
-    "@hourly": "0 * * * *",
-    "@daily": "0 0 * * *",
-    "@midnight": "0 0 * * *",
-    "@weekly": "0 0 * * 0",
-    "@monthly": "0 0 1 * *",
-    "@yearly": "0 0 1 1 *",
-    "@annually": "0 0 1 1 *",
-}
-_PART = re.compile(r"(?:(\*)|(\w+)(?:-(\w+))?)(?:/(\d{1,3}))?")
+#: Years after which nothing is looked for: a schedule may name 30 February.
+_YEARS = 1
 
 
 class Definition(Value, frozen=True, kw_only=True):
@@ -136,54 +119,15 @@ def next_due(definitions: Iterable[Definition], now: float) -> float | None:
 
 
 def next_run(schedule: str, zone: str, now: float) -> float:
-    """When a schedule in cron's five fields is next due; 0: not within a year.
+    """When a schedule is next due, as the scheduler itself counts; 0: not in a year.
 
     Raises:
-        ValueError: it has other fields.
+        ValueError: it is none.
         KeyError: there is no such time zone.
     """
-    fields = _ALIASES.get(schedule.strip().lower(), schedule).split()
-    if len(fields) != 5:
-        raise ValueError(schedule)
-    minutes, hours = _field(fields[0], 0, 59), _field(fields[1], 0, 23)
-    days, months = _field(fields[2], 1, 31), _field(fields[3], 1, 12, "month")
-    weekdays = {day % 7 for day in _field(fields[4], 0, 7, "weekday")}
-    either = len(days) < 31 and len(weekdays) < 7  # as croniter, which it uses
-    where = UTC if zone == "UTC" else ZoneInfo(zone)
-
-    def fits(day: date) -> bool:
-        named, of_week = day.day in days, day.isoweekday() % 7 in weekdays
-        both = named or of_week if either else named and of_week
-        return day.month in months and both
-
-    today = datetime.fromtimestamp(now, where).date()
-    for day in (today + timedelta(days=number) for number in range(_DAYS)):
-        for hour in sorted(hours) if fits(day) else ():
-            for minute in sorted(minutes):
-                moment = datetime.combine(day, time(hour, minute), where).timestamp()
-                if moment > now:
-                    return moment
-    return 0.0
-
-
-def _field(text: str, low: int, high: int, names: str = "") -> set[int]:
-    """The numbers that a field of cron means."""
-    found: set[int] = set()
-    for part in text.lower().split(","):
-        match = _PART.fullmatch(part)
-        if match is None:
-            raise ValueError(part)
-        every, first, last, step = match.groups()
-        begin = low if every else _number(first, names)
-        end = high if every or (step and not last) else _number(last or first, names)
-        if not (low <= begin <= end <= high and step != "0"):
-            raise ValueError(part)
-        found |= set(range(begin, end + 1, int(step or 1)))
-    return found
-
-
-def _number(text: str, names: str) -> int:
-    known = _NAMES.get(names, [])
-    if text in known:
-        return known.index(text) + (names == "month")
-    return int(text)
+    since = datetime.fromtimestamp(now, ZoneInfo(zone))
+    try:
+        runs = croniter(schedule, since, max_years_between_matches=_YEARS)
+        return float(runs.get_next(float))
+    except CroniterBadDateError:
+        return 0.0
