@@ -208,6 +208,14 @@ def test_programs_of_root_are_told_where_a_group_was_lost(other, others):
     assert adapted.others is others
 
 
+def test_groups_of_sudo_itself_are_none_that_its_user_has_lost():
+    """An administrator with a ``sudo`` that runs did not come back, ever."""
+    sudo = core(**{**ROOT, "uid": UID, "gid": 0, "egid": 0, "groups": [0]})
+    today = RightsToday(UID, GID, lambda group: group == GID)
+    adapted = adapt(tree(server=core(groups=[GID]), sudo=sudo).get, today)
+    assert adapted == ({}, frozenset(), False, True)
+
+
 def test_program_that_made_a_lost_group_its_own_has_its_users_first_group():
     own = dict.fromkeys(("gid", "egid", "sgid", "fsgid"), DATA)
     changed, _ = without(tree(newgrp=core(groups=[GID], **own)), DATA)

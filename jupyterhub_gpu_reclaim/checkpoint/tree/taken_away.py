@@ -116,11 +116,12 @@ def _is_other(creds: Any, uid: int) -> bool:
 
 
 def _taken(creds: Any, today: RightsToday) -> set[int]:
-    """Lost groups of a thread of the user's own.
+    """Lost groups of a thread that is wholly the user's own.
 
     Its effective group alone may be that of a set-group-ID program, which anybody runs.
+    ``sudo`` itself has the user's real id, and root's groups.
     """
-    if creds.uid != today.uid:
+    if any(getattr(creds, field) != today.uid for field in _USERS):
         return set()
     return {group for group in (creds.gid, *creds.groups) if not today.keeps(group)}
 
