@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tests.hub.conftest import SERVICE
 from tests.hub.test_traps import (
     FAILED,
     comes_back,
@@ -16,7 +19,7 @@ from tests.hub.test_traps import (
     settled,
     stopped_by_our_service,
 )
-from tests.support.hub import wait_until
+from tests.support.hub import PASSWORD, HubUnderTest, wait_until
 
 
 class Hooks:
@@ -208,3 +211,72 @@ def test_activity_is_that_of_a_stop_and_of_a_start(hub, service, amy):
     assert _activity(hub, amy) == suspended  # nobody reports anything
     assert started(hub, amy)
     assert min(_activity(hub, amy)) > max(suspended)
+
+
+OWN = """
+c.JupyterHub.shutdown_on_logout = True
+from jupyterhub.auth import DummyAuthenticator
+import os
+class Ours(DummyAuthenticator):
+    def pre_spawn_start(self, user, spawner):
+        note(user, f"start {spawner.reclaim_suspended}")
+    def post_spawn_stop(self, user, spawner):
+        note(user, f"stop {spawner.reclaim_suspended}")
+    async def refresh_user(self, user, handler=None, **_):
+        return not os.path.exists(os.path.join(FOLDER, f"expired-{user.name}"))
+def note(user, hook):
+    print(hook, file=open(os.path.join(FOLDER, f"hooks-of-{user.name}"), "a"))
+c.JupyterHub.authenticator_class = Ours
+c.DummyAuthenticator.password = c.Ours.password = PASSWORD
+c.Authenticator.refresh_pre_spawn = c.Authenticator.refresh_pre_stop = True
+"""
+
+
+@pytest.mark.long
+def test_logins_and_logouts_beside_a_suspended_session(own_service):
+    """An authenticator's hooks come in pairs; a logout ends what runs, and no more."""
+    folder = own_service.folder
+    facts = f"\nFOLDER, PASSWORD = {str(folder)!r}, {PASSWORD!r}\n"
+    hub = HubUnderTest(folder, own_service.config + facts + SERVICE + OWN).start()
+    try:
+        ann = hub.user("ann")
+        hooks = Hooks(hub, ann)
+        ann.start_server()
+        assert hooks.run() == ["start False"]
+        own_service.capture("ann")
+        (folder / "expired-ann").touch()
+        assert stopped_by_our_service(hub, "ann") == "suspended"
+        assert hooks.run() == ["stop True"]
+        # JupyterHub 6.1.1 fails here before it asks a spawner: no _token_authenticated.
+        assert not ann.http.get(f"{hub.url}/hub/spawn/ann", timeout=60).ok
+        assert pointer(hub, "ann")["phase"] == "suspended"
+        assert hooks.run() == []
+        (folder / "expired-ann").unlink()
+        ann.http.get(f"{hub.url}/hub/logout", timeout=60)
+        assert pointer(hub, "ann")["phase"] == "suspended"
+        assert started(hub, ann)
+        assert hooks.run() == ["start True"]
+        hub.user("ann").http.get(f"{hub.url}/hub/logout", timeout=60)
+        wait_until(lambda: not hub.server("ann")["ready"], 60, hub.log)
+        assert hooks.run() == ["stop False"]
+    finally:
+        hub.close()
+
+
+def test_example_of_a_hook_for_cards_gives_a_server_the_card_that_it_has():
+    page = Path(__file__).parents[2] / "docs/reference/jupyterhub-traps.md"
+    code = page.read_text().partition("```python\ncards")[2].partition("```")[0]
+    c = SimpleNamespace(Spawner=SimpleNamespace())
+    exec(f"cards{code}", {"c": c})
+
+    def card(name):
+        user = SimpleNamespace(name=name)
+        spawner = SimpleNamespace(user=user, name="", environment={})
+        c.Spawner.pre_spawn_hook(spawner)
+        return spawner, spawner.environment["CUDA_VISIBLE_DEVICES"]
+
+    (ann, first), (_, second) = card("ann"), card("bob")
+    assert first != second
+    assert card("ann")[1] == first  # it comes back
+    c.Spawner.post_stop_hook(ann)
+    assert card("eve")[1] == first
