@@ -149,15 +149,6 @@ async def test_capture_goes_on_without_a_reader_and_refuses_every_other_order(no
     assert await stored(node) == ["c1"]
 
 
-async def test_capture_ordered_twice_at_once_happens_once(node):
-    node.slow_down()
-    name = node.run(ANN)
-    both = (last(node.agent.capture(name, "c1", 1)) for _ in range(2))
-    one, other = await asyncio.gather(*both)
-    assert one.checkpoint.id == other.checkpoint.id == "c1"
-    assert await stored(node) == ["c1"]
-
-
 async def test_capture_that_is_cancelled_leaves_a_running_tree(node):
     node.slow_down()
     name = node.run(ANN)

@@ -138,20 +138,6 @@ async def test_bring_back_while_it_runs_saves_it_first_and_loses_nothing(world):
     assert not world.node.lost
 
 
-async def test_bring_back_while_it_runs_outlives_the_services_end_at_any_time(world):
-    first = await running(world, "old")
-    saved = await suspend(world, first)
-    await resume(world, first, "now")
-    world.node.hold_at = "dump"
-    await first.users.bring_back(KEY, saved, "ada", save_running=True)
-    await world.until(lambda: world.node.living(KEY)[0].state == "capturing")
-    await world.kill(first)
-    world.node.hold_at = ""
-    second = await world.controller()
-    await world.until(lambda: _runs(world, second, "old"))
-    assert "now" in [text for _, text in world.node.saved.values()]
-
-
 async def test_bring_back_while_it_runs_and_it_cannot_be_saved_leaves_it_running(
     world,
 ):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
-import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common import codec, endings
@@ -13,7 +11,6 @@ from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
     Refused,
     StoreError,
-    Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.models import (
     Decision,
@@ -115,17 +112,6 @@ async def test_keep_during_capture_calls_it_off(world):
     assert world.node.saved == {}
 
 
-async def test_resume_asked_during_release_brings_it_back_at_once(world):
-    controller, _ = await running(world)
-    world.hub.refuses_stop = True
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "releasing")
-    await controller.users.resume(KEY, "ada")
-    world.hub.refuses_stop = False
-    await world.until(lambda: world.phase(controller) == "running")
-    assert world.hub.plans == ["stop release", "start restore"]
-
-
 async def test_start_fresh_puts_aside_and_discard_deletes(world):
     controller = await suspended(world)
     view = await controller.users.start_fresh(KEY, "ada")
@@ -167,49 +153,6 @@ async def test_set_aside_stays_while_the_sessions_own_state_cannot_be_read(world
     world.node.restore_failure = None
     assert await world.hub.start(KEY) == "restore"
     await world.until(lambda: older not in world.node.saved)
-
-
-async def test_superseded_stays_if_the_session_has_ended_since_the_last_tick(world):
-    """Its machine has lost power: what it came from is all there is."""
-    controller = await suspended(world)
-    assert await world.hub.start(KEY) == "restore"
-    sessions = controller._sessions
-    await world.until(lambda: world.phase(controller) == "running")
-    await world.until(lambda: sessions.runtime(KEY).compared)
-    await controller.stop()
-    (came_from,) = world.node.saved
-    sessions.journal.keep(expiry.kept(sessions, came_from, Keeping.SUPERSEDED, 0))
-    (place,) = world.node.living(KEY)
-    world.node.end(place.incarnation)
-    agent, _ = world.clients()
-    await expiry.collect(sessions, agent, 60.0)
-    assert came_from in world.node.saved
-
-
-async def test_superseded_does_not_outlive_the_newer_one_if_the_clock_has_jumped(
-    world,
-):
-    """Otherwise the next start is cold beside an older state."""
-    controller = await suspended(world)
-    for _ in range(2):
-        assert await world.hub.start(KEY) == "restore"
-        await world.until(lambda: world.phase(controller) == "running")
-        last = len(world.node.saved) == 2
-        if not last:
-            await controller.users.suspend(KEY, "ada")
-            await world.until(lambda: world.phase(controller) == "suspended")
-    older, newer = world.node.saved
-    sessions = controller._sessions
-    await world.until(lambda: sessions.runtime(KEY).compared)
-    sessions.journal.keep(
-        expiry.kept(sessions, older, Keeping.SUPERSEDED, 3600)
-        + expiry.kept(sessions, newer, Keeping.SUPERSEDED, 0)
-    )
-    await world.until(lambda: not world.node.saved)
-    assert [c for c in world.node.calls if c.startswith("discard")] == [
-        f"discard {older}",
-        f"discard {newer}",
-    ]
 
 
 async def test_superseded_that_a_session_has_just_come_back_from_keeps_its_own_time(
@@ -283,29 +226,6 @@ async def test_server_that_ends_its_kernels_before_a_suspend_is_named(world):
     assert told.startswith(f"The server of {KEY} ends idle kernels, or itself, after 6")
 
 
-async def test_plan_stop_during_capture_calls_it_off_and_stops(world):
-    controller, _ = await running(world)
-    world.node.hold_at = "dump"
-    await controller.users.suspend(KEY, "gpu-reclaim")
-    await world.until(lambda: world.phase(controller) == "suspending")
-    await asyncio.sleep(0.05)
-    await world.hub.stop(KEY)
-    assert world.hub.plans == ["stop stop"]
-    assert world.node.saved == world.node.places == {}
-
-
-async def test_our_own_stop_that_comes_late_ends_nothing_that_is_not_saved(world):
-    """The session went on meanwhile, and cannot be saved again: it is kept."""
-    controller, incarnation = await running(world)
-    controller._sessions.update(KEY, stop_asked=time.time())
-    world.node.capture_failure = Failure(code="capture_failed", message="No.")
-    with pytest.raises(Refused) as refused:
-        await controller.plan_stop(Placement(key=KEY, incarnation=incarnation))
-    assert refused.value.reason is Reason.OPERATION_IN_FLIGHT
-    assert world.node.places[incarnation].contents
-    assert world.phase(controller) == "running"
-
-
 async def test_stop_of_a_server_of_the_former_spawner_ends_it_while_others_live(world):
     """No agent has a tree of it; what another user runs says nothing of it."""
     controller, _ = await running(world)
@@ -314,39 +234,11 @@ async def test_stop_of_a_server_of_the_former_spawner_ends_it_while_others_live(
         assert plan.action == "stop"
 
 
-async def test_plan_stop_of_an_earlier_life_beside_a_suspended_one_forgets_nothing(
-    world,
-):
-    """A Hub whose database was put back would start it cold while we are away."""
-    controller = await suspended(world)
-    earlier = Placement(key=KEY, incarnation="an-earlier-one", remembered=True)
-    assert (await controller.plan_stop(earlier)).action == "keep"
-    assert world.phase(controller) == "suspended"
-
-
 async def test_plan_stop_of_one_that_began_without_us_ends_it_beside_others(world):
     """Another user's session is nothing that its Hub could forget of this one."""
     controller, _ = await running(world)
     before = Placement(key=SessionKey("new"), incarnation="before-us")
     assert (await controller.plan_stop(before)).action == "stop"
-
-
-async def test_plan_stop_of_an_unknown_session_agent_down_is_no_answer(world):
-    controller = await world.controller()
-    world._servers[0].stop()
-    with pytest.raises(Unreachable):
-        await controller.plan_stop(Placement(key=SessionKey("new"), incarnation="i1"))
-
-
-async def test_stop_by_a_person_soon_after_the_return_puts_aside(world):
-    controller = await suspended(world)
-    await world.hub.start(KEY)
-    await world.until(lambda: world.phase(controller) == "running")
-    await world.hub.stop(KEY)
-    view = controller.users.session(KEY)
-    assert view.phase == "stopped"
-    assert len(view.saved) == 1
-    assert await world.hub.start(KEY) == "cold"
 
 
 async def test_stopped_session_has_no_reasons_and_is_not_kept(world):
@@ -376,39 +268,6 @@ async def test_end_that_nobody_ordered_is_told_with_what_ended_it(world):
     assert controller.metrics_snapshot().counters.ends == {killed.code: 1}
 
 
-async def test_stopped_while_suspended_keeps_the_checkpoint(world):
-    controller = await suspended(world)
-    incarnation = controller.users.session(KEY).incarnation
-    await controller.stopped(Placement(key=KEY, incarnation=incarnation))
-    assert world.phase(controller) == "suspended"
-    plan = await controller.plan_stop(Placement(key=KEY, incarnation=incarnation))
-    assert plan.action == "release"
-    assert await world.hub.start(KEY) == "restore"
-
-
-async def test_plan_start_twice_gives_the_same_answer_and_one_session(world):
-    controller = await suspended(world)
-    world.hub.states[KEY] = "spawning"
-    placement = Placement(key=KEY, incarnation="new1")
-    first = await controller.plan_start(placement)
-    assert first == await controller.plan_start(placement)
-    assert first.action == "restore"
-    assert first.identity.port == 8888
-    other = await controller.plan_start(Placement(key=KEY, incarnation="new2"))
-    assert other.action == "restore"
-    stale = Placement(key=KEY, incarnation="new1", checkpoint=first.checkpoint)
-    with pytest.raises(Refused):
-        await controller.placed(stale)
-    world.node.hold(KEY, "new2")
-    await controller.placed(
-        Placement(key=KEY, incarnation="new2", checkpoint=first.checkpoint)
-    )
-    events = [event async for event in controller.progress(KEY, 0)]
-    assert events[-1].tree.incarnation == "new2"
-    late = [event async for event in controller.progress(KEY, 99)]
-    assert late == events[-1:]
-
-
 async def test_plan_start_of_a_new_user_is_cold_even_if_the_agent_is_down(world):
     controller = await world.controller()
     world._servers[0].stop()
@@ -418,36 +277,6 @@ async def test_plan_start_of_a_new_user_is_cold_even_if_the_agent_is_down(world)
     pointed = Placement(key=new, incarnation="i1", checkpoint="ckpt-x")
     plan = await controller.plan_start(pointed)
     assert (plan.action, plan.failure.code) == ("refuse", "agent_unreachable")
-
-
-async def test_plan_start_of_what_only_the_hub_remembers_waits_for_the_agent(world):
-    """The journal is lost, and the Hub could not learn how the session has ended."""
-    controller = await world.controller()
-    world._servers[0].stop()
-    mine = Placement(key=SessionKey("new"), incarnation="i1", remembered=True)
-    plan = await controller.plan_start(mine)
-    assert (plan.action, plan.failure.code) == ("refuse", "agent_unreachable")
-
-
-async def test_plan_start_of_what_the_hub_remembers_as_running_waits_for_the_agent(
-    world,
-):
-    """The journal is older: it knows of a stop, and not of the start since."""
-    controller, _ = await running(world)
-    await world.hub.stop(KEY)
-    world._servers[0].stop()
-    mine = Placement(key=KEY, incarnation="i2", remembered=True)
-    plan = await controller.plan_start(mine)
-    assert (plan.action, plan.failure.code) == ("refuse", "agent_unreachable")
-    forgotten = Placement(key=KEY, incarnation="i2")
-    assert (await controller.plan_start(forgotten)).action == "cold"
-
-
-async def test_start_that_is_told_after_its_session_was_saved_changes_nothing(world):
-    controller = await suspended(world)
-    before = controller._sessions.row(KEY)
-    await controller.placed(Placement(key=KEY, incarnation=before.incarnation))
-    assert controller._sessions.row(KEY) == before
 
 
 def _store_is_away(world):
@@ -493,17 +322,6 @@ async def test_store_that_is_away_keeps_nobody_from_a_real_stop(world):
     incarnation = world.hub.incarnations[KEY]
     plan = await controller.plan_stop(Placement(key=KEY, incarnation=incarnation))
     assert plan.action == "stop"
-
-
-async def test_cancelled_restore_leaves_the_session_suspended(world):
-    controller = await suspended(world)
-    world.hub.states[KEY] = "spawning"
-    placement = Placement(key=KEY, incarnation="new1")
-    await controller.plan_start(placement)
-    world.node.hold(KEY, "new1")
-    await controller.cancelled(placement)
-    assert world.phase(controller) == "suspended"
-    assert world.node.places == {}
 
 
 async def test_changes_tell_every_phase_and_drop_slow_readers(world):
@@ -614,71 +432,6 @@ async def test_session_of_a_renamed_user_is_refused_by_both_names(world):
     assert back.action == "restore"
 
 
-async def test_session_whose_user_is_renamed_while_it_runs_is_not_forgotten(world):
-    """It is suspended under its former name, and the Hub sees that it has ended."""
-    controller = await suspended(world)
-    row = controller._sessions.row(KEY)
-    renamed = Placement(
-        key=SessionKey("renamed", KEY.server), incarnation=row.incarnation
-    )
-    plan = await controller.plan_stop(renamed)
-    assert (plan.action, plan.checkpoint) == ("release", row.checkpoint)
-    visit = Placement(
-        key=renamed.key,
-        incarnation="i2",
-        checkpoint=plan.checkpoint,
-        former=row.incarnation,
-    )
-    assert (await controller.plan_start(visit)).failure.code == "renamed"
-    assert controller.users.session(renamed.key).failure.code == "renamed"
-    await controller.users.start_fresh(renamed.key, "renamed")
-    (said,) = controller.users.story("renamed").lines
-    assert (
-        said.sentence
-        == "renamed started fresh; the session under the former name is kept."
-    )
-    assert (await controller.plan_start(visit)).action == "cold"
-    assert controller.users.session(KEY).checkpoint == row.checkpoint
-
-
-async def test_renamed_user_does_not_start_beside_what_the_hub_did_not_ask_about(world):
-    """The service was away as it ended: the Hub knows its incarnation, and no more."""
-    controller = await suspended(world)
-    row = controller._sessions.row(KEY)
-    renamed = SessionKey("renamed", KEY.server)
-    visit = Placement(
-        key=renamed, incarnation="i2", remembered=True, former=row.incarnation
-    )
-    assert (await controller.plan_start(visit)).failure.code == "renamed"
-    back = msgspec.structs.replace(visit, key=KEY)
-    assert (await controller.plan_start(back)).action == "restore"
-    with pytest.raises(Refused):  # it is none of its own
-        await controller.users.discard(renamed, "renamed")
-    await controller.users.start_fresh(renamed, "renamed")
-    again = msgspec.structs.replace(visit, incarnation="i4")
-    assert (await controller.plan_start(again)).action == "cold"
-
-
-async def test_renamed_user_is_refused_while_nobody_can_say_what_is_saved(world):
-    """The journal was lost, and only the store knows the session's former name."""
-    controller = await suspended(world)
-    sessions, renames = controller._sessions, controller._starts._renames
-    former = sessions.row(KEY).session
-    asked = renames.names_of
-
-    async def silent(_):
-        raise StoreError(Reason.STORE_UNREACHABLE)
-
-    renames.names_of = silent
-    sessions.remove(KEY, sessions.audit_line(KEY, SERVICE, "lost"))
-    renamed = SessionKey("renamed", KEY.server)
-    visit = Placement(key=renamed, incarnation="i2", remembered=True, former=former)
-    assert (await controller.plan_start(visit)).failure.code == "store_unreachable"
-    renames.names_of = asked
-    again = msgspec.structs.replace(visit, incarnation="i3")
-    assert (await controller.plan_start(again)).failure.code == "renamed"
-
-
 async def test_person_who_was_renamed_stops_their_session(world):
     await world.running("work")
     controller = await world.controller()
@@ -691,42 +444,6 @@ async def test_person_who_was_renamed_stops_their_session(world):
     world.node.places.clear()
     await controller.stopped(renamed)
     assert controller.users.session(KEY).phase == "stopped"
-
-
-async def test_renamed_user_does_not_start_beside_what_only_the_agent_knows(world):
-    """The journal was lost, and the Hub takes the server for stopped."""
-    world.node.run(KEY, "work", "i1")
-    controller = await world.controller()
-    renamed = SessionKey("renamed", KEY.server)
-    visit = Placement(key=renamed, incarnation="i2", remembered=True, former="i1")
-    assert (await controller.plan_start(visit)).failure.code == "renamed"
-
-
-async def test_renamed_user_whose_journal_was_lost_is_told_where_it_is_saved(world):
-    """The store was not listed since: only its manifest tells the former name."""
-    first = await suspended(world)
-    row = first._sessions.row(KEY)
-    world.change(tick_interval=60.0)
-    listed, asked = world.node.checkpoints, []
-
-    async def away(key=None):
-        asked.append(key)
-        raise StoreError(Reason.STORE_FAILED, why="it is away")
-
-    world.node.checkpoints = away
-    second = await world.journal_lost(first)
-    await world.until(lambda: None in asked)
-    world.node.checkpoints = listed
-    visit = Placement(
-        key=SessionKey("renamed", KEY.server),
-        incarnation="i2",
-        checkpoint=row.checkpoint,
-        remembered=True,
-        former=row.incarnation,
-    )
-    assert second._sessions.journal.checkpoint(row.checkpoint) is None
-    for _ in range(2):
-        assert (await second.plan_start(visit)).failure.code == "renamed"
 
 
 async def test_renamed_user_is_known_by_their_account(world):

@@ -53,35 +53,6 @@ async def test_session_resumed_by_button_runs_with_its_contents(world):
     ]
 
 
-async def test_session_three_cycles_grows_generations_and_keeps_one(world):
-    world.change(grace=0.0)
-    await world.running("tensors")
-    controller = await world.controller()
-    for cycle in (1, 2, 3):
-        await world.until(lambda: world.phase(controller) == "running")
-        await controller.users.suspend(KEY, "ada")
-        await world.until(lambda: world.phase(controller) == "suspended")
-        assert controller.users.session(KEY).generation == cycle
-        assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(controller) == "running")
-    await world.until(lambda: not world.node.saved)
-    await world.until(lambda: controller.users.session(KEY).checkpoint == "")
-
-
-async def test_visit_during_capture_calls_it_off_and_adopts(world):
-    incarnation = await world.running("tensors")
-    controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "running")
-    world.node.hold_at = "dump"
-    await controller.users.suspend(KEY, "gpu-reclaim")
-    await world.until(lambda: world.phase(controller) == "suspending")
-    await asyncio.sleep(0.05)
-    assert await world.hub.start(KEY) == "adopt"
-    assert world.hub.incarnations[KEY] == incarnation
-    assert world.phase(controller) == "running"
-    assert controller.users.session(KEY).failure.code == "cancelled"
-
-
 async def test_capture_failure_leaves_session_running_with_backoff(world):
     await world.running("tensors")
     controller = await world.controller()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
 from jupyterhub_gpu_reclaim.common import deletion_orders
 from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
-from jupyterhub_gpu_reclaim.common.models import Placement, TreeState
+from jupyterhub_gpu_reclaim.common.models import Placement
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.journal import notes
@@ -61,21 +60,6 @@ async def _nothing_is_left(world, controller) -> None:
     assert [place.contents for place in world.node.living(KEY)] == ["cold"]
 
 
-async def test_session_deleted_while_its_release_failed_does_not_come_back(world):
-    await world.running("of the old one")
-    controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "running")
-    back = _away(world, "release")
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.hub.states[KEY] == "stopped")
-    (place,) = world.node.places.values()
-    assert place.state is TreeState.CAPTURED
-    await controller.forget(DELETED)
-    world.hub.pointers.pop(KEY, None)
-    back()
-    await _nothing_is_left(world, controller)
-
-
 @pytest.mark.parametrize("missing", ["discard", "checkpoints", "trees"])
 async def test_deletion_is_repeated_until_the_node_and_its_store_are_back(
     world, missing
@@ -88,23 +72,6 @@ async def test_deletion_is_repeated_until_the_node_and_its_store_are_back(
     assert controller._deletions.pending_keys() == {KEY}
     back()
     await _nothing_is_left(world, controller)
-
-
-async def test_deleted_session_of_a_lost_journal_is_not_taken_over_by_a_rebuild(
-    world, tmp_path
-):
-    first = await _suspended(world)
-    order = Deletion(user=KEY.user, sessions=(first._sessions.row(KEY).session,))
-    await world.kill(first)
-    _away(world, "discard")
-    back = _away(world, "checkpoints")
-    world.url = f"sqlite:///{tmp_path}/new.sqlite"
-    second = await world.controller()
-    await second.forget(order)
-    world.hub.pointers.pop(KEY, None)
-    back()
-    assert await second.rebuild("admin") == []
-    assert world.phase(second) == ""
 
 
 async def test_deletion_survives_the_service(world):
@@ -256,97 +223,6 @@ async def test_new_session_of_that_name_is_not_hit_by_the_order(world):
     (place,) = world.node.living(KEY)
     assert place.contents == "of the new one"
     assert "of the new one" not in world.node.lost
-
-
-async def test_capture_that_is_under_way_when_its_server_is_deleted_leaves_nothing(
-    world,
-):
-    await world.running("of the old one")
-    controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "running")
-    world.node.hold_at = "commit"
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.node.living(KEY)[0].state == "capturing")
-    world.hub.states[KEY] = "stopped"
-    await controller.forget(DELETED)
-    await _nothing_is_left(world, controller)
-
-
-async def test_new_session_that_no_service_saw_begin_is_taken_up_not_ended(world):
-    controller = await _suspended(world)
-    back = _away(world, "discard")
-    await controller.forget(DELETED)
-    await world.kill(controller)
-    new = await world.running("of the new one")
-    second = await world.controller()
-    await world.until(lambda: world.phase(second) == "running")
-    back()
-    await world.until(lambda: not world.node.saved)
-    assert [place.incarnation for place in world.node.living(KEY)] == [new]
-    assert world.node.lost == []
-
-
-async def _suspended_between_two_ticks(world, tmp_path):
-    """A controller that will not look for orders by itself for a long time."""
-    world.change(tick_interval=600.0)
-    await world.running("of the old one")
-    controller = await world.controller(folder=tmp_path)
-    await world.until(lambda: world.phase(controller) == "running")
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
-    return controller
-
-
-async def _only_the_old_one_is_deleted(world, controller, new: str) -> None:
-    """When ticks have come, and all that they begin is done."""
-    deadline = time.monotonic() + 30
-    await controller._loops.tick()
-    while controller._deletions.pending_keys():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.1)
-        await controller._loops.tick()  # a part that was slow to answer is asked again
-    assert world.node.lost == []
-    assert [place.incarnation for place in world.node.living(KEY)] == [new]
-    assert controller.users.session(KEY).incarnation == new
-    assert world.phase(controller) == "running"
-    assert not world.node.saved
-
-
-@pytest.mark.parametrize("reported", [False, True])
-async def test_new_session_that_is_known_before_the_order_is_not_ended(
-    world, tmp_path, reported
-):
-    """Neither the order nor the start was told; that the new one runs may be."""
-    controller = await _suspended_between_two_ticks(world, tmp_path)
-    deletion_orders.write(tmp_path, DELETED)
-    world.hub.pointers.pop(KEY, None)
-    new = await world.running("of the new one")
-    if reported:
-        await controller.placed(Placement(key=KEY, incarnation=new))
-    else:
-        controller._queue.add(KEY)
-    await world.until(lambda: world.phase(controller) == "running")
-    await _only_the_old_one_is_deleted(world, controller, new)
-
-
-async def test_new_session_that_begins_while_its_node_is_asked_is_not_ended(
-    world, tmp_path
-):
-    """The old one is deleted and the new one begins after a look has begun."""
-    controller = await _suspended_between_two_ticks(world, tmp_path)
-    trees, begun = world.node.trees, []
-
-    async def as_of_then(*args):
-        if not begun:
-            deletion_orders.write(tmp_path, DELETED)
-            world.hub.pointers.pop(KEY, None)
-            begun.append(await world.running("of the new one"))
-        return await trees(*args)
-
-    world.node.trees = as_of_then
-    controller._queue.add(KEY)
-    await world.until(lambda: begun and world.phase(controller) == "running")
-    await _only_the_old_one_is_deleted(world, controller, begun[0])
 
 
 @pytest.mark.parametrize("told", [("s1",), ()])

@@ -10,7 +10,7 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import (
     Decision,
     Failure,
@@ -29,7 +29,6 @@ from jupyterhub_gpu_reclaim.controlplane.model.actions import (
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 from tests.controlplane.conftest import KEY, running, suspended
-from tests.controlplane.doubles import STEPS
 from tests.controlplane.test_reconciler import info, tree
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
@@ -77,53 +76,6 @@ async def test_release_of_a_tree_that_was_woken_leaves_it_running(world):
     assert world.node.places[incarnation].contents == "tensors"
     assert world.node.lost == []
     assert world.node.saved == {}
-
-
-async def test_release_of_a_woken_tree_that_was_thought_gone_takes_it_up(world):
-    """The journal says suspended, the tree still stands, and its user wakes it."""
-    controller, incarnation = await running(world)
-    tree = world.node.places[incarnation]
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
-    world.node.wakes = 1
-    world.node.places[incarnation] = tree
-    await world.until(lambda: world.phase(controller) == "running")
-    assert controller.users.session(KEY).failure.code == "went_on"
-    assert await world.hub.start(KEY) == "adopt"
-    assert world.node.places[incarnation].contents == "tensors"
-    assert world.node.lost == []
-
-
-async def test_start_while_a_tree_that_was_woken_is_released_adopts_it(world):
-    controller, incarnation = await running(world)
-    world.hub.refuses_stop = True
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "releasing")
-    world.node.wakes = 1
-    world.hub.states[KEY] = "stopped"
-    assert await world.hub.start(KEY) == "adopt"
-    assert world.node.places[incarnation].contents == "tensors"
-
-
-async def test_start_that_hears_last_that_a_tree_was_woken_adopts_it(
-    world, monkeypatch
-):
-    """The worker's release came first, and it was told so; ours finds nothing."""
-    controller, incarnation = await running(world)
-    world.hub.refuses_stop = True
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "releasing")
-
-    async def come_second(name, checkpoint):
-        del checkpoint
-        monkeypatch.undo()
-        await world.node.thaw(name)
-        raise Refused(Reason.NOT_CAPTURED)
-
-    monkeypatch.setattr(world.node, "release", come_second)
-    world.hub.states[KEY] = "stopped"
-    assert await world.hub.start(KEY) == "adopt"
-    assert world.node.places[incarnation].contents == "tensors"
 
 
 async def test_audit_lines_that_are_too_old_are_deleted(world):
@@ -232,51 +184,6 @@ async def test_suspend_is_not_begun_while_the_hub_does_not_answer(world):
     await world.until(lambda: world.phase(controller) == "suspended")
 
 
-async def test_capture_whose_stream_breaks_is_attached_to_again(world):
-    controller, _ = await running(world)
-    world.node.breaks_streams = True
-    world.node.hold_at = "commit"
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspending")
-    await asyncio.sleep(0.1)
-    world.node.breaks_streams = False
-    world.node.hold_at = ""
-    await world.until(lambda: world.phase(controller) == "suspended")
-    assert world.node.lost == []
-
-
-async def test_capture_agent_that_dies_after_commit_ends_suspended(world):
-    controller, _ = await running(world)
-    world.node.breaks_streams = True  # nobody ever hears of the commit
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
-    assert controller.users.session(KEY).generation == 1
-
-
-async def test_session_that_dies_while_saved_is_gone_without_a_checkpoint(world):
-    controller, incarnation = await running(world)
-    world.node.hold_at = STEPS[1]
-    world.node.breaks_streams = True
-    await controller.users.suspend(KEY, "ada")
-    await world.until(
-        lambda: world.node.places[incarnation].state is TreeState.CAPTURING
-    )
-    world.node.places.pop(incarnation).task.cancel()
-    world.hub.states[KEY] = "stopped"
-    await world.until(lambda: controller._sessions.row(KEY).phase == "stopped")
-
-
-async def test_release_node_that_reboots_after_commit_ends_suspended(world):
-    controller, incarnation = await running(world)
-    world.hub.refuses_stop = True
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "releasing")
-    world.node.places.pop(incarnation)
-    world.hub.refuses_stop = False
-    await world.until(lambda: world.phase(controller) == "suspended")
-    assert await world.hub.start(KEY) == "restore"
-
-
 async def test_restore_that_fails_keeps_the_checkpoint_and_says_why(world):
     controller = await suspended(world)
     world.node.restore_failure = Failure(code="file_missing", message="x.py is gone.")
@@ -308,31 +215,6 @@ async def test_restore_checkpoint_missing_is_refused_until_the_user_chooses(worl
     await controller.users.start_fresh(KEY, "ada")
     assert await world.hub.start(KEY) == "cold"
     await world.until(lambda: world.phase(controller) == "running")
-
-
-async def test_restore_called_off_by_the_hub_leaves_nothing_running(world):
-    world.silence = 1.0
-    controller = await suspended(world)
-    world.node.hold_at = "criu"
-    start = world.hub.spawn(world.hub.start(KEY))
-    await world.until(lambda: any(p.task for p in world.node.places.values()))
-    start.cancel()
-    world.hub.states[KEY] = "stopped"  # and nobody says "cancelled"
-    await world.until(lambda: world.phase(controller) == "suspended")
-    await world.until(lambda: not world.node.places)
-    world.node.hold_at = ""
-    assert await world.hub.start(KEY) == "restore"
-
-
-async def test_restore_that_the_hub_never_took_up_runs_and_is_adopted(world):
-    controller = await suspended(world)
-    world.hub.ignores_restored = True
-    await world.hub.start(KEY)
-    world.hub.states[KEY] = "stopped"
-    await world.until(lambda: world.phase(controller) == "running")
-    world.hub.ignores_restored = False
-    assert await world.hub.start(KEY) == "adopt"
-    assert [p.contents for p in world.node.living(KEY)] == ["tensors"]
 
 
 class KillsLate:
@@ -472,121 +354,6 @@ async def test_session_lost_right_after_its_return_is_suspended_again(world):
     assert await world.hub.start(KEY) == "restore"
 
 
-class SilentAtTimes:
-    """An agent that does not answer while ``silent`` is set."""
-
-    def __init__(self, agent) -> None:
-        self._agent = agent
-        self.silent = False
-
-    def __getattr__(self, name):
-        if not self.silent:
-            return getattr(self._agent, name)
-
-        async def nothing(*args):
-            raise Unreachable(Reason.AGENT_UNREACHABLE)
-
-        return nothing
-
-
-async def test_session_lost_right_after_its_return_with_a_silent_agent_is_no_stop(
-    world,
-):
-    # The machine lost power; Hub and service are up again before the agent.
-    first = await suspended(world)
-    await world.kill(first)
-    agent = SilentAtTimes(world.clients()[0])
-    controller = await world.controller(agent=agent)
-    await world.hub.start(KEY)
-    await world.until(lambda: world.phase(controller) == "running")
-    incarnation = controller.users.session(KEY).incarnation
-    world.node.places.clear()
-    agent.silent = True
-    place = Placement(key=KEY, incarnation=incarnation)
-    with pytest.raises(Unreachable):  # the spawner sees for itself that it has ended
-        await controller.plan_stop(place)
-    world.hub.states[KEY] = "stopped"
-    agent.silent = False
-    assert await world.hub.start(KEY) == "restore"
-
-
-async def test_session_lost_as_the_grace_ends_keeps_what_it_came_from(world):
-    # The Hub has not seen its end yet, and the checkpoint is all that is left.
-    controller = await suspended(world, grace=0.3)
-    await world.hub.start(KEY)
-    await world.until(lambda: world.phase(controller) == "running")
-    world.node.places.clear()
-    await asyncio.sleep(0.8)
-    assert len(world.node.saved) == 1
-    world.hub.states[KEY] = "stopped"
-    await world.until(lambda: world.phase(controller) == "suspended")
-    assert await world.hub.start(KEY) == "restore"
-
-
-async def test_session_lost_before_its_return_was_noted_is_no_stop(world):
-    controller = await suspended(world)
-    world.hub.ignores_restored = True  # as long as the Hub's start is not over
-    await world.hub.start(KEY)
-    await world.until(
-        lambda: any(p.parent and p.contents for p in world.node.places.values())
-    )
-    assert world.phase(controller) == "resuming"
-    await asyncio.sleep(0.1)
-    incarnation = controller.users.session(KEY).incarnation
-    world.node.places.clear()
-    plan = await controller.plan_stop(Placement(key=KEY, incarnation=incarnation))
-    assert plan.action == "release"
-    assert world.phase(controller) == "suspended"
-
-
-async def _returned_before_a_new_service(world):
-    """It runs again; the service that brought it back has ended before it knew."""
-    first = await suspended(world)
-    (saved,) = world.node.saved
-    world.hub.ignores_restored = True
-    await world.hub.start(KEY)
-    await world.until(
-        lambda: any(p.parent and p.contents for p in world.node.places.values())
-    )
-    incarnation = first.users.session(KEY).incarnation
-    await world.kill(first)
-    world.change(tick_interval=60.0, settle_limit=0.2)
-    world.hub.states[KEY] = "spawning"  # the worker leaves it alone
-    second = await world.controller()
-    assert world.phase(second) == "resuming"
-    mine = Placement(key=KEY, incarnation=incarnation)
-    return second, mine, saved
-
-
-async def test_session_that_returned_and_died_before_a_new_service_knew_is_no_stop(
-    world,
-):
-    """Otherwise the Hub forgets it, and starts it cold while the service is away."""
-    controller, mine, saved = await _returned_before_a_new_service(world)
-    world.node.places.clear()
-    plan = await controller.plan_stop(mine)
-    assert (plan.action, plan.checkpoint) == ("release", saved)
-    assert world.phase(controller) == "suspended"
-
-
-async def test_session_that_returned_before_a_new_service_knew_is_stopped_by_a_stop(
-    world,
-):
-    controller, mine, _ = await _returned_before_a_new_service(world)
-    assert (await controller.plan_stop(mine)).action == "stop"
-    assert world.phase(controller) == "running"
-
-
-async def test_session_that_is_frozen_again_and_the_journal_does_not_know_is_kept(
-    world,
-):
-    controller, mine, _ = await _returned_before_a_new_service(world)
-    (place,) = world.node.living(KEY)
-    place.state = TreeState.CAPTURED
-    with pytest.raises(Refused, match="suspend"):
-        await controller.plan_stop(mine)
-
-
 async def test_tree_that_nobody_knows_and_has_no_checkpoint_is_left_alone(world):
     place = world.node.run(SessionKey("eve"), "precious")
     await world.controller()
@@ -611,55 +378,6 @@ async def test_cold_start_that_the_service_missed_is_adopted(world):
     world.hub.run(KEY, new.incarnation)
     await world.until(lambda: world.phase(controller) == "running")
     assert len(controller.users.session(KEY).saved) == 1
-    assert [c for _, c in world.node.saved.values()] == ["tensors"]
-
-
-@pytest.mark.long
-async def test_many_sessions_are_suspended_and_resumed_in_turn(world):
-    keys = [SessionKey(f"user{number}") for number in range(20)]
-    for key in keys:
-        await world.running(str(key), key)
-    controller = await world.controller()
-    await world.until(lambda: len(controller.users.sessions()) == 20)
-    for key in keys:
-        await controller.users.suspend(key, "admin")
-    await world.until(
-        lambda: all(v.phase == "suspended" for v in controller.users.sessions()), 60
-    )
-    for key in keys:
-        await controller.users.resume(key, "admin")
-    await world.until(
-        lambda: all(v.phase == "running" for v in controller.users.sessions()), 60
-    )
-    assert {p.contents for p in world.node.places.values()} == {str(k) for k in keys}
-    assert world.node.lost == world.hub.errors == []
-
-
-async def test_release_hub_that_checks_after_its_restart_gets_the_session_back(world):
-    controller, incarnation = await running(world)
-    world.node.hold_at = "commit"
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.node.places[incarnation].events[2:])
-    world.hub.states[KEY] = "checking"
-    world.node.hold_at = ""
-    await world.until(lambda: "thaw" in world.node.calls)
-    await world.until(lambda: world.phase(controller) == "running")
-    assert world.node.places[incarnation].state is TreeState.RUNNING
-
-
-async def test_capture_hub_that_finds_the_server_silent_does_not_lose_it(world):
-    controller, _ = await running(world)
-    world.node.hold_at = "dump"
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspending")
-    world.hub.states[KEY] = "checking"
-    await asyncio.sleep(0.2)
-    stop = world.hub.spawn(world.hub.stop(KEY))
-    await asyncio.sleep(0.1)
-    world.node.hold_at = ""
-    await stop
-    assert world.hub.plans == ["stop release"]
-    await world.until(lambda: world.phase(controller) == "suspended")
     assert [c for _, c in world.node.saved.values()] == ["tensors"]
 
 

@@ -44,23 +44,6 @@ async def test_order_to_suspend_ends_with_a_session_that_ends_by_itself(world):
     await _is_left_alone(world, controller)
 
 
-async def test_order_to_suspend_ends_with_a_session_that_nobody_saw_end(world):
-    controller, incarnation = await _ordered(world)
-    await world.kill(controller)
-    world.node.end(incarnation)
-    await world.running("new")  # while no service was there
-    second = await world.controller()
-    await world.until(lambda: second.users.session(KEY).incarnation != incarnation)
-    await _is_left_alone(world, second)
-
-
-async def test_order_to_suspend_ends_with_a_start_that_the_service_did_not_see(world):
-    controller, incarnation = await _ordered(world)
-    world.node.end(incarnation)
-    assert await world.hub.start(KEY) == "cold"
-    await _is_left_alone(world, controller)
-
-
 async def test_keep_lasts_through_a_suspend_and_ends_with_a_new_session(world):
     incarnation = await world.running("old")
     controller = await world.controller()

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
-from jupyterhub_gpu_reclaim.common.models import Aside, Phase
+from jupyterhub_gpu_reclaim.common.models import Aside
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, marks
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
@@ -69,19 +69,6 @@ async def test_journal_lost_after_a_fresh_start_the_next_one_is_cold_and_offers_
     assert await world.hub.start(KEY) == "restore"
     await world.until(lambda: world.phase(second) == "running")
     assert contents(world) == "tensors"
-
-
-async def test_journal_lost_what_was_looked_at_first_is_no_question(world):
-    """The worker has looked before the next start."""
-    first = await running(world, "tensors")
-    saved = await started_fresh(world, first)
-    world.node.end(world.hub.incarnations[KEY])
-    world.hub.states[KEY] = "stopped"
-    second = await world.journal_lost(first)
-    await world.until(lambda: row(second, saved) is not None)
-    assert row(second, saved).keeping is Keeping.ASIDE
-    assert second._sessions.row(KEY).phase is Phase.STOPPED
-    assert await world.hub.start(KEY) == "cold"
 
 
 async def test_service_dies_between_journal_and_mark_the_next_one_writes_it(world):

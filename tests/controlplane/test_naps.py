@@ -11,14 +11,11 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import (
     Decision,
     Failure,
-    GpuSample,
     TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import FRESH_SECONDS
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from tests.controlplane.conftest import DELETED, KEY
-from tests.controlplane.doubles import JournalThatDies, PowerCut
+from tests.controlplane.conftest import KEY
 
 NO_ROOM = Failure(code="gpu_memory", message="No room.", retryable=True)
 
@@ -75,17 +72,6 @@ async def test_session_naps_and_wakes_by_order(world):
     assert counted.steps["nap", "gpu"].count == counted.steps["wake", "gpu"].count == 1
 
 
-async def test_use_wakes_without_the_service_which_only_notes_it(world):
-    place, controller = await napping(world)
-    world.node.use(place)
-    await world.until(lambda: world.phase(controller) == "running")
-    assert whats(controller)[-1] == "wakes"
-    assert world.node.calls == ["nap"]
-    counted = controller.metrics_snapshot()
-    assert counted.counters.operations["wake", "ok"] == 1
-    assert counted.napping_bytes == 0
-
-
 async def test_nap_that_fails_leaves_it_running_with_the_reason(world):
     place, controller = await started(world)
     world.node.nap_failure = Failure(code="nap_crowded", message="Too many.")
@@ -140,18 +126,6 @@ async def test_nap_is_not_ordered_while_the_hub_stops_it(world):
     await world.until(lambda: world.phase(controller) == "napping")
 
 
-async def test_nap_and_wake_ordered_again_change_nothing(world):
-    place, controller = await napping(world)
-    await controller.users.nap(KEY, "root")
-    await world.until(lambda: not facts(controller).intent)
-    assert (world.phase(controller), place.state) == ("napping", TreeState.NAPPING)
-    world.node.use(place)
-    await world.until(lambda: world.phase(controller) == "running")
-    await controller.users.wake(KEY, "root")
-    await world.until(lambda: not facts(controller).intent)
-    assert world.node.calls == ["nap"]
-
-
 async def test_nap_of_what_does_not_run_is_refused(world):
     _, controller = await started(world)
     with pytest.raises(NotFound):
@@ -180,26 +154,6 @@ async def test_suspend_from_a_nap_is_a_suspend_and_knows_its_gpus(world):
     assert (back.state, back.contents) == (TreeState.RUNNING, place.contents)
 
 
-async def test_suspend_from_a_nap_that_fails_is_the_nap_again(world):
-    place, controller = await napping(world)
-    world.node.capture_failure = Failure(code="io_uring", message="No.")
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: facts(controller).backoff_until)
-    await world.until(lambda: world.phase(controller) == "napping")
-    assert place.state is TreeState.NAPPING
-    assert controller.users.session(KEY).failure.code == "io_uring"
-
-
-async def test_visit_during_a_suspend_from_a_nap_adopts_what_naps(world):
-    place, controller = await napping(world)
-    world.node.hold_at = "dump"
-    await controller.users.suspend(KEY, "gpu-reclaim")
-    await world.until(lambda: place.state is TreeState.CAPTURING)
-    assert await world.hub.start(KEY) == "adopt"
-    assert world.hub.incarnations[KEY] == place.incarnation
-    await world.until(lambda: world.phase(controller) == "napping")
-
-
 async def test_keep_holds_and_stop_and_deletion_end_a_nap(world):
     place, controller = await napping(world)
     await controller.users.keep(KEY, 60, "ada")
@@ -209,15 +163,6 @@ async def test_keep_holds_and_stop_and_deletion_end_a_nap(world):
     await world.until(lambda: not world.node.places)
     assert controller.users.session(KEY).phase.value == "stopped"
     assert world.hub.errors == []
-
-
-async def test_server_that_the_hub_has_lost_is_adopted_napping(world):
-    place, controller = await napping(world)
-    world.hub.states[KEY] = "stopped"
-    assert await world.hub.start(KEY) == "adopt"
-    assert world.hub.incarnations[KEY] == place.incarnation
-    assert place.state is TreeState.NAPPING
-    await world.until(lambda: world.phase(controller) == "napping")
 
 
 async def test_checkpoint_that_it_came_from_expires_while_it_naps(world):
@@ -236,91 +181,6 @@ async def test_checkpoint_that_it_came_from_expires_while_it_naps(world):
     assert place.state is TreeState.NAPPING
 
 
-async def test_deleted_session_is_ended_in_its_nap(world):
-    _, controller = await napping(world)
-    world.hub.states[KEY] = "stopped"
-    await controller.forget(DELETED)
-    await world.until(lambda: not world.node.places)
-
-
-async def test_session_that_naps_under_a_deleted_name_may_be_a_new_one(world):
-    place, controller = await napping(world)
-    await world.kill(controller)
-    # Started while no service was there, as far as this one knows.
-    world.url = world.url.replace("journal.sqlite", "other.sqlite")
-    world.hub.controller = None
-    journal = Journal(world.url)
-    controller = await world.controller(journal)
-    await controller.forget(DELETED)
-    await world.until(lambda: world.phase(controller) == "napping")
-    assert place.state is TreeState.NAPPING
-
-
-async def test_order_that_comes_while_the_agent_is_silent_is_carried_out_later(world):
-    place, controller = await napping(world)
-    world.node.breaks_streams = True
-    await controller.users.wake(KEY, "root")
-    world.node.breaks_streams = False
-    await world.until(lambda: world.phase(controller) == "running")
-    assert place.state is TreeState.RUNNING
-
-
-@pytest.mark.parametrize("order", ["nap", "wake"])
-@pytest.mark.parametrize("writes", range(1, 5))
-async def test_service_killed_at_any_write_of_an_order_agrees_with_the_agent(
-    world, order, writes
-):
-    name = await world.running("tensors")
-    world.node.places[name].gpu_memory = 5
-    journal = JournalThatDies(world.url)
-    controller = await world.controller(journal)
-    await world.until(lambda: world.phase(controller) == "running")
-    if order == "wake":
-        await controller.users.nap(KEY, "root")
-        await world.until(lambda: world.phase(controller) == "napping")
-    wanted = "napping" if order == "nap" else "running"
-    journal.left = writes
-    try:
-        await getattr(controller.users, order)(KEY, "root")
-        await world.until(lambda: journal.dead or world.phase(controller) == wanted)
-    except PowerCut:
-        pass
-    await world.kill(controller)
-    controller = await world.controller()
-    await world.until(
-        lambda: world.phase(controller) == wanted and not facts(controller).intent
-    )
-    (place,) = world.node.living(KEY)
-    assert (place.state.value, place.contents) == (wanted, "tensors")
-
-
-async def test_stream_that_breaks_in_a_nap_ends_in_what_the_agent_did(world):
-    place, controller = await started(world)
-    world.node.breaks_streams = True
-    await controller.users.nap(KEY, "root")
-    await world.until(lambda: place.state is TreeState.NAPPING)
-    await world.until(lambda: world.phase(controller) == "napping")
-    assert not facts(controller).intent
-
-
-async def test_nap_is_found_again_when_the_journal_is_lost(world):
-    place, controller = await napping(world)
-    controller = await world.journal_lost(controller)
-    await world.until(lambda: world.phase(controller) == "napping")
-    assert facts(controller).nap.gpus == [GpuSample(uuid="0" * 32, memory=5)]
-    assert controller.metrics_snapshot().napping_bytes == 5
-    world.node.use(place)
-    await world.until(lambda: world.phase(controller) == "running")
-
-
-async def test_journal_that_says_napping_of_what_runs_is_put_right(world):
-    place, controller = await napping(world)
-    await world.kill(controller)
-    world.node.use(place)
-    controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "running")
-
-
 async def test_warning_hides_a_nap_only_for_as_long_as_it_stands(world):
     world.change(warn_for=60)
     place, controller = await napping(world)
@@ -337,14 +197,6 @@ async def test_warning_hides_a_nap_only_for_as_long_as_it_stands(world):
     await controller.users.keep(KEY, 60, "ada")
     world.verdict = type(world.verdict)(reclaim=False, code="kept", message="Kept.")
     await world.until(lambda: world.phase(controller) == "napping")
-
-
-async def test_silent_agent_leaves_the_nap_as_it_was(world):
-    place, controller = await napping(world)
-    world.node.silent.add(place.incarnation)
-    await world.kill(controller)
-    controller = await world.controller()
-    assert world.phase(controller) == "napping"
 
 
 # --- by itself

@@ -6,7 +6,6 @@ snapshot or a rolled-back machine does it; agent, store and Hub go on as they ar
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -18,16 +17,14 @@ from jupyterhub_gpu_reclaim.common.errors import StoreError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import (
     Aside,
     CheckpointInfo,
-    Failure,
     HubState,
     Placement,
-    TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 from tests.controlplane.conftest import DELETED, KEY
 
 
@@ -86,215 +83,6 @@ def contents(world):
     return place.contents
 
 
-@pytest.mark.parametrize("looked", [True, False])
-async def test_journal_from_before_the_suspend_the_visit_brings_it_back(
-    world, tmp_path, looked
-):
-    first = await running(world, "tensors")
-    backup = Backup(world, tmp_path)
-    saved = await suspend(world, first)
-    if not looked:
-        world.change(tick_interval=60.0)
-    second = await restored_journal(world, first, backup)
-    if looked:
-        await world.until(lambda: world.phase(second) == "suspended")
-        assert second.users.session(KEY).checkpoint == saved
-    assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(second) == "running")
-    assert contents(world) == "tensors"
-
-
-async def test_journal_from_before_the_suspend_what_has_ended_is_no_stop(
-    world, tmp_path
-):
-    """A restarted Hub asks before the service has looked: it must not forget it."""
-    first = await running(world, "tensors")
-    backup = Backup(world, tmp_path)
-    saved = await suspend(world, first)
-    (info, _) = world.node.saved[saved]
-    world.change(tick_interval=60.0)
-    second = await restored_journal(world, first, backup)
-    plan = await second.plan_stop(Placement(key=KEY, incarnation=info.incarnation))
-    assert (plan.action, plan.checkpoint) == ("release", saved)
-
-
-async def test_journal_and_hub_of_before_a_return_to_a_silent_node_forget_nothing(
-    world, tmp_path
-):
-    first = await running(world, "tensors")
-    earlier = first._sessions.row(KEY).incarnation
-    backup = Backup(world, tmp_path)
-    await suspend(world, first)
-    await resume(world, first)
-    world.change(tick_interval=60.0)
-
-    async def silent(key=None):
-        raise Unreachable(Reason.AGENT_UNREACHABLE, detail="it is off")
-
-    world.node.trees = silent
-    second = await restored_journal(world, first, backup)
-    await world.until(lambda: second._observer._list is not None)
-    with pytest.raises(Unreachable):
-        await second.plan_stop(Placement(key=KEY, incarnation=earlier))
-
-
-async def test_journal_and_hub_of_before_the_suspend_and_no_store_forget_nothing(
-    world, tmp_path
-):
-    """Until the store was listed, nobody knows whether what has ended was saved."""
-    first = await running(world, "tensors")
-    backup = Backup(world, tmp_path)
-    saved = await suspend(world, first)
-    (info, _) = world.node.saved[saved]
-    checkpoints = world.node.checkpoints
-
-    async def away(key=None):
-        raise StoreError(Reason.STORE_FAILED, why="it is away")
-
-    world.node.checkpoints = away
-    second = await restored_journal(world, first, backup)
-    mine = Placement(key=KEY, incarnation=info.incarnation)
-    with pytest.raises(StoreError):
-        await second.plan_stop(mine)
-    world.node.checkpoints = checkpoints
-    plan = await second.plan_stop(mine)
-    assert (plan.action, plan.checkpoint) == ("release", saved)
-
-
-async def test_journal_from_before_the_suspend_notes_what_is_captured_before_it_ends(
-    world, tmp_path
-):
-    """Its machine loses power, and the Hub asks before the agent is there again."""
-    first = await running(world, "tensors")
-    backup = Backup(world, tmp_path)
-    world.hub.refuses_stop = True
-    await first.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(first) == "releasing")
-    row = first._sessions.row(KEY)
-    second = await restored_journal(world, first, backup)
-    await world.until(lambda: world.phase(second) == "releasing")
-    world.node.places.clear()
-    world.node.silent = {row.incarnation}
-    plan = await second.plan_stop(Placement(key=KEY, incarnation=row.incarnation))
-    assert (plan.action, plan.checkpoint) == ("release", row.checkpoint)
-    assert "thaw" not in world.node.calls
-
-
-async def test_plan_stop_of_an_earlier_life_beside_one_that_came_back_forgets_nothing(
-    world,
-):
-    """Its programs have just ended with the machine: it goes back to what was saved."""
-    controller = await running(world, "tensors")
-    earlier = controller._sessions.row(KEY).incarnation
-    await suspend(world, controller)
-    await resume(world, controller)
-    world.change(tick_interval=60.0)
-    await world.kill(controller)
-    world.node.places.clear()
-    again = await world.controller()
-    plan = await again.plan_stop(Placement(key=KEY, incarnation=earlier))
-    assert plan.action == "keep"
-
-
-async def test_journal_from_before_the_suspend_its_checkpoint_does_not_expire(
-    world, tmp_path
-):
-    world.change(set_aside=0.1)
-    first = await running(world, "tensors")
-    backup = Backup(world, tmp_path)
-    saved = await suspend(world, first)
-    second = await restored_journal(world, first, backup)
-    await world.until(lambda: world.phase(second) == "suspended")
-    (row,) = second._sessions.journal.checkpoints(KEY)
-    assert (row.id, row.keeping, row.expires) == (saved, Keeping.CURRENT, None)
-
-
-async def test_journal_that_says_stopped_newer_checkpoint_is_not_put_aside(
-    world, tmp_path
-):
-    """Stopped, backed up; then started, suspended: the journal is restored."""
-    first = await running(world, "old")
-    await world.hub.stop(KEY)
-    backup = Backup(world, tmp_path)
-    assert await world.hub.start(KEY) == "cold"
-    await world.until(lambda: world.phase(first) == "running")
-    saved = await suspend(world, first)
-    second = await restored_journal(world, first, backup)
-    await world.until(lambda: world.phase(second) == "suspended")
-    assert second.users.session(KEY).checkpoint == saved
-    assert await world.hub.start(KEY) == "restore"
-    assert contents(world) == "cold"
-
-
-@pytest.mark.parametrize("deleted", [True, False])
-async def test_journal_of_an_older_generation_the_newer_one_comes_back(
-    world, tmp_path, deleted
-):
-    first = await running(world, "old")
-    older = await suspend(world, first)
-    backup = Backup(world, tmp_path)
-    await resume(world, first, "new")
-    newer = await suspend(world, first)
-    assert {older, newer} <= world.node.saved.keys()
-    if deleted:
-        world.node.saved.pop(older)
-    second = await restored_journal(world, first, backup)
-    assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(second) == "running")
-    assert contents(world) == "new"
-    kept = {row.id: row for row in second._sessions.journal.checkpoints(KEY)}
-    assert kept[older].keeping is Keeping.SUPERSEDED  # it has come back from that
-
-
-async def test_journal_of_neither_generation_the_older_one_does_not_outlive_the_newer(
-    world, tmp_path
-):
-    first = await running(world, "old")
-    backup = Backup(world, tmp_path)
-    older = await suspend(world, first)
-    await resume(world, first, "new")
-    newer = await suspend(world, first)
-    world.node.saved[newer] = (
-        msgspec.structs.replace(world.node.saved[newer][0], parent=older),
-        "new",
-    )
-    second = await restored_journal(world, first, backup)
-    await world.until(lambda: world.phase(second) == "suspended")
-    assert second.users.session(KEY).checkpoint == newer
-    kept = {row.id: row for row in second._sessions.journal.checkpoints(KEY)}
-    assert kept[newer].keeping is Keeping.CURRENT
-    assert kept[older].keeping is Keeping.SUPERSEDED
-    assert kept[older].expires is not None
-
-
-async def test_journal_of_an_older_generation_a_newer_captured_tree_is_taken_up(
-    world, tmp_path
-):
-    first = await running(world, "old")
-    await suspend(world, first)
-    backup = Backup(world, tmp_path)
-    await resume(world, first, "new")
-    world.hub.refuses_stop = True
-    await first.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(first) == "releasing")
-    newer = first.users.session(KEY).checkpoint
-    await world.kill(first)
-    world.hub.states[KEY] = "stopped"
-    world.hub.refuses_stop = False
-    backup.put_back()
-    second = await world.controller()
-    await world.until(
-        lambda: (
-            world.phase(second) == "suspended"
-            and second.users.session(KEY).checkpoint == newer
-        )
-    )
-    assert not world.node.lost
-    assert await second.users.resume(KEY, "ada")
-    await world.until(lambda: world.phase(second) == "running")
-    assert contents(world) == "new"
-
-
 @pytest.mark.parametrize("pointer", ["", "another"])
 async def test_journal_older_and_the_hub_does_not_agree_the_user_is_asked(
     world, tmp_path, pointer
@@ -329,22 +117,6 @@ async def test_journal_older_and_the_user_wants_to_start_fresh_is_cold_and_kept(
     assert [state.id for state in second.users.session(KEY).kept] == [saved]
 
 
-async def test_journal_and_hub_of_the_same_backup_newer_descendant_comes_back(
-    world, tmp_path
-):
-    """A machine rolled back, its store on another: both name the older generation."""
-    first = await running(world, "old")
-    older = await suspend(world, first)
-    backup, pointer = Backup(world, tmp_path), world.hub.pointers[KEY]
-    await resume(world, first, "new")
-    newer = await suspend(world, first)
-    assert world.node.saved[newer][0].parent == older
-    world.hub.pointers[KEY] = pointer
-    await restored_journal(world, first, backup)
-    assert await world.hub.start(KEY) == "restore"
-    assert contents(world) == "new"
-
-
 async def test_journal_older_and_store_away_waits_and_starts_nothing(world, tmp_path):
     first = await running(world, "tensors")
     await suspend(world, first)
@@ -368,27 +140,6 @@ async def test_journal_older_and_store_away_waits_and_starts_nothing(world, tmp_
     world.node.checkpoints = listed
     assert await world.hub.start(KEY) == "restore"
     await world.until(lambda: world.phase(second) == "running")
-
-
-async def test_journal_older_superseded_checkpoint_that_is_all_there_is_stays(
-    world, tmp_path
-):
-    """By the old journal it runs and its grace is over; it died within it."""
-    world.change(grace=0.5)
-    first = await running(world, "tensors")
-    saved = await suspend(world, first)
-    await resume(world, first)
-    backup = Backup(world, tmp_path)
-    await world.kill(first)
-    (place,) = world.node.living(KEY)
-    world.node.end(place.incarnation)
-    world.hub.states[KEY] = "stopped"
-    backup.put_back()
-    await asyncio.sleep(0.6)
-    second = await world.controller()
-    await world.until(lambda: world.phase(second) == "suspended")
-    assert saved in world.node.saved
-    assert second.users.session(KEY).failure.code == "ended_after_return"
 
 
 async def test_store_older_than_the_journal_the_older_state_is_offered_and_kept(world):
@@ -429,65 +180,6 @@ async def test_store_and_journal_older_than_the_hub_the_older_one_only_by_a_word
     await second.users.resume(KEY, "ada")
     await world.until(lambda: world.phase(second) == "running")
     assert contents(world) == "old"
-
-
-async def test_journal_lost_the_newest_comes_back_and_the_counter_goes_on(world):
-    first = await running(world, "one")
-    for text in ("two", "three"):
-        await suspend(world, first)
-        await resume(world, first, text)
-    last = await suspend(world, first)
-    second = await world.journal_lost(first)
-    assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(second) == "running")
-    assert contents(world) == "three"
-    await world.until(lambda: second.users.session(KEY).generation == 3)
-    world.hub.pointers.clear()
-    again = await suspend(world, second)
-    assert world.node.saved[again][0].generation == 4
-    assert world.node.saved[again][0].parent == last
-
-
-async def test_journal_lost_and_the_captured_tree_has_ended_its_stop_is_a_release(
-    world,
-):
-    """The Hub has not seen its end yet, and would forget it: a cold start is next."""
-    first = await running(world, "tensors")
-    (place,) = world.node.living(KEY)
-    saved = await suspend(world, first)
-    await world.kill(first)
-    world.url = world.url.replace("journal.sqlite", "empty.sqlite")
-    world.hub.states[KEY] = "running"
-    world.hub.pointers.pop(KEY, None)
-    second = await world.controller()
-    mine = Placement(key=KEY, incarnation=place.incarnation)
-    plan = await second.plan_stop(mine)
-    assert (plan.action, plan.checkpoint) == ("release", saved)
-    assert (await second.plan_stop(mine)).action == "release"
-    world.hub.states[KEY] = "stopped"
-    world.hub.pointers[KEY] = saved
-    assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(second) == "running")
-    assert contents(world) == "tensors"
-
-
-async def test_journal_lost_and_a_session_ended_after_its_return_the_hub_remembers(
-    world,
-):
-    """The journal may be lost once more, and the Hub's memory is all there is then."""
-    first = await running(world, "tensors")
-    saved = await suspend(world, first)
-    await resume(world, first)
-    (place,) = world.node.living(KEY)
-    await world.kill(first)
-    world.node.end(place.incarnation)
-    world.url = world.url.replace("journal.sqlite", "empty.sqlite")
-    second = await world.controller()
-    plan = await second.plan_stop(Placement(key=KEY, incarnation=place.incarnation))
-    assert plan.action == "keep"
-    world.hub.states[KEY] = "stopped"
-    assert await world.hub.start(KEY) == "saved_found"
-    assert second.users.session(KEY).checkpoint == saved
 
 
 async def test_journal_newer_than_store_and_hub_asks_before_the_older_one_comes_back(
@@ -534,185 +226,6 @@ async def test_journal_and_hub_of_before_a_deletion_the_next_session_is_offered(
     assert world.node.saved[saved][0].generation == 2
 
 
-async def test_journal_of_a_deletion_under_way_the_next_session_is_not_deleted(
-    world, tmp_path, monkeypatch
-):
-    """That journal orders the end of all that it does not know to be new."""
-    first = await running(world, "of the old one")
-    await suspend(world, first)
-    discard = world.node.discard
-
-    async def fails(*_, **__):
-        raise Unreachable(Reason.AGENT_UNREACHABLE, detail="not now")
-
-    monkeypatch.setattr(world.node, "discard", fails)
-    await first.forget(DELETED)
-    backup = Backup(world, tmp_path)
-    monkeypatch.setattr(world.node, "discard", discard)
-    await world.until(lambda: not world.node.saved)
-    world.hub.pointers.pop(KEY)
-    assert await world.hub.start(KEY) == "cold"
-    await world.until(lambda: world.phase(first) == "running")
-    saved = await suspend(world, first)
-    second = await restored_journal(world, first, backup)
-    await world.until(lambda: second._deletions.pending(KEY) is None)
-    assert set(world.node.saved) == {saved}
-    assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(second) == "running")
-    assert contents(world) == "cold"
-
-
-async def test_journal_lost_while_a_place_is_held_is_no_cold_start(world, tmp_path):
-    """The Hub was killed in a return: an empty place is left of that."""
-    first = await running(world, "tensors")
-    saved = await suspend(world, first)
-    await world.kill(first)
-    world.node.hold(KEY, "held")
-    world.url = f"sqlite:///{tmp_path}/new.sqlite"
-    second = await world.controller()
-    mine = Placement(key=KEY, incarnation="new", checkpoint=saved)
-    plan = await second.plan_start(mine)
-    assert (plan.action, plan.checkpoint) == ("restore", saved)
-
-
-async def test_journal_lost_in_the_middle_of_a_restore_is_no_cold_start(
-    world, tmp_path
-):
-    first = await running(world, "tensors")
-    saved = await suspend(world, first)
-    world.node.hold_at = "criu"
-    start = world.hub.spawn(world.hub.start(KEY))
-    await world.until(lambda: stands(world, TreeState.RESTORING))
-    await world.kill(first)
-    start.cancel()
-    world.url = f"sqlite:///{tmp_path}/new.sqlite"
-    second = await world.controller()
-    world.hub.states[KEY] = "spawning"  # nobody else may look at it meanwhile
-    mine = Placement(key=KEY, incarnation="new", checkpoint=saved)
-    plan = await second.plan_start(mine)
-    assert (plan.action, plan.failure.code) == ("refuse", "operation_in_flight")
-    world.node.hold_at = ""
-    await world.until(lambda: world.node.living(KEY))
-    assert (await second.plan_start(mine)).action == "adopt"
-
-
-@pytest.mark.parametrize("store_is_put_back", [False, True])
-async def test_return_goes_on_though_the_journal_is_lost_in_its_middle(
-    world, store_is_put_back
-):
-    """What came back may be all that there is: a start that fails would end it."""
-    first = await running(world, "tensors")
-    saved = await suspend(world, first)
-    world.node.hold_at = "criu"
-    start = world.hub.spawn(world.hub.start(KEY))
-    await world.until(lambda: stands(world, TreeState.RESTORING))
-    second = await world.journal_lost(first)
-    world.node.hold_at = ""
-    await world.until(lambda: world.node.living(KEY))
-    if store_is_put_back:
-        del world.node.saved[saved]
-    assert await start == "restore"
-    await world.until(lambda: world.phase(second) == "running")
-    assert contents(world) == "tensors"
-
-
-async def test_journal_put_back_in_a_return_keeps_no_earlier_state_for_longer(
-    world, tmp_path
-):
-    """What runs came from what it says; put aside, that would outlive the newer one."""
-    first = await running(world, "tensors")
-    older = await suspend(world, first)
-    backup = Backup(world, tmp_path)
-    await resume(world, first)
-    newer = await suspend(world, first)
-    world.node.hold_at = "criu"
-    start = world.hub.spawn(world.hub.start(KEY))
-    await world.until(lambda: stands(world, TreeState.RESTORING))
-    await world.kill(first)
-    backup.put_back()
-    second = await world.controller()
-    world.node.hold_at = ""
-    assert await start == "restore"
-    await world.until(lambda: world.phase(second) == "running")
-    await world.until(lambda: second._sessions.journal.checkpoint(newer) is not None)
-    keeping = [second._sessions.journal.checkpoint(c).keeping for c in (older, newer)]
-    assert keeping == [Keeping.SUPERSEDED, Keeping.SUPERSEDED]
-
-
-async def test_journal_put_back_in_a_capture_keeps_no_earlier_state_for_longer(
-    world, tmp_path
-):
-    """What was captured came from it; put aside, it would outlive the newer one."""
-    first = await running(world, "tensors")
-    older = await suspend(world, first)
-    backup = Backup(world, tmp_path)
-    await resume(world, first)
-    world.node.hold_at = "commit"
-    await first.users.suspend(KEY, "ada")
-    await world.until(lambda: stands(world, TreeState.CAPTURING))
-    await world.kill(first)
-    backup.put_back()
-    world.node.hold_at = ""
-    await world.until(lambda: stands(world, TreeState.CAPTURED))
-    world.hub.states[KEY] = "stopped"  # its database was put back as well
-    second = await world.controller()
-    await world.until(lambda: second.users.session(KEY).checkpoint != older)
-    rows = {row.id: row.keeping for row in second._sessions.journal.checkpoints(KEY)}
-    assert rows.pop(older) is Keeping.SUPERSEDED
-    assert [*rows.values()] == [Keeping.CURRENT]
-
-
-async def test_save_point_of_before_is_kept_no_longer_by_who_finds_what_came_back(
-    world, tmp_path
-):
-    """A start adopts it without asking the store, which says what is older than it."""
-    first = await running(world, "tensors")
-    await first.users.save(KEY, "ada", "")
-    await world.until(lambda: first._sessions.row(KEY).checkpoint)
-    point = first._sessions.row(KEY).checkpoint
-    backup = Backup(world, tmp_path)
-    newer = await suspend(world, first)
-    await resume(world, first)
-    await world.kill(first)
-    backup.put_back()
-    world.hub.states[KEY] = "stopped"  # its database was put back as well
-    second = await world.controller()
-    assert await world.hub.start(KEY) == "adopt"
-    journal = second._sessions.journal
-    await world.until(lambda: journal.checkpoint(newer) is not None)
-    keeping = [journal.checkpoint(each).keeping for each in (point, newer)]
-    assert keeping == [Keeping.SUPERSEDED, Keeping.SUPERSEDED]
-
-
-async def test_journal_put_back_after_an_older_state_was_brought_back_finds_that(
-    world, tmp_path
-):
-    """Its user has asked for it, which no memory but the store's knows."""
-    first = await running(world, "older")
-    older = await suspend(world, first)
-    await first.users.start_fresh(KEY, "ada")
-    assert await world.hub.start(KEY) == "cold"
-    await world.until(lambda: world.phase(first) == "running")
-    backup = Backup(world, tmp_path)
-    world.node.living(KEY)[0].contents = "newer"
-    await suspend(world, first)
-    world.hub.refuses_start = "Too many servers run."
-    await first.users.bring_back(KEY, older, "ada")
-    await world.until(lambda: first._sessions.row(KEY).failure)
-    await world.until(lambda: first._sessions.runtime(KEY).compared)
-    await asyncio.sleep(3 * world.settings.tick_interval)  # what is to be told is
-    world.hub.refuses_start = ""
-    world.hub.states[KEY] = "stopped"  # its database is put back as well
-    world.hub.pointers.pop(KEY, None)
-    second = await restored_journal(world, first, backup)
-    await world.until(lambda: world.phase(second) == "suspended")
-    assert second.users.session(KEY).checkpoint == older
-    assert second.users.session(KEY).failure.code == "saved_found"
-    await second.users.resume(KEY, "ada")
-    await world.until(lambda: world.phase(second) == "running")
-    assert contents(world) == "older"
-
-
 @pytest.mark.parametrize("remembers", [True, False])
 @pytest.mark.parametrize("looked", [True, False])
 async def test_journal_put_back_after_that_was_left_as_well_finds_nothing(
@@ -740,157 +253,6 @@ async def test_journal_put_back_after_that_was_left_as_well_finds_nothing(
     if looked:
         await world.until(lambda: second._sessions.journal.checkpoint(newer))
     assert await world.hub.start(KEY) == "cold"
-
-
-async def test_save_point_that_an_old_journal_missed_is_what_the_session_goes_back_to(
-    world, tmp_path
-):
-    """A later suspend was taken back, whose stamp the journal knows."""
-    first = await running(world)
-    older = await suspend(world, first)
-    await resume(world, first, "as saved")
-    backup = Backup(world, tmp_path)
-    await first.users.save(KEY, "ada", "")
-    await world.until(lambda: first._sessions.row(KEY).checkpoint != older)
-    point = first._sessions.row(KEY).checkpoint
-    world.node.hold_at = "commit"
-    await first.users.suspend(KEY, "ada")
-    await world.until(lambda: stands(world, TreeState.CAPTURING))
-    await world.kill(first)
-    world.hub.states[KEY] = "checking"  # it was put back as well, and takes no order
-    world.node.hold_at = ""
-    await world.until(lambda: stands(world, TreeState.CAPTURED))
-    backup.put_back()
-    second = await world.controller()
-    await world.until(lambda: stands(world, TreeState.RUNNING))
-    world.hub.states[KEY] = "running"
-    journal = second._sessions.journal
-    await world.until(lambda: journal.checkpoint(point) is not None)
-    assert second._sessions.row(KEY).checkpoint == point
-    row = journal.checkpoint(point)
-    assert (row.keeping, row.expires) == (Keeping.SUPERSEDED, None)
-
-
-class SilentOnceFound:
-    """An agent whose store does not answer a start; others find something meanwhile."""
-
-    def __init__(self, agent, found) -> None:
-        self._agent = agent
-        self._found = found
-
-    def __getattr__(self, name):
-        return getattr(self._agent, name)
-
-    async def checkpoints(self, key=None):
-        while not self._found():
-            await asyncio.sleep(0.01)
-        raise StoreError(Reason.STORE_FAILED, why="no answer")
-
-
-async def test_journal_lost_what_is_found_while_a_start_waits_is_not_passed_over(
-    world, tmp_path
-):
-    first = await running(world, "tensors")
-    await suspend(world, first)
-    await world.kill(first)
-    world.hub.pointers.pop(KEY, None)
-    listed = world.node.checkpoints
-
-    async def away():
-        raise StoreError(Reason.STORE_FAILED, why="it is away")
-
-    world.node.checkpoints = away
-    world.url = f"sqlite:///{tmp_path}/new.sqlite"
-    second = await world.controller()
-    agent = second._starts._questions._agent
-    second._starts._questions._agent = SilentOnceFound(
-        agent, lambda: world.phase(second) == "suspended"
-    )
-    plan = asyncio.ensure_future(
-        second.plan_start(Placement(key=KEY, incarnation="new"))
-    )
-    await asyncio.sleep(0.1)
-    world.node.checkpoints = listed
-    assert (await plan).action == "refuse"
-
-
-def stands(world, state):
-    return any(place.state is state for place in world.node.places.values())
-
-
-async def test_journal_lost_while_it_runs_nothing_older_outlives_what_it_came_from(
-    world,
-):
-    """Otherwise its next start, once it has ended, is cold beside an older state."""
-    first = await running(world, "one")
-    older = await suspend(world, first)
-    await resume(world, first, "two")
-    parent = await suspend(world, first)
-    await resume(world, first, "three")
-    second = await world.journal_lost(first)
-    await world.until(lambda: world.phase(second) == "running")
-    await world.until(lambda: len(second.users.session(KEY).kept) == 2)
-    kept = {state.id: state for state in second.users.session(KEY).kept}
-    assert {kept[older].keeping, kept[parent].keeping} == {"superseded"}
-    assert kept[older].expires == kept[parent].expires
-
-
-async def test_journal_lost_after_a_failed_suspend_what_it_came_from_is_known(world):
-    """Put aside, it would be left behind by the cold start after a power cut."""
-    first = await running(world, "one")
-    saved = await suspend(world, first)
-    await resume(world, first)
-    world.node.capture_failure = Failure(code="capture_failed", message="It fails.")
-    await first.users.suspend(KEY, "ada")
-    await world.until(lambda: first.users.session(KEY).failure is not None)
-    second = await world.journal_lost(first)
-    await world.until(lambda: world.phase(second) == "running")
-    await world.until(lambda: second.users.session(KEY).kept)
-    (kept,) = second.users.session(KEY).kept
-    assert (kept.id, kept.keeping) == (saved, "superseded")
-
-
-async def _adopted_before_the_store_was_asked(world):
-    """It runs again, and the journal is lost; the store is away once it is adopted."""
-    first = await running(world, "tensors")
-    saved = await suspend(world, first)
-    await resume(world, first)
-    (place,) = world.node.living(KEY)
-    place.generation = 1  # as the real agent says of what it has restored
-    checkpoints = world.node.checkpoints
-
-    async def fails_once_it_is_adopted(key=None):
-        if world.phase(world.controllers[-1]) == "running":
-            raise StoreError(Reason.STORE_FAILED, why="it is away")
-        return await checkpoints(key)
-
-    world.node.checkpoints = fails_once_it_is_adopted
-    second = await world.journal_lost(first)
-    await world.until(lambda: world.phase(second) == "running")
-    world.hub.pointers[KEY] = saved
-    mine = Placement(key=KEY, incarnation=place.incarnation, checkpoint=saved)
-    return second, mine, lambda: setattr(world.node, "checkpoints", checkpoints)
-
-
-@pytest.mark.parametrize("cancelled", [True, False])
-async def test_journal_lost_it_ends_before_the_store_was_asked_and_comes_back(
-    world, cancelled
-):
-    """What it came from is its session's, and neither forgotten nor put aside."""
-    second, mine, answers = await _adopted_before_the_store_was_asked(world)
-    if cancelled:
-        world.hub.states[KEY] = "stopped"
-        await second.cancelled(mine)
-        answers()
-    else:
-        world.node.end(mine.incarnation)
-        answers()
-        assert (await second.plan_stop(mine)).action == "keep"
-        world.hub.states[KEY] = "stopped"
-    await world.until(lambda: second.users.session(KEY).kept)
-    (kept,) = second.users.session(KEY).kept
-    assert (kept.id, kept.keeping, kept.expires) == (mine.checkpoint, "current", None)
-    assert await world.hub.start(KEY) == "restore"
 
 
 async def test_pointer_to_what_nobody_has_asks_and_starts_nothing_cold(world, tmp_path):
@@ -948,25 +310,6 @@ def test_newest_of_none_is_none():
     assert lineage.newest([]) is None
 
 
-async def test_journal_lost_what_a_captured_session_goes_back_to_does_not_outlive_it(
-    world,
-):
-    """Put aside for days, it would be left once the session has come back and died."""
-    first = await running(world, "tensors")
-    before = await suspend(world, first)
-    await resume(world, first)
-    world.hub.refuses_stop = True
-    await first.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(first) == "releasing")
-    second = await world.journal_lost(first)
-    await world.until(lambda: world.phase(second) == "releasing")
-    world.hub.refuses_stop = False
-    known = second._sessions.journal.checkpoint
-    await world.until(lambda: known(before) is not None)
-    assert world.phase(second) == "suspended"
-    assert known(before).keeping is Keeping.SUPERSEDED
-
-
 @pytest.mark.parametrize(
     ("row", "saved", "missed"),
     [
@@ -1002,27 +345,6 @@ def test_missed_is_nothing_that_is_older_than_the_journal_or_set_aside(
 def test_checkpoint_is_known_by_its_id_its_session_or_its_incarnation(ids, its):
     assert lineage.is_of(info("c", 3, session="s"), ids) is its
     assert not lineage.is_of(info("c", 3), [""])
-
-
-async def test_journal_lost_and_numbers_that_begin_anew_the_later_term_comes_back(
-    world,
-):
-    """Nobody is asked: the Hub knows the session."""
-    first = await running(world, "old")
-    older = await suspend(world, first)
-    its, image = world.node.saved[older]
-    its = msgspec.structs.replace(its, generation=7, session="s", created=9e9)
-    world.node.saved[older] = its, image
-    newer = msgspec.structs.replace(
-        its, id="ckpt-newer", incarnation="n", term=2, generation=1, created=1.0
-    )
-    world.node.saved[newer.id] = newer, "new"
-    world.hub.sessions[KEY] = "s"
-    second = await world.journal_lost(first)
-    assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(second) == "running")
-    assert contents(world) == "new"
-    assert second._sessions.row(KEY).stamp == (2, 1)
 
 
 async def test_deletion_in_a_journal_that_was_put_back_by_stamp_alone(world, tmp_path):
@@ -1069,28 +391,6 @@ async def test_plan_of_a_suspended_session_pod_ending_unseen_and_hub_agrees_come
     assert (await first.plan_start(other)).failure.code == "ending_unseen"
     mine = Placement(key=KEY, incarnation="new", checkpoint=saved)
     assert (await first.plan_start(mine)).action == "restore"
-
-
-async def test_plan_both_databases_put_back_and_it_runs_on_a_silent_node_is_refused(
-    world, tmp_path
-):
-    """Nobody has deleted its pod there: a second tree would stand beside it."""
-    first = await running(world, "tensors")
-    saved = await suspend(world, first)
-    backup, pointer = Backup(world, tmp_path), world.hub.pointers[KEY]
-    assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(first) == "running")
-    await world.kill(first)
-    second = await restored_journal(world, first, backup)
-    world.hub.states[KEY], world.hub.pointers[KEY] = "stopped", pointer
-    answers = world.node.trees
-    second._starts._agent.trees = silent(Reason.NODE_SILENT)
-    again = Placement(key=KEY, incarnation="new", checkpoint=saved)
-    plan = await second.plan_start(again)
-    assert (plan.action, plan.failure.code) == ("refuse", "node_silent")
-    assert [place.contents for place in world.node.living(KEY)] == ["tensors"]
-    second._starts._agent.trees = answers
-    assert (await second.plan_start(again)).action == "adopt"
 
 
 def silent(reason):

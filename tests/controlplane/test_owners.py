@@ -7,7 +7,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
-from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey, TreeState
+from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 from tests.controlplane.conftest import DELETED, KEY
@@ -194,20 +194,6 @@ async def test_other_server_of_a_new_account_starts_and_is_its_own(world):
     await _refused(controller, "i4", NEW)
 
 
-async def test_new_account_is_not_given_a_tree_that_still_stands_captured(world):
-    controller = await world.controller()
-    await _starts(world, controller, "i1", OLD)
-    world.hub.refuses_stop = True
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "releasing")
-    await _refused(controller, "i2", NEW)
-    await controller.users.start_fresh(KEY, "ada")
-    plan = await controller.plan_start(_placement("i3", NEW))
-    assert plan.action == "cold"
-    assert "i1" not in world.node.places
-    assert len(world.node.saved) == 1  # kept, for whom an administrator finds
-
-
 async def _away(*_, **__):
     raise StoreError(Reason.STORE_UNREACHABLE)
 
@@ -242,40 +228,6 @@ async def _ends(world, controller) -> None:
     await world.until(lambda: world.phase(controller) != "running")
 
 
-async def test_store_that_answers_late_gives_the_new_account_nothing_of_the_old_one(
-    world, began_beside
-):
-    controller = began_beside
-    old = await _answers_again(world, controller)
-    assert controller.users.session(KEY).saved == []
-    await _ends(world, controller)
-    assert world.phase(controller) == "stopped"
-    with pytest.raises(NotFound):
-        await controller.users.bring_back(KEY, old, "ada")
-    assert (await controller.plan_start(_placement("i3", NEW))).action == "cold"
-    row = controller._sessions.journal.checkpoint(old)
-    assert (row.keeping, row.expires) == (Keeping.FORMER, None)
-
-
-@pytest.mark.parametrize("captured", [True, False])
-async def test_store_that_answers_after_the_end_makes_the_new_account_choose(
-    world, began_beside, captured
-):
-    """It is newer than all that the journal knows: an administrator may know better."""
-    controller = began_beside
-    await controller.cancelled(_placement("i2", NEW))
-    world.hub.states[KEY] = "stopped"
-    if captured:
-        (old,) = world.node.saved
-        place = world.node.run(KEY, "work", "i1")
-        place.state, place.checkpoint = TreeState.CAPTURED, old
-    await _answers_again(world, controller)
-    await world.until(lambda: world.phase(controller) == "suspended")
-    await _refused(controller, "i3", NEW)
-    assert (await controller.users.start_fresh(KEY, "ada")).saved == []
-    assert (await controller.plan_start(_placement("i4", NEW))).action == "cold"
-
-
 async def test_new_account_that_asks_for_what_nobody_has_found_yet_is_not_given_it(
     world, began_beside
 ):
@@ -285,31 +237,6 @@ async def test_new_account_that_asks_for_what_nobody_has_found_yet_is_not_given_
     (old,) = world.node.saved
     with pytest.raises(NotFound):
         await began_beside.users.bring_back(KEY, old, "ada")
-
-
-@pytest.mark.parametrize("found_first", [True, False])
-async def test_new_account_whose_start_the_journal_forgot_is_known_by_its_tree(
-    world, began_beside, found_first
-):
-    """So nothing of the former one is shown, or brought back by a wish of its user."""
-    del world.node.checkpoints
-    (old,) = world.node.saved
-    place = world.node.places["i2"]
-    if found_first:
-        del world.node.places["i2"], world.hub.states[KEY]
-    second = await world.journal_lost(began_beside)
-    if found_first:
-        await world.until(lambda: world.phase(second) == "suspended")
-        world.node.places["i2"] = place
-        world.hub.run(KEY, "i2")
-    await world.until(lambda: world.phase(second) == "running")
-    await world.until(lambda: second._sessions.journal.checkpoint(old) is not None)
-    assert second._sessions.row(KEY).account == NEW
-    assert second.users.session(KEY).saved == []
-    with pytest.raises(NotFound):
-        await second.users.bring_back(KEY, old, "ada", save_running=True)
-    row = second._sessions.journal.checkpoint(old)
-    assert (row.keeping, row.expires) == (Keeping.FORMER, None)
 
 
 async def test_manager_brings_back_what_another_account_has_left_or_another_hub(
@@ -330,57 +257,6 @@ async def test_manager_brings_back_for_who_has_no_session_yet(world):
     await second.users.bring_back(KEY, saved, "root", manages=True)
     plan = await second.plan_start(_placement("i3", NEW))
     assert (plan.action, plan.checkpoint) == ("restore", saved), plan.failure
-
-
-@pytest.fixture
-async def before_the_new_one(world, tmp_path):
-    """The new account's session is saved; the journal is of before the old one's end.
-
-    Its numbers were as high, or higher.
-    """
-    first = await _left_by_the_old_one(world)
-    await first.users.discard(KEY, "ada")
-    await world.until(lambda: not world.node.saved)
-    backup = Backup(world, tmp_path)
-    await first.forget(DELETED)
-    await _starts(world, first, "i2", NEW)
-    await first.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(first) == "suspended")
-    new = first.users.session(KEY).checkpoint
-    await world.kill(first)
-    backup.put_back()
-    return new
-
-
-async def test_journal_of_the_old_account_does_not_begin_cold_beside_what_is_its_own(
-    world, before_the_new_one
-):
-    """Nor has the Hub any memory of it: its database is older as well."""
-    new = before_the_new_one
-    world.hub.pointers.pop(KEY)
-    second = await world.controller()
-    await world.until(lambda: second._sessions.journal.checkpoint(new) is not None)
-    plan = await second.plan_start(_placement("i3", NEW))
-    assert (plan.action, plan.failure.code) == ("refuse", "saved_found")
-    await second.users.resume(KEY, "ada")
-    plan = await second.plan_start(_placement("i4", NEW))
-    assert (plan.action, plan.checkpoint) == ("restore", new), plan.failure
-
-
-@pytest.mark.parametrize("found_first", [True, False])
-async def test_journal_of_before_the_account_does_not_keep_from_it_what_is_its_own(
-    world, before_the_new_one, found_first
-):
-    new = before_the_new_one
-    if not found_first:
-        world.change(tick_interval=60.0)
-    second = await world.controller()
-    if found_first:
-        await world.until(lambda: second._sessions.journal.checkpoint(new) is not None)
-    placement = _placement("i3", NEW)
-    placement = msgspec.structs.replace(placement, checkpoint=new, remembered=True)
-    plan = await second.plan_start(placement)
-    assert (plan.action, plan.checkpoint) == ("restore", new), plan.failure
 
 
 async def _running_of_the_old_one(world):

@@ -13,9 +13,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
 )
 from jupyterhub_gpu_reclaim.controlplane.decide.room import CROWDED_WAKES
-from jupyterhub_gpu_reclaim.controlplane.decide.sampler import FRESH_SECONDS
 from tests.controlplane.conftest import KEY as ADA
-from tests.controlplane.doubles import JournalThatDies
 
 BOB, EVE = SessionKey("bob"), SessionKey("eve")
 YES = Decision(reclaim=True, code="nap_room", message="Idle; somebody waits.")
@@ -109,36 +107,6 @@ async def test_idle_session_naps_for_one_that_wakes_without_a_tick(world, slow):
     assert (crowd.asked(BOB), crowd.asked(EVE)) == (1, 0)
 
 
-async def test_session_that_is_used_while_it_is_asked_who_waits_does_not_nap(
-    world, slow
-):
-    crowd = await Crowd(world, Gives(BOB)).start()
-    tree, for_room = crowd.node.tree, crowd.policy.for_room
-    judged, used = asyncio.Event(), asyncio.Event()
-
-    def judged_anew(snapshot, now):
-        if snapshot.key == BOB and waits():
-            judged.set()
-        return for_room(snapshot, now)
-
-    async def used_meanwhile(incarnation):
-        told = await tree(incarnation)
-        if judged.is_set() and incarnation == crowd.places[ADA].incarnation:
-            crowd.policy.keys.discard(BOB)
-            used.set()
-        return told
-
-    def waits() -> bool:
-        return crowd.controller._sessions.runtime(BOB).makes_room_for is not None
-
-    crowd.node.tree, crowd.policy.for_room = used_meanwhile, judged_anew
-    crowd.wake(ADA)
-    await asyncio.wait_for(used.wait(), 30)
-    await asyncio.sleep(1.0)  # long enough for the order that must not come
-    assert crowd.states() == ["napping", "running", "running"]
-    assert crowd.asked(BOB) == 0
-
-
 async def test_nobody_that_may_not_nap_does_and_place_and_reason_are_told(world, slow):
     crowd = await Crowd(world, Gives()).start()
     crowd.wake(ADA)
@@ -186,50 +154,6 @@ async def test_wake_that_has_room_and_is_not_back_yet_has_not_left(world):
     counters = crowd.controller.metrics_snapshot().counters
     await world.until(lambda: counters.waits)
     assert list(counters.waits) == ["served"]
-
-
-async def test_older_answer_of_its_agent_does_not_have_it_nap_again(world):
-    crowd = await Crowd(world, Gives()).start()
-    crowd.wake(ADA)
-    await world.until(lambda: crowd.facts(ADA).place)
-    gate, taken = asyncio.Event(), asyncio.Event()
-    observer = crowd.controller._loops._observer
-    everything = observer.observe_all
-
-    async def slow(every):
-        answer = await everything(every)
-        taken.set()
-        await gate.wait()
-        return answer
-
-    observer.observe_all = slow
-    await taken.wait()
-    crowd.node.end(crowd.places[EVE].incarnation)
-    await crowd.phase(ADA, "running")
-    gate.set()
-    counters = crowd.controller.metrics_snapshot().counters
-    await world.until(lambda: counters.waits.get("served"))
-    await asyncio.sleep(5 * world.settings.tick_interval)
-    assert counters.waits["served"].count == 1
-
-
-async def test_agent_wakes_by_itself_when_there_is_room_and_no_service(world):
-    crowd = await Crowd(world, Gives()).start()
-    await world.kill(crowd.controller)
-    crowd.wake(ADA)
-    await crowd.node.at_wake.wait()
-    crowd.node.end(crowd.places[EVE].incarnation)
-    await world.until(lambda: crowd.places[ADA].state is TreeState.RUNNING)
-
-
-async def test_service_that_comes_in_the_middle_makes_room(world, slow):
-    crowd = await Crowd(world, Gives(BOB)).start()
-    await world.kill(crowd.controller)
-    crowd.wake(ADA)
-    await crowd.node.at_wake.wait()
-    await crowd.again()
-    await world.until(lambda: crowd.places[ADA].state is TreeState.RUNNING)
-    assert crowd.states() == ["running", "napping", "running"]
 
 
 async def test_next_one_naps_where_the_first_cannot(world):
@@ -289,50 +213,6 @@ async def test_two_that_wake_at_once_are_served_one_after_the_other(world):
     crowd.policy.keys = {ADA, BOB}
     await crowd.phase(EVE, "running")
     assert crowd.states() == ["napping", "napping", "running"]
-
-
-async def test_who_was_selected_stays_awake_once_nobody_waits_any_more(world):
-    """The wake was called off while the one that was selected was looked at."""
-    crowd = await Crowd(world, Gives(BOB)).start()
-    gate, asking = asyncio.Event(), asyncio.Event()
-    samples = crowd.node.samples
-
-    async def held():
-        asking.set()
-        await gate.wait()
-        return await samples()
-
-    crowd.node.samples = held
-    await asking.wait()
-    await asyncio.sleep(FRESH_SECONDS + 0.1)  # no sample counts as fresh any more
-    crowd.wake(ADA)
-    await world.until(
-        lambda: crowd.controller._sessions.runtime(BOB).makes_room_for == ADA
-    )
-    place = crowd.places[ADA]
-    await crowd.node.cancel(place.incarnation)
-    await world.until(lambda: place.shortage is None)
-    gate.set()
-    await world.until(
-        lambda: crowd.controller._sessions.runtime(BOB).makes_room_for is None
-    )
-    assert crowd.states() == ["napping", "running", "running"]
-    assert crowd.asked(BOB) == 0
-
-
-@pytest.mark.parametrize("writes", [1, 2])
-async def test_service_killed_while_it_makes_room_asks_nobody_twice(world, writes):
-    journal = JournalThatDies(world.url)
-    crowd = await Crowd(world, Gives(BOB)).start(journal)
-    journal.left = writes
-    crowd.wake(ADA)
-    await world.until(lambda: journal.dead)
-    await world.kill(crowd.controller)
-    crowd.places[BOB].gpu_memory = 40
-    await crowd.again()
-    await asyncio.sleep(0.3)
-    assert crowd.asked(BOB) == 1
-    assert world.node.calls.count("nap") <= 2  # Ada's, and Bob's if it was ordered
 
 
 async def test_card_on_which_wakes_find_nobody_is_crowded(world):

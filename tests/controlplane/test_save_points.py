@@ -212,14 +212,6 @@ async def test_named_one_that_was_brought_back_is_there_after_its_grace(world):
     assert named in world.node.saved
 
 
-async def test_session_that_is_lost_to_a_named_one_leaves_it_its_name(world):
-    controller, incarnation = await running(world)
-    named = await saved(world, controller, "good")
-    lost(world, incarnation)
-    await world.until(lambda: world.phase(controller) == "suspended")
-    assert controller._sessions.journal.checkpoint(named).name == "good"
-
-
 async def test_nobody_floods_the_store_with_names(world, monkeypatch):
     monkeypatch.setattr(users, "MOST_NAMED", 2)
     controller, _ = await running(world)
@@ -276,15 +268,6 @@ async def test_what_is_no_name_is_refused(world, name):
     assert row(controller).intent is Intent.NONE
 
 
-async def test_only_the_newest_is_kept_without_limit(world):
-    controller, _ = await running(world)
-    first, second = await saved(world, controller), await saved(world, controller)
-    rows = {r.id: r for r in controller._sessions.journal.checkpoints(KEY)}
-    assert rows[first].expires is not None
-    assert rows[second].expires is None
-    assert row(controller).checkpoint == second
-
-
 async def test_suspend_makes_it_superfluous_and_a_stop_puts_it_aside(world):
     controller, _ = await running(world)
     checkpoint = await saved(world, controller)
@@ -301,43 +284,6 @@ async def test_suspend_makes_it_superfluous_and_a_stop_puts_it_aside(world):
     await world.until(lambda: world.phase(controller) == "stopped")
     assert kept(controller)[again] is Keeping.ASIDE
     assert await world.hub.start(KEY) == "cold"
-
-
-async def test_journal_that_is_lost_meanwhile_costs_nothing(world):
-    first, incarnation = await running(world)
-    checkpoint = await saved(world, first)
-    second = await world.journal_lost(first)
-    await world.until(lambda: row(second).checkpoint == checkpoint)
-    await world.until(lambda: checkpoint in kept(second))
-    assert kept(second) == {checkpoint: Keeping.SUPERSEDED}
-    (there,) = second._sessions.journal.checkpoints(KEY)
-    assert there.expires is None
-    lost(world, incarnation)
-    await world.until(lambda: world.phase(second) == "suspended")
-    assert row(second).failure.code == "ended_since_saved"
-
-
-async def test_service_killed_before_it_hears_of_it_finds_it(world):
-    first, _ = await running(world)
-    world.node.breaks_streams = True
-    await first.users.save(KEY, "ada")
-    await world.until(lambda: world.node.saved)
-    await world.kill(first)
-    world.node.breaks_streams = False
-    second = await world.controller()
-    await world.until(lambda: row(second).intent is Intent.NONE)
-    assert row(second).checkpoint in world.node.saved
-    assert world.phase(second) == "running"
-
-
-async def test_one_that_fails_is_told_and_the_session_goes_on(world):
-    controller, _ = await running(world)
-    world.node.places[row(controller).incarnation].stuck = "It has what cannot."
-    await controller.users.save(KEY, "ada")
-    await world.until(lambda: row(controller).intent is Intent.NONE)
-    assert row(controller).failure.code == "would_not_return"
-    assert world.phase(controller) == "running"
-    assert world.node.saved == {}
 
 
 async def test_nobody_saves_what_does_not_run(world):
@@ -400,15 +346,6 @@ def test_rule_waits_for_a_lull_for_a_third_of_its_time(age, active, due, busy):
     assert is_time(now, now - age, 900.0, usage) == due
 
 
-async def test_rule_lets_whoever_uses_it_come_to_a_pause(world):
-    world.change(save_every=0.9)
-    controller, _ = await running(world)
-    began = row(controller).started_at or row(controller).since
-    used(world, time.time() + 60.0)
-    await world.until(lambda: world.node.saved)
-    assert time.time() - began >= 1.2
-
-
 async def test_rule_for_a_group_stands_above_the_time_for_all(world):
     controller, _ = await running(world)
     await asyncio.sleep(0.3)
@@ -435,37 +372,6 @@ async def test_session_with_a_card_is_saved_once_in_each_nap_and_not_before(worl
     assert world.phase(controller) == "napping"
 
 
-async def test_user_goes_back_to_a_save_point_and_the_present_is_saved_first(world):
-    controller, incarnation = await running(world)
-    checkpoint = await saved(world, controller)
-    world.node.places[incarnation].contents = "later"
-    with pytest.raises(Refused) as refused:
-        await controller.users.bring_back(KEY, checkpoint, "ada")
-    assert refused.value.reason is Reason.SESSION_RUNS
-    await controller.users.bring_back(KEY, checkpoint, "ada", save_running=True)
-    await world.until(lambda: row(controller).checkpoint == checkpoint)
-    await world.until(lambda: world.phase(controller) == "suspended")
-    assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(controller) == "running")
-    (place,) = world.node.places.values()
-    assert place.contents == "as saved"
-    assert Keeping.ASIDE in kept(controller).values()  # the present
-
-
-async def test_suspend_that_is_ordered_meanwhile_calls_it_off(world):
-    controller, incarnation = await running(world)
-    place = world.node.places[incarnation]
-    world.node.hold_at = "dump"
-    await controller.users.save(KEY, "ada")
-    await world.until(lambda: place.running)
-    save = place.running
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: save.done)
-    world.node.hold_at = ""
-    await world.until(lambda: world.phase(controller) == "suspended")
-    assert len(world.node.saved) == 1
-
-
 async def test_risk_is_counted_from_the_last_save_point_of_what_was_used_since(world):
     used(world, time.time() - 3600.0)
     controller, _ = await running(world)
@@ -479,21 +385,6 @@ async def test_risk_is_counted_from_the_last_save_point_of_what_was_used_since(w
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     assert controller.metrics_snapshot().risks == []
-
-
-async def test_suspend_that_is_ordered_does_not_wait_for_a_save_by_rule(world):
-    world.change(save_every=0.2)
-    used(world, time.time() + 60.0)
-    world.node.hold_at = "dump"
-    controller, incarnation = await running(world)
-    place = world.node.places[incarnation]
-    await world.until(lambda: place.running)
-    save = place.running
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: save.done, limit=2.0)
-    world.node.hold_at = ""
-    await world.until(lambda: world.phase(controller) == "suspended")
-    assert row(controller).checkpoint != save.checkpoint
 
 
 async def test_save_by_rule_that_finds_others_under_way_is_tried_soon(world):
@@ -541,50 +432,6 @@ async def test_save_by_rule_that_was_refused_is_tried_as_soon_as_a_suspend(
     assert not world.node.saved
 
 
-async def test_resume_of_what_is_lost_while_it_is_suspended_still_asks_its_user(world):
-    controller, incarnation = await running(world)
-    checkpoint = await saved(world, controller)
-    world.node.hold_at = "dump"
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspending")
-    await world.until(lambda: world.node.places[incarnation].running)
-    world.node.breaks_streams = True
-    world.node.end(incarnation)
-    await controller.users.resume(KEY, "ada")  # of what is there, as far as she knows
-    lost(world, incarnation)
-    await world.until(lambda: world.phase(controller) == "suspended")
-    assert row(controller).checkpoint == checkpoint
-    assert row(controller).failure.code == "ended_since_saved"
-    await asyncio.sleep(0.3)
-    assert world.phase(controller) == "suspended"
-    assert row(controller).intent is Intent.NONE
-
-
-async def test_what_a_session_came_back_from_is_kept_until_it_is_saved_again(world):
-    world.change(save_every=60.0, grace=0.1)
-    world.node.card = 80 << 30
-    controller, incarnation = await running(world)
-    world.node.places[incarnation].gpu_memory = 8 << 30
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
-    came_from = row(controller).checkpoint
-    await controller.users.resume(KEY, "ada")
-    assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(controller) == "running")
-    await asyncio.sleep(0.5)
-    assert set(world.node.saved) == {came_from}
-    (place,) = world.node.places.values()
-    place.contents = "later"
-    lost(world, place.incarnation)
-    await world.until(lambda: world.phase(controller) == "suspended")
-    assert row(controller).failure.code == "ended_since_saved"
-    await controller.users.resume(KEY, "ada")
-    assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(controller) == "running")
-    again = await saved(world, controller)
-    await world.until(lambda: set(world.node.saved) == {again})
-
-
 async def test_what_is_ordered_before_the_agent_has_begun_calls_it_off(world):
     controller, incarnation = await running(world)
     place, begin = world.node.places[incarnation], world.node.save
@@ -612,59 +459,6 @@ async def test_what_is_ordered_before_the_agent_has_begun_calls_it_off(world):
     assert row(controller).checkpoint != save.checkpoint
 
 
-async def test_save_point_that_nobody_heard_of_is_what_the_session_goes_back_to(world):
-    controller, _ = await running(world)
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
-    assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(controller) == "running")
-    (place,) = world.node.living(KEY)
-    place.contents = "as saved"
-    before = set(world.node.saved)
-    world.node.breaks_streams = True
-    await controller.users.save(KEY, "ada")
-    await world.until(lambda: set(world.node.saved) - before)
-    (new,) = set(world.node.saved) - before
-    await world.kill(controller)
-    world.node.breaks_streams = False
-    controller = await world.controller()
-    await world.until(lambda: row(controller).checkpoint != min(before))
-    await world.until(lambda: row(controller).intent is Intent.NONE)
-    newest = row(controller).checkpoint
-    assert kept(controller)[newest] is Keeping.SUPERSEDED
-    # Not heard of yet, or heard of before the newest, or after.
-    assert kept(controller).get(new) in {None, Keeping.SUPERSEDED}
-    lost(world, place.incarnation)
-    await world.until(lambda: world.phase(controller) == "suspended")
-    assert row(controller).checkpoint == newest
-    assert row(controller).failure.code == "ended_since_saved"
-
-
-async def test_older_save_point_takes_no_place_of_one_that_is_not_listed_just_now(
-    world,
-):
-    """The agents see an older state of the same store for a while."""
-    world.change(grace=0.1)
-    controller, incarnation = await running(world)
-    older = await saved(world, controller)
-    before = dict(world.node.saved)
-    newer = await saved(world, controller)
-    await world.until(lambda: older not in kept(controller))
-    now = dict(world.node.saved)
-    await world.kill(controller)
-    world.change(grace=60.0)
-    world.node.saved = before
-    controller = await world.controller()
-    await world.until(lambda: older in kept(controller))
-    world.node.saved = now
-    assert row(controller).checkpoint == newer
-    rows = controller._sessions.journal.checkpoints(KEY)
-    assert [each.id for each in rows if each.expires is None] == [newer]
-    lost(world, incarnation)
-    await world.until(lambda: world.phase(controller) == "suspended")
-    assert row(controller).checkpoint == newer
-
-
 async def test_save_points_that_are_found_late_are_kept_by_their_age(world):
     world.change(save_points=2)
     controller, _ = await running(world)
@@ -679,25 +473,6 @@ async def test_save_points_that_are_found_late_are_kept_by_their_age(world):
     keeping = kept(controller)
     assert keeping[second] is Keeping.ASIDE
     assert keeping["first"] is Keeping.SUPERSEDED
-
-
-async def test_save_point_that_nobody_heard_of_comes_back_by_its_users_word_alone(
-    world,
-):
-    """The session ended while no service was there: what came after it is lost."""
-    controller, incarnation = await running(world)
-    world.node.breaks_streams = True
-    await controller.users.save(KEY, "ada")
-    await world.until(lambda: world.node.saved)
-    await world.kill(controller)
-    world.node.breaks_streams = False
-    lost(world, incarnation)
-    controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "suspended")
-    assert row(controller).checkpoint in world.node.saved
-    assert row(controller).failure.code == "ended_since_saved"
-    plan = await controller.plan_start(Placement(key=KEY, incarnation="i9"))
-    assert (plan.action, plan.failure.code) == ("refuse", "ended_since_saved")
 
 
 NEWER = Failure(code="files_newer", message="data.sqlite has changed.")

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from argparse import Namespace
 
 import pytest
 
 from benchmarks import simulation
-from benchmarks.simulated_gpus import GB, Gpus, Place
-from benchmarks.simulated_memory import seconds_back, seconds_out
-from benchmarks.simulated_node import SimulatedAgent
-from benchmarks.simulated_spot import BEGIN, HOST, STORE, Spot, SpotAgent
 from benchmarks.simulated_strategies import Ours
-from jupyterhub_gpu_reclaim.common.errors import Unreachable
-from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
-from simulation.loop import LoopClock, run
 
 
 def _day(strategy, **more):
@@ -64,13 +56,6 @@ def test_day_under_pressure_loses_nothing_and_serves_more_than_killing(worlds):
     assert snapshot.gpu_seconds > 0
 
 
-def test_same_seed_is_the_same_day(worlds):
-    first, second = _day("idle", people=10, gpus=1), _day("idle", people=10, gpus=1)
-    assert first["points"] == second["points"]
-    assert first["wait_all_seconds"] == second["wait_all_seconds"]
-    assert [each[0].counters.causes["pressure"] for each in worlds] == [0, 0]
-
-
 @pytest.mark.long
 def test_naps_serve_more_than_killing_and_lose_nobody():
     naps, killing = _shared_day("naps"), _shared_day("kill")
@@ -90,49 +75,6 @@ def test_host_memory_that_is_short_refuses_naps():
     day = _shared_day("naps", host_gb=20.0, people=8)
     assert day["naps_failed"] > 0
     assert day["lost"] == 0
-
-
-def test_two_on_one_card_take_turns_and_three_do_not_fit():
-    clock, gpus = LoopClock(), Gpus(1, seats=3, memory=80 * GB)
-    agent = SimulatedAgent(clock, gpus)
-
-    async def place(name):
-        card = await gpus.take(SessionKey(name), clock.now())
-        key, state = SessionKey(name), TreeState.RUNNING
-        made = Place(key, name, state, vram=30 * GB, started=0.0, card=card)
-        agent.put(made)
-        return made
-
-    async def story():
-        ann, bob, eve = [await place(name) for name in ("ann", "bob", "eve")]
-        assert ann.allocate()
-        assert bob.allocate()
-        assert not eve.allocate()
-        begun = clock.monotonic()
-        await asyncio.gather(ann.work(60.0, clock.now), bob.work(30.0, clock.now))
-        assert clock.monotonic() - begun == pytest.approx(90.0)
-        begun = clock.monotonic()
-        async for _ in agent.nap("ann"):
-            pass
-        assert clock.monotonic() - begun == pytest.approx(seconds_out(30 * GB))
-        assert ann.card.free == 50 * GB
-        assert eve.allocate()
-        agent.use(ann)
-        await asyncio.sleep(30.0)
-        assert ann.state is TreeState.NAPPING
-        assert ann.shortage.cards[0].free == 20 * GB
-        agent.end("eve")
-        await asyncio.sleep(2.0 + seconds_back(30 * GB))
-        assert (ann.state, ann.shortage) == (TreeState.RUNNING, None)
-
-    run(story())
-
-
-def test_memory_moves_as_fast_as_was_measured():
-    assert [seconds_out(gib << 30) for gib in (4, 16, 64)] == [2.0, 7.5, 32.0]
-    assert [seconds_back(gib << 30) for gib in (4, 16, 64)] == [0.9, 2.6, 11.8]
-    assert seconds_out(10 << 30) == pytest.approx(4.75)
-    assert seconds_out(72 << 30) > 32.0
 
 
 def test_save_points_and_drains_lose_no_more_work_with_a_node():
@@ -157,42 +99,3 @@ def test_save_points_and_drains_lose_no_more_work_with_a_node():
         assert whole["lost_minutes"] == pytest.approx(
             sum(each["spot_lost_minutes"]), abs=0.1 * whole["ended"]
         )
-
-
-def test_save_takes_what_was_measured_and_nodes_share_their_way_to_the_store():
-    clock, gpus = LoopClock(), Gpus(2)
-    agent = SpotAgent(clock, gpus)
-    agent.spot = Spot(nodes=1, seed=1, days=0)
-
-    async def place(name):
-        card = await gpus.take(SessionKey(name), clock.now())
-        key, state = SessionKey(name), TreeState.RUNNING
-        made = Place(key, name, state, vram=16 << 30, started=0.0, card=card)
-        assert made.allocate()
-        agent.put(made)
-
-    async def save(name, checkpoint):
-        begun = clock.monotonic()
-        async for _ in agent.capture(name, checkpoint, 1):
-            pass
-        return clock.monotonic() - begun
-
-    async def story():
-        await place("ann")
-        await place("bob")
-        size = (16 << 30) + HOST
-        begin, store = seconds_out(16 << 30) + BEGIN, size / STORE
-        assert await save("ann", "first") == pytest.approx(begin + store)
-        assert agent.written == size
-        await agent.thaw("ann")
-        both = await asyncio.gather(save("ann", "second"), save("bob", "third"))
-        assert both == pytest.approx([begin + 2 * store] * 2)
-        await agent.thaw("bob")
-        saving = asyncio.create_task(save("bob", "fourth"))
-        await asyncio.sleep(begin)
-        agent.lose(agent.places["bob"])
-        with pytest.raises(Unreachable):
-            await saving
-        assert set(agent.saved) == {"second"}
-
-    run(story())

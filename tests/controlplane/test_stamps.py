@@ -44,13 +44,6 @@ def change(world, info, **changes):
     return changed
 
 
-async def test_checkpoint_has_the_term_of_the_service_and_the_row_as_well(world):
-    controller = await running(world)
-    info = await suspend(world, controller)
-    assert info.stamp == (1, 1)
-    assert controller._sessions.row(KEY).stamp == (1, 1)
-
-
 async def test_term_is_above_all_in_the_store_though_no_agent_knows_of_it(world):
     """The journal is lost, together with the state folders of all agents."""
     first = await running(world)
@@ -99,17 +92,6 @@ async def test_order_to_delete_that_is_taken_before_the_term_rises_is_carried_ou
     await second.forget(DELETED)
     await world.until(lambda: not second._deletions.pending_keys())
     assert world.node.saved == {}
-
-
-async def test_numbers_rise_beyond_those_of_a_deleted_session(world):
-    controller = await running(world)
-    before = await suspend(world, controller)
-    await controller.forget(DELETED)
-    world.hub.pointers.pop(KEY, None)
-    await world.until(lambda: not controller._deletions.pending_keys())
-    assert await world.hub.start(KEY) == "cold"
-    await world.until(lambda: world.phase(controller) == "running")
-    assert (await suspend(world, controller)).stamp > before.stamp
 
 
 async def test_number_of_a_capture_that_has_failed_is_not_given_out_again(world):

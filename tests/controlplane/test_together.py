@@ -22,7 +22,6 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
 from tests.controlplane.doubles import JournalThatDies, PowerCut
-from tests.controlplane.test_crash import WRITES, _mute
 from tests.support.long_stories import but
 
 A, B, C = (SessionKey("ada", f"job-{name}") for name in "abc")
@@ -310,10 +309,15 @@ async def test_what_was_ended_comes_back_if_another_goes_on(group):
     group.intact()
 
 
-@pytest.mark.parametrize("writes", but([*WRITES, 8, 9, 10, 11, 12], 2, 4, 8, 12))
+def mute(loop, context) -> None:
+    if not isinstance(context.get("exception"), PowerCut):
+        loop.default_exception_handler(context)
+
+
+@pytest.mark.parametrize("writes", but([*range(1, 13)], 2, 4, 8, 12))
 @pytest.mark.parametrize("broken", [False, True])
 async def test_service_killed_after_write_all_or_none(group, writes, broken):
-    asyncio.get_running_loop().set_exception_handler(_mute)
+    asyncio.get_running_loop().set_exception_handler(mute)
     world = group.world
     await group.start(A, B)
     await world.kill(group.controller)
@@ -335,9 +339,9 @@ async def test_service_killed_after_write_all_or_none(group, writes, broken):
         assert group.phases() == ["running"] * 2
 
 
-@pytest.mark.parametrize("writes", but([*WRITES, 8, 9, 10], 2, 6, 10))
+@pytest.mark.parametrize("writes", but([*range(1, 11)], 2, 6, 10))
 async def test_service_killed_on_the_way_back_all_or_none(group, writes):
-    asyncio.get_running_loop().set_exception_handler(_mute)
+    asyncio.get_running_loop().set_exception_handler(mute)
     world = group.world
     await group.start(A, B)
     await group.suspend()

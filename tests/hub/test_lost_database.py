@@ -103,60 +103,6 @@ def test_session_that_runs_is_not_ended_by_a_start_that_is_refused(hub, service,
         service.init(amy.name)
 
 
-def begun_since_the_backup(hub, service, name):
-    """The init of a server that the Hub's database, put back, does not know."""
-    person = hub.user(name)
-    hub.terminate()
-    database = hub.folder / "jupyterhub.sqlite"
-    backup = database.read_bytes()
-    hub.start()
-    person.start_server()
-    init = service.init(name)
-    hub.terminate()
-    database.write_bytes(backup)
-    hub.start()
-    return init
-
-
-@pytest.mark.long
-def test_session_that_runs_beside_an_older_database_is_adopted_by_its_account(
-    hub, service, name
-):
-    """The service knows the account; that Hub has never heard of the session."""
-    init = begun_since_the_backup(hub, service, name)
-    placed = next(facts for call, facts in reversed(service.calls) if call == "placed")
-
-    incarnation = placed["incarnation"]
-    service.plan = {"action": "adopt", "incarnation": incarnation, "owned": True}
-    assert start(hub, name).status_code in {201, 202}
-    wait_until(lambda: hub.server(name)["ready"], 60, hub.log)
-    assert service.init(name) == init
-    assert len(tokens(hub, name)) == 1
-    again = User(hub.url, name, PASSWORD)
-    again.login()
-    assert again.visit(f"/user/{name}/lab").status_code == 200
-
-
-@pytest.mark.long
-def test_session_that_an_older_database_does_not_know_waits_for_the_service(
-    hub, service, name
-):
-    """Without an answer, the next start would be cold, beside what runs."""
-    init = begun_since_the_backup(hub, service, name)
-
-    service.down()
-    refused = start(hub, name)
-    assert refused.status_code == 409
-    assert "not known whether yours is suspended" in refused.json()["message"]
-    assert service.init(name) == init
-    newcomer = f"{name}-new"
-    hub.api("POST", f"users/{newcomer}")
-    assert start(hub, newcomer).status_code in {201, 202}
-    wait_until(lambda: hub.server(newcomer)["ready"], 60, hub.log)
-    hub.stop_server(newcomer)
-    service.up()
-
-
 def test_session_that_runs_and_whose_login_was_revoked_is_left_alone(hub, service, amy):
     """The Hub knows the session: its login is unknown since somebody revoked it."""
     service.capture(amy.name)

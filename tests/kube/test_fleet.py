@@ -147,14 +147,6 @@ async def test_release_ends_the_tree_and_then_deletes_that_pod(cluster, service,
         await service.fleet.release(I1, "c1")
 
 
-async def test_release_is_refused_before_the_commit_and_the_pod_stays(
-    cluster, service, two
-):
-    with pytest.raises(Refused):
-        await service.fleet.release(I1, "nothing")
-    assert "deletionTimestamp" not in cluster.pod("jupyter-ada")["metadata"]
-
-
 async def test_a_pod_of_the_same_name_that_came_later_is_not_deleted(
     cluster, service, two
 ):

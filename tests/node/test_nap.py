@@ -102,18 +102,6 @@ def test_agent_that_ends_waits_for_nobody_who_follows_a_wake(agent, session):
     assert state(agent, session) == "napping"
 
 
-def test_orders_that_are_repeated_find_it_done(agent, session):
-    assert wake(agent, session)["tree"]["state"] == "running"
-    nap(agent, session)
-    assert nap(agent, session)["tree"]["state"] == "napping"
-    assert naps(session)
-    for _ in range(3):
-        wake(agent, session)
-        computes(session)
-        nap(agent, session)
-    assert naps(session)
-
-
 @own_agent
 def test_what_the_driver_cannot_move_out_goes_on_running(agent, session, monkeypatch):
     agent.kill()
@@ -122,32 +110,6 @@ def test_what_the_driver_cannot_move_out_goes_on_running(agent, session, monkeyp
     assert nap(agent, session)["failure"]["code"] == "gpu_unsupported"
     computes(session)
     assert state(agent, session) == "running"
-
-
-def test_suspend_from_a_nap_comes_back_awake_in_another_place(agent, session, places):
-    nap(agent, session)
-    assert agent.capture(session, "cp")[-1]["checkpoint"]
-    path = f"/v1/sessions/{session.incarnation}/release"
-    assert agent.post(path, {"checkpoint": "cp"}).json()["state"] == "gone"
-
-    place = places("hold")
-    assert agent.restore(place, "cp")[-1]["tree"]["state"] == "running"
-    computes(place)
-    assert holders(place) == 1
-    assert nap(agent, place)["tree"]["origin"] == "cp"
-    assert naps(place)
-
-
-def test_suspend_that_is_taken_back_ends_in_the_nap_that_it_began_in(agent, session):
-    nap(agent, session)
-    assert agent.capture(session, "cp")[-1]["checkpoint"]
-    assert state(agent, session) == "captured"
-    path = f"/v1/sessions/{session.incarnation}/thaw"
-    assert agent.post(path).json()["state"] == "napping"
-    assert naps(session)
-    assert agent.get("/v1/checkpoints").json() == []
-    wake(agent, session)
-    computes(session)
 
 
 def test_suspend_that_is_called_off_ends_in_the_nap_that_it_began_in(agent, session):

@@ -109,14 +109,6 @@ def test_order_in_time_is_carried_out_and_followed_however_late(agent, counter):
     assert ends[1] == ends[0]
 
 
-def test_release_of_a_running_tree_is_refused(agent, counter):
-    refused = agent.post(
-        f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp"}
-    )
-    assert (refused.status_code, refused.json()["code"]) == (409, "not_captured")
-    assert goes_on(counter)
-
-
 def test_release_of_a_tree_that_its_user_woke_is_refused_and_it_runs(agent, places):
     command = ("sh", "-c", "sleep 1000 & while :; do echo x; sleep 0.05; done")
     place = places("start", *command, env={"PATH": os.environ["PATH"]})
@@ -152,34 +144,6 @@ def test_release_of_a_tree_of_which_one_has_died_since_ends_it(agent, counter):
     # It can be discarded now.
     assert agent.delete("/v1/checkpoints/cp").status_code == 204
     assert agent.get("/v1/checkpoints").json() == []
-
-
-def test_release_and_restore_twice_happen_once(agent, counter, places):
-    agent.capture(counter, "cp")
-    path = f"/v1/sessions/{counter.incarnation}/release"
-    first = agent.post(path, {"checkpoint": "cp"}).json()
-    second = agent.post(path, {"checkpoint": "cp"}).json()
-    assert first["state"] == second["state"] == "gone"
-    assert not counter.alive
-    assert agent.post(path, {"checkpoint": "other"}).status_code == 404
-
-    holding, other = places("hold"), places("hold")
-    ends = []
-    threads = [
-        threading.Thread(target=lambda: ends.append(agent.restore(holding, "cp")[-1]))
-        for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [end["tree"]["state"] for end in ends] == ["running"] * 3
-    assert goes_on(holding)
-
-    refused = agent.restore(other, "cp")[-1]
-    assert (refused["status"], refused["code"]) == (409, "checkpoint_busy")
-    assert agent.restore(holding, "cp")[-1]["tree"]["state"] == "running"
-    assert agent.tree(other)["state"] == "holding"
 
 
 def test_kill_of_a_server_does_not_make_it_complain(agent, places):

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.shares_an_agent(card=True)
 STEPS = ["preflight", "dump", "files", "thaw", "save", "commit"]
 #: As much as takes a store some moments.
 MUCH = "import os; much = os.urandom(300 << 20)"
-LARGE_COUNTER = COUNTER.replace("3 << 20", "200 << 20").replace("509", "99991")
 
 
 COUNTS = """
@@ -182,19 +181,6 @@ def test_what_else_is_ordered_calls_it_off_and_it_goes_on(agent, counter, step):
     assert agent.tree(counter)["state"] == "captured"
     agent.post(f"/v1/sessions/{counter.incarnation}/thaw")
     assert goes_on(counter)
-
-
-def test_cancel_ends_it_and_leaves_nothing(agent, places):
-    place = places("start", sys.executable, "-I", "-S", "-c", LARGE_COUNTER, env={})
-    wait_for(lambda: place.output.stat().st_size)
-    agent.save(place, "cp-1", until=at("save", "begun"))
-    path = f"/v1/sessions/{place.incarnation}"
-    assert agent.post(f"{path}/cancel").status_code == 202
-    wait_for(lambda: not agent.tree(place)["operation"])
-    assert agent.get("/v1/checkpoints").json() == []
-    assert remains(agent) == []
-    assert agent.tree(place)["origin"] == ""
-    assert goes_on(place)
 
 
 @pytest.mark.parametrize("step", but(STEPS, "dump", "commit"))

@@ -21,7 +21,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     StopPlan,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.hub.patches import ASKER, OURS
 from tests.support.simulated_hub import run, started
 
 if TYPE_CHECKING:
@@ -138,29 +137,6 @@ class Dies:
     async def placed(self, placement: object) -> None: ...
 
     stopped = cancelled = placed
-
-
-@pytest.mark.parametrize("plan", [None, StopPlan(action="stop")], ids=["none", "stop"])
-@pytest.mark.parametrize("ours", [True, False], ids=["service's", "person's"])
-def test_stop_that_the_service_asked_for_ends_nothing_that_runs(
-    plan: StopPlan | None, ours: bool, tmp_path: Path
-) -> None:
-    """Its user has let it go on by hand: what it does since then is saved nowhere."""
-    left: list[str] = []
-
-    async def stop() -> None:
-        hub = started(tmp_path, Dies(plan), users=["ann"])
-        await hub.start(ANN)
-        ASKER.set(OURS if ours else None)
-        await hub.stop(ANN)
-        while await hub.server(ANN) is not HubState.STOPPED:
-            await asyncio.sleep(1.0)
-        left.extend(place.incarnation for place in hub.machines.of_session(ANN))
-        known = (hub.database.servers[ANN].state or {}).get("gpu_reclaim", {})
-        assert known.get("phase", "") == ("unknown" if ours else "")
-
-    run(stop())
-    assert bool(left) is ours
 
 
 class AnswersLate(Dies):
