@@ -25,12 +25,9 @@ from tests.controlplane.test_old_journal import (
     Backup,
     restored_journal,
     running,
+    stands,
     suspend,
 )
-
-
-def stands(world, state):
-    return any(place.state is state for place in world.node.places.values())
 
 
 @pytest.fixture

@@ -19,12 +19,13 @@ from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     HubState,
     Placement,
+    TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping, SessionRow
 from tests.controlplane.conftest import DELETED, KEY
 
 
@@ -401,3 +402,119 @@ def silent(reason):
         raise Unreachable(reason, node="n1")
 
     return ask
+
+
+async def test_journal_of_neither_generation_the_older_one_does_not_outlive_the_newer(
+    world, tmp_path
+):
+    first = await running(world, "old")
+    backup = Backup(world, tmp_path)
+    older = await suspend(world, first)
+    await resume(world, first, "new")
+    newer = await suspend(world, first)
+    world.node.saved[newer] = (
+        msgspec.structs.replace(world.node.saved[newer][0], parent=older),
+        "new",
+    )
+    second = await restored_journal(world, first, backup)
+    await world.until(lambda: world.phase(second) == "suspended")
+    assert second.users.session(KEY).checkpoint == newer
+    kept = {row.id: row for row in second._sessions.journal.checkpoints(KEY)}
+    assert kept[newer].keeping is Keeping.CURRENT
+    assert kept[older].keeping is Keeping.SUPERSEDED
+    assert kept[older].expires is not None
+
+
+async def test_journal_put_back_in_a_capture_keeps_no_earlier_state_for_longer(
+    world, tmp_path
+):
+    """What was captured came from it; put aside, it would outlive the newer one."""
+    first = await running(world, "tensors")
+    older = await suspend(world, first)
+    backup = Backup(world, tmp_path)
+    await resume(world, first)
+    world.node.hold_at = "commit"
+    await first.users.suspend(KEY, "ada")
+    await world.until(lambda: stands(world, TreeState.CAPTURING))
+    await world.kill(first)
+    backup.put_back()
+    world.node.hold_at = ""
+    await world.until(lambda: stands(world, TreeState.CAPTURED))
+    world.hub.states[KEY] = "stopped"  # its database was put back as well
+    second = await world.controller()
+    await world.until(lambda: second.users.session(KEY).checkpoint != older)
+    rows = {row.id: row.keeping for row in second._sessions.journal.checkpoints(KEY)}
+    assert rows.pop(older) is Keeping.SUPERSEDED
+    assert [*rows.values()] == [Keeping.CURRENT]
+
+
+async def test_save_point_of_before_is_kept_no_longer_by_who_finds_what_came_back(
+    world, tmp_path
+):
+    """A start adopts it without asking the store, which says what is older than it."""
+    first = await running(world, "tensors")
+    await first.users.save(KEY, "ada", "")
+    await world.until(lambda: first._sessions.row(KEY).checkpoint)
+    point = first._sessions.row(KEY).checkpoint
+    backup = Backup(world, tmp_path)
+    newer = await suspend(world, first)
+    await resume(world, first)
+    await world.kill(first)
+    backup.put_back()
+    world.hub.states[KEY] = "stopped"  # its database was put back as well
+    second = await world.controller()
+    assert await world.hub.start(KEY) == "adopt"
+    journal = second._sessions.journal
+    await world.until(lambda: journal.checkpoint(newer) is not None)
+    keeping = [journal.checkpoint(each).keeping for each in (point, newer)]
+    assert keeping == [Keeping.SUPERSEDED, Keeping.SUPERSEDED]
+
+
+async def test_save_point_that_an_old_journal_missed_is_what_the_session_goes_back_to(
+    world, tmp_path
+):
+    """A later suspend was taken back, whose stamp the journal knows."""
+    first = await running(world)
+    older = await suspend(world, first)
+    await resume(world, first, "as saved")
+    backup = Backup(world, tmp_path)
+    await first.users.save(KEY, "ada", "")
+    await world.until(lambda: first._sessions.row(KEY).checkpoint != older)
+    point = first._sessions.row(KEY).checkpoint
+    world.node.hold_at = "commit"
+    await first.users.suspend(KEY, "ada")
+    await world.until(lambda: stands(world, TreeState.CAPTURING))
+    await world.kill(first)
+    world.hub.states[KEY] = "checking"  # it was put back as well, and takes no order
+    world.node.hold_at = ""
+    await world.until(lambda: stands(world, TreeState.CAPTURED))
+    backup.put_back()
+    second = await world.controller()
+    await world.until(lambda: stands(world, TreeState.RUNNING))
+    world.hub.states[KEY] = "running"
+    journal = second._sessions.journal
+    await world.until(lambda: journal.checkpoint(point) is not None)
+    assert second._sessions.row(KEY).checkpoint == point
+    row = journal.checkpoint(point)
+    assert (row.keeping, row.expires) == (Keeping.SUPERSEDED, None)
+
+
+def stands(world, state):
+    return any(place.state is state for place in world.node.places.values())
+
+
+async def test_journal_lost_while_it_runs_nothing_older_outlives_what_it_came_from(
+    world,
+):
+    """Otherwise its next start, once it has ended, is cold beside an older state."""
+    first = await running(world, "one")
+    older = await suspend(world, first)
+    await resume(world, first, "two")
+    parent = await suspend(world, first)
+    await resume(world, first, "three")
+    second = await world.journal_lost(first)
+    await world.until(lambda: world.phase(second) == "running")
+    await world.until(lambda: len(second.users.session(KEY).kept) == 2)
+    kept = {state.id: state for state in second.users.session(KEY).kept}
+    assert {kept[older].keeping, kept[parent].keeping} == {"superseded"}
+    assert kept[older].expires == kept[parent].expires

@@ -525,3 +525,22 @@ async def test_what_comes_back_by_rule_asks_where_files_are_newer(world, monkeyp
     assert world.node.files_back == [False]
     assert row(controller).failure.code == "files_newer"
     assert row(controller).intent is Intent.NONE
+
+
+async def test_save_point_that_nobody_heard_of_comes_back_by_its_users_word_alone(
+    world,
+):
+    """The session ended while no service was there: what came after it is lost."""
+    controller, incarnation = await running(world)
+    world.node.breaks_streams = True
+    await controller.users.save(KEY, "ada")
+    await world.until(lambda: world.node.saved)
+    await world.kill(controller)
+    world.node.breaks_streams = False
+    lost(world, incarnation)
+    controller = await world.controller()
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert row(controller).checkpoint in world.node.saved
+    assert row(controller).failure.code == "ended_since_saved"
+    plan = await controller.plan_start(Placement(key=KEY, incarnation="i9"))
+    assert (plan.action, plan.failure.code) == ("refuse", "ended_since_saved")
