@@ -705,18 +705,18 @@ def _unix_findings(
         if one is not None and one.waiting:
             clients = [inodes[n] for n in one.waiting if n in inodes]
             for where in refusals.waiting_at(one, clients):
-                who = by_pid[pid]
-                yield (inode, 0), _at(Reason.SOCKET_UNREAD, who, where)
+                unread = _at(by_pid[pid], where)
+                yield (inode, 0), finding(Reason.SOCKET_UNREAD, **unread)
         peer = (known.get(one.peer) or asked.get(inode)) if one else None
         if one is None or not _leads_out(one, peer, inodes):
             continue
         where = (peer.name if peer else "") or one.name or "another program"
         ends = inode, one.peer or inode
-        yield ends, _at(Reason.UNIX_OUTSIDE, by_pid[pid], where)
+        yield ends, finding(Reason.UNIX_OUTSIDE, **_at(by_pid[pid], where))
 
 
-def _at(reason: Reason, who: Process, where: str) -> Finding:
-    return finding(reason, pid=who.ns_pid, name=who.name, where=where)
+def _at(who: Process, where: str) -> dict[str, Any]:
+    return {"pid": who.ns_pid, "name": who.name, "where": where}
 
 
 def _leads_out(

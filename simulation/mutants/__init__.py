@@ -33,7 +33,7 @@ MUTANTS: dict[str, Mutant] = {
         " the only checkpoint of a tree that had ended meanwhile.",
         _READING.format("B6"),
         node.FAILED_THAW,
-        seed=8200000691,
+        seed=20200000125,
     ),
     "an-older-journal-starts-cold": Mutant(
         "A journal from a backup did not know of a newer checkpoint: cold start.",
@@ -53,7 +53,7 @@ MUTANTS: dict[str, Mutant] = {
         " was, so that an older state could pass for the newest.",
         _READING.format("B7"),
         service.GENERATIONS,
-        seed=252,
+        seed=20000000256,
     ),
     "a-save-point-is-not-noted": Mutant(
         "A session was not told to go back to its save point: it ended, and the next"
@@ -176,7 +176,7 @@ MUTANTS: dict[str, Mutant] = {
         "The service was away, and the spawner started cold.",
         "a reading of trap T6",
         hub.COLD_WITHOUT_ANSWER,
-        seed=48,
+        seed=20300000001,
     ),
     "a-refused-start-ends-what-runs": Mutant(
         "A start was refused while the session ran, since a restored database did not"

@@ -52,7 +52,7 @@ def _none_unknown(observed: Observed) -> list[Any]:
 
 OLDER_JOURNAL: tuple[Patch, ...] = (
     (Observed, "unknown", _none_unknown),
-    (start, "_is_accounted_for", yes),
+    (start, "is_accounted_for", yes),
 )
 
 
