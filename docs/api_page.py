@@ -84,7 +84,8 @@ def _type(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(_type(one) for one in schema["anyOf"])
     if schema.get("type") == "array":
-        return f"list of {_type(schema.get('items', {}))}"
+        of = schema.get("items") or next(iter(schema.get("prefixItems", [{}])))
+        return f"list of {_type(of)}"
     if isinstance(schema.get("additionalProperties"), dict):
         return f"object of {_type(schema['additionalProperties'])}"
     return str(schema.get("type", "anything"))

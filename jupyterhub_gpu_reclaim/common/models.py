@@ -302,6 +302,9 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     not_kept: str = ""
     #: What the mark beside it says, where checkpoints are listed; None: no such word.
     aside: Aside | None = None
+    #: Number of that mark (term, word), or of one that says that it was chosen again:
+    #: the later word has the higher one; zeros: there is no mark.
+    word: tuple[Count, Count] = (0, 0)
 
     @property
     def stamp(self) -> tuple[int, int]:

@@ -287,9 +287,9 @@ class Repository:
         """All committed checkpoints, oldest first; unreadable ones are logged."""
         # At the end of the class: what comes after means this by `list`.
         bodies = self._catalogue.all()
-        asides = self._marks.of(bodies)
-        infos = [
-            msgspec.structs.replace(body.info, aside=asides.get(body.info.id))
-            for body in bodies
-        ]
+        words, none = self._marks.of(bodies), (None, (0, 0))
+        infos = []
+        for body in bodies:
+            aside, word = words.get(body.info.id, none)
+            infos.append(msgspec.structs.replace(body.info, aside=aside, word=word))
         return sorted(infos, key=lambda info: (info.created, info.id))

@@ -251,7 +251,9 @@ class RepositoryInMemory:
         """All committed checkpoints, oldest first."""
         self.store.touch()
         infos = [
-            msgspec.structs.replace(saved.info, aside=saved.mark[1])
+            msgspec.structs.replace(
+                saved.info, aside=saved.mark[1], word=max(saved.mark[0], (0, 0))
+            )
             for saved in self.store.there.values()
         ]
         return sorted(infos, key=lambda info: (info.created, info.id))

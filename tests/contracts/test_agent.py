@@ -432,6 +432,8 @@ async def check_words(node) -> None:
     await node.agent.lay_aside("c2", None, word=3)
     await node.agent.lay_aside("c1", None, aside=False, word=4)
     assert await asides() == {"c1": None, "c2": Aside(until=None)}
+    words = {i.id: i.word for i in await node.agent.checkpoints()}
+    assert words["c1"] > words["c2"] > (0, 0)
     missing = node.agent.lay_aside("c3", None, word=5)
     assert await refusal(missing) is Reason.CHECKPOINT_MISSING
 

@@ -72,6 +72,17 @@ def test_word_is_in_the_list_of_everybody_until_a_later_one(backend, store):
     assert asides(store) == asides(opened(backend)) == {"c1": None, "c2": None}
 
 
+def test_list_tells_which_word_is_the_later_one(backend, store):
+    saved(store)
+    saved(store, "c2", 2)
+    saved(store, "c3", 3)
+    lay(store, ASIDE, term=2, word=7)
+    lay(store, ASIDE, term=2, word=8, checkpoint="c2")
+    lay(store, None, term=3, word=1)
+    words = {info.id: info.word for info in opened(backend).list()}
+    assert words == {"c1": (3, 1), "c2": (2, 8), "c3": (0, 0)}
+
+
 def test_word_that_arrives_after_a_later_one_is_refused(backend, store):
     saved(store)
     lay(store, ASIDE, term=3, word=2)

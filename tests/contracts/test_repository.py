@@ -203,7 +203,7 @@ def test_of_two_words_about_a_checkpoint_the_higher_one_counts(store):
     for _ in range(2):
         store.lay_aside("c1", word, MarkNumber(2, 2))
     assert refusal(store.lay_aside, "c1", None, MarkNumber(2, 1)).facts["obeyed"] == 2
-    assert [info.aside for info in store.list()] == [word]
+    assert [(info.aside, info.word) for info in store.list()] == [(word, (2, 2))]
     store.lay_aside("c1", None, MarkNumber(3, 0))
     assert [info.aside for info in store.list()] == [None]
     missing = refusal(store.lay_aside, "c2", None, MarkNumber(9, 9))

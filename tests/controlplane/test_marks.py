@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
@@ -198,3 +199,43 @@ async def test_nothing_is_said_of_a_session_that_was_not_compared(world, quiet):
     agent = Recorded()
     await marks.Marks(quiet._sessions, agent).settle(infos(world))
     assert agent.words == []
+
+
+async def test_older_one_that_is_chosen_is_said_to_be_after_what_was_left(world, quiet):
+    """By the store alone it would be what its session has left, too."""
+    older, _, newer = infos(world)
+    sessions = quiet._sessions
+    older, newer = (
+        msgspec.structs.replace(info, session="s", generation=number)
+        for number, info in enumerate((older, newer), 1)
+    )
+    sessions.journal.keep([expiry.current(older, time.time())])
+    sessions.update(KEY, checkpoint=older.id)
+    agent = Recorded()
+    keeper = marks.Marks(sessions, agent)
+    await keeper.settle([older, newer])
+    await keeper.settle([older, newer])
+    assert agent.words == [("c3", True, 1), ("c1", False, 2)]
+    # The store has been listed since.
+    sessions.runtime(KEY).told = {}
+    left = msgspec.structs.replace(
+        newer, aside=row(quiet, "c3").info.aside, word=(1, 1)
+    )
+    await keeper.settle([msgspec.structs.replace(older, word=(1, 2)), left])
+    assert len(agent.words) == 2
+    await keeper.settle([older, left])
+    assert agent.words[2:] == [("c1", False, 3)]
+
+
+async def test_older_one_is_not_said_to_be_chosen_before_what_was_left(world, quiet):
+    older, _, newer = infos(world)
+    sessions = quiet._sessions
+    older, newer = (
+        msgspec.structs.replace(info, session="s", generation=number)
+        for number, info in enumerate((older, newer), 1)
+    )
+    sessions.journal.keep([expiry.current(older, time.time())])
+    sessions.update(KEY, checkpoint=older.id)
+    agent = Recorded(c3=Refused(Reason.FORMER_SERVICE, term=1, obeyed=1))
+    await marks.Marks(sessions, agent).settle([older, newer])
+    assert agent.words == [("c3", True, 1)]

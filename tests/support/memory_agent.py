@@ -464,7 +464,7 @@ class MemoryAgent(Generic[S]):
         if number <= last and info.aside != said:
             raise Refused(Reason.FORMER_SERVICE, term=number[0], obeyed=last[0])
         self.words[checkpoint] = max(number, last)
-        info = msgspec.structs.replace(info, aside=said)
+        info = msgspec.structs.replace(info, aside=said, word=self.words[checkpoint])
         self.saved[checkpoint] = info, self.saved[checkpoint][1]
 
     # --- what is shared

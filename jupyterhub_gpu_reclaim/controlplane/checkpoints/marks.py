@@ -12,12 +12,17 @@ import logging
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.controlplane import phase
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
-    from jupyterhub_gpu_reclaim.common.models import Aside, CheckpointInfo
+    from jupyterhub_gpu_reclaim.common.models import (
+        Aside,
+        CheckpointInfo,
+        SessionKey,
+    )
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -48,13 +53,18 @@ class Marks:
         """Tell some words that the store does not show; never raises ``ReclaimError``.
 
         As with deletions, only for sessions that were found to be as the journal says.
+        What was chosen comes after what was set aside for it: the later word counts.
 
         Args:
             saved: the checkpoints, as the store was last listed.
         """
         due = self._due(saved)
         turn = sorted(due, key=lambda row: (row.id <= self._last, row.id))
+        turn.sort(key=lambda row: _wish(row) is None)
+        refused: set[SessionKey] = set()
         for row in turn[:PER_TICK]:
+            if row.key in refused and _wish(row) is None:
+                continue
             self._last = row.id
             try:
                 await self._tell(row)
@@ -62,19 +72,18 @@ class Marks:
                 _log.debug("%s: mark of %s: %s", row.key, row.id, error)
                 return
             except ReclaimError as error:
+                refused.add(row.key)
                 _log.info("%s: mark of %s not written: %s", row.key, row.id, error)
 
     def _due(self, saved: Iterable[CheckpointInfo]) -> list[CheckpointRow]:
-        due = []
+        by_key: dict[SessionKey, list[CheckpointInfo]] = {}
         for info in saved:
-            row = self._sessions.journal.checkpoint(info.id)
-            if row is None or not _is_decided(row):
-                continue
-            runtime = self._sessions.runtime(row.key)
-            if not runtime.compared:
-                continue
-            if runtime.told.get(row.id, info.aside) != _wish(row):
-                due.append(row)
+            by_key.setdefault(info.key, []).append(info)
+        due = []
+        for key, infos in by_key.items():
+            runtime = self._sessions.runtime(key)
+            if runtime.compared:
+                due += untold(self._sessions, key, infos, runtime.told)
         return due
 
     async def _tell(self, row: CheckpointRow) -> None:
@@ -86,6 +95,41 @@ class Marks:
             word=next(self._words),
         )
         self._sessions.runtime(row.key).told[row.id] = wish
+
+
+def untold(
+    sessions: Sessions,
+    key: SessionKey,
+    saved: Collection[CheckpointInfo],
+    told: Mapping[str, Aside | None],
+) -> list[CheckpointRow]:
+    """Return the rows whose words the store does not show.
+
+    What a session goes on from is said to be chosen where something newer of it was set
+    aside: the store alone would not tell.
+
+    Args:
+        sessions: where the journal is.
+        key: the session.
+        saved: its checkpoints, as the store was last listed.
+        told: the words told since.
+    """
+    rows = {row.id: row for row in sessions.journal.checkpoints(key)}
+    there = [(info, rows[info.id]) for info in saved if info.id in rows]
+    due = {
+        info.id: row
+        for info, row in there
+        if _is_decided(row) and told.get(info.id, info.aside) != _wish(row)
+    }
+    said = {row.id: _wish(row) is not None for row in due.values()}
+    goes_on_from = sessions.row(key).checkpoint
+    chosen = [
+        row
+        for info, row in there
+        if info.id == goes_on_from and info.id not in {*due, *told}
+        if _is_decided(row) and phase.is_left(info, saved, said)
+    ]
+    return [*due.values(), *chosen]
 
 
 def _is_decided(row: CheckpointRow) -> bool:

@@ -38,13 +38,13 @@ class Marks:
         #: Contents of the marks of the last list, by name; replaced as a whole.
         self._read: dict[str, Aside | None] = {}
 
-    def of(self, bodies: Iterable[Body]) -> dict[str, Aside]:
-        """The checkpoints that are set aside; one list, and each mark is read once."""
+    def of(self, bodies: Iterable[Body]) -> dict[str, tuple[Aside | None, MarkNumber]]:
+        """The last word about each checkpoint; one list, and each mark is read once."""
         highest: dict[str, str] = {}
         for entry in self._backend.list(layout.MARKS):
             if layout.mark_number(entry.name):
                 highest[layout.id_of(entry.name) or ""] = entry.name
-        asides: dict[str, Aside] = {}
+        words: dict[str, tuple[Aside | None, MarkNumber]] = {}
         said: dict[str, Aside | None] = {}
         for body in bodies:
             name = highest.get(body.info.id, "")
@@ -52,11 +52,11 @@ class Marks:
                 said[name] = self._read[name]
             elif name:
                 self._look(name, body, said)
-            aside = said.get(name)
-            if aside is not None:
-                asides[body.info.id] = aside
+            number = layout.mark_number(name)
+            if name in said and number is not None:
+                words[body.info.id] = said[name], number
         self._read = said
-        return asides
+        return words
 
     def put(self, body: Body, aside: Aside | None, number: MarkNumber) -> None:
         """Seal a word about a checkpoint, durably; idempotent.
