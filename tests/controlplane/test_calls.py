@@ -24,7 +24,7 @@ from jupyterhub_gpu_reclaim.controlplane.api import audit_text
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
-from tests.controlplane.conftest import DELETED, KEY, running, suspended
+from tests.controlplane.conftest import KEY, running, suspended
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 BUSY = Decision(reclaim=False, code="kernel_busy", message="Busy.")
@@ -93,25 +93,6 @@ async def test_warning_is_given_and_taken_back_by_activity_and_by_keep(world):
     assert (await controller.users.keep(KEY, 0, "ada")).kept_until is None
 
 
-async def test_warned_session_is_suspended_when_the_warning_is_over(world):
-    controller, _ = await running(world, warn_for=0.2)
-    world.verdict = IDLE
-    await world.until(lambda: world.phase(controller) == "suspended")
-    whats = [line.what for line in controller.users.audit(KEY)]
-    assert "warned" in whats
-
-
-async def test_keep_during_capture_calls_it_off(world):
-    controller, _ = await running(world)
-    world.node.hold_at = "dump"
-    await controller.users.suspend(KEY, "gpu-reclaim")
-    await world.until(lambda: world.phase(controller) == "suspending")
-    await asyncio.sleep(0.05)
-    await controller.users.keep(KEY, 60, "ada")
-    await world.until(lambda: world.phase(controller) == "running")
-    assert world.node.saved == {}
-
-
 async def test_start_fresh_puts_aside_and_discard_deletes(world):
     controller = await suspended(world)
     view = await controller.users.start_fresh(KEY, "ada")
@@ -124,14 +105,6 @@ async def test_start_fresh_puts_aside_and_discard_deletes(world):
         await controller.users.discard(KEY, "ada", "ckpt-other")
     assert (await controller.users.discard(KEY, "ada", saved.id)).saved == []
     assert world.node.saved == {}
-
-
-async def test_set_aside_is_deleted_when_its_time_is_over(world):
-    controller = await suspended(world, set_aside=0.2)
-    await controller.users.start_fresh(KEY, "ada")
-    assert world.node.saved
-    await world.until(lambda: not world.node.saved)
-    await world.until(lambda: controller.users.sessions() == [])
 
 
 @pytest.mark.parametrize("code", ["checkpoint_damaged", "key_missing"])
@@ -174,22 +147,6 @@ async def test_superseded_that_a_session_has_just_come_back_from_keeps_its_own_t
     sessions.journal.keep(expiry.kept(sessions, newer, Keeping.SUPERSEDED, 0))
     await world.until(lambda: newer not in world.node.saved)
     assert older in world.node.saved
-
-
-async def test_discard_of_a_suspended_session_makes_the_next_start_cold(world):
-    controller = await suspended(world)
-    assert (await controller.users.discard(KEY, "ada")).phase == "stopped"
-    assert world.node.saved == {}
-    assert await world.hub.start(KEY) == "cold"
-
-
-async def test_forget_deletes_everything_even_if_the_agent_is_down(world):
-    controller = await suspended(world)
-    await controller.forget(DELETED)
-    await controller.forget(DELETED)
-    with pytest.raises(NotFound):
-        controller.users.session(KEY)
-    assert world.node.saved == {}
 
 
 async def test_plan_stop_by_a_person_is_a_real_stop(world):

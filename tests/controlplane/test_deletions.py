@@ -74,16 +74,6 @@ async def test_deletion_is_repeated_until_the_node_and_its_store_are_back(
     await _nothing_is_left(world, controller)
 
 
-async def test_deletion_survives_the_service(world):
-    controller = await _suspended(world)
-    back = _away(world, "discard", "checkpoints")
-    await controller.forget(DELETED)
-    world.hub.pointers.pop(KEY, None)
-    await world.kill(controller)
-    back()
-    await _nothing_is_left(world, await world.controller())
-
-
 async def test_deletion_ordered_while_no_service_was_there_is_taken_up(world, tmp_path):
     controller = await _suspended(world)
     await world.kill(controller)

@@ -226,14 +226,6 @@ async def test_return_to_a_closed_machine_is_not_asked_for_again_and_again(world
     assert controller._sessions.row(KEY).failure.code == "node_closed"
 
 
-async def test_user_who_comes_while_it_is_saved_does_not_call_that_off(world):
-    controller = await resumed_while_it_is_saved(world)
-    await asyncio.sleep(0.2)
-    assert world.phase(controller) == "suspending"
-    world.node.hold_at = ""
-    await world.until(lambda: world.phase(controller) == "suspended")
-
-
 async def test_session_that_cannot_be_saved_is_told_with_its_reason(world):
     controller = await world.controller()
     await running(world, controller, "ada", "bo")

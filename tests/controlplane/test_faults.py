@@ -200,13 +200,6 @@ async def test_restore_that_fails_keeps_the_checkpoint_and_says_why(world):
     assert controller.users.session(KEY).failure is None
 
 
-async def test_restore_agent_unreachable_is_refused_and_never_cold(world):
-    await suspended(world)
-    world._servers[0].stop()
-    assert await world.hub.start(KEY) == "agent_unreachable"
-    assert world.hub.plans[-1] == "start refuse"
-
-
 async def test_restore_checkpoint_missing_is_refused_until_the_user_chooses(world):
     controller = await suspended(world)
     world.node.saved.clear()
@@ -370,15 +363,6 @@ async def test_tree_of_a_stopped_session_is_ended_after_the_grace(world):
     await asyncio.sleep(0.1)
     assert world.node.places
     await world.until(lambda: not world.node.places)
-
-
-async def test_cold_start_that_the_service_missed_is_adopted(world):
-    controller = await suspended(world)
-    new = world.node.run(KEY, "cold")
-    world.hub.run(KEY, new.incarnation)
-    await world.until(lambda: world.phase(controller) == "running")
-    assert len(controller.users.session(KEY).saved) == 1
-    assert [c for _, c in world.node.saved.values()] == ["tensors"]
 
 
 async def test_every_action_has_somebody_who_does_it_and_an_answer_is_none(world):

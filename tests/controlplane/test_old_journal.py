@@ -118,31 +118,6 @@ async def test_journal_older_and_the_user_wants_to_start_fresh_is_cold_and_kept(
     assert [state.id for state in second.users.session(KEY).kept] == [saved]
 
 
-async def test_journal_older_and_store_away_waits_and_starts_nothing(world, tmp_path):
-    first = await running(world, "tensors")
-    await suspend(world, first)
-    await resume(world, first)
-    await world.hub.stop(KEY)
-    backup = Backup(world, tmp_path)
-    assert await world.hub.start(KEY) == "cold"
-    await world.until(lambda: world.phase(first) == "running")
-    await suspend(world, first)
-    listed = world.node.checkpoints
-
-    async def away():
-        raise StoreError(Reason.STORE_FAILED, why="it does not answer")
-
-    world.node.checkpoints = away
-    second = await restored_journal(world, first, backup)
-    assert await world.hub.start(KEY) == "store_failed"
-    pointer = world.hub.pointers.pop(KEY)
-    assert await world.hub.start(KEY) == "store_failed"  # it was suspended at some time
-    world.hub.pointers[KEY] = pointer
-    world.node.checkpoints = listed
-    assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(second) == "running")
-
-
 async def test_store_older_than_the_journal_the_older_state_is_offered_and_kept(world):
     first = await running(world, "old")
     older = await suspend(world, first)
@@ -160,25 +135,6 @@ async def test_store_older_than_the_journal_the_older_state_is_offered_and_kept(
     assert (state.keeping, state.expires) == ("aside", None)
     assert second.users.session(KEY).checkpoint == newer
     await second.users.bring_back(KEY, older, "ada")
-    await world.until(lambda: world.phase(second) == "running")
-    assert contents(world) == "old"
-
-
-async def test_store_and_journal_older_than_the_hub_the_older_one_only_by_a_word(
-    world, tmp_path
-):
-    first = await running(world, "old")
-    older = await suspend(world, first)
-    backup = Backup(world, tmp_path)
-    kept = world.node.saved[older]
-    await resume(world, first, "new")
-    newer = await suspend(world, first)
-    assert world.hub.pointers[KEY] == newer
-    world.node.saved = {older: kept}
-    second = await restored_journal(world, first, backup)
-    assert await world.hub.start(KEY) == "saved_older"
-    assert await world.hub.start(KEY) == "saved_older"
-    await second.users.resume(KEY, "ada")
     await world.until(lambda: world.phase(second) == "running")
     assert contents(world) == "old"
 

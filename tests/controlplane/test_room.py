@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import (
     Decision,
     Failure,
     SessionKey,
-    TreeState,
 )
 from jupyterhub_gpu_reclaim.controlplane.decide.room import CROWDED_WAKES
 from tests.controlplane.conftest import KEY as ADA
@@ -174,45 +171,6 @@ async def test_next_one_naps_where_the_first_cannot(world):
     await crowd.phase(ADA, "running")
     assert crowd.states() == ["running", "running", "napping"]
     assert (crowd.asked(BOB), crowd.asked(EVE)) == (1, 1)
-
-
-async def test_one_that_is_captured_meanwhile_is_left_and_the_next_one_naps(world):
-    crowd = await Crowd(world, Gives(BOB, EVE)).start()
-    crowd.node.hold_at = "dump"
-    await crowd.controller.users.suspend(BOB, "bob")
-    await world.until(lambda: crowd.places[BOB].state is TreeState.CAPTURING)
-    crowd.wake(ADA)
-    await crowd.phase(ADA, "running")
-    assert crowd.states() == ["running", "capturing", "napping"]
-    crowd.node.hold_at = ""
-    await crowd.phase(BOB, "suspended")
-
-
-async def test_one_that_the_hub_is_busy_with_is_passed_over(world, slow):
-    crowd = await Crowd(world, Gives(BOB, EVE)).start()
-    world.hub.states[BOB] = "stopping"
-    crowd.wake(ADA)
-    await crowd.phase(ADA, "running")
-    assert crowd.states() == ["running", "running", "napping"]
-    assert crowd.asked(BOB) == 0
-
-
-async def test_two_that_wake_at_once_are_served_one_after_the_other(world):
-    crowd = await Crowd(world, Gives(BOB, EVE)).start()
-    await crowd.controller.users.nap(EVE, "root")
-    await crowd.phase(EVE, "napping")
-    crowd.places[EVE].gpu_memory = 70
-    crowd.wake(ADA)
-    await crowd.phase(ADA, "running")
-    crowd.wake(EVE)  # 70 of 100, of which Ada and Bob have 40 each
-    crowd.policy.keys = {ADA}
-    await world.until(lambda: crowd.facts(EVE).place)
-    await asyncio.sleep(0.5)  # it has been looked at more than once
-    assert crowd.places[EVE].state is TreeState.NAPPING
-    assert (crowd.asked(ADA), crowd.asked(BOB)) == (0, 0)  # it would not be enough
-    crowd.policy.keys = {ADA, BOB}
-    await crowd.phase(EVE, "running")
-    assert crowd.states() == ["napping", "napping", "running"]
 
 
 async def test_card_on_which_wakes_find_nobody_is_crowded(world):

@@ -382,18 +382,3 @@ def test_an_agent_whose_certificate_is_refused_is_told_so_wherever_one_looks(
         elsewhere.do(node.stop_agent)
         elsewhere.do(node.start_agent)
     wait(lambda: words not in reclaim(hub, "GET", f"{path}/why").text, hub)
-
-
-@pytest.mark.long
-def test_a_hub_killed_while_it_is_suspended_brings_it_back(hub, elsewhere, user):
-    start(hub, user)
-    wait(lambda: phase(hub, user) == "running", hub)
-    assert reclaim(hub, "POST", f"sessions/{user}/-/suspend").ok
-    wait(lambda: phase(hub, user) == "suspended", hub)
-    hub.restart()
-    wait(lambda: phase(hub, user) == "suspended", hub, 60)
-    start(hub, user)
-    pod = elsewhere.cluster.pod(f"jupyter-{user}")
-    assert notebook(pod)["command"][3] == "hold"
-    wait(lambda: phase(hub, user) == "running", hub)
-    assert elsewhere.cluster.violations == []

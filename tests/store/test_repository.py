@@ -173,29 +173,6 @@ def test_commit_with_open_file_fails_and_leaves_nothing(root, begin, repository)
     assert repository.list() == []
 
 
-def test_commit_after_reader_error_fails_and_leaves_nothing(root, begin):
-    writer = begin()
-    with pytest.raises(ZeroDivisionError), writer.file("pages.img") as file:
-        file.write(RANDOM + bytes(1 // 0))
-    with pytest.raises(StoreError, match="not written to its end"):
-        writer.commit()
-    assert files_under(root) == []
-
-
-def test_abort_removes_everything_and_is_idempotent(root, begin, repository):
-    writer = begin()
-    writer.add("a", RANDOM)
-    assert writer.abort()
-    assert writer.abort()
-    assert files_under(root) == []
-    with pytest.raises(StoreError) as caught:
-        writer.add("b", b"1")
-    assert caught.value.reason is Reason.CANCELLED
-    with pytest.raises(StoreError):
-        writer.commit()
-    assert repository.list() == []
-
-
 def test_abort_beside_writing_threads_leaves_nothing(root, begin):
     writer = begin()
     begun = threading.Barrier(5, timeout=30)
@@ -283,17 +260,6 @@ def test_list_leaves_out_a_damaged_manifest_but_exists_tells(
     assert (root / "packs" / "bad" / "00000000").exists()
     repository.delete("bad")
     assert not repository.exists("bad")
-
-
-def test_delete_is_whole_and_idempotent(begin, repository, root):
-    commit_one(begin, "a", pages=os.urandom(50_000))
-    commit_one(begin, "b")
-    repository.delete("a")
-    repository.delete("a")
-    repository.delete("never")
-    assert [info.id for info in repository.list()] == ["b"]
-    assert not (root / "packs" / "a").exists()
-    assert repository.open("b").read("pages.img") == RANDOM
 
 
 def test_sweep_removes_only_what_nobody_writes(begin, repository, root, clock):
