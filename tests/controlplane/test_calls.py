@@ -417,3 +417,12 @@ async def test_renamed_user_is_known_by_their_account(world):
     assert (await controller.plan_start(other)).action == "cold"
     await controller.users.start_fresh(renamed, "renamed")
     assert (await controller.plan_start(visit)).action == "cold"
+
+
+async def test_renamed_user_does_not_start_beside_what_only_the_agent_knows(world):
+    """The journal was lost, and the Hub takes the server for stopped."""
+    world.node.run(KEY, "work", "i1")
+    controller = await world.controller()
+    renamed = SessionKey("renamed", KEY.server)
+    visit = Placement(key=renamed, incarnation="i2", remembered=True, former="i1")
+    assert (await controller.plan_start(visit)).failure.code == "renamed"
