@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _SESSIONS: ContextVar[Sessions] = ContextVar("sessions")
 AT_REST = "at rest"
+_STAYS = {"live", "suspended", "stopped"}
 _RESTS = {ActionKind.NOTHING, ActionKind.READY}
 
 
@@ -51,7 +52,10 @@ class Shadow:
         #: where a person's word decides that the store does not show yet
         self.by_wish: Counter[Kind] = Counter()
         self.different: Counter[Kind] = Counter()
+        #: of these, those where the row says the same at the next settle
+        self.follows: Counter[Kind] = Counter()
         self.first: dict[Kind, str] = {}
+        self._last: dict[tuple[int, SessionKey], tuple[Kind, str]] = {}
 
     def patches(self) -> list[Patch]:
         """The names that it listens at."""
@@ -79,25 +83,23 @@ class Shadow:
         self, row: SessionRow, observed: Observed, action: Action, wishes: Wishes
     ) -> None:
         """Compare one session's row with what is computed."""
-        derived = derive(observed._replace(known=frozenset()), wishes)
-        when = _when(action, observed)
-        journal, computed = _of_row(row), _of(derived)
-        if journal[0] in {"suspended", "stopped", "live"} and journal[0] == computed[0]:
-            ours, theirs = " ".join(journal), " ".join(computed)
-        else:
-            ours, theirs = journal[0], computed[0]
-        without = _of(derive(observed._replace(known=frozenset()), Wishes()))[0]
-        if without != computed[0] and when == AT_REST:
-            self.by_wish[Kind(when, without, computed[0])] += 1
+        seen = observed._replace(known=frozenset())
+        derived = derive(seen, wishes)
+        when, journal, computed = _when(action, seen), _of_row(row), _of(derived)
+        former, said = self._last.pop((self.seed, row.key), (None, ""))
+        if former is not None and said == journal[0]:
+            self.follows[former] += 1
+        alone = _of(derive(seen, Wishes()))[0]
+        if when == AT_REST and alone != computed[0]:
+            self.by_wish[Kind(when, alone, computed[0])] += 1
+        ours, theirs = _words(journal, computed)
         if ours == theirs:
             self.equal[when.split(":")[0]] += 1
             return
-        if journal[0] == computed[0]:
-            words = _differ(journal, computed)
-            ours, theirs = f"{journal[0]} {words[0]}", f"{computed[0]} {words[1]}"
         kind = Kind(when, ours, theirs)
         self.different[kind] += 1
-        self.first.setdefault(kind, self._example(row, observed, derived, wishes))
+        self._last[self.seed, row.key] = kind, computed[0]
+        self.first.setdefault(kind, self._example(row, seen, derived, wishes))
 
     def _example(
         self, row: SessionRow, observed: Observed, derived: Derived, wishes: Wishes
@@ -129,9 +131,10 @@ class Shadow:
             share = 100 * equal / max(1, equal + other)
             lines.append(f"{when}: {equal + other} compared, {share:.3f} % equal")
             for kind, count in sorted(mine.items(), key=lambda item: -item[1]):
+                follows = f"{self.follows[kind]} of them said next, too"
                 lines.append(
                     f"{count:8} {kind.when}: {kind.journal} -> {kind.derived}"
-                    f" ({self.first[kind]})"
+                    f" ({follows}; {self.first[kind]})"
                 )
         for kind, count in sorted(self.by_wish.items()):
             words = f"{kind.journal} by the store alone, {kind.derived} by a wish"
@@ -177,10 +180,17 @@ def _of(derived: Derived) -> tuple[str, str, str]:
     return "live" if phase.live else phase.value, derived.checkpoint, asked
 
 
-def _differ(
+def _words(
     journal: tuple[str, str, str], computed: tuple[str, str, str]
 ) -> tuple[str, str]:
+    """What differs, in words; twice the same if nothing does.
+
+    While an operation is under way, only the phase is compared.
+    """
+    phase = journal[0]
+    if phase != computed[0] or phase not in _STAYS or journal == computed:
+        return phase, computed[0]
     if journal[1] != computed[1]:
         names = {journal[1]: "one", computed[1]: "another", "": "none"}
-        return f"in {names[journal[1]]}", f"in {names[computed[1]]}"
-    return f"asks {journal[2] or 'nothing'}", f"asks {computed[2] or 'nothing'}"
+        return f"{phase} in {names[journal[1]]}", f"{phase} in {names[computed[1]]}"
+    return f"{phase} asks {journal[2] or '-'}", f"{phase} asks {computed[2] or '-'}"
