@@ -1355,8 +1355,9 @@ class Reason(Enum):
         "still_waiting",
         "It is not done after {limit}; it goes on in the background.",
         (
-            "See how far it is: jupyterhub-gpu-reclaim sessions; and whether a machine"
-            " holds it up: jupyterhub-gpu-reclaim nodes"
+            "Whether a machine or its store holds it up: jupyterhub-gpu-reclaim nodes;"
+            " it is done once that is over. Else see how far it is:"
+            " jupyterhub-gpu-reclaim sessions"
         ),
         True,
     )
