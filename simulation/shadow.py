@@ -1,8 +1,30 @@
 """Shadow: compares the computed phase with the journal's row, at each settle.
 
 What is written down twice can differ. Each difference is counted by its kind, with the
-first seed that shows it: the action that the row asks for, and what row and ``derive``
-say. Nothing of a run is changed.
+first seed that shows it: the action that the row asks for, what row and ``derive`` say,
+and how often the row says the same at the next settle. Nothing of a run is changed.
+
+==============================  =====================================================
+kind                            why
+==============================  =====================================================
+at rest
+  in one -> in none,            The row was put back, or the store was: what the row
+  suspended -> stopped          names was deleted since, or is not there any more. The
+                                Hub's pointer may name it still; then a start asks.
+  asks -> asks nothing          What a session came from long ago is kept like a save
+                                point. The store does not say when it came back.
+in the Hub
+  suspended -> resuming         It starts the server; the journal has not been asked
+                                yet, or has given that start up.
+  live -> resuming              It runs, and has not answered the Hub yet.
+  live -> stopped, suspended    The Hub takes for running what has ended.
+moving
+  take, adopt, give up,         The action writes down what has happened; the row says
+  set aside                     the same at the next settle.
+  report: -> live               It runs, and the Hub does not know of it.
+  thaw, cancel: live ->         It stands frozen, and no row asks for that any more.
+  suspending
+==============================  =====================================================
 """
 
 from __future__ import annotations
