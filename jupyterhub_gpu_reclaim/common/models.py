@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.bounds import (
     Count,
     Identifier,
@@ -254,7 +255,14 @@ class Failure(Value, frozen=True, kw_only=True):
     incarnation: str = ""
     #: Of ``former_service``: the highest term that the agent has seen, in digits.
     term: str = ""
-    at: float = 0.0  #: of a session's end: when that was; 0: not known
+    at: Moment = 0.0  #: when a session's end, or the attempt, was; 0: not known
+
+    @property
+    def told(self) -> str:
+        """The sentence for later: what may have passed since is told as what it was."""
+        if not (self.retryable and self.at):
+            return self.message
+        return f"The last attempt failed at {text.moment(self.at)}: {self.message}"
 
 
 class Aside(Value, frozen=True, kw_only=True):

@@ -181,7 +181,7 @@ class Reason(Enum):
     )
     BACKING_OFF = (
         "backing_off",
-        "The last attempt failed ({why}); the next one is in {wait}.",
+        "The last attempt failed ({why}); it is not tried again for {wait}.",
         "Remove what it names. Suspend now tries again at once.",
         True,
     )

@@ -65,7 +65,9 @@ async def test_capture_failure_leaves_session_running_with_backoff(world):
         lambda: (f := controller.users.session(KEY).failure) and f.code == "io_uring"
     )
     assert world.phase(controller) == "running"
-    assert controller.users.session(KEY).facts.backoff_until
+    view = controller.users.session(KEY)
+    assert view.facts.backoff_until
+    assert view.failure.at  # of the attempt: pages tell it as what was
     assert world.hub.orders == []
 
 

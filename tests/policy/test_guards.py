@@ -76,7 +76,8 @@ def test_backing_off_tells_why_and_how_long(snapshot, now):
     failure = Failure(code="capture_failed", message="It did not work.")
     verdict = only(snapshot(backoff_until=now + 90, failure=failure), now)
     assert verdict.message == (
-        "The last attempt failed (It did not work); the next one is in 1 min 30 s."
+        "The last attempt failed (It did not work); it is not tried again for 1 min 30"
+        " s."
     )
     assert verdict.at == now + 90
     assert only(snapshot(backoff_until=now + 90), now).code == "backing_off"

@@ -129,6 +129,18 @@ def test_suspended_card_after_a_failure_offers_to_try_again():
     assert (one.failure, one.failure_hint) == ("Port 5 is taken.", "End it.")
 
 
+def test_what_may_have_passed_since_the_last_attempt_is_told_as_what_it_was():
+    absent = Failure(
+        code="store_absent", message="It is gone.", retryable=True, at=NOW - 60
+    )
+    one = made(Phase.SUSPENDED, checkpoint="c1", failure=absent)
+    assert one.failure == (
+        "The last attempt failed at 2023-11-14 22:12 UTC: It is gone."
+    )
+    lasting = msgspec.structs.replace(absent, retryable=False)
+    assert made(Phase.RUNNING, failure=lasting).failure == "It is gone."
+
+
 @pytest.mark.parametrize(
     "phase", [Phase.SUSPENDING, Phase.RELEASING, Phase.RESUMING, Phase.STOPPED]
 )

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 
+import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.cli import sessions
@@ -86,6 +87,10 @@ async def test_sessions_are_listed_with_state_and_reason(command, control):
     assert "suspended" in bob
     assert bob.endswith("Suspended by root.")
     assert out.splitlines()[-1] == "2 sessions, 1 running, 1 suspended"
+    passed = msgspec.structs.replace(BROKEN, retryable=True, at=1_700_000_000.0)
+    control.put("ada", failure=passed)
+    _, out, _ = await command("sessions")
+    assert "failed at 2023-11-14 22:13 UTC: It did not work." in out
 
 
 async def test_sessions_can_be_chosen_by_what_they_are(command, control):

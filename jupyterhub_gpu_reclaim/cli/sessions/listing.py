@@ -135,7 +135,7 @@ def _why(view: SessionView) -> str:
     if view.facts.place:
         return f"Waiting for a free GPU: number {view.facts.place} in the queue."
     if view.failure is not None:
-        return view.failure.message
+        return view.failure.told
     if not view.phase.live:  # the last verdict is of the time before
         return suspension.why if (suspension := view.facts.suspension) else ""
     return view.verdict.message if view.verdict is not None else ""

@@ -70,6 +70,14 @@ SILENT_STEP = "silent_agent"
 SERVICE = OURSELVES
 
 
+#: Events that end an attempt whose failure is shown until the next one.
+_ATTEMPT_FAILED = {
+    phases.SessionEvent.CAPTURE_FAILED,
+    phases.SessionEvent.THAWED,
+    phases.SessionEvent.RESTORE_FAILED,
+}
+
+
 class Sessions:
     """Rows, runtime state, views, and the readers that wait for their changes.
 
@@ -153,12 +161,13 @@ class Sessions:
             Refused: the phase table does not allow it; nothing is changed.
             StoreError: the journal could not be written; nothing is changed.
         """
-        before = self.row(key)
+        before, now = self.row(key), self.clock.now()
+        if failure is not None and event in _ATTEMPT_FAILED:
+            failure = msgspec.structs.replace(failure, at=now)
         row = msgspec.structs.replace(before, failure=failure, **changes)
         if before.checkpoint not in {"", row.checkpoint}:
             row = msgspec.structs.replace(row, dismissed=before.checkpoint)
         phase = phases.advance(before.phase, event, saved=bool(row.checkpoint))
-        now = self.clock.now()
         moved = phase is not before.phase or not before.since
         row = msgspec.structs.replace(
             row, phase=phase, since=now if moved else before.since

@@ -177,7 +177,7 @@ def card(
         kept=_kept(view, now) if live else None,
         pinned_by=view.facts.opted_out_by,
         place=_place(view),
-        failure=view.failure.message if view.failure else "",
+        failure=view.failure.told if view.failure else "",
         failure_code=view.failure.code if view.failure else "",
         failure_hint=view.failure.hint if view.failure else "",
         second=view.failure.incarnation if view.failure and manages else "",
