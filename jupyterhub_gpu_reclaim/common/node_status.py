@@ -57,6 +57,20 @@ class NodeStatus(Value, frozen=True, kw_only=True):
         """Whether it can save sessions."""
         return not any(finding.fatal for finding in self.findings)
 
+    @property
+    def unheard(self) -> NodeStatus:
+        """What is left of it once the agent is silent: no figure that changes."""
+        cards = [
+            msgspec.structs.replace(card, free=None, busy_percent=None)
+            for card in self.cards or ()
+        ]
+        return msgspec.structs.replace(
+            self,
+            cards=None if self.cards is None else cards,
+            state_free=None,
+            store_free=None,
+        )
+
 
 class NodeHealth(Value, frozen=True, kw_only=True):
     """One node, as it was heard of last."""

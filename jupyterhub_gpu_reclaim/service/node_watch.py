@@ -115,7 +115,10 @@ class NodeWatch:
             message = f"{why.message.removesuffix('.')} ({error.detail})."
             why = msgspec.structs.replace(why, message=message)
         return msgspec.structs.replace(
-            before, silent_since=asked if since is None else since, silence=why
+            before,
+            status=before.status.unheard if before.status is not None else None,
+            silent_since=asked if since is None else since,
+            silence=why,
         )
 
 

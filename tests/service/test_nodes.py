@@ -71,7 +71,8 @@ class Machines:
             await asyncio.Event().wait()
         if node in self.gone:
             raise Unreachable(Reason.NODE_SILENT, node=node, detail="cut off")
-        return UP
+        card = CardStatus(name="H200", total=9, free=4, busy_percent=7.0)
+        return msgspec.structs.replace(UP, cards=[card], state_free=5)
 
     async def node_notices(self) -> list[NodeNotice]:
         if self.forbidden:
@@ -166,7 +167,11 @@ async def test_agent_that_does_not_answer_is_silent_since_it_was_asked(monkeypat
         clock.advance(5)
     a, b = watch.now()
     assert (a.silent_since, b.silent_since) == (NOW + 5, NOW + 5)
-    assert (a.status, b.ready) == (UP, False)  # what was known is shown on
+    assert b.ready is False
+    assert (a.status.host, a.status.criu) == ("vm", "4.2")  # what was known stays,
+    assert (a.status.store_free, a.status.state_free) == (None, None)  # no figure
+    (card,) = a.status.cards
+    assert (card.name, card.free, card.busy_percent) == ("H200", None, None)
     assert {node: why.code for node, why in told[-1].items()} == {
         "a": "node_silent",
         "b": "node_silent",
