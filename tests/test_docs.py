@@ -172,7 +172,7 @@ def test_symptoms_quote_what_is_really_shown() -> None:
 
 
 #: What is red on the pages, fires an alert, and keeps somebody from their work.
-RED = STORE_CODES | {"agent_unreachable", "node_silent", "node_closed", "store_full"}
+RED = STORE_CODES | {"agent_unreachable", "node_silent", "node_closed"}
 
 
 @pytest.mark.parametrize("code", sorted(RED))

@@ -22,9 +22,12 @@ STORE_CODES = frozenset(
         Reason.STORE_ABSENT,
         Reason.STORE_DENIED,
         Reason.STORE_FAILED,
+        Reason.STORE_FULL,
         Reason.STORE_UNREACHABLE,
     )
 )
+#: Free room in the store, in bytes, below which not even a small session may fit.
+NO_ROOM = 50 * 10**6
 
 
 class CardStatus(Value, frozen=True, kw_only=True):
@@ -99,6 +102,10 @@ class NodeHealth(Value, frozen=True, kw_only=True):
                 for each in self.status.findings
                 if each.fatal or each.code in STORE_CODES
             ]
+            free, whole = self.status.store_free, self.status.store_capacity
+            if free is not None and free < NO_ROOM:
+                left = text.room(free, whole)
+                found.append(finding(Reason.STORE_FULL, needed="more", free=left))
         if self.drain is not None:
             found.append(closed(self.drain))
         return found

@@ -230,7 +230,11 @@ def test_strip_says_in_a_word_what_is_well_and_in_a_sentence_what_is_not():
     )
     full = msgspec.structs.replace(UP, store_free=0)
     told = parts([up, NodeHealth(node="b", status=full)])["Store"]
-    assert told == ("full: 0 B of 4.0 TB free", "bad")
+    short = "Not enough room in the store: more needed, 0 B of 4.0 TB free"
+    assert told == (f"{short} (as b sees it)", "bad")
+    (fault,) = NodeHealth(node="b", status=full).faults  # so the command line, too
+    assert fault.code == "store_full"
+    assert node_card(NodeHealth(node="b", status=full), [], NOW).state != "Ready"
     lost = NodeHealth(node="b", status=UP, silent_since=NOW - 12)
     last = NodeHealth(node="", silent_since=NOW - 90)
     assert parts([up, lost])["Agents"] == ("b has been silent for 12 s", "bad")

@@ -198,6 +198,11 @@ def test_metrics_of_nodes_tell_of_agents_cards_and_disks():
     silent = "The machine's agent does not answer."
     assert faults == {
         ("criu_missing", "gpu-2", "No CRIU."),
+        (
+            "store_full",
+            "gpu-1",
+            "Not enough room in the store: more needed, 7 B of 9 B free.",
+        ),
         ("agent_unreachable", "gpu-3", silent),
     }
     assert found["state_free_bytes", "gpu-1"] == 5

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 #: The control plane's names of parts that do not answer.
 _HUB, _STORE = "Hub", "agent's store"
-#: Free room in the store, in bytes, below which a warning is due, and below which not
-#: even a small session may fit.
-LITTLE_ROOM, NO_ROOM = 20 * 10**9, 50 * 10**6
+#: Free room in the store, in bytes, below which a warning is due.
+LITTLE_ROOM = 20 * 10**9
 
 
 @dataclass(frozen=True)
@@ -99,8 +98,6 @@ def _store(nodes: Sequence[NodeHealth], silent: Sequence[str]) -> tuple[str, str
     free, room = store_room(nodes)
     if free is None:
         return "answers", "good"
-    if free < NO_ROOM:
-        return f"full: {room} free", "bad"
     return f"{room} free", "good" if free >= LITTLE_ROOM else "warn"
 
 

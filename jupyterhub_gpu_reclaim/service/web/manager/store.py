@@ -8,11 +8,7 @@ from urllib.parse import urlencode
 
 from jupyterhub_gpu_reclaim.common import text as words
 from jupyterhub_gpu_reclaim.service.web.cards import ago, ahead
-from jupyterhub_gpu_reclaim.service.web.health import (
-    NO_ROOM,
-    store_fault,
-    store_room,
-)
+from jupyterhub_gpu_reclaim.service.web.health import store_fault, store_room
 from jupyterhub_gpu_reclaim.service.web.manager.page import ManagerPage
 
 if TYPE_CHECKING:
@@ -88,14 +84,13 @@ class StorePage(ManagerPage):
         uses, now = context.control.store_use(), context.clock.now()
         most = max((use.stored_bytes for use in uses), default=0) or 1
         found = stored(context.control.users.sessions(), user, order)
-        room, free = store_room(context.nodes())
+        _, free = store_room(context.nodes())
         self.page(
             "store.html",
             done=self.done(),
             xsrf=self.xsrf(),
             free=free,
             fault=store_fault(context.nodes()),
-            full=room is not None and room < NO_ROOM,
             user=user,
             order=order,
             query=urlencode({"user": user, "order": order}),
