@@ -56,7 +56,12 @@ async def test_session_without_a_job_says_nothing_of_one(world, due):
     await controller.users.resume(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "running")
     world.node.job_due = due
-    await world.until(lambda: controller.users.session(KEY).usage.job_due == due)
+
+    def told():
+        usage = controller.users.session(KEY).usage  # none right after the return
+        return usage is not None and usage.job_due == due
+
+    await world.until(told)
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     await asyncio.sleep(0.5)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
-from tornado.web import Application, RequestHandler
+from tornado.web import Application, HTTPError, RequestHandler
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
@@ -44,6 +44,8 @@ class Told(RequestHandler):
         self.answers, self.headers = answers, headers
 
     def get(self, path):
+        if path.startswith("scheduler/"):
+            raise HTTPError(404)  # a server without it
         for name, value in self.headers.items():
             self.set_header(name, value)
         answer = self.answers.get(path, {})

@@ -200,7 +200,7 @@ def test_a_user_with_nothing_on_a_card_is_told_by_its_memory_or_by_its_thread():
     class Telling(gpu.WellDriver):
         def memory(self, pids):
             held = super().memory(pids)
-            return {**held, shown.pid: Memory(own=0, borrowed=0)}
+            return {**held, shown.pid: Memory(own=(0,), borrowed=0)}
 
         def thread(self, pid):
             return 1
