@@ -78,7 +78,11 @@ _DAY = (
     ),
     ("POSIX semaphores, shared memory, timers and condition variables in C", "kept"),
     ("`sort`, `xargs`, `xz`, `split`, `zip`, venv, cron-like loops", "kept"),
-    ("gpg-agent and ssh-agent, screen, asked again and again", _TRIED_AGAIN),
+    ("gpg-agent and ssh-agent, asked again and again", _TRIED_AGAIN),
+    (
+        "`screen -X`, without a pause",
+        "kept in one run of two; refused in the other, and the session ran on",
+    ),
     ("`git clone` and `gc`, `make -j`, `rsync`, `tar`", _MANY_FILES),
     ("a slow download from a server that has sent all and closed", "reads as reset"),
 )
