@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.linux import procfs, ptrace
 from jupyterhub_gpu_reclaim.linux.descriptors import readable
-from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
+from jupyterhub_gpu_reclaim.linux.mounts import mount_of, read_mounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -87,7 +87,7 @@ def used(tree: Snapshot) -> list[FarUse]:
     found: dict[str, FarUse] = {}
     for process in tree.processes if far else ():
         for link, target in _links(process.pid):
-            mount = _mount_of(target, far)
+            mount = mount_of(target, far)
             if mount is not None:
                 use = FarUse(process, f"{procfs.PROC}/{process.pid}/{link}", mount)
                 found.setdefault(mount.device, use)
@@ -171,17 +171,6 @@ def _links(pid: int) -> Iterator[tuple[str, str]]:
         yield f"fd/{fd}", target
     for one in procfs.mappings(pid):
         yield f"map_files/{one.start:x}-{one.end:x}", one.path
-
-
-def _mount_of(target: str, far: list[Mount]) -> Mount | None:
-    """Which of those mounts a path lies on; None: none of them."""
-    on = [
-        mount
-        for mount in far
-        if target == str(mount.target)
-        or target.startswith(str(mount.target).rstrip("/") + "/")
-    ]
-    return max(on, key=lambda mount: len(mount.target.parts), default=None)
 
 
 def this_thread() -> Task:

@@ -42,6 +42,17 @@ class Mount(NamedTuple):
         return None
 
 
+def mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
+    """The mount that a path lies on, of these; of several there, the last one."""
+    found = None
+    for mount in mounts:
+        target = str(mount.target)
+        on = path == target or path.startswith(target.rstrip("/") + "/")
+        if on and (found is None or len(mount.target.parts) >= len(found.target.parts)):
+            found = mount
+    return found
+
+
 def parse_mounts(table: str) -> list[Mount]:
     """A mountinfo table; lines that do not fit are left out."""
     mounts = []

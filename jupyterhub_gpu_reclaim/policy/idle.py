@@ -197,19 +197,16 @@ class IdlePolicy(Configurable):
         idle = duration(idle_for(snapshot, now))
         limits = duration(limit) + rule
         decision = allow(Reason.IDLE, now, idle=idle, idle_after=limits)
-        told = job_told(snapshot.usage, wakes=self.mode_of(snapshot.terms) == "wake")
+        told = job_told(snapshot.usage, wakes=self._for_jobs(snapshot) == "wake")
         message = f"{decision.message} {told}".strip()
         return [msgspec.structs.replace(decision, message=message)]
 
-    def mode_of(self, terms: SessionPolicy) -> str:
-        """A session's value of ``wake_for_jobs``."""
-        return (
-            self.wake_for_jobs if terms.wake_for_jobs is None else terms.wake_for_jobs
-        )
+    def _for_jobs(self, snapshot: SessionSnapshot) -> str:
+        return mode_for_jobs(snapshot.terms, self.wake_for_jobs)
 
     def jobs_due(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Return the reason if a scheduled job prevents a suspend."""
-        usage, mode = snapshot.usage, self.mode_of(snapshot.terms)
+        usage, mode = snapshot.usage, self._for_jobs(snapshot)
         if usage is None or not usage.jupyter or mode == "never" or usage.job_due == 0:
             return []
         rule = snapshot.terms.rule("wake_for_jobs")
@@ -349,6 +346,12 @@ class IdlePolicy(Configurable):
             yield deny(
                 Reason.PROMPT_OPEN, now - age + limit, name=name, age=ages, limit=limits
             )
+
+
+def mode_for_jobs(terms: SessionPolicy | None, usual: str) -> str:
+    """A session's value of ``wake_for_jobs``: its rules', or the usual one."""
+    ruled = terms.wake_for_jobs if terms is not None else None
+    return usual if ruled is None else ruled
 
 
 def job_told(usage: Usage | None, *, wakes: bool) -> str:

@@ -206,7 +206,7 @@ class KeptFiles:
         for copy in self._copies:
             cancel.check()
             name, hasher = NAME.format(number=copy.number), blake3()
-            blocks = memory.take(copy.size) if copy.clone < 0 else _read(copy.clone)
+            blocks = memory.take(copy.size) if copy.clone < 0 else blocks_of(copy.clone)
             with file(name) as target:
                 if copy.size <= _BLOCK:
                     for block in _hashed(blocks, hasher):
@@ -269,9 +269,10 @@ class _Blocks:
             yield block
 
 
-def _read(clone: int) -> Iterator[memoryview]:
+def blocks_of(descriptor: int) -> Iterator[memoryview]:
+    """All of a file, from its beginning."""
     at = 0
-    while block := os.pread(clone, _BLOCK, at):
+    while block := os.pread(descriptor, _BLOCK, at):
         yield memoryview(block)
         at += len(block)
 

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from blake3 import blake3
 
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again, run_as
-from jupyterhub_gpu_reclaim.checkpoint.files.kept_files import FICLONE
+from jupyterhub_gpu_reclaim.checkpoint.files.kept_files import FICLONE, blocks_of
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
@@ -59,7 +59,6 @@ _MOST_FOLDERS: Final = 100
 _MODE: Final = 0o777
 #: Bytes of a newer file that may be copied.
 _MOST_COPIED: Final = 1 << 30
-_BLOCK: Final = 1 << 20
 #: What a shared folder gives to those in it: anything, and that they keep their own.
 _SHARED: Final = 0o1777
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -258,7 +257,7 @@ def _ready(
         for block in read(one.kept):
             run_as(who, partial(_write, made.descriptor, bytes(block)))
         now = run_as(who, partial(_status, ready.folder, made.name))
-        run_as(who, partial(_give, made.descriptor, one))
+        run_as(who, partial(_give, made.descriptor, one.mode, one.gid, one.mtime_ns))
         # What is another's stays so; root makes nothing another's that was not.
         if now is not None and (now.st_uid, now.st_gid) == (one.uid, one.gid):
             with suppress(OSError):  # as on a file system that trusts no root
@@ -312,12 +311,12 @@ def _write(descriptor: int, block: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _give(descriptor: int, one: FileFingerprint) -> None:
-    """Mode, group and time as they were, as far as its user may; nobody has it open."""
-    os.fchmod(descriptor, one.mode & _MODE)
+def _give(descriptor: int, mode: int, gid: int, mtime_ns: int) -> None:
+    """Mode, group and time as they were, as far as its user may."""
+    os.fchmod(descriptor, mode & _MODE)
     with suppress(OSError):
-        os.fchown(descriptor, -1, one.gid)
-    os.utime(descriptor, ns=(one.mtime_ns, one.mtime_ns))
+        os.fchown(descriptor, -1, gid)
+    os.utime(descriptor, ns=(mtime_ns, mtime_ns))
 
 
 def _swap(ready: _Ready, uid: int, moment: float) -> bytes:
@@ -436,14 +435,9 @@ def _copy(source: int, target: int) -> None:
     try:
         fcntl.ioctl(target, FICLONE, source)
     except OSError:
-        at = 0
-        while block := os.pread(source, _BLOCK, at):
-            _write(target, block)
-            at += len(block)
-    os.fchmod(target, status.st_mode & _MODE)
-    with suppress(OSError):
-        os.fchown(target, -1, status.st_gid)
-    os.utime(target, ns=(status.st_mtime_ns, status.st_mtime_ns))
+        for block in blocks_of(source):
+            _write(target, bytes(block))
+    _give(target, status.st_mode, status.st_gid, status.st_mtime_ns)
     os.fsync(target)
 
 

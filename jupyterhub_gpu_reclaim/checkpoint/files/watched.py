@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.linux import procfs
@@ -29,10 +28,10 @@ from jupyterhub_gpu_reclaim.linux.file_handles import (
     FileHandle,
     open_handle,
 )
-from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
+from jupyterhub_gpu_reclaim.linux.mounts import mount_of, read_mounts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from jupyterhub_gpu_reclaim.linux.mounts import Mount
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
@@ -168,7 +167,7 @@ def _on_overlays(
     for path in sorted(
         {*_USUAL, *(procfs.link(one.pid, "cwd") for one in tree.processes)}
     ):
-        mount = _mount_of(path, mounts)
+        mount = mount_of(path, mounts)
         if mount is not None and mount.kind == _OVERLAY:
             inode = _inode(path, root)
             if inode is not None:
@@ -189,17 +188,6 @@ def _place(
         if path is not None and _inode(path, root) == watch.inode:
             return path
     return None
-
-
-def _mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
-    """The mount that a path of the session lies on; of several, the last one."""
-    found = None
-    for mount in mounts:
-        if Path(path).is_relative_to(mount.target) and (
-            found is None or len(mount.target.parts) >= len(found.target.parts)
-        ):
-            found = mount
-    return found
 
 
 def _inode(path: str, root: int) -> int | None:

@@ -15,7 +15,7 @@ from jupyterhub_gpu_reclaim.controlplane.journal import notes
 from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
-from jupyterhub_gpu_reclaim.policy.idle import job_told
+from jupyterhub_gpu_reclaim.policy.idle import job_told, mode_for_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +80,4 @@ class JobWakes:
                 self.look(row.key)
 
     def _is_woken(self, row: SessionRow) -> bool:
-        terms = self._sessions.policy_of(row)
-        ruled = terms.wake_for_jobs if terms is not None else None
-        return (self._wakes if ruled is None else ruled) == "wake"
+        return mode_for_jobs(self._sessions.policy_of(row), self._wakes) == "wake"

@@ -41,11 +41,11 @@ SESSION = f"{PREFIX}/session"
 ACCOUNT = f"{PREFIX}/account"
 #: Volumes that end with the pod, or are made for it from what the cluster has today.
 _PASSING = {"emptydir", "ephemeral", "configmap", "secret", "projected", "downwardapi"}
-#: Runtime classes of gVisor and Kata, as GKE, AKS, OpenShift and their own manuals name
-#: them. The name is all that a pod tells.
 #: Taints of a node that is cut off. A pod that does not say how long it stays there is
 #: deleted after 300 s (the admission plugin ``DefaultTolerationSeconds``).
 _CUT_OFF = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+#: Runtime classes of gVisor and Kata, as GKE, AKS, OpenShift and their own manuals name
+#: them. The name is all that a pod tells.
 _SANDBOX = re.compile(r"gvisor|runsc|kata(-.+)?")
 
 
