@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu import driver_helper
+from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import DriverError
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import examine_sharing
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.linux.processes import Snapshot
@@ -87,6 +88,18 @@ def test_examine_cards_that_do_not_reach_each_other_may_be_used_together(tree):
     driver = gpu.PeersOfOneProcess(*(p.pid for p in two.processes))
     driver.peers = lambda: False
     assert reasons(driver, two) == []
+
+
+def test_examine_where_the_driver_falls_silent_cards_may_reach_each_other(tree):
+    two = tree("x")
+    driver = gpu.PeersOfOneProcess(*(p.pid for p in two.processes))
+
+    def silent() -> bool:
+        raise DriverError("begin", None, "no answer")
+
+    driver.peers = silent
+    last = max(two.processes, key=lambda p: p.pid)
+    assert reasons(driver, two) == [("gpu_peers", last.ns_pid)]
 
 
 @pytest.mark.parametrize("fault", [gpu.TightLippedDriver, gpu.BlindDriver])

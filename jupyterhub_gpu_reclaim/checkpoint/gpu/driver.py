@@ -117,7 +117,11 @@ class Driver:
         return [Card(**card) for card in self._started().facts["cards"]]
 
     def peers(self) -> bool:
-        """Whether a GPU of this machine can read another's memory."""
+        """Whether a GPU of this machine can read another's memory.
+
+        Raises:
+            DriverError: there is no driver.
+        """
         return bool(self._started().facts["peers"])
 
     def state(self, pid: int, *, seconds: float = QUICK_SECONDS) -> CudaState | None:

@@ -327,7 +327,7 @@ def examine_sharing(
         facts = {"pid": process.ns_pid, "name": process.name}
         if (mine and mine.borrowed) or _event_owners(process.pid) - alive:
             yield SharingFound(Reason.GPU_IPC, facts)
-        if _is_large_on_several_cards(process.pid, mine) and driver.peers():
+        if _is_large_on_several_cards(process.pid, mine) and _may_reach(driver):
             yield SharingFound(Reason.GPU_PEERS, facts)
     if memory is None and len(users) > 1:
         facts = {"pid": users[0].ns_pid, "name": users[0].name}
@@ -360,6 +360,14 @@ def _is_large_on_several_cards(pid: int, memory: Memory | None) -> bool:
         return len({d.target for d in held_by(pid).descriptors if _is_card(d)}) > 1
     used = [size for size in memory.own if size]
     return len(used) > 1 and max(used) >= _PEER_BYTES
+
+
+def _may_reach(driver: Driver) -> bool:
+    """Whether a card can read another's memory; also where the driver is silent."""
+    try:
+        return driver.peers()
+    except DriverError:
+        return True
 
 
 def _is_card(descriptor: procfs.Descriptor) -> bool:
