@@ -92,6 +92,44 @@ async def test_nothing_starts_on_the_hubs_own_machine_until_it_is_over(world):
     assert world.phase(controller) == "running"
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_undrain_calls_off_what_is_being_saved_for_it(world, restarted):
+    controller = await world.controller()
+    await running(world, controller, "ada")
+    world.node.hold_at = "dump"
+    controller.nodes.drain("", DrainOrder(), "root")
+    await world.until(lambda: world.phase(controller) == "suspending")
+    if restarted:
+        await world.kill(controller)
+        controller = await world.controller()
+    controller.nodes.undrain("", "root")
+    await world.until(lambda: world.phase(controller) == "running", limit=5.0)
+    assert world.node.saved == {}
+
+
+async def test_notice_that_is_withdrawn_calls_off_what_is_being_saved(world):
+    controller = await world.controller()
+    await running(world, controller, "ada")
+    world.node.hold_at = "dump"
+    controller.nodes.follow([NodeNotice("", "cordoned")])
+    await world.until(lambda: world.phase(controller) == "suspending")
+    controller.nodes.follow([])
+    await world.until(lambda: world.phase(controller) == "running", limit=5.0)
+
+
+async def test_undrain_does_not_call_off_what_its_user_has_ordered(world):
+    controller = await world.controller()
+    await running(world, controller, "ada")
+    world.node.hold_at = "dump"
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspending")
+    controller.nodes.drain("", DrainOrder(), "root")
+    controller.nodes.undrain("", "root")
+    await asyncio.sleep(0.2)
+    world.node.hold_at = ""
+    await world.until(lambda: world.phase(controller) == "suspended")
+
+
 async def test_order_outlives_the_service(world):
     controller = await world.controller()
     controller.nodes.drain("", DrainOrder(seconds=900), "root")

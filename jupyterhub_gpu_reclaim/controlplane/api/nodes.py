@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.drain import Drain
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound
+from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
@@ -78,9 +78,12 @@ class NodeApi:
         Raises:
             StoreError: the journal cannot be written.
         """
-        now = self._sessions.clock.now()
-        for drain in self._sessions.drains.follow(notices, SERVICE, now):
+        drains, now = self._sessions.drains, self._sessions.clock.now()
+        before = {drain.node for drain in drains.all()}
+        for drain in drains.follow(notices, SERVICE, now):
             self._note_begun(drain)
+        for node in before - {drain.node for drain in drains.all()}:
+            self._look_at_sessions_on(node)
 
     def drain_of(self, node: str) -> Drain | None:
         """Return the drain of that node; None: it is not drained."""
@@ -101,6 +104,6 @@ class NodeApi:
     def _look_at_sessions_on(self, node: str) -> None:
         """Have every session on the node looked at that waits for a change."""
         for row in self._sessions.journal.sessions():
-            if row.node == node and row.phase in LIVE:
+            if row.node == node and row.phase not in {Phase.SUSPENDED, Phase.STOPPED}:
                 self._sessions.touch(row.key)
                 self._queue.add(row.key)

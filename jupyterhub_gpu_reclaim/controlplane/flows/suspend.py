@@ -156,17 +156,21 @@ class Suspender:
             yield self.failed(self._sessions.row(row.key), end.failure)
 
     async def _break_off(self, row: SessionRow) -> None:
-        """Cancel a capture once a server belonging to it goes on, or it is gone.
+        """Cancel a capture once it is not wanted any more, or its session is gone.
 
-        See ``Together``. Its programs may have ended without the agent's noticing.
+        A drain may be over, or a server belonging to it go on (``Together``). Its
+        programs may have ended without the agent's noticing.
         """
-        await give_way(
-            self._sessions,
-            self._agent,
-            row,
-            lambda now: not self._still(row) or self._together.breaks(now) is not None,
-            self._settings,
-        )
+        drains, code = self._sessions.drains, Reason.NODE_DRAINS.value
+        drained = any(line.code == code for line in self._sessions.cause(row.key))
+        drained = drained and row.stop_asked is None
+
+        def is_over(now: SessionRow) -> bool:
+            undrained = drained and drains.of_session(now) is None
+            broken = self._together.breaks(now) is not None
+            return not self._still(row) or undrained or broken
+
+        await give_way(self._sessions, self._agent, row, is_over, self._settings)
 
     def _still(self, row: SessionRow) -> bool:
         now = self._sessions.row(row.key)

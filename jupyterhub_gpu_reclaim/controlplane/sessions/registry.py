@@ -200,7 +200,7 @@ class Sessions:
         if row.phase is not Phase.WARNED:
             self.runtime(key).suspends_at = None
         if audit.what in suspensions.CAUSES:
-            self.runtime(key).cause = suspensions.cause([audit])
+            self.runtime(key).cause = [audit]
         if row.waiting_since is None:
             self.runtime(key).waiting = None
         self.touch(key)
@@ -446,18 +446,19 @@ class Sessions:
     ) -> Suspension | None:
         if row.phase not in {*phases.SAVED, Phase.RESUMING}:
             return None
-        why = self._cause(row.key)
+        why = suspensions.cause(self.cause(row.key))
         times, retention = self.resume_times, self._retention
         return suspensions.suspension_of(row, kept, why, times, retention)
 
-    def _cause(self, key: SessionKey) -> str:
-        """Return why it was suspended; after a restart, the audit tells, if it can."""
+    def cause(self, key: SessionKey) -> list[AuditRow]:
+        """Return the audit's line on its last suspend, if there is one."""
         runtime = self.runtime(key)
         if runtime.cause is None:
             with suppress(StoreError):
                 lines = self.journal.audit(key, suspensions.CAUSE_LINES)
-                runtime.cause = suspensions.cause(lines)
-        return runtime.cause or ""
+                found = [line for line in lines if line.what in suspensions.CAUSES]
+                runtime.cause = found[:1]
+        return runtime.cause or []
 
     def policy_of(self, row: SessionRow) -> SessionPolicy | None:
         """Return a running session's settings by rule; None: there are no rules."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Waiting,
     )
     from jupyterhub_gpu_reclaim.controlplane.flows.nap import NapTrouble
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.streams import OperationEvents
     from jupyterhub_gpu_reclaim.policy.probe import Probed
     from jupyterhub_gpu_reclaim.sampling.window import Window
@@ -68,7 +69,8 @@ class Runtime:
     #: an odd state, and since when it has lasted (monotonic)
     odd: tuple[str, float] | None = None
     operation: OperationEvents | None = None  #: the last capture or restore
-    cause: str | None = None  #: reason of its suspend, by the audit; None: not read
+    #: the audit's line on its last suspend, if there is one; None: not read
+    cause: list[AuditRow] | None = None
     napping: Tree | None = None  #: its tree, while programs of it nap
     napping_seen: float = 0.0  #: when its agent told of that (monotonic)
     #: the waking session for which it was selected to nap
