@@ -95,12 +95,16 @@ def _until(condition: Callable[[], bool], seconds: float = 90, pause: float = 0.
 
 
 def _page(user: User) -> str:
-    """What a visit shows; it starts nothing."""
+    """What a visit comes to, which starts nothing.
+
+    While the Hub does not know yet that the session has ended, there is first the page
+    of a suspended session, which leads there.
+    """
     deadline = time.monotonic() + 60
     while True:
         user.http.get(f"{user.base}/hub/spawn/{user.name}", timeout=60)
         page = user.http.get(f"{user.base}{user.server().prefix}lab", timeout=60)
-        if "save point" in page.text:
+        if "gpu-reclaim-reason" in page.text:
             return page.text
         assert time.monotonic() < deadline, page.text[-2000:]
         time.sleep(0.5)
