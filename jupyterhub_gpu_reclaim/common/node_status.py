@@ -56,9 +56,20 @@ class NodeStatus(Value, frozen=True, kw_only=True):
     findings: list[Finding] = msgspec.field(default_factory=list)
 
     @property
+    def faults(self) -> list[Finding]:
+        """Whatever keeps it from saving sessions."""
+        found = [
+            each for each in self.findings if each.fatal or each.code in STORE_CODES
+        ]
+        if self.store_free is not None and self.store_free < NO_ROOM:
+            left = text.room(self.store_free, self.store_capacity)
+            found.append(finding(Reason.STORE_FULL, needed="more", free=left))
+        return found
+
+    @property
     def ready(self) -> bool:
         """Whether it can save sessions."""
-        return not any(finding.fatal for finding in self.findings)
+        return not self.faults
 
     @property
     def unheard(self) -> NodeStatus:
@@ -97,15 +108,7 @@ class NodeHealth(Value, frozen=True, kw_only=True):
         if self.silent_since is not None:
             found.append(self.silence or finding(Reason.AGENT_UNREACHABLE))
         elif self.status is not None:
-            found += [
-                each
-                for each in self.status.findings
-                if each.fatal or each.code in STORE_CODES
-            ]
-            free, whole = self.status.store_free, self.status.store_capacity
-            if free is not None and free < NO_ROOM:
-                left = text.room(free, whole)
-                found.append(finding(Reason.STORE_FULL, needed="more", free=left))
+            found += self.status.faults
         if self.drain is not None:
             found.append(closed(self.drain))
         return found

@@ -232,6 +232,8 @@ def test_strip_says_in_a_word_what_is_well_and_in_a_sentence_what_is_not():
     told = parts([up, NodeHealth(node="b", status=full)])["Store"]
     short = "Not enough room in the store: more needed, 0 B of 4.0 TB free"
     assert told == (f"{short} (as b sees it)", "bad")
+    told = parts([up, NodeHealth(node="b", status=full)])["Agents"]
+    assert told == ("b cannot suspend sessions", "warn")
     (fault,) = NodeHealth(node="b", status=full).faults  # so the command line, too
     assert fault.code == "store_full"
     assert node_card(NodeHealth(node="b", status=full), [], NOW).state != "Ready"

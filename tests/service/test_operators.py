@@ -187,9 +187,10 @@ def test_metrics_of_nodes_tell_of_agents_cards_and_disks():
         NodeHealth(node="gpu-2", status=other),
         NodeHealth(node="gpu-3", status=one, silent_since=1.0),
         NodeHealth(node="gpu-4"),
+        NodeHealth(node="gpu-5", status=NodeStatus(host="5", version="1")),
     )
     states = {state: found["agents", state] for state in ("ready", "unready", "silent")}
-    assert states == {"ready": 1, "unready": 1, "silent": 2}
+    assert states == {"ready": 1, "unready": 2, "silent": 2}  # full is not ready
     assert found["gpus_present", "A100", "gpu-1"] == 2
     assert found["gpus_present", "T4", "gpu-1"] == 1
     assert found["store_free_bytes", "gpu-1"] == 7

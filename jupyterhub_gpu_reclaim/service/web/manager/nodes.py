@@ -135,8 +135,7 @@ def _state(node: NodeHealth, now: float) -> tuple[str, str]:
         return f"Silent for {words.duration(now - node.silent_since)}", "bad"
     if node.drain is not None:
         return "Closed until undrain", "warn"
-    ready = node.ready and not node.faults
-    return ("Ready", "good") if ready else ("Cannot suspend sessions", "warn")
+    return ("Ready", "good") if node.ready else ("Cannot suspend sessions", "warn")
 
 
 def _facts(node: NodeHealth) -> list[tuple[str, str]]:
