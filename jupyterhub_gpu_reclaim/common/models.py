@@ -334,6 +334,7 @@ class KeptState(Value, frozen=True, kw_only=True):
     name: str = ""  #: that a person has given it
     save_point: bool = False  #: the session has gone on since
     expires: float | None = None  #: when it is deleted; None: not by itself
+    deletable: bool = False  #: nothing that is under way needs it
 
 
 class Identity(Value, frozen=True, kw_only=True):

@@ -81,7 +81,7 @@ def test_sessions_are_picked_suspended_and_deleted_by_an_administrator(
     row = service.get_by_role("row").filter(has_text=names[0]).first
     row.get_by_text("Delete suspended session…").click()
     row.get_by_role("button", name="Delete for good").click()
-    notice.get_by_text("The suspended session was deleted.").wait_for()
+    notice.get_by_text("It was deleted for good.").wait_for()
     assert service.get_by_role("row").filter(has_text=names[0]).count() == 0
     assert admin.session(names[1])["phase"] == "suspended"
 

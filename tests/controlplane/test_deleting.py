@@ -109,6 +109,35 @@ async def test_delete_from_a_page_of_before_the_visit_takes_nothing_put_aside(wo
     assert aside in world.node.saved
 
 
+async def test_delete_of_what_it_came_back_from_takes_what_that_had_superseded(world):
+    """Used up, and in a full store the only room that nobody misses."""
+    controller, aside = await _suspended_beside_another(world)
+    for _ in range(2):
+        assert await world.hub.start(KEY) == "restore"
+        await world.until(lambda: world.phase(controller) == "running")
+        last = controller.users.session(KEY).checkpoint
+        await controller.users.suspend(KEY, "ada")
+        await world.until(lambda: world.phase(controller) == "suspended")
+    kept = {each.id: each for each in controller.users.session(KEY).kept}
+    assert kept[last].keeping == "superseded"
+    assert all(each.deletable for each in kept.values())
+    used_up = {id_ for id_, each in kept.items() if each.keeping == "superseded"}
+    assert len(used_up) == 2
+    answer = await controller.users.delete(KEY, "ada", last)
+    assert set(answer.deleted) == used_up
+    current = controller.users.session(KEY).checkpoint
+    assert set(world.node.saved) == {aside, current}
+    world.node.hold_at = "criu"
+    start = world.hub.spawn(world.hub.start(KEY))
+    await world.until(lambda: world.phase(controller) == "resuming")
+    found = {each.id: each for each in controller.users.session(KEY).kept}
+    assert not found[current].deletable
+    with pytest.raises(Refused, match="resuming"):
+        await controller.users.delete(KEY, "ada", current)
+    world.node.hold_at = ""
+    assert await start == "restore"
+
+
 async def test_older_one_that_cannot_be_deleted_outlives_no_newer_one(world):
     world.change(grace=0.5)
     controller = await _suspended(world)

@@ -195,9 +195,7 @@ async def test_page_follows_changes_and_an_open_confirmation_stays_open(service,
     await expect(page.get_by_text("A new sentence.")).to_be_visible()
     await expect(button).to_be_focused()
     await button.click()
-    await expect(page.get_by_role("status")).to_have_text(
-        "The suspended session was deleted."
-    )
+    await expect(page.get_by_role("status")).to_have_text("It was deleted for good.")
     assert service.control.calls[-1][0] == "discard"
 
 

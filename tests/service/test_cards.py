@@ -212,7 +212,7 @@ def test_session_that_holds_no_gpu_shows_no_use_of_one(phase):
     assert card(view, now=NOW, user_prefix="/").gpu_use == ""
 
 
-def test_checkpoint_that_was_put_aside_may_be_deleted():
+def test_checkpoint_that_was_put_aside_is_listed():
     aside = KeptState(
         id="c1",
         generation=1,
@@ -223,7 +223,6 @@ def test_checkpoint_that_was_put_aside_may_be_deleted():
     )
     one = made(Phase.STOPPED, kept=[aside])
     assert [state.id for state in one.states] == ["c1"]
-    assert one.states[0].deletable
 
 
 def test_save_points_say_what_they_are_and_their_names():
@@ -249,5 +248,4 @@ def test_save_points_say_what_they_are_and_their_names():
     assert states[0].title.startswith("Save point of ")
     assert "resumed from it" not in states[0].about
     assert states[1].title.startswith("Save point “<b>mine</b>” of ")
-    assert states[1].deletable
     assert "resumed from it" in states[2].about

@@ -89,7 +89,15 @@ async def test_order_for_many_is_for_managers_and_names_what_is_missing(service,
 
 
 # --- store ---------------------------------------------------------------------------
-def kept(name: str, created: float, stored: int, keeping="current", expires=None):
+def kept(
+    name: str,
+    created: float,
+    stored: int,
+    keeping="current",
+    expires=None,
+    *,
+    deletable=True,
+):
     return KeptState(
         id=name,
         generation=1,
@@ -97,6 +105,7 @@ def kept(name: str, created: float, stored: int, keeping="current", expires=None
         stored_bytes=stored,
         keeping=keeping,
         expires=expires,
+        deletable=deletable,
     )
 
 
@@ -122,12 +131,15 @@ async def test_store_lists_checkpoints_in_the_order_that_is_asked(service, root)
 
 
 async def test_store_offers_no_deletion_that_would_be_refused(service, root):
-    names = ("current", "superseded", "aside")
-    service.control.put("ada", kept=[kept(name, 1.0, 5, name) for name in names])
+    names = ("current", "superseded", "aside", "wanted")
+    found = [kept(name, 1.0, 5, name, deletable=name != "wanted") for name in names]
+    service.control.put("ada", kept=found)
     page = (await root.get("store")).body.decode()
     assert "the session was resumed from it" in page
     offered = [name for name in names if f'value="{name}"' in page]
-    assert offered == ["current", "aside"]
+    assert offered == ["current", "superseded", "aside"]
+    assert page.count("Delete suspended session…") == 1
+    assert page.count("Delete checkpoint…") == 2
 
 
 async def test_store_deletes_a_checkpoint_and_leads_back_there(service, root):

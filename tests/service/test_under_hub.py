@@ -297,7 +297,7 @@ def test_saved_session_is_deleted_by_its_users_button(stack):
     assert stack.agent.saved
     done = ada.http.post(form, data={"_xsrf": xsrf}, timeout=30)
     assert done.status_code == 200
-    assert "The suspended session was deleted." in done.text
+    assert "It was deleted for good." in done.text
     wait_until(lambda: SAVED.id not in stack.agent.saved, 30, stack.hub.log)
 
 

@@ -38,7 +38,11 @@ from jupyterhub_gpu_reclaim.controlplane.flows import ending
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, notes
 from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
+from jupyterhub_gpu_reclaim.controlplane.model.phases import (
+    LIVE,
+    SessionEvent,
+    is_needless,
+)
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     HIDDEN,
     Intent,
@@ -513,8 +517,8 @@ class UserApi:
         Args:
             key: the session.
             by: who asks for it.
-            checkpoint: one that was set aside; None: what it is suspended in. A page
-                may be older than the session, so that never means another one.
+            checkpoint: another one; None: what it is suspended in. A page may be older
+                than the session, so that never means another one.
 
         Raises:
             NotFound: no such session or checkpoint.
@@ -527,18 +531,26 @@ class UserApi:
         elif checkpoint is None:
             raise _wrong_phase(row, SessionEvent.DISCARDED)
         else:
-            self._discard_aside(row, checkpoint, by)
+            self._discard_other(row, checkpoint, by)
         await expiry.collect(self._sessions, self._agent, self._settings.set_aside)
         return self._sessions.view(key)
 
-    def _discard_aside(self, row: SessionRow, checkpoint: str, by: str) -> None:
-        """Mark a checkpoint that was set aside for deletion."""
-        found = self._sessions.journal.checkpoint(checkpoint)
+    def _discard_other(self, row: SessionRow, checkpoint: str, by: str) -> None:
+        """Mark a checkpoint that the session can do without for deletion.
+
+        With what it came back from goes what that had superseded: none of them may
+        outlive a newer one.
+        """
+        journal = self._sessions.journal
+        found = journal.checkpoint(checkpoint)
         if found is None or found.key != row.key:
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
-        if found.keeping is not Keeping.ASIDE:
+        if not is_needless(found, row):
             raise _wrong_phase(row, SessionEvent.DISCARDED)
-        self._sessions.journal.keep(self._to_delete(checkpoint))
+        for each in journal.checkpoints(row.key):
+            older = each.stamp < found.stamp and each.keeping is Keeping.SUPERSEDED
+            if each == found or (older and found.keeping is Keeping.SUPERSEDED):
+                journal.keep(self._to_delete(each.id))
         line = self._sessions.audit_line(row.key, by, "discard", checkpoint)
         self._sessions.update(row.key, line)
 
@@ -606,19 +618,19 @@ class UserApi:
 
     def _mark_all_unneeded(self, row: SessionRow, by: str) -> None:
         """Mark everything that a session can do without for deletion."""
-        unused = {Keeping.ASIDE}
-        if row.phase in {*LIVE, Phase.SUSPENDED, Phase.STOPPED}:
-            unused |= {Keeping.SUPERSEDED}
         kept = self._visible(row.key)
         to_delete = [
-            each for c in kept if c.keeping in unused for each in self._to_delete(c.id)
+            each
+            for one in kept
+            if is_needless(one, row)
+            for each in self._to_delete(one.id)
         ]
         if row.phase is Phase.SUSPENDED:
             self._sessions.apply(
                 row.key,
                 SessionEvent.DISCARDED,
                 by=by,
-                checkpoints=[*to_delete, *self._to_delete(row.checkpoint)],
+                checkpoints=to_delete,
                 checkpoint="",
             )
         elif to_delete:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
 
 
 class SessionEvent(StrEnum):
@@ -198,6 +198,19 @@ def ended(event: SessionEvent, before: SessionRow, after: SessionRow) -> dict[st
     if event in _CALLS_OFF:
         void["bring_back"] = ""
     return void
+
+
+def is_needless(checkpoint: CheckpointRow, session: SessionRow) -> bool:
+    """Whether a person may delete it: nothing that is under way needs it."""
+    rests = session.phase in {*LIVE, Phase.SUSPENDED, Phase.STOPPED}
+    match checkpoint.keeping:
+        case Keeping.ASIDE:
+            return True
+        case Keeping.SUPERSEDED:
+            return rests
+        case Keeping.CURRENT:
+            return session.phase is Phase.SUSPENDED
+    return False
 
 
 def _columns_ended(before: SessionRow, after: SessionRow) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionFacts,
     SessionView,
 )
+from jupyterhub_gpu_reclaim.controlplane.model.phases import is_needless
 from jupyterhub_gpu_reclaim.controlplane.model.rows import HIDDEN, Keeping
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def kept_states(rows: list[CheckpointRow], session: SessionRow) -> list[KeptStat
             save_point=bool(row.name)
             or (session.phase.live and row.is_of(session.incarnation)),
             expires=row.expires,
+            deletable=is_needless(row, session),
         )
         for row in reversed(rows)
         if row.keeping not in HIDDEN

@@ -87,7 +87,6 @@ class OtherCheckpoint:
     title: str  #: "Checkpoint of 2026-11-22 06:44 UTC"
     about: str
     suspends_first: bool  #: the session runs
-    deletable: bool  #: by its user, as it was put aside
 
 
 @dataclass(frozen=True)
@@ -207,7 +206,6 @@ def _states(view: SessionView, now: float) -> list[OtherCheckpoint]:
             title=_title(one),
             about=_describe_checkpoint(one, now),
             suspends_first=live,
-            deletable=one.keeping == "aside",
         )
         for one in view.kept
         if one.keeping in {"aside", "superseded"}

@@ -49,7 +49,7 @@ DONE = {
     "keep-off": "The session is no longer kept running.",
     "pin": "The session will never be suspended when idle.",
     "unpin": "The session will be suspended when idle again.",
-    "delete": "The suspended session was deleted.",
+    "delete": "It was deleted for good.",
     "bring-back": "Resuming the session from that checkpoint.",
     "renew-login": "The login will be restored when the user next opens the session.",
     "revoke-tabs": (

@@ -58,7 +58,8 @@ class StoredRow:
     stored: str
     keeping: str
     until: Moment | None
-    deletable: bool  #: no person may delete what a session has just come back from
+    deletable: bool
+    other: bool  #: not what its session is suspended in
 
 
 def stored(views: Iterable[SessionView], user: str, order: str) -> list[Stored]:
@@ -126,7 +127,8 @@ def _row(one: Stored, now: float) -> StoredRow:
         stored=words.size(state.stored_bytes),
         keeping=_KEEPING.get(state.keeping, state.keeping),
         until=None if state.expires is None else ahead(state.expires, now),
-        deletable=state.keeping != "superseded",
+        deletable=state.deletable,
+        other=state.keeping != "current",
     )
 
 
