@@ -1424,10 +1424,11 @@ class Reason(Enum):
     )
 
 
-#: Codes of a suspend that has failed in no way: somebody wants the session, or it may be
-#: in use again.
+#: Codes of a suspend or nap that did not fail by anything of the session's: somebody
+#: wants it, it may be in use again, or its agent has ended.
 CALLED_OFF = frozenset(
     {
+        Reason.AGENT_RESTARTED.value,
         Reason.CANCELLED.value,
         Reason.ORDER_LATE.value,
         Reason.ORDER_OVERTAKEN.value,

@@ -19,7 +19,7 @@ import msgspec
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Event, Phase
-from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
@@ -220,7 +220,8 @@ class Napper:
     def _next_trouble(self, row: SessionRow, failure: Failure) -> NapTrouble:
         """Count one more failure in a row, and how long the policy waits after it."""
         former = self._sessions.runtime(row.key).nap_trouble_of(row.incarnation)
-        failures = 1 + (former.failures if former is not None else 0)
+        failures = former.failures if former is not None else 0
+        failures += failure.code not in CALLED_OFF
         pause = self._settings.pause_after(failures)
         if not failure.retryable:
             pause = self._settings.backoff_limit  # it is not different in a minute

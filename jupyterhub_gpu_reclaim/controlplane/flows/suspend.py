@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: Part of the time that a drain has left, for which it waits after a failure.
+_PAUSED_PART = 0.25
+
 
 def failure_of(reason: Reason, **facts: Any) -> Failure:
     """A reason as stored in a row."""
@@ -221,7 +224,6 @@ class Suspender:
         failure = self._reason_called_off(row, failure)
         called_off = failure.code in CALLED_OFF
         failures = row.failures if called_off else row.failures + 1
-        wait = self._settings.pause_after(failures)
         self._sessions.counters.ended("suspend", "failed", failure.code)
         self._sessions.end(row.key, Reason.CANCELLED)
         after = self._sessions.apply(
@@ -232,10 +234,18 @@ class Suspender:
                 self._sessions, row, self._settings
             ),
             failures=failures,
-            backoff_until=self._sessions.clock.now() + wait,
+            backoff_until=self._tried_at(row, failures),
         )
         self._together.went_on(row)
         return after
+
+    def _tried_at(self, row: SessionRow, failures: int) -> float:
+        """Return when the next try may begin; a drain has no time for a long pause."""
+        now, drain = self._sessions.clock.now(), self._sessions.drains.of_session(row)
+        wait = self._settings.pause_after(failures)
+        if drain is not None and drain.until is not None and drain.until > now:
+            wait = min(wait, (drain.until - now) * _PAUSED_PART)
+        return now + wait
 
     def _reason_called_off(self, row: SessionRow, failure: Failure) -> Failure:
         """Return why the session goes on, if we cancelled its suspend ourselves."""
@@ -302,7 +312,6 @@ class Suspender:
             asked: whether the Hub may have been asked to stop it.
         """
         self._sessions.counters.ended("suspend", "failed", failure.code)
-        now = self._sessions.clock.now()
         to_delete = expiry.kept(
             self._sessions, row.checkpoint, Keeping.TO_DELETE, seconds=0
         )
@@ -315,9 +324,10 @@ class Suspender:
             checkpoints=[*to_delete, *back],
             checkpoint=back[0].id if back else "",
             failures=row.failures + 1,
-            backoff_until=now + self._settings.backoff,
+            backoff_until=self._tried_at(row, 1),
             # a stop by the Hub that comes now may still be ours: ``Stops.plan``
-            stop_asked=row.stop_asked or (now if asked else None),
+            stop_asked=row.stop_asked
+            or (self._sessions.clock.now() if asked else None),
         )
         self._together.went_on(row)
         return after
