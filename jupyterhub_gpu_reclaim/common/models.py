@@ -255,7 +255,9 @@ class Failure(Value, frozen=True, kw_only=True):
     incarnation: str = ""
     #: Of ``former_service``: the highest term that the agent has seen, in digits.
     term: str = ""
-    at: Moment = 0.0  #: when a session's end, or the attempt, was; 0: not known
+    #: When a session's end was, or an attempt that may go well another time; 0: not
+    #: known.
+    at: Moment = 0.0
 
     @property
     def told(self) -> str:

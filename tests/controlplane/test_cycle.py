@@ -58,7 +58,8 @@ async def test_capture_failure_leaves_session_running_with_backoff(world):
     controller = await world.controller()
     from jupyterhub_gpu_reclaim.common.models import Failure
 
-    world.node.capture_failure = Failure(code="io_uring", message="No.")
+    told = Failure(code="io_uring", message="No.", retryable=True)
+    world.node.capture_failure = told
     await world.until(lambda: world.phase(controller) == "running")
     await controller.users.suspend(KEY, "ada")
     await world.until(

@@ -261,7 +261,9 @@ async def test_return_to_a_closed_machine_is_not_asked_for_again_and_again(world
     await world.until(lambda: world.phase(controller) == "suspended")
     await asyncio.sleep(0.5)
     assert world.hub.plans.count("start refuse") == 1
-    assert controller._sessions.row(KEY).failure.code == "node_closed"
+    failure = controller.users.session(KEY).failure
+    assert failure.code == "node_closed"
+    assert failure.told.startswith("The last attempt failed at ")
 
 
 async def test_session_that_cannot_be_saved_is_told_with_its_reason(world):

@@ -74,10 +74,12 @@ async def test_session_naps_and_wakes_by_order(world):
 
 async def test_nap_that_fails_leaves_it_running_with_the_reason(world):
     place, controller = await started(world)
-    world.node.nap_failure = Failure(code="nap_crowded", message="Too many.")
+    crowded = Failure(code="nap_crowded", message="Too many.", retryable=True)
+    world.node.nap_failure = crowded
     await controller.users.nap(KEY, "root")
     failed = await world.until(lambda: facts(controller).nap_failure)
     assert failed.code == "nap_crowded"
+    assert failed.told.startswith("The last attempt failed at ")
     assert world.phase(controller) == "running"
     assert place.state is TreeState.RUNNING
     assert not facts(controller).intent  # it is not tried again by itself

@@ -154,7 +154,8 @@ class Napper:
             return 0.0
         if end.failure is not None:
             self._sessions.counters.ended("wake", "failed", end.failure.code)
-            trouble = NapTrouble(row.incarnation, end.failure, 0, None)
+            failure = self._sessions.timed(end.failure)
+            trouble = NapTrouble(row.incarnation, failure, 0, None)
             self._sessions.runtime(row.key).nap_trouble = trouble
             self._sessions.touch(row.key)
             _log.info("%s: not awake yet: %s", row.key, end.failure.message)
@@ -226,6 +227,7 @@ class Napper:
         if not failure.retryable:
             pause = self._settings.backoff_limit  # it is not different in a minute
         until = self._sessions.clock.now() + pause
+        failure = self._sessions.timed(failure)
         return NapTrouble(row.incarnation, failure, failures, until)
 
     async def _last_event(

@@ -11,8 +11,6 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -141,8 +139,7 @@ class Saver:
             return
         _log.info("%s: not saved: %s", row.key, failure.message)
         line = sessions.audit_line(row.key, by, "save point failed", failure.message)
-        failed = msgspec.structs.replace(failure, at=sessions.clock.now())
-        shown = now.failure if by == SERVICE else failed
+        shown = now.failure if by == SERVICE else failure
         sessions.update(row.key, line, failure=shown, **_cleared_order(row, now))
 
 

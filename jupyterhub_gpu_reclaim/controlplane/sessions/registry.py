@@ -70,14 +70,6 @@ SILENT_STEP = "silent_agent"
 SERVICE = OURSELVES
 
 
-#: Events that end an attempt whose failure is shown until the next one.
-_ATTEMPT_FAILED = {
-    phases.SessionEvent.CAPTURE_FAILED,
-    phases.SessionEvent.THAWED,
-    phases.SessionEvent.RESTORE_FAILED,
-}
-
-
 class Sessions:
     """Rows, runtime state, views, and the readers that wait for their changes.
 
@@ -162,9 +154,9 @@ class Sessions:
             StoreError: the journal could not be written; nothing is changed.
         """
         before, now = self.row(key), self.clock.now()
-        if failure is not None and event in _ATTEMPT_FAILED:
-            failure = msgspec.structs.replace(failure, at=now)
-        row = msgspec.structs.replace(before, failure=failure, **changes)
+        row = msgspec.structs.replace(
+            before, failure=failure and self.timed(failure), **changes
+        )
         if before.checkpoint not in {"", row.checkpoint}:
             row = msgspec.structs.replace(row, dismissed=before.checkpoint)
         phase = phases.advance(before.phase, event, saved=bool(row.checkpoint))
@@ -214,10 +206,21 @@ class Sessions:
         **changes: Any,
     ) -> SessionRow:
         """Change columns other than the phase: an intent, a note."""
+        if (failure := changes.get("failure")) is not None:
+            changes["failure"] = self.timed(failure)
         row = msgspec.structs.replace(self.row(key), **changes)
         self.journal.save(row, audit, checkpoints)
         self.touch(key)
         return row
+
+    def timed(self, failure: Failure) -> Failure:
+        """Return a failure with the time of its attempt, if another may go well.
+
+        It is shown until the next attempt: ``Failure.told``.
+        """
+        if failure.at or not failure.retryable:
+            return failure
+        return msgspec.structs.replace(failure, at=self.clock.now())
 
     def audit_line(
         self, key: SessionKey, who: str, what: str, message: str = ""

@@ -300,7 +300,7 @@ def _nap(view: SessionView) -> str:
             what = "not back yet"
         else:
             what = "not all of it moved out" if view.facts.nap else "not moved out"
-        return f"GPU memory: {what}. {view.facts.nap_failure.message}"
+        return f"GPU memory: {what}. {view.facts.nap_failure.told}"
     verdict = view.facts.nap_verdict
     if not verdict or verdict.code == Reason.NAP_OFF.value:
         return ""

@@ -126,7 +126,6 @@ class Fresh(Page):
         self.page(
             "fresh.html",
             card=shown,
-            failure=failure,
             saved=view.phase is Phase.SUSPENDED and bool(view.checkpoint),
             renamed=failure is not None and failure.code == Reason.RENAMED.value,
             start=self.start_url(self.key(user, server)),

@@ -123,7 +123,7 @@ def _progress(report: DrainReport, now: float) -> DrainProgress:
     return DrainProgress(
         about=f"Being drained ({whose}) for {since}{time_left}: {counts}.",
         refused=[
-            f"{each.key}: {each.failure.message}"
+            f"{each.key}: {each.failure.told}"
             for each in sessions
             if each.failure is not None
         ],

@@ -205,9 +205,10 @@ class Panel {
   async why(view) {
     const name = nameOf(view.key);
     if (!RUNS.includes(view.phase)) {
-      const { message, hint, code } = view.failure;
+      const { message, hint, code, at } = view.failure;
       const said = `${message} ${hint ?? ""}`.trim();
-      await reasons(`Why ${name} did not come back`, [[said, code]]);
+      const when = at ? ` at ${clock(at)}` : "";
+      await reasons(`Why ${name} did not come back${when}`, [[said, code]]);
       return;
     }
     const verdicts = await this.api.call(`sessions/${this.path(view.key)}/why`);
