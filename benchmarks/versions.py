@@ -217,7 +217,8 @@ def _prepare(folder: Path) -> tuple[Path, Path]:
     uv, proxy, tree = folder / "uv", folder / "proxy", folder / "tree"
     if not uv.exists():
         _run([sys.executable, "-m", "venv", str(uv)])
-        _run([str(uv / "bin/pip"), "install", "-q", "uv", "build", "hatchling"])
+        tools = ["uv", "build", "hatch-vcs", "hatchling"]
+        _run([str(uv / "bin/pip"), "install", "-q", *tools])
     dist = folder / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     build = [str(uv / "bin/python"), "-m", "build", "--wheel", "--no-isolation"]

@@ -2,8 +2,8 @@
 
 ``make docs`` builds it into ``build/site`` and fails where a link is broken. The
 same files are read on GitHub, so links are those of plain Markdown. What leads out of
-``docs/`` becomes a link to the repository where that is known (``GITHUB_REPOSITORY``,
-as in a workflow), and otherwise a file to download.
+``docs/`` becomes a link to the repository where that is known (a workflow and Read the
+Docs say it), and otherwise a file to download.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 DOCS = Path(__file__).resolve().parent
-REPOSITORY = os.environ.get("GITHUB_REPOSITORY", "")
+CLONED = os.environ.get("READTHEDOCS_GIT_CLONE_URL", "").removesuffix(".git")
+REPOSITORY = os.environ.get("GITHUB_REPOSITORY") or "/".join(
+    CLONED.replace(":", "/").split("/")[-2:]
+)
 
 project = "jupyterhub-gpu-reclaim"
 author = "The jupyterhub-gpu-reclaim team"

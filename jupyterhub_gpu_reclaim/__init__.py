@@ -12,4 +12,11 @@ Read next: ``docs/explanation/architecture.md`` for the rooms and which way data
 then ``walks.md`` beside it.
 """
 
-__version__ = "0.1.0"
+
+def __getattr__(name: str) -> str:
+    """``__version__``: that of the tag, as the installed package says it."""
+    if name != "__version__":
+        raise AttributeError(name)
+    from importlib.metadata import version  # noqa: PLC0415 - 15 ms, which few need
+
+    return version("jupyterhub-gpu-reclaim")

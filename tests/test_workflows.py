@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,16 @@ def actionlint() -> list[str]:
 def check(*workflows: Path) -> subprocess.CompletedProcess[str]:
     command = [*actionlint(), *map(str, workflows)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_actions_are_pinned_and_a_job_may_do_no_more_than_it_needs() -> None:
+    """What zizmor looks for: commits instead of tags, rights, text from outside."""
+    program = Path(sys.executable).with_name("zizmor")
+    if not program.exists():
+        pytest.skip("needs zizmor: scripts/bootstrap test")
+    command = [program, "--offline", "--no-progress", "--quiet", ROOT / ".github"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def lines(workflow: Path) -> list[str]:

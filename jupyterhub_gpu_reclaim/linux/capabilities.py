@@ -2,7 +2,7 @@
 
 On a machine of its own an agent has them all; in a cluster a manifest lists them by
 name, and CRIU does not say which one is missing: it stops in the middle of a restore,
-or waits for ever. The needed set was measured (``docs/explanation/pods.md``).
+or waits for ever. The needed set was measured (``docs/explanation/trust.md``).
 CAP_SYS_RESOURCE, without which the sessions of root can be saved all the same, is
 judged for each session (``checkpoint.preflight``).
 """

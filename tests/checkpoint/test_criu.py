@@ -204,6 +204,8 @@ def package(criu, tmp_path):
     shutil.copytree(criu.binary.parent / "lib", libraries)
     (root / "usr/sbin").mkdir()
     shutil.copy2(criu.binary, root / "usr/sbin/criu")
+    (root / "usr/share/doc/criu").mkdir(parents=True)
+    (root / "usr/share/doc/criu/copyright").write_text("License: GPL-2\n")
     (root / "DEBIAN").mkdir()
     (root / "DEBIAN/control").write_text(
         "Package: criu\nVersion: 4.2.1\nArchitecture: all\nMaintainer: us\n"
@@ -226,6 +228,8 @@ def test_unpack_without_rights_gives_a_copy_that_runs(package, criu, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     made = module.private_copy(tmp_path / "made")
     assert made.version() == criu.version()
+    # what the licence asks of who passes it on, as our image does
+    assert (tmp_path / "made/copyright/criu").read_text() == "License: GPL-2\n"
 
 
 @pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="needs dpkg")

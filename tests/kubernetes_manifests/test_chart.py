@@ -13,7 +13,6 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator
 
-import jupyterhub_gpu_reclaim
 from jupyterhub_gpu_reclaim.cli.main import main
 from jupyterhub_gpu_reclaim.node.app import AgentApp
 from tests.kube.schemas import problems
@@ -124,7 +123,8 @@ def test_every_value_has_a_place_in_the_schema_and_the_other_way_round():
 
 def test_the_chart_is_of_our_version_and_leaves_out_what_it_does_not_read():
     chart = yaml.safe_load((FOLDER / "Chart.yaml").read_text())
-    assert chart["appVersion"] == jupyterhub_gpu_reclaim.__version__
+    ours = FOLDER.parents[1] / "jupyterhub_gpu_reclaim/lab/labextension/package.json"
+    assert chart["appVersion"] == json.loads(ours.read_text())["version"]
     ignored = (FOLDER / ".helmignore").read_text().splitlines()
     for name in filter(lambda line: line and not line.startswith("#"), ignored):
         assert (FOLDER / name).exists(), name

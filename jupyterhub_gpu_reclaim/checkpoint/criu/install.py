@@ -179,7 +179,7 @@ def _fetch(work: Path, suite: str, mirror: str) -> list[Path]:
 
 
 def _gather(unpacked: Path, made: Path) -> None:
-    """The binary, every library and the loader, flat, and nothing else.
+    """The binary, every library and the loader, flat, and each package's licence.
 
     Raises:
         Refused: the packages do not hold what they should.
@@ -195,6 +195,9 @@ def _gather(unpacked: Path, made: Path) -> None:
     for file in libraries:
         if file.is_file():
             shutil.copy2(file, made / "lib" / file.name)
+    (made / "copyright").mkdir()
+    for file in (unpacked / "usr/share/doc").glob("*/copyright"):
+        shutil.copy2(file, made / "copyright" / file.parent.name)
     for file in loaders:
         loader = made / "lib" / file.name
         loader.write_bytes(criu_module.blinded(loader.read_bytes()))
