@@ -88,7 +88,13 @@ def hand_out_a_card(spawner):
     if os.path.exists(file):
         card = {"CUDA_VISIBLE_DEVICES": open(file).read()}
         spawner.environment = {**spawner.environment, **card}
-def small_server(spawner):
+async def held(what, name):
+    file = os.path.join(FOLDER, f"held-{what}-of-{name}")
+    while os.path.exists(file):
+        open(file, "w").write("it waits")
+        await asyncio.sleep(0.05)
+async def small_server(spawner):
+    await held("hook", spawner.user.name)
     note(spawner, "pre_spawn")
     hand_out_a_card(spawner)
     failing(spawner, "hook")
@@ -119,18 +125,19 @@ def know_the_login(spawner, state):
 c.Spawner.auth_state_hook = know_the_login
 
 import asyncio, functools, os
+from jupyterhub.auth import Authenticator
 from tornado import web
 from jupyterhub_gpu_reclaim.hub.local.spawner import SessionProcessSpawner
 start = SessionProcessSpawner.start
 async def held_start(spawner):
     failing(spawner, "start")
     where = await start(spawner)
-    held = os.path.join(FOLDER, "held-start-of-" + spawner.user.name)
-    while os.path.exists(held):
-        open(held, "w").write("it runs")
-        await asyncio.sleep(0.05)
+    await held("start", spawner.user.name)
     return where
 SessionProcessSpawner.start = held_start
+async def post_spawn_stop(authenticator, user, spawner):
+    await held("stop", user.name)
+Authenticator.post_spawn_stop = post_spawn_stop
 """
 NUMBERS = itertools.count(1)
 #: A page of an administrator's own.

@@ -80,14 +80,26 @@ def test_frames_fetches_and_prefetches_do_not_wake(service, suspended, tab):
 
 
 @pytest.mark.parametrize(
-    "when", but(["at once", "while its steps are shown"], "at once")
+    "when",
+    but(
+        ["at once", "while its steps are shown", "told after its stop"],
+        "told after its stop",
+    ),
 )
 def test_failed_resume_says_why_and_waits_for_the_person(service, suspended, tab, when):
     service.fail_restore = FAILED
-    if when != "at once":
+    held = service.folder / f"held-stop-of-{suspended.name}"
+    if when == "told after its stop":
+        held.touch()
+    elif when != "at once":
         service.hold_restore.clear()
     tab.goto(f"/user/{suspended.name}/lab")
-    if when != "at once":
+    if held.exists():  # the page of a stop, which reloads itself
+        refresh = tab.get_by_role("button", name="refresh")
+        refresh.wait_for(timeout=60_000)
+        held.unlink()
+        refresh.click()
+    elif when != "at once":
         tab.get_by_text("Reading the memory").first.wait_for(state="attached")
         service.hold_restore.set()
     saved = tab.get_by_role("heading", name="Your session could not be resumed")
@@ -102,7 +114,7 @@ def test_failed_resume_says_why_and_waits_for_the_person(service, suspended, tab
     if when == "at once":
         tab.get_by_role("link", name="Try again").click()
     else:
-        tab.reload()
+        tab.reload()  # as a person does who means the same
     comes_to_lab(tab)
 
 
@@ -160,7 +172,11 @@ def test_restore_is_told_and_left_where_no_event_comes(service, suspended, tab):
         "EventSource = class {}; const now = Date.now; Date.now = () => 20 * now()"
     )
     service.hold_restore.clear()
+    held = service.folder / f"held-hook-of-{suspended.name}"
+    held.touch()
     tab.goto(f"/user/{suspended.name}/lab")
+    tab.get_by_role("heading", name="Bringing your session back").wait_for()
+    held.unlink()  # only now our spawner is asked
     tab.locator("#gpu-reclaim-steps", has_text="Reading the memory").wait_for()
     service.hold_restore.set()
     tab.wait_for_url(f"**/user/{suspended.name}/lab**", wait_until="commit")

@@ -615,12 +615,6 @@ class SessionLifecycle:
             self._update_state(confirmed=True)
             self._update_pointer(checkpoint="")
 
-    @property
-    def resuming(self) -> bool:
-        """Whether a suspended session is being resumed and has not answered yet."""
-        state = self.state
-        return (state.pointer.suspended and state.starting) or state.unanswered
-
     def reporter(self) -> ProgressReporter:
         """The reporter of the start under way, the last one, or one about to begin."""
         self._reporter = self._reporter or ProgressReporter()

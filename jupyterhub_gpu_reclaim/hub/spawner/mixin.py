@@ -374,8 +374,11 @@ class ReclaimMixin(SessionPlacement):
 
     @property
     def reclaim_resuming(self) -> bool:
-        """Whether a suspended session is being resumed and has not answered yet."""
-        return self._lifecycle.resuming
+        """Whether a start is under way that is to bring a session back.
+
+        From its first moment on: the Hub's own work before it may take a while.
+        """
+        return self.pending == "spawn" and bool(self.reclaim_pointer.checkpoint)
 
     @property
     def reclaim_releasing(self) -> bool:
