@@ -6,13 +6,18 @@ is decided by it: what is placed, moved or refused goes by what an order itself 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.drain import Drain  # noqa: TC001 - msgspec reads it
 from jupyterhub_gpu_reclaim.common.findings import finding
-from jupyterhub_gpu_reclaim.common.models import Finding, Value
+from jupyterhub_gpu_reclaim.common.models import Decision, Finding, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 #: Codes of what is wrong with the store, as a node sees it.
 STORE_CODES = frozenset(
@@ -121,3 +126,26 @@ def closed(drain: Drain) -> Finding:
         why = f" since {since}{drain.because}"
         return finding(Reason.NODE_DRAINS, node=drain.node, why=why)
     return finding(Reason.NODE_CLOSED, since=since)
+
+
+def no_return(nodes: Sequence[NodeHealth]) -> Decision | None:
+    """Say to a user why nothing can be resumed now; None: some node can, or may.
+
+    Its code is that of the fault, which administrators see on their pages. A full store
+    prevents no return, and where one node of a cluster is drained, there are others.
+    """
+    spared = {Reason.STORE_FULL.value, Reason.NODE_DRAINS.value}
+    found = [
+        next((each for each in node.faults if each.code not in spared), None)
+        for node in nodes
+    ]
+    if not found or found[0] is None or not all(found):
+        return None
+    code = found[0].code
+    why = "its machine does not answer, or cannot work"
+    if code in STORE_CODES:
+        why = "the store that holds it cannot be used"
+    elif code == Reason.NODE_CLOSED.value:
+        why = "its machine is closed for maintenance"
+    told = f"It is kept, but cannot be resumed at the moment: {why}."
+    return Decision(reclaim=False, code=code, message=told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from html import unescape
 from pathlib import Path
@@ -18,12 +19,14 @@ from jupyterhub_gpu_reclaim.common.models import (
     Failure,
     GpuSample,
     Nap,
+    Phase,
     Usage,
 )
 from jupyterhub_gpu_reclaim.common.node_status import (
     CardStatus,
     NodeHealth,
     NodeStatus,
+    no_return,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
@@ -36,6 +39,7 @@ from jupyterhub_gpu_reclaim.service.node_watch import NodeWatch
 from jupyterhub_gpu_reclaim.service.web import health
 from jupyterhub_gpu_reclaim.service.web.manager.nodes import card_bar, node_card
 from tests.controlplane.conftest import KEY
+from tests.service.conftest import PREFIX
 from tests.support.manual_clock import ManualClock
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -307,6 +311,65 @@ async def test_pages_name_what_is_wrong_with_its_cure(service):
     page = (await root.get("store")).body.decode()
     assert "The store is full" in page
     assert "store_full" in page
+
+
+UNREADABLE = finding(Reason.KEY_MISSING, why="/etc/m.key is not there")
+CLOSED = Drain(node="", by="root", since=NOW)
+HELD = {
+    "store": (
+        NodeHealth(node="", status=msgspec.structs.replace(UP, findings=[UNREADABLE])),
+        "the store that holds it cannot be used",
+        "store",
+    ),
+    "agent": (
+        NodeHealth(node="", status=UP, silent_since=NOW),
+        "its machine does not answer, or cannot work",
+        "nodes",
+    ),
+    "closed": (
+        NodeHealth(node="", status=UP, drain=CLOSED),
+        "its machine is closed for maintenance",
+        "nodes",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HELD)
+async def test_suspended_session_says_that_it_cannot_come_back_now(service, what):
+    """Its user hears that it is kept; an administrator also what is wrong."""
+    node, why, cure = HELD[what]
+    service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="c1")
+    service.control.put("ada", "live")
+    service.control.nodes_known = [node]
+    told = f"It is kept, but cannot be resumed at the moment: {why}."
+    ada, root = Browser(service, "token-ada"), Browser(service, "token-root")
+    for answer in (
+        await ada.get(""),
+        await ada.get("sessions/ada/-"),
+        await ada.part("sessions/ada/-/card"),
+    ):
+        page = answer.body.decode()
+        assert page.count(told) == 1  # of the one that is suspended
+        assert node.faults[0].code not in page
+        assert "m.key" not in page
+    page = (await root.get("sessions/ada/-")).body.decode()
+    assert told in page
+    assert f'<a href="{PREFIX}{cure}" data-focus="cure">' in page
+    assert node.faults[0].code in page
+    answer = await service.call("api/sessions/ada/-/why", "token-ada")
+    last = json.loads(answer.body)[-1]
+    assert (last["code"], last["message"]) == (node.faults[0].code, told)
+    others = [NodeHealth(node="b", status=UP)]
+    for nodes in (others, [node, *others], []):
+        service.control.nodes_known = nodes
+        assert told not in (await ada.get("sessions/ada/-")).body.decode()
+
+
+def test_neither_a_full_store_nor_a_drained_node_of_a_cluster_prevents_a_return():
+    full = msgspec.structs.replace(UP, store_free=0)
+    drain = Drain(node="b", by="root", since=NOW)
+    drained = NodeHealth(node="b", status=full, drain=drain)
+    assert no_return([NodeHealth(node="a", status=full), drained]) is None
 
 
 def test_bar_of_a_card_has_who_holds_what_and_the_rest(control):

@@ -15,10 +15,12 @@ from jupyterhub_gpu_reclaim.common.models import (
     AuditLine,
     Decision,
     KeptState,
+    Phase,
     SessionKey,
     SessionView,
     Value,
 )
+from jupyterhub_gpu_reclaim.common.node_status import no_return
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted
 from jupyterhub_gpu_reclaim.controlplane.model.settings import LONGEST_KEEP
@@ -120,19 +122,25 @@ class ShowSession(PersonRoute):
 
 
 class Why(PersonRoute):
-    """Every reason for and against a suspend."""
+    """Every reason for and against a suspend, or why it could not come back now."""
 
     path: ClassVar = "api/sessions/{user}/{server}/why"
     for_tabs: ClassVar = True
 
     @operation(
-        "Why it is suspended, or why not: the deciding reason first",
+        "Why it is suspended, or why not: the deciding reason first; of a suspended"
+        " session, why it cannot be resumed at the moment",
         answer=list[Decision],
         errors=(404,),
     )
     async def get(self, user: str, server: str) -> None:
         """List the reasons."""
-        self.answer(list(self.context.control.users.why(self.key(user, server))))
+        users, key = self.context.control.users, self.key(user, server)
+        found = list(users.why(key))
+        if users.session(key).phase is Phase.SUSPENDED:
+            held = no_return(self.context.nodes())
+            found += [] if held is None else [held]
+        self.answer(found)
 
 
 def _order(

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from jupyterhub_gpu_reclaim.common import text as words
 from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.node_status import STORE_CODES
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.settings import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import WORKING_PERCENT
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
+        Decision,
         GpuSample,
         KeptState,
         SessionView,
@@ -121,6 +123,8 @@ class SessionCard:
     last: str
     back: str
     suspended: str  #: why it is suspended, how large it is, how long a resume takes
+    held: Decision | None  #: why it cannot be resumed now
+    cure: str  #: for administrators: the page that leads to the cure of that
     until: Moment | None  #: when a suspended session is deleted for its age
     for_quota: bool  #: whether a quota may delete it
     steps: list[ProgressLine]
@@ -139,6 +143,7 @@ def card(
     user_prefix: str,
     manages: bool = False,
     longest_keep: float = LONGEST_KEEP,
+    held: Decision | None = None,
 ) -> SessionCard:
     """Make the card of a session.
 
@@ -148,6 +153,7 @@ def card(
         user_prefix: URL under which the Hub serves ``user/<name>/``.
         manages: whether the reader may do what only managers may.
         longest_keep: seconds for which the reader may keep it.
+        held: why nothing can be resumed now; None: it can.
     """
     state, tone = _STATES[view.phase]
     user, server = quote(view.key.user, safe=""), quote(view.key.server, safe="")
@@ -182,6 +188,10 @@ def card(
         second=view.failure.incarnation if view.failure and manages else "",
         last=saved_words(view.last_suspend, now) if view.last_suspend else "",
         suspended=_suspended(view),
+        held=held if suspended else None,
+        cure=("store" if held.code in STORE_CODES else "nodes")
+        if held and manages
+        else "",
         until=_until(view),
         for_quota=bool(view.facts.suspension and view.facts.suspension.for_quota),
         back=_last_return(view, now),

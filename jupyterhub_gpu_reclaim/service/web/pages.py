@@ -18,6 +18,7 @@ from tornado.web import HTTPError, StaticFileHandler
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.node_status import no_return
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
 from jupyterhub_gpu_reclaim.service.api.base import (
@@ -160,10 +161,11 @@ class Page(PersonRoute, HtmlErrors):
     def cards(self, views: Sequence[SessionView]) -> list[SessionCard]:
         """Sessions as the templates print them."""
         control, now = self.context.control, self.context.clock.now()
-        manages = self.person.manages
+        manages, held = self.person.manages, no_return(self.context.nodes())
         return [
             card(
                 view,
+                held=held,
                 now=now,
                 user_prefix=self.user_prefix,
                 manages=manages,
