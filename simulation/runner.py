@@ -164,10 +164,11 @@ class Run:
             for place in machine.places.values():
                 if place.tree is None:
                     continue
-                naps = world.plan.naps and world.naps(place)
+                naps = world.naps(place)
                 if place.tree.stopped and not naps:
                     return f"the tree of {place.key} stays frozen"
-                if place.tree.unread and not waits:
+                unread = place.tree.unread or world.is_to_wake(place)
+                if unread and not waits:
                     return f"{place.key} naps, whatever it is sent"
                 known = phases.get(place.incarnation)
                 if known is (Phase.RUNNING if naps else Phase.NAPPING):
@@ -289,7 +290,7 @@ class Run:
 
     async def _wake(self, key: SessionKey) -> None:
         """Its user works in a session that naps, and waits for the answer."""
-        place = self._world.reached(key) if self._world.plan.naps else None
+        place = self._world.reached(key)
         tree = place.tree if place is not None else None
         if tree is not None and not tree.runs:
             tree.unread = 1

@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.controlplane.journal import journal
 from jupyterhub_gpu_reclaim.hub.patches import ASKER, OURS
 from jupyterhub_gpu_reclaim.node.local_node import ORDER_SECONDS
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
-from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
+from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Record, Stage
 from jupyterhub_gpu_reclaim.node.state_folder import LastStart
 from jupyterhub_gpu_reclaim.node.workflows import recovery, rescue
 from simulation.checkers import Ledger
@@ -97,8 +97,7 @@ class World:
         self.machines = Machines()
         self.store = StoreInMemory(random.Random(f"store {plan.seed}"))
         self.ledger = Ledger(self.history, self.machines, self.store)
-        if plan.naps:
-            self.ledger.naps = self.naps
+        self.ledger.naps = self.naps
         self.store.committed = self.ledger.committed
         self.store.standing = lambda info: self.ledger.standing(info.key)
         self.store.deleted = self.ledger.deleted
@@ -255,10 +254,9 @@ class World:
                 self._rescue, machine, program, recovery.UNCOMMITTED, wakes=False
             )
             await node.recovery.recover()
-            if self.plan.naps:
-                Wakers(
-                    node.placements, node.tools.records, node.operations, node.wake_up
-                ).begin()
+            Wakers(
+                node.placements, node.tools.records, node.operations, node.wake_up
+            ).begin()
             self.agents[machine.name] = Server(
                 program, NodeRoutes(node, NodeApi(node, self))
             )
@@ -464,6 +462,13 @@ class World:
         """Whether its agent holds that tree, alone or half of it, in a nap."""
         record = self._record(place)
         return record is not None and record.naps
+
+    def is_to_wake(self, place: Place) -> bool:
+        """Whether the nap of that tree is over but for its wake, which has room."""
+        record, machine = self._record(place), self.machines.of(place.pid)[0]
+        nap = record.nap if record is not None and record.naps else None
+        over = nap is not None and nap.stage is not NapStage.ASLEEP
+        return over and machine.room >= WANTED
 
     def ends_as_saved(self, place: Place) -> bool:
         """Whether that tree ends, whatever its user does, as what is saved of it.

@@ -195,8 +195,7 @@ class LocalNode:
         Raises:
             Refused: ``order_late``, so long after that it may be in use again.
         """
-        await self._call_off_waiting(incarnation, seen)
-        await self._call_off_save(incarnation)
+        await self._await_turn(incarnation, "capture", seen)
         known = await self._saved(
             incarnation, "capture", checkpoint, "be suspended now"
         )
@@ -227,6 +226,7 @@ class LocalNode:
             checkpoint: id of the new checkpoint.
             generation: its number.
         """
+        await self._await_turn(incarnation, trees.SAVE)
         known = await self._saved(incarnation, trees.SAVE, checkpoint, "be saved now")
         if not isinstance(known, Session):
             return known
@@ -250,7 +250,7 @@ class LocalNode:
             Refused: ``order_late`` likewise.
         """
         session = await self._find(incarnation)
-        await self._call_off_save(incarnation)
+        await self._await_turn(incarnation, trees.NAP, seen)
         tree = await self.tree(incarnation)
         # Nothing is awaited from here to begin().
         known = self._under_way(incarnation, trees.NAP)
@@ -275,7 +275,7 @@ class LocalNode:
             why: what has woken it; empty: an order.
         """
         session = await self._find(incarnation)
-        await self._call_off_save(incarnation)
+        await self._await_turn(incarnation, trees.WAKE)
         tree = await self.tree(incarnation)
         known = self._under_way(incarnation, trees.WAKE)
         if known is not None:
@@ -491,22 +491,27 @@ class LocalNode:
         if late > ORDER_SECONDS:
             raise Refused(Reason.ORDER_LATE, late=duration(late))
 
-    async def _call_off_waiting(self, incarnation: str, seen: float | None) -> None:
+    async def _await_turn(
+        self, incarnation: str, kind: str, seen: float | None = None
+    ) -> None:
+        """Wait for what is in the way of an order and ends soon.
+
+        A save point is called off, and by a capture a wake's wait for room. What the
+        policy orders (``seen``) waits for no wake that has room: somebody uses it.
+        """
         running = self.operations.running(incarnation)
-        waits = self.tools.accelerator.shortage_of(incarnation) is not None
-        if running is not None and running.kind == trees.WAKE and waits:
+        if running is None or running.kind == kind:
+            return
+        full = self.tools.accelerator.shortage_of(incarnation) is not None
+        wakes = running.kind == trees.WAKE
+        overtakes = wakes and kind == "capture" and (full or seen is None)
+        if running.kind == trees.SAVE or overtakes:
             self._refuse_late(seen)
             self.term.confirm()
             running.cancel.set()
-            await running.wait(_CALL_OFF_SECONDS)
-
-    async def _call_off_save(self, incarnation: str) -> None:
-        """A save point is in the way of nothing."""
-        running = self.operations.running(incarnation)
-        if running is not None and running.kind == trees.SAVE:
-            self.term.confirm()
-            running.cancel.set()
-            await running.wait(_CALL_OFF_SECONDS)
+        elif full or seen is not None or running.kind not in {trees.NAP, trees.WAKE}:
+            return
+        await running.wait(_CALL_OFF_SECONDS)
 
     async def _find(self, incarnation: str) -> Session:
         return await asyncio.to_thread(self.placements.find, incarnation)

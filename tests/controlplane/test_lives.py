@@ -63,10 +63,30 @@ async def test_keep_lasts_through_a_suspend_and_ends_with_a_new_session(world):
     assert (view.kept_until, view.facts.kept_by) == (None, "")
 
 
+async def test_keep_lasts_when_one_goes_back_to_an_earlier_incarnation(world):
+    await world.running("old")
+    controller = await world.controller()
+    await world.until(lambda: world.phase(controller) == "running")
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    older = controller.users.session(KEY).checkpoint
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(controller) == "running")
+    (place,) = world.node.living(KEY)
+    place.contents = "new"
+    until = (await controller.users.keep(KEY, 3600, "ada")).kept_until
+    await controller.users.bring_back(KEY, older, "ada", save_running=True)
+    await world.until(lambda: [p.contents for p in world.node.living(KEY)] == ["old"])
+    await world.until(lambda: world.phase(controller) == "running")
+    view = controller.users.session(KEY)
+    assert (view.kept_until, view.facts.kept_by) == (until, "ada")
+
+
 FULL = SessionRow(
     key=KEY,
     phase=Phase.RUNNING,
     since=1.0,
+    session="s1",
     incarnation="i1",
     generation=3,
     checkpoint="c1",
@@ -84,7 +104,9 @@ FULL = SessionRow(
 )
 ORDER = {"intent", "intent_by"}
 PROCESSES = ORDER | {"failures", "backoff_until", "stop_asked", "node"}
-SESSION = PROCESSES | {"kept_until", "kept_by", "gpus", "gpu_name"}
+CHECKPOINT = PROCESSES | {"gpus", "gpu_name"}
+SESSION = CHECKPOINT | {"kept_until", "kept_by"}
+NEW = {"session": "s2", "incarnation": "i2"}
 
 
 @pytest.mark.parametrize(
@@ -97,8 +119,9 @@ SESSION = PROCESSES | {"kept_until", "kept_by", "gpus", "gpu_name"}
         ({"intent": Intent.RESUME, "phase": Phase.SUSPENDED}, set()),
         ({"incarnation": "i2"}, PROCESSES),
         ({"incarnation": "i2", "phase": Phase.RESUMING}, PROCESSES),
-        ({"incarnation": "i2", "checkpoint": "c9"}, SESSION),
-        ({"incarnation": "i2", "checkpoint": ""}, SESSION),
+        ({"incarnation": "i2", "checkpoint": "c9"}, CHECKPOINT),
+        ({**NEW, "checkpoint": "c9"}, SESSION),
+        ({**NEW, "checkpoint": ""}, SESSION),
         ({"phase": Phase.STOPPED}, SESSION),
     ],
 )

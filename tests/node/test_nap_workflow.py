@@ -7,6 +7,8 @@ import asyncio
 import json
 import signal
 import socket
+import threading
+import time
 
 import pytest
 
@@ -35,7 +37,7 @@ from jupyterhub_gpu_reclaim.node.operations.records import NapStage
 from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
 from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus, GpuUse
 from jupyterhub_gpu_reclaim.node.sessions import trees
-from jupyterhub_gpu_reclaim.node.workflows import capture
+from jupyterhub_gpu_reclaim.node.workflows import capture, save
 from jupyterhub_gpu_reclaim.node.workflows import nap as workflow
 from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
 from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
@@ -251,20 +253,13 @@ async def test_wake_that_is_called_off_while_it_waits_gives_its_turn_up(
     assert recovery.releases.records.find(counter.incarnation).naps
 
 
-async def test_suspend_calls_off_a_wake_that_waits_for_room(
-    recovery, counter, monkeypatch
-):
-    card, accelerator = await waker_of(recovery, counter, monkeypatch)
-    card.taken, accelerator.room_seconds = 100, 60
-    waiting = asyncio.ensure_future(run(recovery, counter, accelerator, "wake"))
-    while accelerator.shortage_of(counter.incarnation) is None:
-        await asyncio.sleep(0.01)
+def node_of(recovery, cards) -> LocalNode:
     releases = recovery.releases
-    node = LocalNode(
+    return LocalNode(
         placements=recovery.placements,
         operations=recovery.operations,
         sampler=None,
-        tools=tools_of(recovery, accelerator),
+        tools=tools_of(recovery, cards),
         releases=releases,
         recovery=recovery,
         outcomes=Outcomes(
@@ -277,18 +272,60 @@ async def test_suspend_calls_off_a_wake_that_waits_for_room(
         term=KnownTerm(),
         describe=lambda: NodeStatus(host="here", version="1"),
     )
+
+
+class Refused:
+    """A capture, a save or a nap that fails at once."""
+
+    def __init__(self, *_) -> None:
+        pass
+
+    async def run(self, operation):
+        yield Event(failure=Failure(code="io_uring", message="No."))
+
+
+@pytest.mark.parametrize("order", ["capture", "save", "nap"])
+async def test_order_that_meets_a_wake_waits_for_its_end(
+    recovery, counter, monkeypatch, order
+):
+    """The agent wakes by itself, and the memory is back a moment before that ends."""
+    cards = FullCards(counter.tree.server, 1)
+    assert await run(recovery, counter, cards, "nap") is None
+    cards.free, moved = True, threading.Event()
+    monkeypatch.setattr(cards, "fill", lambda *_: moved.wait(30))
+    monkeypatch.setattr(capture, "Capture", Refused)
+    monkeypatch.setattr(save, "Save", Refused)
+    monkeypatch.setattr(workflow, "Nap", Refused)
+    cards.shortage_of = lambda _: None
+    waking = asyncio.ensure_future(run(recovery, counter, cards, "wake"))
+    await recovery.operations.next(counter.incarnation, "wake", 5)
+    node = node_of(recovery, cards)
+    words = () if order == "nap" else ("cp", 1)
+    if order == "nap":
+        with pytest.raises(ReclaimError):  # the policy's: somebody uses it
+            await node.nap(counter.incarnation, seen=time.time())
+    given = asyncio.ensure_future(getattr(node, order)(counter.incarnation, *words))
+    done, _ = await asyncio.wait([given], timeout=0.5)
+    assert not done
+    moved.set()
+    events = [event async for event in await given]
+    assert events[-1].failure.code == "io_uring"
+    assert await waking is None
+    assert goes_on(counter)
+
+
+async def test_suspend_calls_off_a_wake_that_waits_for_room(
+    recovery, counter, monkeypatch
+):
+    card, accelerator = await waker_of(recovery, counter, monkeypatch)
+    card.taken, accelerator.room_seconds = 100, 60
+    waiting = asyncio.ensure_future(run(recovery, counter, accelerator, "wake"))
+    while accelerator.shortage_of(counter.incarnation) is None:
+        await asyncio.sleep(0.01)
+    node = node_of(recovery, accelerator)
     assert (await node.tree(counter.incarnation)).shortage.place == 1
 
-    class Begun:
-        """A capture that fails at once."""
-
-        def __init__(self, *_) -> None:
-            pass
-
-        async def run(self, operation):
-            yield Event(failure=Failure(code="io_uring", message="No."))
-
-    monkeypatch.setattr(capture, "Capture", Begun)
+    monkeypatch.setattr(capture, "Capture", Refused)
     events = [e async for e in await node.capture(counter.incarnation, "cp", 1)]
     assert events[-1].failure.code == "io_uring"
     assert (await waiting).reason is Reason.CANCELLED

@@ -172,13 +172,8 @@ _OF_PROCESSES: dict[str, Any] = {
     "placed": False,
     "node": "",  # the next one may be elsewhere
 }
-_OF_A_SESSION: dict[str, Any] = {
-    **_OF_PROCESSES,
-    "kept_until": None,
-    "kept_by": "",
-    "gpus": 0,
-    "gpu_name": "",
-}
+_OF_A_CHECKPOINT: dict[str, Any] = {**_OF_PROCESSES, "gpus": 0, "gpu_name": ""}
+_OF_A_SESSION: dict[str, Any] = {"kept_until": None, "kept_by": ""}
 
 
 def ended(event: SessionEvent, before: SessionRow, after: SessionRow) -> dict[str, Any]:
@@ -189,7 +184,7 @@ def ended(event: SessionEvent, before: SessionRow, after: SessionRow) -> dict[st
         before: the row as it was.
         after: with its new phase, incarnation and checkpoint.
     """
-    void: dict[str, Any] = _columns_ended(before, after)
+    void: dict[str, Any] = _columns_ended(event, before, after)
     for phase, columns in _OF_ONE_PHASE.items():
         if after.phase is not phase:
             void |= columns
@@ -213,12 +208,19 @@ def is_needless(checkpoint: CheckpointRow, session: SessionRow) -> bool:
     return False
 
 
-def _columns_ended(before: SessionRow, after: SessionRow) -> dict[str, Any]:
+def _columns_ended(
+    event: SessionEvent, before: SessionRow, after: SessionRow
+) -> dict[str, Any]:
     """Return the columns that end with the session, its processes, or the order."""
+    if after.phase is Phase.STOPPED:
+        return {**_OF_A_CHECKPOINT, **_OF_A_SESSION}
     same = after.incarnation == before.incarnation
     came_from = bool(after.checkpoint) and after.checkpoint == before.checkpoint
-    if after.phase is Phase.STOPPED or not (same or came_from):
-        return {**_OF_A_SESSION}
+    if not (same or came_from):
+        goes_on = after.session == before.session != ""
+        if goes_on or event is SessionEvent.BROUGHT_BACK:  # by its user
+            return {**_OF_A_CHECKPOINT}
+        return {**_OF_A_CHECKPOINT, **_OF_A_SESSION}
     if not same:
         return {**_OF_PROCESSES}
     return {**_NO_ORDER} if _is_done(after) else {}
