@@ -22,6 +22,7 @@ class Throttle:
     #: For each name what it has left, and when that was reckoned, in seconds.
     _left: dict[Hashable, tuple[float, float]] = field(default_factory=dict)
     _held: Counter[Hashable] = field(default_factory=Counter)
+    _most: int = _NAMES
 
     def lets(self, name: Hashable, now: float) -> bool:
         """Whether it may happen now for that name; counts it, or what is held back.
@@ -30,7 +31,7 @@ class Throttle:
             name: whose turn it is.
             now: seconds of any clock that does not go back for long.
         """
-        if len(self._left) > _NAMES:
+        if len(self._left) > self._most:
             self._forget(now)
         left = self._has(name, now)
         if left < 1:
@@ -49,5 +50,7 @@ class Throttle:
 
     def _forget(self, now: float) -> None:
         for name in list(self._left):
-            if self._has(name, now) >= self.at_once and name not in self._held:
+            if self._has(name, now) >= self.at_once:
                 del self._left[name]
+                self._held.pop(name, None)
+        self._most = max(_NAMES, 2 * len(self._left))

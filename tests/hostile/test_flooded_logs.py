@@ -87,8 +87,9 @@ def test_throttle_forgets_who_has_been_quiet():
     assert throttle.lets("eve", 1.5)
     assert throttle.held_back("eve") == 1
     for n in range(5000):
-        throttle.lets(n, 10.0 + n)
+        assert [throttle.lets(n, 10.0 + n) for _ in range(3)] == [True, True, False]
     assert len(throttle._left) < 1100
+    assert len(throttle._held) < 1100
 
 
 def test_very_long_history_is_cut_in_portions(journal, monkeypatch):

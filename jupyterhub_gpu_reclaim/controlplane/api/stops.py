@@ -230,6 +230,8 @@ class StopPlanner:
     def _keep_for_a_while(self, key: SessionKey, program: str) -> None:
         """Keep a deleted user's session for a while, as a former account's."""
         row, seconds = self._sessions.row(key), self._settings.set_aside
+        if not row.since:
+            return
         kept, claimed = [], row.claimed
         if row.phase is Phase.SUSPENDED:  # whoever has the name next wants it
             kept = expiry.kept(self._sessions, row.checkpoint, Keeping.CURRENT, seconds)

@@ -43,14 +43,18 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+        AuditRow,
+        CheckpointRow,
+        SessionRow,
+    )
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 _log = logging.getLogger(__name__)
 
 _DELETED = "The server was deleted."
 #: Seconds for which a taken order is remembered; no call repeats it later.
-_KNOWN_SECONDS = 7 * 86400.0
+_KNOWN = 7 * 86400.0
 
 
 class DeletionOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,21 +122,16 @@ class Deletions:
         if not name:
             self._write_order(deletion)
         elif notes.read(self._sessions.journal, NoteKind.DELETION, name) is None:
-            self._write_order(deletion, also=self._remember(name))
+            now = self._sessions.clock.now()
+            taken = notes.note(NoteKind.DELETION, name, now)
+            self._write_order(deletion, also=taken)
 
-    def _remember(self, name: str) -> list[Any]:
-        """Statements that remember that order from now on, and forget old ones."""
-        now = self._sessions.clock.now()
-        known = notes.read_all(self._sessions.journal, NoteKind.DELETION)
-        old = [
-            each
-            for each, since in known.items()
-            if now - since > _KNOWN_SECONDS and not self._has_file(each)
-        ]
-        return [
-            *notes.forget(NoteKind.DELETION, *old),
-            *notes.note(NoteKind.DELETION, name, now),
-        ]
+    def forget_old(self) -> None:
+        """Forget the orders that were taken long ago."""
+        journal, before = self._sessions.journal, self._sessions.clock.now() - _KNOWN
+        old = notes.read_before(journal, NoteKind.DELETION, before)
+        old = [each for each in old if not self._has_file(each)]
+        journal.write(*notes.forget(NoteKind.DELETION, *old))
 
     def _has_file(self, name: str) -> bool:
         """Whether a file that was taken up could not be removed."""
@@ -142,7 +141,7 @@ class Deletions:
         sessions, key = self._sessions, deletion.key
         row = sessions.row(key)
         order = self._new_order(deletion, row)
-        line = sessions.audit_line(key, SERVICE, "forget", _DELETED)
+        line = self._line(order, "forget", _DELETED)
         to_delete = [
             each
             for r in self._rows_meant(order)
@@ -153,8 +152,13 @@ class Deletions:
             sessions.remove(key, line, to_delete, [*_written(order), *also])
         else:  # the session of somebody who has had the name before
             sessions.journal.keep(to_delete)
-            sessions.journal.write(schema.insert_audit(line), *_written(order), *also)
+            sessions.journal.write(*_told(line), *_written(order), *also)
         self._orders_by_key()[key] = order
+
+    def _line(self, order: DeletionOrder, what: str, message: str) -> AuditRow | None:
+        """Make a line for the audit; None: nobody has known anything of that name."""
+        line = self._sessions.audit_line(order.key, SERVICE, what, message)
+        return line if order.names else None
 
     def _new_order(self, deletion: Deletion, row: SessionRow) -> DeletionOrder:
         """Make the order, which takes over what a pending one is about."""
@@ -273,6 +277,12 @@ class Deletions:
         for row in self._sessions.journal.checkpoints(key):
             if row.keeping is Keeping.TO_DELETE:
                 to_delete.add(row.id)
+        if (left or to_delete) and not order.names:  # others know of it
+            names = frozenset(tree.incarnation for tree in left) | to_delete
+            order = msgspec.structs.replace(order, names=names)
+            self._orders_by_key()[key] = order
+            line = self._line(order, "forget", _DELETED)
+            self._sessions.journal.write(*_told(line))
         for checkpoint in sorted(to_delete):
             await self._agent.discard(checkpoint)
             self._sessions.journal.drop(checkpoint)
@@ -293,13 +303,15 @@ class Deletions:
         _log.info("%s: what is left of a deleted session is ended", tree.key)
 
     def _note_done(self, order: DeletionOrder) -> None:
-        sessions = self._sessions
         message = "Nothing of the deleted server is left."
-        line = sessions.audit_line(order.key, SERVICE, "forgotten", message)
-        forgotten = sessions.tab_keys.forget(order.key)
-        removed = _removed(order.key)
-        sessions.journal.write(schema.insert_audit(line), removed, *forgotten)
+        line = self._line(order, "forgotten", message)
+        forgotten = self._sessions.tab_keys.forget(order.key)
+        self._sessions.journal.write(*_told(line), _removed(order.key), *forgotten)
         self._orders_by_key().pop(order.key, None)
+
+
+def _told(line: AuditRow | None) -> list[Any]:
+    return [] if line is None else [schema.insert_audit(line)]
 
 
 def _removed(key: SessionKey) -> Any:

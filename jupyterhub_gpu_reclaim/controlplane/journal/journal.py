@@ -187,7 +187,7 @@ class Journal:
     def forget(
         self,
         key: SessionKey,
-        audit: AuditRow,
+        audit: AuditRow | None,
         to_delete: Iterable[CheckpointRow],
         amounts: Mapping[str, float] | None = None,
         also: Iterable[Any] = (),
@@ -196,7 +196,8 @@ class Journal:
         removed = schema.sessions.delete().where(
             schema.of_session(schema.sessions, key)
         )
-        statements = [removed, schema.insert_audit(audit), *also]
+        lines = [] if audit is None else [schema.insert_audit(audit)]
+        statements = [removed, *lines, *also]
         with self._changing(*statements, kept=to_delete, amounts=amounts) as cache:
             cache.remove(key)
 

@@ -49,6 +49,13 @@ def read_all(
     return {row["subject"]: row["value"] for row in journal.read(query)}
 
 
+def read_before(journal: Journal, kind: NoteKind, value: float) -> list[str]:
+    """Return the subjects of which less than that is noted."""
+    table = schema.notes
+    query = table.select().where(table.c.kind == kind.value, table.c.value < value)
+    return [row["subject"] for row in journal.read(query)]
+
+
 def note(kind: NoteKind, subject: str, value: float) -> list[Any]:
     """Make statements that note it, in place of what was noted."""
     row = {"kind": kind.value, "subject": subject, "value": value}

@@ -232,6 +232,7 @@ class ControlLoops:
             expiry.give_notice(
                 self._sessions, self._settings.retention, self._settings.forewarn
             )
+            self._deletions.forget_old()
             before = now - self._settings.audit
             more = self._sessions.journal.prune_audit(before)
             if not more:

@@ -245,7 +245,8 @@ class Sessions:
         kept = [row.generation for row in self.journal.checkpoints(key)]
         known = self._generations.get(key, 0)
         highest = max([known, self.row(key).generation, *kept])
-        self._generations[key] = highest
+        if highest:
+            self._generations[key] = highest
         return highest
 
     def next_generation(self, key: SessionKey) -> int:
@@ -495,7 +496,7 @@ class Sessions:
     def remove(
         self,
         key: SessionKey,
-        line: AuditRow,
+        line: AuditRow | None,
         checkpoints: Iterable[CheckpointRow] = (),
         also: Iterable[Any] = (),
     ) -> None:
@@ -503,7 +504,7 @@ class Sessions:
 
         Args:
             key: the session.
-            line: the line of the audit.
+            line: the line of the audit, if there is one.
             checkpoints: its rows that change with it; the others stay.
             also: statements of the same transaction.
 
