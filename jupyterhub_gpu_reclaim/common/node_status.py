@@ -98,6 +98,7 @@ class NodeHealth(Value, frozen=True, kw_only=True):
     status: NodeStatus | None = None  #: None: never heard of by this service
     silent_since: float | None = None  #: seconds since the epoch
     silence: Finding | None = None  #: why it is silent
+    silence_detail: str = ""  #: more of that, for administrators
     drain: Drain | None = None  #: None: it is not being drained
 
     @property
@@ -111,7 +112,11 @@ class NodeHealth(Value, frozen=True, kw_only=True):
         """Whatever keeps it from working now, each with its cure."""
         found = []
         if self.silent_since is not None:
-            found.append(self.silence or finding(Reason.AGENT_UNREACHABLE))
+            why = self.silence or finding(Reason.AGENT_UNREACHABLE)
+            if self.silence_detail:
+                message = f"{why.message.removesuffix('.')} ({self.silence_detail})."
+                why = msgspec.structs.replace(why, message=message)
+            found.append(why)
         elif self.status is not None:
             found += self.status.faults
         if self.drain is not None:

@@ -17,10 +17,12 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from jupyterhub_gpu_reclaim.linux import procfs, ptrace
+from jupyterhub_gpu_reclaim.common.errors import NotFound
+from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
 from jupyterhub_gpu_reclaim.linux.descriptors import readable
 from jupyterhub_gpu_reclaim.linux.mounts import mount_of, read_mounts
 
@@ -72,18 +74,41 @@ class FarUse(NamedTuple):
         }
 
 
-def facts(tree: Snapshot) -> dict[str, Any]:
-    """What ``files_silent`` says of a tree, where it is not known which one it is."""
-    uses = used(tree)
-    if not uses:  # something searches there
-        every = [FarUse(tree.init, "", one) for one in _far_mounts(tree)]
-        uses = every[:1]
-    return uses[0].facts if uses else {}
+class FarFiles:
+    """The far file systems of one session.
+
+    Args:
+        init_pid: its init.
+        init_start: when that has started.
+    """
+
+    def __init__(self, init_pid: int, init_start: int) -> None:
+        self._init = init_pid, init_start
+
+    @cached_property
+    def exist(self) -> bool:
+        """Whether it has any; asked once."""
+        return bool(_far_mounts(self._init[0]))
+
+    def facts(self) -> dict[str, Any]:
+        """What ``files_silent`` says where it is not known which one it is.
+
+        Empty where there is none, or the session has ended.
+        """
+        try:
+            tree = processes.snapshot(*self._init)
+        except NotFound:
+            return {}
+        uses = used(tree)
+        if not uses:  # something searches there
+            far = _far_mounts(tree.init.pid)
+            uses = [FarUse(tree.init, "", one) for one in far[:1]]
+        return uses[0].facts if uses else {}
 
 
 def used(tree: Snapshot) -> list[FarUse]:
     """The far file systems that a tree uses, each with one that does."""
-    far = _far_mounts(tree)
+    far = _far_mounts(tree.init.pid)
     found: dict[str, FarUse] = {}
     for process in tree.processes if far else ():
         for link, target in _links(process.pid):
@@ -110,8 +135,8 @@ def silent(tree: Snapshot) -> FarUse | None:
     return _probe(uses) or _waiting(tree, uses)
 
 
-def _far_mounts(tree: Snapshot) -> list[Mount]:
-    mounts = read_mounts(tree.init.pid)
+def _far_mounts(init_pid: int) -> list[Mount]:
+    mounts = read_mounts(init_pid)
     return [mount for mount in mounts if mount.kind.startswith(FAR_KINDS)]
 
 

@@ -271,6 +271,20 @@ def held(process: Process) -> Iterator[int | None]:
         os.close(pidfd)
 
 
+@contextlib.contextmanager
+def named(process: Process, what: str) -> Iterator[None]:
+    """Have what the kernel refuses for that process end a capture by its name.
+
+    Raises:
+        ReclaimError: ``capture_failed``: the process, and ``what``.
+    """
+    try:
+        yield
+    except OSError as error:
+        why = f"process {process.ns_pid} ({process.name}) {what}"
+        raise ReclaimError(Reason.CAPTURE_FAILED, why=why, detail=str(error)) from error
+
+
 def send(process: Process, number: int) -> bool:
     """Signal exactly that process; False when it has ended."""
     with held(process) as pidfd:

@@ -205,7 +205,7 @@ class LocalNode:
         self._refuse_late(seen)
         if seen is None:
             self.tools.refusals.forget(incarnation)
-        self.operations.work_for(session.key, lambda: trees.inspect(session))
+        self.operations.work_for(session)
         operation = Operation("capture", session.key, checkpoint)
 
         def attempt(operation: Operation) -> AsyncIterator[Event]:
@@ -231,7 +231,7 @@ class LocalNode:
         if not isinstance(known, Session):
             return known
         session = known
-        self.operations.work_for(session.key, lambda: trees.inspect(session))
+        self.operations.work_for(session)
         operation = Operation(trees.SAVE, session.key, checkpoint)
         stamp = self.term.number, generation
         work = save.Save(self.tools, session, operation, stamp)
@@ -259,7 +259,7 @@ class LocalNode:
         if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action="nap now")
         self._refuse_late(seen)
-        self.operations.work_for(session.key, lambda: trees.inspect(session))
+        self.operations.work_for(session)
         operation = Operation(trees.NAP, session.key, "")
 
         def attempt(operation: Operation) -> AsyncIterator[Event]:
@@ -343,7 +343,7 @@ class LocalNode:
         if ended is not None:
             return _told(ended)
         self.outcomes.refuse_if_leased(self.operations, incarnation, checkpoint)
-        self.operations.work_for(session.key, lambda: trees.inspect(session))
+        self.operations.work_for(session)
         operation = Operation("restore", session.key, checkpoint)
         work = Restore(self.tools, session, operation, put_files_back=put_files_back)
         return self._begin(session, operation, work.run).follow()

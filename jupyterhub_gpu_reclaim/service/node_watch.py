@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.drain import Drain
-    from jupyterhub_gpu_reclaim.common.models import Failure
+    from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.service.clients.agent_router import AnyAgent
 
     #: Settles something with the nodes, as they were heard of now; never raises
@@ -55,7 +54,7 @@ class NodeWatch:
         self,
         agents: AnyAgent,
         clock: Clock,
-        told: Callable[[Mapping[str, Failure]], None],
+        told: Callable[[Mapping[str, Finding]], None],
         settles: Sequence[Settle] = (),
         drain_of: Callable[[str], Drain | None] = lambda _: None,
     ) -> None:
@@ -65,7 +64,6 @@ class NodeWatch:
         self._clock = clock
         self._tell_silent = told
         self._known: dict[str, NodeHealth] = {}
-        self._silences: dict[str, Failure] = {}
 
     def now(self) -> list[NodeHealth]:
         """Every node, by name."""
@@ -86,10 +84,9 @@ class NodeWatch:
     async def ask(self) -> None:
         """Ask every agent once."""
         nodes = self._agents.nodes()
-        self._silences = {}
         found = await asyncio.gather(*map(self._ask_agent, nodes))
         self._known = {each.node: each for each in found}
-        self._tell_silent(dict(self._silences))
+        self._tell_silent({each.node: each.silence for each in found if each.silence})
         for settle in self._settles:
             await settle(found)
 
@@ -107,18 +104,14 @@ class NodeWatch:
         return NodeHealth(node=node, status=status)
 
     def _silent(self, asked: float, node: str, error: ReclaimError) -> NodeHealth:
-        self._silences[node] = codec.failure_of(error)
         before = self._known.get(node, NodeHealth(node=node))
         since = before.silent_since
-        why = finding(error.reason, **error.facts)
-        if error.detail:  # for administrators
-            message = f"{why.message.removesuffix('.')} ({error.detail})."
-            why = msgspec.structs.replace(why, message=message)
         return msgspec.structs.replace(
             before,
             status=before.status.unheard if before.status is not None else None,
             silent_since=asked if since is None else since,
-            silence=why,
+            silence=finding(error.reason, **error.facts),
+            silence_detail=error.detail,
         )
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import (
-    NotFound,
     ReclaimError,
     Refused,
     RolledBack,
@@ -26,6 +25,7 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
     in_thread,
 )
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
+from jupyterhub_gpu_reclaim.node.sessions.placements import Session
 
 KEY = SessionKey("ann")
 
@@ -152,16 +152,15 @@ async def test_finish_calls_captures_off():
     assert operation.done
 
 
-def no_tree():
-    raise NotFound(Reason.UNKNOWN_SESSION, session="eve/")
-
-
 async def test_session_whose_programs_keep_threads_waiting_gets_no_more_of_them():
     """A file system of its user's that does not answer holds whoever asks it."""
     ended, operations = threading.Event(), Operations()
 
+    def ended_session(user: str) -> Session:
+        return Session("i", SessionKey(user), 2**22, 0, holding=False)
+
     async def attempt(user: str) -> None:
-        operations.work_for(SessionKey(user), no_tree)
+        operations.work_for(ended_session(user))
         with pytest.raises(RolledBack):
             await in_thread(lambda: ended.wait(20), step="preflight", limit=0.01)
 
@@ -175,7 +174,7 @@ async def test_session_whose_programs_keep_threads_waiting_gets_no_more_of_them(
     for _ in range(200):
         await asyncio.sleep(0.01)
         with contextlib.suppress(Refused):
-            operations.work_for(SessionKey("eve"), no_tree)
+            operations.work_for(ended_session("eve"))
             return
     pytest.fail("it is refused for ever")
 

@@ -176,11 +176,11 @@ async def test_agent_that_does_not_answer_is_silent_since_it_was_asked(monkeypat
     assert (a.status.store_free, a.status.state_free) == (None, None)  # no figure
     (card,) = a.status.cards
     assert (card.name, card.free, card.busy_percent) == ("H200", None, None)
-    assert {node: why.code for node, why in told[-1].items()} == {
-        "a": "node_silent",
-        "b": "node_silent",
+    assert {node: (why.code, why.message) for node, why in told[-1].items()} == {
+        "a": ("node_silent", "The agent on a does not answer."),  # users see that
+        "b": ("node_silent", "The agent on b does not answer."),
     }
-    said = [one.silence.message for one in (a, b)]
+    said = [one.faults[0].message for one in (a, b)]
     assert said == [
         "The agent on a does not answer (cut off).",
         "The agent on b does not answer (no answer within 0.05 s).",

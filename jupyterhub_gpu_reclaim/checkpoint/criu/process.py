@@ -19,9 +19,13 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import open_detached, run
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import StreamBroken
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import far_files, processes
 from jupyterhub_gpu_reclaim.linux.descriptors import readable
-from jupyterhub_gpu_reclaim.linux.far_files import LOOK_SECONDS, FarWaits, tasks_below
+from jupyterhub_gpu_reclaim.linux.far_files import (
+    LOOK_SECONDS,
+    FarFiles,
+    FarWaits,
+    tasks_below,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -234,6 +238,7 @@ class CriuRun:
         watched: list[Inside | StreamServer | Cancel] = [inside, self._server]
         if self._cancel is not None:
             watched.append(self._cancel)
+        far = FarFiles(self._session.init_pid, self._session.init_start)
         waits = FarWaits()
         while (status := inside.poll()) is None:
             left = self._until(deadline) - time.monotonic()
@@ -244,15 +249,13 @@ class CriuRun:
                 self._server.fail(ReclaimError(Reason.CANCELLED))
             elif not ready and time.monotonic() >= self._until(deadline):
                 self._late(step)
-            elif waits.silent(tasks_below(inside.pid)):
-                self._server.fail(self._silent())
+            elif (
+                far.exist
+                and waits.silent(tasks_below(inside.pid))
+                and (facts := far.facts())
+            ):
+                self._server.fail(ReclaimError(Reason.FILES_SILENT, **facts))
         return status
-
-    def _silent(self) -> ReclaimError:
-        """What to say of a file system of the session's that does not answer CRIU."""
-        session = self._session
-        tree = processes.snapshot(session.init_pid, session.init_start)
-        return ReclaimError(Reason.FILES_SILENT, **far_files.facts(tree))
 
     def _until(self, deadline: float) -> float:
         """When its time is up, as far as is known now."""

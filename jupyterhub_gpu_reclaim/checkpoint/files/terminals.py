@@ -30,7 +30,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
 from jupyterhub_gpu_reclaim.linux.epoll import EVENT
 from jupyterhub_gpu_reclaim.linux.libc import AT_FDCWD
-from jupyterhub_gpu_reclaim.linux.processes import DEAD
+from jupyterhub_gpu_reclaim.linux.processes import DEAD, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -86,15 +86,10 @@ def stop_plainly(tree: Snapshot) -> None:
     for process in tree.processes:
         if process.state in DEAD or not procfs.has_terminal(process.pid):
             continue
-        try:
-            with processes.held(process) as pidfd:
-                if pidfd is not None:
-                    ptrace.stop_plainly(process.pid, pidfd, seconds=_SECONDS)
-        except OSError as error:
-            why = f"process {process.ns_pid} ({process.name}) does not stand still"
-            raise ReclaimError(
-                Reason.CAPTURE_FAILED, why=why, detail=str(error)
-            ) from error
+        stands = named(process, "does not stand still")
+        with stands, processes.held(process) as pidfd:
+            if pidfd is not None:
+                ptrace.stop_plainly(process.pid, pidfd, seconds=_SECONDS)
 
 
 def with_foregrounds(read: Callable[[str], bytes | None]) -> dict[str, bytes]:

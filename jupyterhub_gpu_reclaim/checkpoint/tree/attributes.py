@@ -40,7 +40,7 @@ from jupyterhub_gpu_reclaim.linux import (
     ptrace,
     scheduling,
 )
-from jupyterhub_gpu_reclaim.linux.processes import DEAD
+from jupyterhub_gpu_reclaim.linux.processes import DEAD, named
 from jupyterhub_gpu_reclaim.linux.procfs import inner_id
 from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed, Unsuited
 
@@ -151,15 +151,12 @@ def read(snapshot: Snapshot) -> dict[int, Attributes]:
     for process in snapshot.processes:
         if process.state in DEAD:
             continue
-        try:
-            found[process.ns_pid] = _read(process, snapshot.init, usual)
-        except OSError as error:
-            if procfs.stat(process.pid)[:1] in ([], ["Z"], ["X"]):
-                continue  # it has ended
-            why = f"process {process.ns_pid} ({process.name}) could not be looked at"
-            raise ReclaimError(
-                Reason.CAPTURE_FAILED, why=why, detail=str(error)
-            ) from error
+        with named(process, "could not be looked at"):
+            try:
+                found[process.ns_pid] = _read(process, snapshot.init, usual)
+            except OSError:
+                if procfs.stat(process.pid)[:1] not in ([], ["Z"], ["X"]):
+                    raise  # it has not ended
     return found
 
 
@@ -302,13 +299,8 @@ def refuse_confined(tree: Snapshot) -> None:
     """
     alive = [process for process in tree.processes if process.state not in DEAD]
     for process in alive:
-        try:
+        with named(process, "could not be looked at"):
             found = landlock.is_confined(process, alive, seconds=SECONDS)
-        except OSError as error:
-            why = f"process {process.ns_pid} ({process.name}) could not be looked at"
-            raise ReclaimError(
-                Reason.CAPTURE_FAILED, why=why, detail=str(error)
-            ) from error
         if found:
             pid, name = process.ns_pid, process.name
             raise ReclaimError(Reason.CONFINED, pid=pid, name=name)

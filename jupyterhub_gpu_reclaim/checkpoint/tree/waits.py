@@ -35,10 +35,8 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError
-from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace
-from jupyterhub_gpu_reclaim.linux.processes import DEAD
+from jupyterhub_gpu_reclaim.linux.processes import DEAD, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -75,15 +73,9 @@ def begin_again(tree: Snapshot) -> None:
             continue
         found = {tid: _interrupted(tid) for tid in ptrace.tasks(process.pid)}
         waits = {tid: number for tid, number in found.items() if number is not None}
-        if not waits:
-            continue
-        try:
-            ptrace.begin_again(process.pid, waits, seconds=_SECONDS)
-        except OSError as error:
-            why = f"process {process.ns_pid} ({process.name}) does not stand still"
-            raise ReclaimError(
-                Reason.CAPTURE_FAILED, why=why, detail=str(error)
-            ) from error
+        if waits:
+            with named(process, "does not stand still"):
+                ptrace.begin_again(process.pid, waits, seconds=_SECONDS)
 
 
 def _interrupted(tid: int) -> int | None:

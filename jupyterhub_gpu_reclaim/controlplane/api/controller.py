@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         Compared,
         Event,
-        Failure,
+        Finding,
         Placement,
         SessionKey,
         SessionPolicy,
@@ -296,7 +296,7 @@ class Controller:
         """The parts that did not answer the last time (agent, store, Hub), by name."""
         return self._observer.silent_parts()
 
-    def note_silent(self, nodes: Mapping[str, Failure]) -> None:
+    def note_silent(self, nodes: Mapping[str, Finding]) -> None:
         """Let sessions and operations on a silent node say so.
 
         Args:

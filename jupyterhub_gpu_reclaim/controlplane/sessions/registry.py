@@ -22,6 +22,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Decision,
     Event,
     Failure,
+    Finding,
     Phase,
     SessionKey,
     SessionPolicy,
@@ -99,7 +100,7 @@ class Sessions:
         self._save_every = settings.save_every
         self._retention = settings.retention
         self.drains = Drains(journal)  #: nodes that are to be free of sessions
-        self.silences: dict[str, Failure] = {}  #: why nodes do not answer, by name
+        self.silences: dict[str, Finding] = {}  #: why nodes do not answer, by name
         self.tab_keys = TabKeys(self)
         self.resume_times = suspensions.ResumeTimes()
         #: the highest generation known under a name, or given out by this service
@@ -369,7 +370,7 @@ class Sessions:
         operation.add(event)
         self.touch(key)
 
-    def note_silent(self, nodes: Mapping[str, Failure]) -> None:
+    def note_silent(self, nodes: Mapping[str, Finding]) -> None:
         """Note the silent nodes; operations there say that they wait for an answer.
 
         Such a step is like any other, so whoever follows the operation sees it. Its end

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
     from jupyterhub_gpu_reclaim.node.operations.records import Record, Records
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
 
 _log = logging.getLogger(__name__)
 
@@ -167,10 +167,8 @@ class Operations:
         self._begun = asyncio.Event()
         self._late: Counter[str] = Counter()
 
-    def work_for(self, key: SessionKey, tree: Callable[[], Snapshot]) -> None:
+    def work_for(self, session: Session) -> None:
         """Say for which session this task, and what it begins, is at work.
-
-        ``tree`` looks at its programs, to name the one whose files do not answer.
 
         A user's program, or a file system of his own, may keep a thread waiting for
         ever. The agent has some hundreds, for all sessions.
@@ -178,11 +176,12 @@ class Operations:
         Raises:
             Refused: too many threads still wait for it (``operation_in_flight``).
         """
-        if self._late[str(key)] >= MOST_LATE:
+        key = str(session.key)
+        if self._late[key] >= MOST_LATE:
             what = "earlier ones wait for its programs or files"
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=what)
-        _late.set((self._late, str(key)))
-        _tree.set(tree)
+        _late.set((self._late, key))
+        _far.set(far_files.FarFiles(session.init_pid, session.init_start))
 
     def watch(self, changed: Callable[[str], None]) -> None:
         """Call it with an incarnation whenever an operation on it begins or ends."""
@@ -368,7 +367,7 @@ def reported(
 #: For which session a task, and what it begins, is at work, and where its threads are
 #: counted that go on though nobody waits for them any more.
 _late: ContextVar[tuple[Counter[str], str]] = ContextVar("late")
-_tree: ContextVar[Callable[[], Snapshot] | None] = ContextVar("tree", default=None)
+_far: ContextVar[far_files.FarFiles | None] = ContextVar("far", default=None)
 
 
 async def in_thread(
@@ -416,15 +415,13 @@ async def in_thread(
 
 async def _silent(threads: list[far_files.Task]) -> dict[str, Any]:
     """Return what there is to say once they wait in vain for a file of the session."""
-    waits = far_files.FarWaits()
+    waits, far = far_files.FarWaits(), _far.get()
     while True:
         await asyncio.sleep(far_files.LOOK_SECONDS)
-        tree = _tree.get()
-        if tree is not None and waits.silent(threads):
-            # What waits may be the store's; a session without such files waits for it.
-            with contextlib.suppress(ReclaimError):
-                if facts := far_files.facts(await asyncio.to_thread(tree)):
-                    return facts
+        # What waits may be the store's; a session without such files waits for it.
+        silent = far is not None and far.exist and waits.silent(threads)
+        if far and silent and (facts := await asyncio.to_thread(far.facts)):
+            return facts
 
 
 @contextlib.asynccontextmanager

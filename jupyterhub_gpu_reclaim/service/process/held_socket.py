@@ -37,16 +37,12 @@ _held: dict[tuple[str, int], socket.socket] = {}
 def listening(host: str, port: int) -> socket.socket:
     """Make a socket that listens there, on all addresses of that name's first kind."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, address = found[0]
-    made = socket.socket(family, kind, protocol)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(_BACKLOG)
-        made.setblocking(False)
-    except BaseException:
-        made.close()
-        raise
+    family, *_, address = found[0]
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    made = socket.create_server(
+        address, family=family, backlog=_BACKLOG, dualstack_ipv6=both
+    )
+    made.setblocking(False)
     return made
 
 
