@@ -32,21 +32,30 @@ def parent(places):
 
 @pytest.fixture
 def sent(monkeypatch):
-    """Signals to stop, by pid; each is taken a moment later than it is sent."""
+    """Signals to stop, by pid; the first of each waits, as on a busy machine."""
     pids, late = [], []
-    really = processes.send
+    really, waits = processes.send, processes.pending_signals
 
     def send(process, number):
         if number is not signal.SIGSTOP:
             return really(process, number)
         pids.append(process.pid)
         if pids.count(process.pid) > 1:
-            return really(process, number)
-        late.append(threading.Timer(0.1, really, (process, number)))
+            return True
+        late.append(threading.Timer(0.6, take, (process, number)))
         late[-1].start()
         return True
 
+    def take(process, number):
+        really(process, number)
+        taken.append(process.pid)
+
+    def pending(pid):
+        return waits(pid) | (_STOP if pid in pids and pid not in taken else 0)
+
+    taken = []
     monkeypatch.setattr(processes, "send", send)
+    monkeypatch.setattr(processes, "pending_signals", pending)
     yield pids
     for one in late:
         one.join()

@@ -36,11 +36,13 @@ if TYPE_CHECKING:
 
 #: Field of /proc/<pid>/stat, counted from the state (proc(5), flags), and its bit.
 _FLAGS, _PF_EXITING = 6, 0x4
-#: Seconds; a process not stopped by then may have been continued by its user.
+#: Seconds; a process that has taken its signal and is not stopped by then may have been
+#: continued by its user.
 _AGAIN_SECONDS = 0.25
 #: How long a shell may take to stop, before its programs are stopped all the same.
 _SHELL_SECONDS = 0.2
 _SIGKILL = 1 << (signal.SIGKILL - 1)
+_SIGSTOP = 1 << (signal.SIGSTOP - 1)
 
 
 def stop(init_pid: int, start: int, *, timeout: float) -> Snapshot:
@@ -141,15 +143,18 @@ class _Asked:
         self._at: dict[tuple[int, int], float] = {}
 
     def due(self, some: Iterable[Process]) -> list[Process]:
-        """Processes to be asked now: for the first time, or in vain before."""
-        now = time.monotonic()
-        due = [
-            one
-            for one in some
-            if now - self._at.get((one.pid, one.start_time), -_AGAIN_SECONDS)
-            >= _AGAIN_SECONDS
-        ]
-        self._at |= {(one.pid, one.start_time): now for one in due}
+        """Processes to be asked now: for the first time, or in vain before.
+
+        Not in vain where the signal still waits there, as on a machine that is busy.
+        """
+        now, due = time.monotonic(), []
+        for one in some:
+            key = one.pid, one.start_time
+            if processes.pending_signals(one.pid) & _SIGSTOP:
+                self._at[key] = now
+            elif now - self._at.get(key, -_AGAIN_SECONDS) >= _AGAIN_SECONDS:
+                self._at[key] = now
+                due.append(one)
         return due
 
 
