@@ -73,7 +73,7 @@ MUTANTS = (
     ),
     Mutant(
         "e2e",
-        "test_save_point",
+        "test_newer_files",
         f"{PACKAGE}/hub/spawner/refusal.py",
         "Choose what comes back</a>'",
         "Try again</a>'",

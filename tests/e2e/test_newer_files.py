@@ -24,10 +24,14 @@ pytestmark = pytest.mark.timeout(300)
 
 THEN = """
 import mmap, sqlite3
+get_ipython().history_manager.enabled = False
+then = ["as saved"]
 db = sqlite3.connect("{mode}.sqlite", isolation_level=None)
 db.execute("pragma journal_mode={mode}")
 _ = db.execute("create table t (n, text)")
+_ = db.execute("begin")
 _ = db.executemany("insert into t values (?, 'then')", [(n,) for n in range(2000)])
+_ = db.execute("commit")
 _ = db.execute("begin immediate")
 _ = db.execute("pragma cache_size=10")
 _ = db.executemany("insert into t values (?, ?)", [(n, "y" * 99) for n in range(2000)])
@@ -38,7 +42,10 @@ shared[:4] = b"then"
 """
 SINCE = """
 _ = db.execute("commit")
+_ = db.execute("begin")
 _ = db.executemany("insert into t values (?, 'z')", [(n,) for n in range(3000)])
+_ = db.execute("commit")
+_ = then.append("since")
 _ = log.write("three four five"); log.flush()
 shared[:4] = b"now!"
 """
@@ -88,6 +95,10 @@ def test_session_goes_back_with_its_files_and_nothing_newer_is_gone(
     os.kill(tree["init_pid"], signal.SIGKILL)
     admin.wait(user.name, phase="suspended")
 
+    # A visit does not bring it back: its user is asked.
+    page = page_of_choice(user)
+    assert "its last save point is from" in page
+    assert admin.session(user.name)["phase"] == "suspended"
     # Its user says that it comes back, and is asked about what is newer.
     admin.resume(user.name)
     message = refused(admin, user, "files_newer")
@@ -112,6 +123,7 @@ def test_session_goes_back_with_its_files_and_nothing_newer_is_gone(
     user.visit(f"{server.prefix}lab")
     with kernel:
         kernel.run(BACK)
+        assert kernel.run("print(then)").text == "['as saved']\n"
     (beside,) = home.glob("newer than*")
     assert rows(home, mode) == 4000
     assert rows(beside, mode) == 7000
@@ -129,9 +141,14 @@ def test_session_goes_back_with_its_files_and_nothing_newer_is_gone(
 
 
 def page_of_choice(user: User) -> str:
-    """What a visit shows once the Hub has heard that there is a question."""
-    deadline = time.monotonic() + 30
+    """What a visit shows once the Hub has heard that there is a question.
+
+    It starts nothing. While the Hub does not know that the session has ended, the page
+    of a suspended session comes first, which leads there.
+    """
+    deadline = time.monotonic() + 60
     while True:
+        user.http.get(f"{user.base}/hub/spawn/{user.name}", timeout=60)
         page = user.http.get(f"{user.base}{user.server().prefix}lab", timeout=60)
         if "Choose what comes back" in page.text:
             return page.text

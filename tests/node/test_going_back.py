@@ -84,7 +84,9 @@ db = sqlite3.connect("data.sqlite", isolation_level=None)
 db.execute("pragma journal_mode={mode}")
 db.execute("pragma cache_size=10")
 db.execute("create table t (n, text)")
+db.execute("begin")
 db.executemany("insert into t values (?, ?)", [(n, "x" * 99) for n in range(2000)])
+db.execute("commit")
 db.execute("begin immediate")
 db.executemany("insert into t values (?, ?)", [(n, "y" * 99) for n in range(2000)])
 """
@@ -104,7 +106,9 @@ STORIES = {
         DATABASE.format(mode="delete"),
         """
         db.execute("commit")
+        db.execute("begin")
         db.executemany("insert into t values (?, 'z')", [(n,) for n in range(3000)])
+        db.execute("commit")
         """,
     ),
     "log": (

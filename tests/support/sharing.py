@@ -26,6 +26,7 @@ GROUPS = (
         "e2e/test_drain.py",
         "e2e/test_idle.py",
         "e2e/test_nap.py",
+        "e2e/test_newer_files.py",
         "e2e/test_many.py",
         "e2e/test_renewed_login.py",
         "e2e/test_save_point.py",
