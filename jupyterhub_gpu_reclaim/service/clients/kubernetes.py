@@ -1,11 +1,12 @@
 """The few calls that the service makes to the API server of Kubernetes.
 
-The only importer of ``kubernetes`` in the service. It keeps nothing and repeats
-nothing: no answer in time is ``Unreachable``, and so is one that says "too busy"
-(:class:`Busy`, which says how long to wait) or "too old" (:class:`Expired`).
+The only importer of ``kubernetes_asyncio`` in the service: KubeSpawner's own client, so
+that a Hub has it. It keeps nothing and repeats nothing: no answer in time is
+``Unreachable``, and so is one that says "too busy" (:class:`Busy`, which says how long
+to wait) or "too old" (:class:`Expired`).
 
-What it may do is :data:`RULES`; the manifests in ``etc/kubernetes`` are tested against
-that table, and so are the calls.
+What it may do is :data:`RULES`; the chart's roles are tested against that table, and so
+are the calls.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 import msgspec
-from kubernetes.aio import client, config
+from kubernetes_asyncio import client, config
 
 from jupyterhub_gpu_reclaim.common import decoders
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, Unreachable
@@ -132,19 +133,20 @@ class Api:
     async def pods(self, namespace: str, selector: str) -> Pods:
         """List the pods as they are now (consistently), with the list's version."""
         found: list[Pod] = []
-        token = ""
+        more: dict[str, Any] = {}
         while True:
-            listed = self._core.list_namespaced_pod_without_preload_content(
+            listed = self._core.list_namespaced_pod(
                 namespace,
+                _preload_content=False,
                 label_selector=selector,
                 limit=PAGE,
-                _continue=token or None,
+                **more,
             )
             page = await self._answer("list", "pods", listed, Pods)
             found += page.items or ()
-            token = page.metadata.continue_
-            if not token:
+            if not page.metadata.continue_:
                 return Pods(metadata=page.metadata, items=found)
+            more = {"_continue": page.metadata.continue_}
 
     async def watch(
         self, namespace: str, selector: str, version: str
@@ -155,8 +157,9 @@ class Api:
             Expired: that version is too old.
             Unreachable: it broke, or the line is dead.
         """
-        asked = self._core.list_namespaced_pod_without_preload_content(
+        asked = self._core.list_namespaced_pod(
             namespace,
+            _preload_content=False,
             label_selector=selector,
             resource_version=version,
             watch=True,
@@ -189,8 +192,11 @@ class Api:
             preconditions=client.V1Preconditions(uid=pod.uid),
             grace_period_seconds=0 if force else GRACE_SECONDS,
         )
-        deleted = self._core.delete_namespaced_pod_without_preload_content(
-            pod.metadata.name, pod.metadata.namespace, body=options
+        deleted = self._core.delete_namespaced_pod(
+            pod.metadata.name,
+            pod.metadata.namespace,
+            body=options,
+            _preload_content=False,
         )
         try:
             await self._answer("delete", "pods", deleted, dict[str, Any])
@@ -202,7 +208,7 @@ class Api:
 
     async def node(self, name: str) -> ClusterNode:
         """The labels and state of a node; ``NotFound`` if there is none."""
-        read = self._core.read_node_without_preload_content(name)
+        read = self._core.read_node(name, _preload_content=False)
         return await self._answer("get", "nodes", read, ClusterNode)
 
     # --- the border
