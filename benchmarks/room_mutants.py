@@ -102,7 +102,7 @@ MUTANTS = (
     Mutant(
         "kubernetes_manifests",
         "test_manifests test_network_policies test_chart",
-        "etc/kubernetes/base/network-policy.yaml",
+        "charts/jupyterhub-gpu-reclaim/templates/network-policy.yaml",
         "app.kubernetes.io/component: hub",
         "app.kubernetes.io/component: singleuser-server",
         "The network policy lets users' pods reach the agents.",

@@ -205,8 +205,8 @@ def test_commands_that_pages_show_are_understood() -> None:
     parser = generate["program"]()
     lines = "\n".join(page.read_text() for page in GUIDES).replace("\\\n", " ")
     shown = re.findall(
-        r"(?:^|[`$ /])jupyterhub-gpu-reclaim"
-        r"((?: [a-z-]+\b)[^`#|;(&>\n]*)",
+        r"(?:^|[`$ /])(?:jupyterhub-gpu-reclaim|jupyterhub_gpu_reclaim\.cli)"
+        r"((?: [a-z][a-z-]*\b)[^`#|;(&>\n]*)",
         lines,
         re.MULTILINE,
     )

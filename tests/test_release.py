@@ -52,6 +52,7 @@ COPYRIGHT = "License: GPL-2\nwhat it says\n"
 def folder(tmp_path):
     """A checkout with what the steps need, and the programs."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=_installed)
+    shutil.copytree(ROOT / "charts", tmp_path / "charts", symlinks=True)
     shutil.copy2(ROOT / "CHANGELOG.md", tmp_path)
     (tmp_path / "bin").mkdir()
     for name, code in PROGRAMS.items():
@@ -148,6 +149,8 @@ def test_chart_has_the_tags_number_and_is_signed_as_it_was_pushed(folder):
     assert "--version 0.1.0 --app-version 0.1.0" in package
     assert sign == f"cosign sign --yes {name}@{CHART}"
     assert (folder / "dist/chart.image").read_text() == f"{name}:0.1.0@{CHART}\n"
+    values = folder / "charts/jupyterhub-gpu-reclaim/values.yaml"
+    assert "  registry: ghcr.io/some-lab\n" in values.read_text()
 
 
 def test_page_has_every_file_and_the_sums_of_all(folder):

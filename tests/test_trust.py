@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kustomized import built
+from tests.support import helm
 from tests.support.process_rights import UNIT
 
 ROOT = Path(__file__).parents[1]
@@ -37,10 +37,8 @@ def column(head: str, at: int = 0) -> list[str]:
 
 def agent():
     """The shipped DaemonSet's pod and its container."""
-    [found] = [one for one in built() if one["kind"] == "DaemonSet"]
-    pod = found["spec"]["template"]["spec"]
-    [container] = pod["containers"]
-    return pod, container
+    store = {"store": {"optionsSecret": "gpu-reclaim-store"}}
+    return helm.agents(helm.merged(helm.LEAST, store))
 
 
 def test_capabilities_of_the_page_are_those_of_the_daemon_set():

@@ -1,7 +1,8 @@
-"""``jupyterhub-gpu-reclaim agents check``: asks each agent of a cluster how it is.
+"""``jupyterhub-gpu-reclaim agents``: the agents of a cluster.
 
-``helm test`` runs it. It goes where the service would go, with the same token and the
-same certificate, and tries what nobody should get: an answer to a wrong token.
+``agents check`` asks each of them how it is; ``helm test`` runs it. It goes where the
+service would go, with the same token and the same certificate, and tries what nobody
+should get: an answer to a wrong token. ``agents secrets`` is in ``agent_secrets``.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.cli import agent_secrets
 from jupyterhub_gpu_reclaim.cli.output import say
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.http.client import Connection, NoResponse
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import count, sentence
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
+from jupyterhub_gpu_reclaim.service.settings.placement import AGENT_NAME
 
 if TYPE_CHECKING:
     import argparse
@@ -56,11 +59,17 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     check.add_argument(
         "--tls-name",
-        default="gpu-reclaim-agent",
+        default=AGENT_NAME,
         metavar="NAME",
         help="the name in their certificate (default: %(default)s)",
     )
     check.set_defaults(run=_check)
+    text = (
+        "print the Secrets that agents and Hub share, made new, for kubectl apply -f -"
+    )
+    made = actions.add_parser("secrets", help=text, description=sentence(text))
+    agent_secrets.add_arguments(made)
+    made.set_defaults(run=agent_secrets.run)
 
 
 def _port(text: str) -> int:

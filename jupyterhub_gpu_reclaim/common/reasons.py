@@ -1281,7 +1281,7 @@ class Reason(Enum):
     CLUSTER_FORBIDS = (
         "cluster_forbids",
         "Kubernetes does not let the service {verb} {resource}.",
-        "Ask the administrator to compare the service's role with etc/kubernetes.",
+        "Ask the administrator to compare the account's role with the chart's.",
     )
     SERVICE_UNREACHABLE = (
         "service_unreachable",

@@ -274,9 +274,8 @@ class ClusterHub:
         line = (
             'jupyterhub-gpu-reclaim store init --store "$STORE_URL"'
             " --key-dir /etc/gpu-reclaim/master-keys"
+            " --options-file /etc/gpu-reclaim/store/options.json"
         )
-        if not self.wanted.volume:
-            line += " --options-file /etc/gpu-reclaim/store/options.json"
         words = ("exec", "daemonset/gpu-reclaim-agent", "--", "sh", "-c", line)
         tried = self.kubectl.tried
         self.wait(lambda: "The store" in tried("-n", self.wanted.agents, *words), START)

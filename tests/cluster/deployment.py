@@ -1,4 +1,4 @@
-"""What the tests on a cluster deploy: ``etc/kubernetes`` under names of their own.
+"""What the tests on a cluster deploy: the chart and a Hub, under names of their own.
 
 Pure: objects from files and options, for ``conftest.py`` to apply, and for
 ``tests/kubernetes_manifests`` to hold against the schemas where there is no cluster.
@@ -9,21 +9,23 @@ from __future__ import annotations
 import base64
 import json
 import os
-import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from jupyterhub_gpu_reclaim.cli import agent_secrets
 from tests.cluster import store
-from tests.support.kustomized import FOLDER, built, documents
+from tests.support import helm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PASSWORD = "open sesame"
 API_TOKEN = "token-of-the-test-service-0123456789"
-#: Appended to etc/kubernetes/hub/jupyterhub_config.py.
+HERE = Path(__file__).parent
+#: Of the store's login, in the agents' namespace.
+LOGIN = "gpu-reclaim-store"
+#: Appended to hub_config.py.
 CONFIG = """
 c.DummyAuthenticator.password = {password!r}
 c.Authenticator.admin_users = {{"admin"}}
@@ -77,59 +79,59 @@ class Wanted:
     uid: int = 1000
     without: tuple[str, ...] = ()
     gpu: bool = False
-    names: dict[str, str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        names = {"jupyterhub": f"{self.run}-hub", "gpu-reclaim": f"{self.run}-agents"}
-        object.__setattr__(self, "names", names)
 
     @property
     def hub(self) -> str:
         """The namespace of the Hub and the sessions."""
-        return self.names["jupyterhub"]
+        return f"{self.run}-hub"
 
     @property
     def agents(self) -> str:
         """The namespace of the agents and the store."""
-        return self.names["gpu-reclaim"]
+        return f"{self.run}-agents"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Of the chart."""
+        return {
+            "image": {"registry": "given-by-the-options"},
+            "hub": {"namespace": self.hub},
+            "realm": self.run,
+            "store": {"url": f"s3://{store.BUCKET}/hub", "optionsSecret": LOGIN},
+            "gpu": {"enabled": self.gpu},
+        }
 
 
 def namespaces(wanted: Wanted) -> list[dict[str, Any]]:
     """First of all."""
-    agents = [o for o in _renamed(built(), wanted) if o["kind"] == "Namespace"]
-    metadata = {"name": wanted.hub}
-    return [*agents, {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}]
+    level = {"pod-security.kubernetes.io/enforce": "privileged"}
+    told = [{"name": wanted.agents, "labels": level}, {"name": wanted.hub}]
+    return [{"apiVersion": "v1", "kind": "Namespace", "metadata": one} for one in told]
 
 
 def secrets(wanted: Wanted) -> list[dict[str, Any]]:
-    """What make-secrets makes, the store's login and certificate, the proxy's token."""
+    """Those of the hook, the store's login and certificate, the proxy's token."""
     host = f"store.{wanted.agents}.svc"
     authority, certificate, key = store.certificate(host)
-    done = subprocess.run(
-        [FOLDER / "make-secrets"],
-        env={**os.environ, "AGENTS": wanted.agents, "HUB": wanted.hub},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    made = list(yaml.safe_load_all(done.stdout))
-    [login] = [one for one in made if one["metadata"]["name"] == "gpu-reclaim-store"]
+    names = agent_secrets.Wanted(namespace=wanted.agents, hub_namespace=wanted.hub)
     options = json.dumps(store.options(f"https://{host}:{store.PORT}")).encode()
-    login["data"] = _encoded({"options.json": options, "ca.crt": authority})
+    login = {"options.json": options, "ca.crt": authority}
     files = {"tls.crt": certificate, "tls.key": key}
     return [
-        *made,
+        *agent_secrets.new(names),
+        _secret(wanted.agents, LOGIN, login),
         _secret(wanted.agents, "store", files),
         _secret(wanted.hub, "proxy", {"token": os.urandom(16).hex().encode()}),
     ]
 
 
 def everything(wanted: Wanted) -> list[dict[str, Any]]:
-    """The agents, a store, and the Hub with its proxy."""
-    components = () if wanted.gpu else ("without-gpu",)
-    given = [*built(*components), *documents(FOLDER / "hub" / "hub.yaml")]
-    objects = _renamed(given, wanted)
+    """The agents, a store, and the Hub with its proxy.
+
+    The store is begun by the tests: before that the agents say what is missing.
+    """
+    chart = helm.rendered(wanted.values, namespace=wanted.agents, upgrade=True)
+    objects = [*chart, *_hub(wanted)]
     objects += store.objects(wanted.agents, wanted.images["store"])
     objects.append(_hub_config(wanted))
     if wanted.volume:
@@ -143,7 +145,7 @@ def everything(wanted: Wanted) -> list[dict[str, Any]]:
                 _as_agent(pod, wanted)
             if name == "hub" and wanted.volume:
                 _as_hub(pod, wanted)
-    return [one for one in objects if one["kind"] != "Namespace"]
+    return objects
 
 
 def cluster_wide(wanted: Wanted) -> Iterator[str]:
@@ -164,14 +166,11 @@ def _pods(one: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _as_agent(pod: dict[str, Any], wanted: Wanted) -> None:
-    """A realm and a state folder of this run; without what the nodes do not have."""
+    """Without what the nodes do not have."""
     [container] = pod["containers"]
-    container["args"].append(f"--AgentApp.realm={wanted.run}")
     added = container["securityContext"]["capabilities"]["add"]
     for name in wanted.without:
         added.remove(name)
-    [state] = [volume for volume in pod["volumes"] if volume["name"] == "state"]
-    state["hostPath"]["path"] = f"/var/lib/{wanted.run}"
 
 
 def _as_hub(pod: dict[str, Any], wanted: Wanted) -> None:
@@ -195,7 +194,7 @@ def _as_hub(pod: dict[str, Any], wanted: Wanted) -> None:
 
 
 def _hub_config(wanted: Wanted) -> dict[str, Any]:
-    text = (FOLDER / "hub" / "jupyterhub_config.py").read_text()
+    text = (HERE / "hub_config.py").read_text()
     before = text
     text = text.replace('"gpu-reclaim"', repr(wanted.agents))
     assert text != before, "the namespace of the agents is said in another way"
@@ -222,30 +221,13 @@ def _hub_config(wanted: Wanted) -> dict[str, Any]:
     }
 
 
-def _renamed(objects: list[dict[str, Any]], wanted: Wanted) -> list[dict[str, Any]]:
-    """The same in this run's namespaces; what has none, under a name of this run."""
-    renamed = [_in_namespaces(one, wanted.names) for one in objects]
-    for one in renamed:
-        if one["kind"] == "Namespace":
-            one["metadata"]["name"] = wanted.names[one["metadata"]["name"]]
-        if one["kind"].startswith("Cluster"):
-            one["metadata"]["name"] += f"-{wanted.run}"
-        if one.get("roleRef", {}).get("kind") == "ClusterRole":
-            one["roleRef"]["name"] += f"-{wanted.run}"
-    return renamed
-
-
-def _in_namespaces(thing: Any, names: dict[str, str]) -> Any:
-    if isinstance(thing, list):
-        return [_in_namespaces(one, names) for one in thing]
-    if not isinstance(thing, dict):
-        return thing
-    return {
-        name: names[value]
-        if name in {"namespace", "kubernetes.io/metadata.name"}
-        else _in_namespaces(value, names)
-        for name, value in thing.items()
-    }
+def _hub(wanted: Wanted) -> list[dict[str, Any]]:
+    """The objects of hub.yaml in this run's namespace."""
+    objects = helm.documents(HERE / "hub.yaml")
+    for one in objects:
+        for place in [one["metadata"], *one.get("subjects", ())]:
+            place["namespace"] = wanted.hub
+    return objects
 
 
 def _secret(namespace: str, name: str, files: dict[str, bytes]) -> dict[str, Any]:

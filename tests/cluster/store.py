@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 PORT = 5000
-BUCKET = "sessions"  # as in etc/kubernetes/base/agent.yaml
+BUCKET = "sessions"
 LOGIN = {"access_key_id": "AKIAOFATEST", "secret_access_key": "a-very-secret-key"}
 #: Run in the store's own container, once it listens.
 MAKE_BUCKET = f"""

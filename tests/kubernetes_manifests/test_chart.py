@@ -1,53 +1,42 @@
-"""``etc/kubernetes`` as a Helm chart: the same objects, changed only as values say.
-
-Without Helm the schema of the values is tested alone. The templates read the manifests
-of ``base`` themselves, so what is changed there needs no second change in the chart.
-"""
+"""``charts/jupyterhub-gpu-reclaim``: what Helm makes of values, and what it refuses."""
 
 from __future__ import annotations
 
-import copy
 import json
+import subprocess
 
 import pytest
 import yaml
-from jsonschema import Draft7Validator
+from jsonschema import Draft7Validator, Draft202012Validator
 
 from jupyterhub_gpu_reclaim.cli.main import main
 from jupyterhub_gpu_reclaim.node.app import AgentApp
 from tests.kube.schemas import problems
 from tests.support import helm
-from tests.support.helm import LEAST, is_test, refusal, rendered
-from tests.support.kustomized import FOLDER, built
+from tests.support.helm import FOLDER, LEAST, agents, merged, refusal, rendered
 
 SCHEMA = json.loads((FOLDER / "values.schema.json").read_text())
 DEFAULTS = yaml.safe_load((FOLDER / "values.yaml").read_text())
-ON_A_VOLUME = {
-    "url": "/var/lib/gpu-reclaim-store/sessions",
-    "volume": {"claim": "gpu-reclaim-store", "create": True},
+EXAMPLES = {
+    path.stem: yaml.safe_load(path.read_text())
+    for path in sorted((FOLDER / "examples").glob("*.yaml"))
 }
-WITHOUT_GPU = {"gpu": {"enabled": False}}
-#: The components of ``kubectl apply -k``, and the values that say the same.
-SAME = {
-    (): {},
-    ("without-gpu",): WITHOUT_GPU,
-    ("store-volume",): {"store": ON_A_VOLUME},
-    ("store-volume", "without-gpu"): {"store": ON_A_VOLUME, **WITHOUT_GPU},
-}
+OPERATOR = json.loads(
+    (
+        helm.ROOT / "tests/kubernetes_manifests/chart/prometheus-operator.json"
+    ).read_text()
+)
 #: Values that are no typing mistakes, but cannot work: what is said of each.
 SENTENCES = [
-    ({"image": {}}, "image.repository is needed"),
-    ({"image": {"repository": "x:5000/y:1"}}, "image.repository is the place without"),
-    ({"store": {}}, "store.url is needed"),
-    ({"store": {"url": "ftp://x"}}, "store.url is a folder's whole path or begins"),
-    ({"store": {"url": "/data"}}, "store.url is a folder, but no volume holds it"),
-    ({"store": {"url": "/data", "volume": {"claim": "c"}}}, "must be a folder below"),
-    ({"store": {"url": "s3://b/c", "volume": {"claim": "c"}}}, "must be a folder"),
+    ({"image": {"registry": ""}}, "image.registry is needed"),
+    ({"store": {"url": ""}}, "A place for suspended sessions is needed"),
+    ({"store": {"onEachNode": True}}, "are more: store.onEachNode, store.url"),
+    ({"store": {"volume": {"claim": "c"}}}, "are more: store.url, store.volume.claim"),
+    ({"store": {"url": "/data"}}, "a folder is store.volume"),
     (
-        {"store": {**ON_A_VOLUME, "volume": {"claim": "c", "hostPath": "/x"}}},
-        "takes a claim or a hostPath, not both",
+        {"store": {"url": "", "onEachNode": True, "options": {"region": "x"}}},
+        "are for an object store",
     ),
-    ({"store": {"url": "s3://b/c", "volume": {"create": True}}}, "needs the name"),
     ({"hub": {"namespace": "gpu-reclaim"}}, "must not be in the Hub's namespace"),
     ({"realm": "Big"}, "realm has up to 30 lower-case letters"),
     ({"gpu": {"driverFolder": "/opt/nvidia"}}, "needs security.privileged"),
@@ -55,6 +44,7 @@ SENTENCES = [
 #: Typing mistakes, which the schema names.
 MISTAKES = [
     ({"image": {"repo": "x"}}, "'repo'"),
+    ({"image": {"registry": "https://x"}}, "/image/registry"),
     ({"gpu": {"enabled": "yes"}}, "/gpu/enabled"),
     ({"hub": {"namespace": "UP"}}, "/hub/namespace"),
     ({"store": {"volume": {"size": "much"}}}, "/store/volume/size"),
@@ -63,41 +53,38 @@ MISTAKES = [
     ({"extraArgs": ["--log-level=10"]}, "/extraArgs/0"),
     ({"security": {"selinux": {}}}, "'selinux'"),
 ]
+MORE = {
+    "realm": {"realm": "teaching", "networkPolicy": False, "priorityClass": ""},
+    "host path": {"store": {"url": "", "volume": {"hostPath": "/mnt/shared"}}},
+    "claim": {"store": {"url": "", "volume": {"claim": "mine"}}},
+    "nodes": {"image": {"pullSecrets": ["one"]}, "nodeSelector": None},
+    "own secrets": {"secrets": {"make": False, "tls": "of-cert-manager"}},
+    "dashboard": {"monitoring": {"dashboard": True, "rules": True}},
+}
+WAYS = {
+    **EXAMPLES,
+    **{name: merged(LEAST, values) for name, values in MORE.items()},
+    "least": LEAST,
+}
 
 
-def merged(base, more):
-    """As Helm does it."""
-    if not (isinstance(base, dict) and isinstance(more, dict)):
-        return more
-    return {**base, **{name: merged(base.get(name), more[name]) for name in more}}
+def with_least(values):
+    return merged(LEAST, values)
 
 
-def objects(values, **more):
-    return [one for one in rendered(merged(LEAST, values), **more) if not is_test(one)]
-
-
-def agent(values, **more):
-    """The pods of the DaemonSet, and the container."""
-    [found] = [one for one in objects(values, **more) if one["kind"] == "DaemonSet"]
-    pod = found["spec"]["template"]["spec"]
-    return pod, pod["containers"][0]
-
-
-def comparable(some):
-    """In any order, without what only one of the two ways needs."""
-    for one in copy.deepcopy(some):
-        one["metadata"].pop("annotations", None)
-        if one["kind"] == "DaemonSet":
-            one["spec"]["template"]["metadata"].pop("annotations", None)
-            for container in one["spec"]["template"]["spec"]["containers"]:
-                container.pop("imagePullPolicy", None)
-        if one["kind"] != "Namespace":
-            yield yaml.safe_dump(one, sort_keys=True)
+def wrong(one):
+    """What the schema of an object has against it; of OpenShift's we have none."""
+    if one["apiVersion"].startswith("monitoring.coreos.com/"):
+        errors = Draft202012Validator(OPERATOR[one["kind"]]).iter_errors(one)
+        return [f"{error.json_path}: {error.message}" for error in errors]
+    if one["apiVersion"].startswith("security.openshift.io/"):
+        return []
+    return problems(one)
 
 
 @pytest.mark.parametrize(("values", "named"), MISTAKES)
 def test_the_schema_names_typing_mistakes(values, named):
-    assert not list(Draft7Validator(SCHEMA).iter_errors(merged(DEFAULTS, LEAST)))
+    assert not list(Draft7Validator(SCHEMA).iter_errors(with_least(DEFAULTS)))
     errors = Draft7Validator(SCHEMA).iter_errors(merged(DEFAULTS, values))
     told = [f"/{'/'.join(map(str, each.path))}: {each.message}" for each in errors]
     assert len(told) == 1
@@ -121,38 +108,36 @@ def test_every_value_has_a_place_in_the_schema_and_the_other_way_round():
     assert set(names(DEFAULTS, SCHEMA)) == set(told(SCHEMA)) - {"global"}
 
 
-def test_the_chart_is_of_our_version_and_leaves_out_what_it_does_not_read():
+def test_the_chart_is_of_our_version():
     chart = yaml.safe_load((FOLDER / "Chart.yaml").read_text())
-    ours = FOLDER.parents[1] / "jupyterhub_gpu_reclaim/lab/labextension/package.json"
+    ours = helm.ROOT / "jupyterhub_gpu_reclaim/lab/labextension/package.json"
     assert chart["appVersion"] == json.loads(ours.read_text())["version"]
-    ignored = (FOLDER / ".helmignore").read_text().splitlines()
-    for name in filter(lambda line: line and not line.startswith("#"), ignored):
-        assert (FOLDER / name).exists(), name
-    read = {"base/agent.yaml", "base/rbac.yaml", "base/network-policy.yaml"}
-    assert not {*read, "base/namespace.yaml", "store-volume/claim.yaml"} & set(ignored)
+    assert chart["version"] == chart["appVersion"]
 
 
 @helm.needed
-@pytest.mark.parametrize("components", SAME, ids="+".join)
-def test_helm_makes_the_same_as_kubectl(components):
-    theirs = objects(SAME[components])
-    assert sorted(comparable(theirs)) == sorted(comparable(built(*components)))
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_helm_lint_has_nothing_to_say(name):
+    example = FOLDER / "examples" / f"{name}.yaml"
+    done = subprocess.run(
+        [helm.PROGRAM, "lint", "--strict", FOLDER, "-f", example],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @helm.needed
 @pytest.mark.parametrize(("values", "sentence"), SENTENCES)
 def test_values_that_cannot_work_are_refused_with_a_sentence(values, sentence):
-    least = copy.deepcopy(LEAST)
-    for name in ("image", "store"):
-        if name in values:
-            least.pop(name)
-    assert sentence in refusal(merged(least, values))
+    assert sentence in refusal(with_least(values))
 
 
 @helm.needed
 @pytest.mark.parametrize(("values", "named"), MISTAKES)
 def test_helm_refuses_typing_mistakes(values, named):
-    said = refusal(merged(LEAST, values))
+    said = refusal(with_least(values))
     # versions of Helm write the place in different ways
     places = [part for part in named.strip("'").split("/") if not part.isdigit()]
     assert all(part in said for part in places)
@@ -160,29 +145,56 @@ def test_helm_refuses_typing_mistakes(values, named):
 
 
 @helm.needed
-def test_all_that_values_can_make_is_valid():
-    for values in (
-        {},
-        {"realm": "teaching", "networkPolicy": False, "priorityClass": ""},
-        {"store": {**ON_A_VOLUME, "volume": {"hostPath": "/mnt/shared"}}},
-        {"image": {"pullSecrets": ["one"]}, "nodeSelector": None, "affinity": {}},
-        {
-            "gpu": {"runtimeClass": "", "driverFolder": "/home/kubernetes/bin/nvidia"},
-            "security": {"privileged": True, "seLinux": {"type": "super_t"}},
-        },
-        {"openshift": True},
-    ):
-        for one in rendered(merged(LEAST, values), namespace="elsewhere"):
-            if not one["apiVersion"].startswith("security.openshift.io/"):
-                assert problems(one) == [], values
-            assert one["metadata"].get("namespace") in {"elsewhere", "jupyterhub", None}
+@pytest.mark.parametrize("name", WAYS)
+def test_all_that_values_can_make_is_valid(name):
+    namespace = "gpu-reclaim" if name in EXAMPLES else "elsewhere"
+    for one in yaml.safe_load_all(helm.text(WAYS[name], namespace=namespace)):
+        assert wrong(one) == [], name
+        assert one["metadata"].get("namespace") in {namespace, "jupyterhub", None}
+
+
+@helm.needed
+def test_the_schemas_find_what_they_are_for():
+    kinds = [
+        one for one in rendered(EXAMPLES["s3"]) if "monitoring" in one["apiVersion"]
+    ]
+    assert sorted(one["kind"] for one in kinds) == ["PodMonitor", "PrometheusRule"]
+    for one in kinds:
+        assert wrong(one | {"spec": {**one["spec"], "oops": 1}})
+
+
+@helm.needed
+@pytest.mark.parametrize("name", WAYS)
+def test_no_secret_is_in_what_is_rendered_or_told(name):
+    made = helm.text(WAYS[name]) + helm.notes(WAYS[name])
+    assert "kind: Secret\n" not in made
+    assert "PRIVATE KEY" not in made
+    assert made == helm.text(WAYS[name]) + helm.notes(WAYS[name])
+    assert "randAlphaNum" not in "".join(
+        path.read_text() for path in (FOLDER / "templates").rglob("*.*")
+    )
+
+
+@helm.needed
+def test_an_upgrade_touches_neither_secrets_nor_store():
+    """The hook looks first (tests/cli/test_agent_secrets.py); nobody begins a store."""
+    for values in (LEAST, EXAMPLES["volume"]):
+        first, later = rendered(values), rendered(values, upgrade=True)
+        gone = [one for one in first if one not in later]
+        assert [one["metadata"]["name"] for one in gone] == ["gpu-reclaim-store-init"]
+        assert [one for one in later if one not in first] == []
 
 
 @helm.needed
 def test_two_hubs_of_one_cluster_share_nothing_by_name():
     """Agents, state folders, and the rights of each Hub."""
-    one = objects({"realm": "one", "hub": {"namespace": "a"}}, namespace="agents-a")
-    two = objects({"realm": "two", "hub": {"namespace": "b"}}, namespace="agents-b")
+
+    def both(realm, hub, namespace):
+        values = with_least({"realm": realm, "hub": {"namespace": hub}})
+        made = rendered(values, namespace=namespace)
+        return [*made, *helm.hooks("pre-install", values, namespace=namespace)]
+
+    one, two = both("one", "a", "agents-a"), both("two", "a", "agents-b")
 
     def names(some):
         return {
@@ -191,34 +203,22 @@ def test_two_hubs_of_one_cluster_share_nothing_by_name():
         }
 
     assert not names(one) & names(two)
-    pod, container = agent({"realm": "one"})
+    pod, container = agents(with_least({"realm": "one"}))
     assert container["args"][-1] == "--AgentApp.realm=one"
     [state] = [v["hostPath"]["path"] for v in pod["volumes"] if v["name"] == "state"]
     assert state == "/var/lib/jupyterhub-gpu-reclaim-one"
+    kept = {(o["kind"], o["metadata"]["name"]) for o in one}
     for role in (o for o in one if o["kind"].endswith("Binding")):
-        kept = {(o["kind"], o["metadata"]["name"]) for o in one}
         assert (role["roleRef"]["kind"], role["roleRef"]["name"]) in kept
-        assert [s["namespace"] for s in role["subjects"]] == ["a"]
-
-
-@helm.needed
-def test_namespaces_with_each_others_names_are_not_mixed_up():
-    made = objects({"hub": {"namespace": "gpu-reclaim"}}, namespace="jupyterhub")
-    [found] = [o for o in made if o["kind"] == "DaemonSet"]
-    assert found["metadata"]["namespace"] == "jupyterhub"
-    [policy] = [o for o in made if o["kind"] == "NetworkPolicy"]
-    source = policy["spec"]["ingress"][0]["from"][0]["namespaceSelector"]
-    assert source["matchLabels"] == {"kubernetes.io/metadata.name": "gpu-reclaim"}
+    values = helm.hub_values(with_least({"realm": "one"}))
+    assert values["hub"]["config"]["SessionPodSpawner"] == {"realm": "one"}
 
 
 @helm.needed
 def test_a_driver_without_a_runtime_class_and_all_rights():
-    values = {
-        "gpu": {"runtimeClass": "", "driverFolder": "/home/kubernetes/bin/nvidia"},
-        "security": {"privileged": True},
-    }
-    pod, container = agent(values)
+    pod, container = agents(EXAMPLES["gke"])
     assert "runtimeClassName" not in pod
+    assert "nodeSelector" not in pod
     [mount] = [m for m in container["volumeMounts"] if m["name"] == "driver"]
     [path] = [v["value"] for v in container["env"] if v["name"] == "LD_LIBRARY_PATH"]
     assert path == mount["mountPath"] + "/lib64"
@@ -228,61 +228,138 @@ def test_a_driver_without_a_runtime_class_and_all_rights():
 
 
 @helm.needed
-def test_openshift_lets_the_account_have_what_the_pod_asks_for_and_no_more():
-    made = objects({"openshift": True})
-    [allowed] = [o for o in made if o["kind"] == "SecurityContextConstraints"]
-    pod, container = agent({"openshift": True})
+def test_openshift_lets_the_account_have_what_the_pods_ask_for_and_no_more():
+    values = EXAMPLES["openshift"]
+    made = rendered(values)
+    allowed = helm.one_of(made, "SecurityContextConstraints")
+    pod, container = agents(values)
     context = container["securityContext"]
     assert allowed["allowedCapabilities"] == context["capabilities"]["add"]
     assert allowed["allowHostPID"] is pod["hostPID"]
     assert allowed["allowPrivilegedContainer"] is False
     assert context["seLinuxOptions"] == {"type": "spc_t"}
-    kinds = {name for volume in pod["volumes"] for name in volume if name != "name"}
-    used = {"secret": "secret", "hostPath": "hostPath"}
-    assert {used[kind] for kind in kinds} <= set(allowed["volumes"])
+    job = helm.one_of(made, "Job")["spec"]["template"]["spec"]
+    [init] = job["containers"]
+    added = init["securityContext"]["capabilities"]["add"]
+    assert set(added) <= set(allowed["allowedCapabilities"])
+    assert "runtime/default" in allowed["seccompProfiles"]
+    volumes = [*pod["volumes"], *job["volumes"]]
+    kinds = {name for volume in volumes for name in volume if name != "name"}
+    assert kinds <= set(allowed["volumes"])
     [binding] = [
         o
         for o in made
-        if o["kind"] == "RoleBinding" and o["roleRef"]["name"].endswith("-agents")
+        if o["kind"] == "RoleBinding"
         and o["subjects"][0]["name"] == pod["serviceAccountName"]
-    ]  # fmt: skip
+    ]
+    assert job["serviceAccountName"] == pod["serviceAccountName"]
     assert binding["metadata"]["namespace"] == "gpu-reclaim"
+    # each namespace has users of its own
+    [hook] = [o for o in helm.hooks("pre-install", values) if o["kind"] == "Job"]
+    others = [hook["spec"]["template"]["spec"]]
+    others.append(helm.one_of(helm.hooks("test", values), "Pod")["spec"])
+    others += helm.hub_values(values)["hub"]["initContainers"]
+    for one in others:
+        assert "runAsUser" not in one["securityContext"]
 
 
 @helm.needed
 def test_a_claim_outlives_the_chart_and_another_store_restarts_the_agents():
-    [claim] = [
-        o for o in objects({"store": ON_A_VOLUME}) if "PersistentVolume" in o["kind"]
-    ]
+    claim = helm.one_of(rendered(EXAMPLES["volume"]), "PersistentVolumeClaim")
     assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
-    marks = []
-    for url in ("s3://one/a", "s3://two/a"):
-        [found] = [
-            o for o in objects({"store": {"url": url}}) if o["kind"] == "DaemonSet"
-        ]
-        marks.append(found["spec"]["template"]["metadata"]["annotations"])
-    assert marks[0] != marks[1]
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    pods = [agents(with_least({"store": {"url": f"s3://{n}/a"}})) for n in ("x", "y")]
+    assert pods[0] != pods[1]
+
+
+@helm.needed
+def test_a_store_to_try_it_needs_no_secret_of_keys_and_nobody_to_begin_it():
+    values = EXAMPLES["try"]
+    _, container = agents(values)
+    app = AgentApp()
+    [url] = [v["value"] for v in container["env"] if v["name"] == "STORE_URL"]
+    app.parse_command_line(
+        [word.replace("$(STORE_URL)", url) for word in container["args"]]
+    )
+    [state] = [m for m in container["volumeMounts"] if m["name"] == "state"]
+    assert app.store_url.startswith(f"{state['mountPath']}/")
+    assert app.state_dir.startswith(f"{state['mountPath']}/")
+    assert not app.master_key_dir  # the agent's first start makes key and store
+    assert "Job" not in {one["kind"] for one in rendered(values)}
+    [hook] = [o for o in helm.hooks("pre-install", values) if o["kind"] == "Job"]
+    [made] = hook["spec"]["template"]["spec"]["containers"]
+    assert "--master-keys=" in made["args"]
+    assert "lost with it" in helm.notes(values)
+
+
+@helm.needed
+def test_the_store_is_begun_by_the_command_and_the_settings_of_the_agents(tmp_path):
+    values = with_least(
+        {"store": {"options": {"region": "x"}, "optionsSecret": "login"}}
+    )
+    job = helm.one_of(rendered(values), "Job")["spec"]["template"]["spec"]
+    [container] = job["containers"]
+    pod, agent = agents(values)
+    mounts = {m["name"]: m for m in agent["volumeMounts"]}
+    assert all(mounts[m["name"]] == m for m in container["volumeMounts"])
+    volumes = {v["name"]: v for v in pod["volumes"]}
+    assert all(volumes[v["name"]] == v for v in job["volumes"])
+    said = " ".join(agent["args"])
+    for option, setting in (
+        ("--key-dir", "--AgentApp.master_key_dir"),
+        ("--option", "--AgentApp.store_options"),
+        ("--options-file", "--AgentApp.store_options_file"),
+    ):
+        [given] = [a.partition("=")[2] for a in container["args"] if f"{option}=" in a]
+        assert f"{setting}={given}" in said
 
 
 @helm.needed
 def test_the_pod_of_helm_test_calls_a_command_that_there_is(capsys):
-    made = [one for one in rendered(LEAST) if is_test(one)]
-    [pod] = [one["spec"] for one in made if one["kind"] == "Pod"]
+    made = helm.hooks("test")
+    pod = helm.one_of(made, "Pod")["spec"]
     [container] = pod["containers"]
     # the files are in the pod alone: it has come as far as to look for them
     assert main([*container["command"][1:], *container["args"]]) == 1
     assert "There is no file /etc/gpu-reclaim/tls/ca.crt." in capsys.readouterr().err
-    [service] = [one for one in made if one["kind"] == "Service"]
+    service = helm.one_of(made, "Service")
     assert f"--at={service['metadata']['name']}" in container["args"]
-    agents, running = agent({})
+    theirs, running = agents()
     assert f"--port={running['ports'][0]['containerPort']}" in container["args"]
     secrets = {v["name"]: v["secret"]["secretName"] for v in pod["volumes"]}
-    theirs = {v["name"]: v.get("secret") for v in agents["volumes"]}
-    assert {name: theirs[name]["secretName"] for name in secrets} == secrets
+    named = {v["name"]: v.get("secret") for v in theirs["volumes"]}
+    assert {name: named[name]["secretName"] for name in secrets} == secrets
     [authority] = [v["secret"] for v in pod["volumes"] if v["name"] == "tls"]
     assert [item["key"] for item in authority["items"]] == ["ca.crt"]
-    app = AgentApp()
-    app.parse_command_line(
-        [word for word in running["args"] if "STORE_URL" not in word]
-    )
-    assert app.placement == "kubernetes"
+
+
+@helm.needed
+def test_prometheus_and_grafana_get_what_is_in_etc():
+    made = rendered(with_least({"monitoring": {"rules": True, "dashboard": True}}))
+    groups = [
+        group
+        for name in ("rules", "alerts")
+        for group in yaml.safe_load(
+            (helm.ROOT / f"etc/prometheus/{name}.yml").read_text()
+        )["groups"]
+    ]
+    assert helm.one_of(made, "PrometheusRule")["spec"]["groups"] == groups
+    [shown] = helm.one_of(made, "ConfigMap")["data"].values()
+    dashboard = (helm.ROOT / "etc/grafana/dashboard.json").read_text()
+    assert json.loads(shown) == json.loads(dashboard)
+
+
+@helm.needed
+def test_prometheus_reads_the_services_metrics_with_the_hubs_own_token():
+    values = EXAMPLES["s3"]
+    monitor = helm.one_of(rendered(values), "PodMonitor")
+    assert monitor["metadata"]["labels"] == {"release": "prometheus"}
+    assert monitor["metadata"]["namespace"] == "jupyterhub"  # where the token is
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["path"] == "/services/gpu-reclaim/metrics"
+    hub = helm.hub_values(values)["hub"]
+    [name] = hub["services"]
+    key = endpoint["authorization"]["credentials"]["key"]
+    assert key == f"hub.services.{name}.apiToken"
+    [role] = hub["loadRoles"].values()
+    assert role == {"services": [name], "scopes": ["read:metrics"]}

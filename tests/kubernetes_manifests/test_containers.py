@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
+HUB = ROOT / "etc" / "containers" / "hub"
+CHART = Path(__file__).parent / "chart"
 RECIPES = sorted((ROOT / "etc" / "containers").glob("*/Dockerfile"))
 RECIPES.append(ROOT / "tests" / "cluster" / "Dockerfile")
 
@@ -59,14 +66,64 @@ def test_every_file_that_is_copied_is_there_and_not_left_out(recipe):
             assert any(fnmatch.fnmatch(top, each.split("/")[0]) for each in kept), name
 
 
-def test_the_hub_does_not_run_as_root_and_stays_at_the_charts_version():
-    [recipe] = [path for path in RECIPES if path.parent.name == "hub"]
-    users = [line.split()[1] for line in lines(recipe) if line.startswith("USER ")]
-    assert users[-1] == "1000"
-    [version] = re.findall(r"k8s-hub:(\S+)", recipe.read_text())
-    for values in (ROOT / "helm-values").glob("*.yaml"):
-        text = values.read_text()
-        for found in re.findall(r"--version (\S+)", text):
-            assert found == version, values
-        for found in re.findall(r'tag: "(\S+)-0\.', text):
-            assert found == version, values
+def requirements(text):
+    """Names with versions of a file of ``pip install -r``."""
+    lines = [line for line in text.splitlines() if line and line[0] != "#"]
+    return dict(line.replace("-", "_").lower().split("==") for line in lines)
+
+
+@pytest.mark.parametrize("release", ["4.0.0", "4.4.0"])
+def test_the_hub_gets_what_its_image_lacks_and_nothing_of_its_own(release):
+    """Held against the packages of Zero to JupyterHub's oldest and newest image."""
+    ours = requirements((HUB / "packages.txt").read_text())
+    theirs = requirements((CHART / f"hub-{release}.txt").read_text())
+    assert not set(ours) & set(theirs)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *extras["kubernetes"], *extras["notices"]]
+    needed = [Requirement(line) for line in lines]
+    while needed:
+        one = needed.pop()
+        name = one.name.replace("-", "_").lower()
+        given = {**theirs, **ours}.get(name)
+        assert given is not None, f"{name} is neither in the image nor in ours"
+        assert one.specifier.contains(given), f"{one}: {given}"
+        if name in ours:  # what the Hub's own need is its chart's affair
+            more = map(Requirement, requires(one.name) or ())
+            needed += [
+                each
+                for each in more
+                if each.marker is None or each.marker.evaluate({"extra": ""})
+            ]
+
+
+def test_the_hubs_packages_are_for_every_python_that_is_tried():
+    recipe = (HUB / "Dockerfile").read_text()
+    [given] = re.findall(r"for python in ([\d. ]+);", recipe)
+    workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())
+    matrix = workflow["jobs"]["without-root"]["strategy"]["matrix"]
+    assert given.split() == matrix["python"]
+
+
+def test_the_hubs_own_packages_come_before_ours(tmp_path):
+    """As in its pod: ours are in a folder that PYTHONPATH names, and are found last."""
+    shutil.copy(HUB / "sitecustomize.py", tmp_path)
+    (tmp_path / "packages").mkdir()
+    for name in ("yaml", "of_ours_alone"):
+        (tmp_path / "packages" / f"{name}.py").write_text("OURS = True\n")
+    code = "import of_ours_alone, yaml; print(hasattr(yaml, 'OURS'))"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+def test_no_recipe_says_which_jupyterhub_a_hub_has(recipe):
+    if recipe.parent.name == "hub":
+        text = recipe.read_text() + (HUB / "packages.txt").read_text()
+        assert not re.search(r"jupyterhub *==|k8s-hub:", text)
+        assert lines(recipe)[-2:][0].split() == ["USER", "1000"]

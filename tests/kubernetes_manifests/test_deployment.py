@@ -19,6 +19,9 @@ from tests.cluster.deployment import (
     secrets,
 )
 from tests.kube.schemas import problems
+from tests.support import helm
+
+pytestmark = helm.needed
 
 IMAGES = {
     role: f"x/{role}:1.2" for role in ("agent", "hub", "proxy", "session", "store")
@@ -39,7 +42,7 @@ def test_all_of_it_is_valid_and_in_namespaces_of_its_own(wanted):
     for one in [*namespaces(wanted), *secrets(wanted), *everything(wanted)]:
         assert problems(one) == []
         name, where = one["metadata"]["name"], one["metadata"].get("namespace")
-        assert where in set(wanted.names.values()) or wanted.run in name
+        assert where in {wanted.hub, wanted.agents} or wanted.run in name
         for subject in one.get("subjects", ()):
             assert subject["namespace"] == wanted.hub
     assert len(list(cluster_wide(wanted))) == 2

@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from jupyterhub_gpu_reclaim.cli import agent_secrets
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
 from tests.cluster.options import ROLES, pytest_addoption
+from tests.support import helm
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "kubernetes.md"
 ROOT = PAGE.parents[2]
 TEXT = PAGE.read_text()
+PAGES = [PAGE, ROOT / "docs" / "tutorial" / "kubernetes.md"]
 
 
 class Options:
@@ -52,39 +55,22 @@ def test_every_link_leads_somewhere():
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", TEXT):
         if not target.startswith("http"):
             assert (PAGE.parent / target).exists(), target
-    for path in re.findall(r"(?<!/)\b(?:etc|helm-values|tests)/[\w./-]*\w", TEXT):
+    for path in re.findall(
+        r"(?<!/)\b(?:charts|etc|helm-values|scripts|tests)/[\w./-]*\w", TEXT
+    ):
         assert (ROOT / path).exists(), path
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        PAGE,
-        ROOT / "docs" / "tutorial" / "kubernetes.md",
-        ROOT / "etc" / "kubernetes" / "templates" / "NOTES.txt",
-    ],
-    ids=["how-to", "tutorial", "notes"],
-)
-def test_the_step_that_begins_the_store_passes_as_it_is_written(page, tmp_path):
-    """With the Secret that the step before makes, once its volumes are mounted."""
-    text = page.read_text()
-    steps = [
-        "apply -f secrets.yaml",
-        " wait pod -l app",
-        " exec daemonset",
-        "get pods -o",
-    ]
-    assert [*map(text.index, steps)] == sorted(map(text.index, steps))
+def test_the_command_that_begins_the_store_passes_as_it_is_written(tmp_path):
+    """With the Secret of master keys, as its volume has it."""
     keys = tmp_path / "keys"
     keys.mkdir()
-    make = ROOT / "etc" / "kubernetes" / "make-secrets"
-    made = subprocess.run([make], capture_output=True, check=True, timeout=60)
-    for secret in yaml.safe_load_all(made.stdout):
-        if secret["metadata"]["name"] == "gpu-reclaim-master-keys":
+    for secret in agent_secrets.new(agent_secrets.Wanted()):
+        if secret["metadata"]["name"] == agent_secrets.Wanted.master_keys:
             for name, data in secret["data"].items():
                 (keys / name).write_bytes(base64.b64decode(data))
                 (keys / name).chmod(0o400)
-    (line,) = re.findall(r"agent -- sh -c '([^']*)'", text)
+    (line,) = re.findall(r"agent -- sh -c '([^']*)'", TEXT)
     line = line.replace("--options-file /etc/gpu-reclaim/store/options.json", "")
     line = line.replace("/etc/gpu-reclaim/master-keys", str(keys))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -98,6 +84,50 @@ def test_the_step_that_begins_the_store_passes_as_it_is_written(page, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"The store {(keys / 'store-id').read_text()[:8]}")
+
+
+@helm.needed
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_the_values_of_the_pages_are_taken_by_the_chart(page):
+    """Those that are written there, and those that ``helm install`` is given."""
+    text = page.read_text()
+    given = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    files = re.findall(r"-f (charts/\S+\.yaml)", text)
+    [values] = [*given, *((ROOT / name).read_text() for name in files)]
+    assert helm.rendered(yaml.safe_load(values))
+    commands = [line.strip() for line in text.splitlines() if "helm install" in line]
+    assert any(f"{helm.FOLDER.relative_to(ROOT)} -n gpu-reclaim" in c for c in commands)
+
+
+@helm.needed
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_the_hubs_file_is_made_by_what_the_notes_say(page):
+    [line] = re.findall(r"^ *helm get notes .*$", page.read_text(), re.MULTILINE)
+    said = helm.notes()
+    assert line.strip() in said
+    pipe = line.partition(" | ")[2].partition(" > ")[0]
+    done = subprocess.run(
+        ["sh", "-c", pipe],
+        input=f"NOTES:\n{said}\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert yaml.safe_load(done.stdout) == helm.hub_values()
+
+
+def test_the_secrets_of_the_page_are_those_that_are_made():
+    told = set(
+        re.findall(
+            r"^\| `(gpu-reclaim-[\w-]+)` \| (?:agents'|Hub's)", TEXT, re.MULTILINE
+        )
+    )
+    made = agent_secrets.new(agent_secrets.Wanted())
+    assert told == {one["metadata"]["name"] for one in made}
+    for one in made:
+        [row] = re.findall(rf"^\| `{one['metadata']['name']}` .*$", TEXT, re.MULTILINE)
+        for file in one["data"]:
+            assert f"`{file}`" in row or file[:2] == "20", row
 
 
 def test_every_option_of_the_tests_on_a_cluster_is_one():

@@ -1,21 +1,19 @@
-"""``etc/kubernetes``: valid, least rights, each with a reason, and pinned."""
+"""What the chart makes without being told more: least rights, each with a reason."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import os
+import json
 import re
-import shutil
 import ssl
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from kubespawner import KubeSpawner
 
+from jupyterhub_gpu_reclaim.cli import agent_secrets
+from jupyterhub_gpu_reclaim.cli.main import main
 from jupyterhub_gpu_reclaim.linux.capabilities import NEEDED
 from jupyterhub_gpu_reclaim.node.app import STOP_SECONDS, AgentApp
 from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
@@ -24,101 +22,95 @@ from jupyterhub_gpu_reclaim.service.settings.placement import AGENT_NAME, AGENT_
 from jupyterhub_gpu_reclaim.store.format import identity
 from jupyterhub_gpu_reclaim.store.format.keys import load_keys
 from tests.kube.schemas import problems
+from tests.support import helm
 from tests.support.containers import CAPABILITIES
-from tests.support.kustomized import AGENT_IMAGE, FOLDER, built, documents
+from tests.support.helm import FOLDER, LEAST, agents, merged, rendered
 
-VARIANTS = [(), ("without-gpu",), ("store-volume",), ("store-volume", "without-gpu")]
+pytestmark = helm.needed
+
 NAMESPACES = {"sessions": "jupyterhub", "agents": "gpu-reclaim", "cluster": None}
+VARIANTS = {
+    "object store": LEAST,
+    "with a login": merged(LEAST, {"store": {"optionsSecret": "gpu-reclaim-store"}}),
+    "volume": merged(LEAST, {"store": {"url": "", "volume": {"create": True}}}),
+    "without GPUs": merged(LEAST, {"gpu": {"enabled": False}}),
+}
 
 
-def daemon_set(*components):
-    [found] = [one for one in built(*components) if one["kind"] == "DaemonSet"]
-    return found
+def pod():
+    return agents()[0]
 
 
-def pod(*components):
-    return daemon_set(*components)["spec"]["template"]["spec"]
-
-
-def container(*components):
-    [found] = pod(*components)["containers"]
-    return found
-
-
-def secret_names():
-    return [v["secret"]["secretName"] for v in pod()["volumes"] if "secret" in v]
-
-
-def all_pods():
-    """Every pod's template that stands in a manifest, with where."""
-    for path in FOLDER.rglob("*.yaml"):
-        if path.is_relative_to(FOLDER / "templates"):
-            continue  # what Helm makes of them: test_chart.py
-        for one in documents(path):
-            if isinstance(one, dict) and "template" in (one.get("spec") or {}):
-                yield path.name, one["spec"]["template"]["spec"]
-
-
-@pytest.fixture(scope="module")
-def secrets():
-    """What make-secrets makes."""
-    done = subprocess.run(
-        [FOLDER / "make-secrets"], capture_output=True, text=True, check=True
-    )
-    return list(yaml.safe_load_all(done.stdout))
+def container():
+    return agents()[1]
 
 
 def decoded(secret):
     return {name: base64.b64decode(text) for name, text in secret["data"].items()}
 
 
-def test_every_object_is_what_the_real_schemas_say(secrets):
-    seen = [*documents(FOLDER / "hub" / "hub.yaml"), *secrets]
-    known = {repr(one): one for variant in VARIANTS for one in built(*variant)}
-    for one in [*seen, *known.values()]:
-        assert problems(one) == []
-    kinds = {one["kind"] for one in known.values()}
-    assert kinds >= {"DaemonSet", "ClusterRole", "NetworkPolicy", "Role"}
+@pytest.fixture(scope="module")
+def secrets():
+    """What the hook makes."""
+    return agent_secrets.new(agent_secrets.Wanted())
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_kubectl_makes_of_it_what_these_tests_take_it_for(tmp_path):
-    for at, components in enumerate(VARIANTS):
-        folder = tmp_path / str(at)
-        shutil.copytree(FOLDER, folder)
-        own = yaml.safe_load((folder / "kustomization.yaml").read_text())
-        del own["images"]
-        own["components"] = list(components)
-        (folder / "kustomization.yaml").write_text(yaml.safe_dump(own))
-        done = subprocess.run(
-            ["kubectl", "kustomize", folder], capture_output=True, text=True, check=True
-        )
-        theirs = list(yaml.safe_load_all(done.stdout))
-        assert sorted(map(_stable, theirs)) == sorted(map(_stable, built(*components)))
-
-
-def _stable(one):
-    return yaml.safe_dump(one, sort_keys=True)
-
-
-def test_the_service_may_do_what_its_client_does_and_nothing_else():
-    given = set()
-    for one in built():
+def rules(objects):
+    """Of all roles: (resource, verb, namespace, names)."""
+    for one in objects:
         if one["kind"] in {"Role", "ClusterRole"}:
             for rule in one["rules"]:
                 assert rule["apiGroups"] == [""]
-                where = one["metadata"].get("namespace")
                 [resource] = rule["resources"]
-                given |= {(resource, verb, where) for verb in rule["verbs"]}
-    needed = {(r.resource, v, NAMESPACES[r.scope]) for r in RULES for v in r.verbs}
+                names = tuple(rule.get("resourceNames", ()))
+                for verb in rule["verbs"]:
+                    yield resource, verb, one["metadata"].get("namespace"), names
+
+
+def test_the_service_may_do_what_its_client_does_and_nothing_else():
+    given = set(rules(rendered()))
+    needed = {(r.resource, v, NAMESPACES[r.scope], ()) for r in RULES for v in r.verbs}
     assert given == needed
-    text = (FOLDER / "base" / "rbac.yaml").read_text()
+    text = (FOLDER / "templates" / "rbac.yaml").read_text()
     for rule in RULES:
         assert f"# {rule.why}\n" in text
 
 
+def test_the_hook_may_make_secrets_and_read_its_own():
+    wanted = agent_secrets.Wanted()
+    own = (wanted.token, wanted.tls, wanted.master_keys)
+    assert set(rules(helm.hooks("pre-install"))) == {
+        ("secrets", "create", "gpu-reclaim", ()),
+        ("secrets", "get", "gpu-reclaim", own),
+        ("secrets", "create", "jupyterhub", ()),
+        ("secrets", "get", "jupyterhub", (wanted.access,)),
+        ("secrets", "update", "jupyterhub", (wanted.access,)),
+    }
+
+
+def test_the_hook_is_there_only_while_it_runs_and_before_all_else():
+    made = helm.hooks("pre-install")
+    assert made == helm.hooks("pre-upgrade")
+    for one in made:
+        notes = one["metadata"]["annotations"]
+        assert "hook-succeeded" in notes["helm.sh/hook-delete-policy"]
+        weight = int(notes["helm.sh/hook-weight"])
+        assert weight == (-1 if one["kind"] == "Job" else -2)
+    assert not helm.hooks("pre-install", merged(LEAST, {"secrets": {"make": False}}))
+
+
+def test_the_hook_calls_a_command_that_there_is(capsys):
+    job = helm.one_of(helm.hooks("pre-install"), "Job")
+    spec = job["spec"]["template"]["spec"]
+    assert spec["automountServiceAccountToken"] is True
+    [made] = spec["containers"]
+    # this is in no pod: it has come as far as to look for its account
+    assert main([*made["command"][1:], *made["args"]]) == 1
+    assert "--make is for a pod with an account" in capsys.readouterr().err
+
+
 def test_every_role_is_bound_to_the_hubs_account_and_the_agents_have_none():
-    objects = built()
+    objects = rendered()
     roles = {
         (one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"])
         for one in objects
@@ -143,7 +135,7 @@ def test_the_agents_capabilities_are_enough_and_each_has_its_reason():
     assert named >= {name.removeprefix("CAP_") for name in CAPABILITIES}
     assert context["capabilities"]["drop"] == ["ALL"]
     assert "privileged" not in context
-    lines = (FOLDER / "base" / "agent.yaml").read_text().splitlines()
+    lines = (FOLDER / "templates" / "_capabilities.tpl").read_text().splitlines()
     without = {"NET_RAW", "NET_BIND_SERVICE", "AUDIT_WRITE"}  # explained together
     for name in named - without:
         assert any(re.search(rf"- {name} # \w", one) for one in lines), name
@@ -156,37 +148,34 @@ def test_a_session_does_not_inherit_anything_narrow_from_the_agent():
     assert context["appArmorProfile"] == {"type": "Unconfined"}
 
 
-@pytest.mark.parametrize("components", VARIANTS, ids="+".join)
-def test_the_agent_takes_its_arguments(components):
-    spec = container(*components)
-    maps = [one for one in built(*components) if one["kind"] == "ConfigMap"]
-    url = maps[0]["data"]["store-url"]
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_agent_takes_its_arguments(variant):
+    spec, made = agents(VARIANTS[variant])
+    environment = {one["name"]: one["value"] for one in made["env"]}
+    url = environment["STORE_URL"]
     app = AgentApp()
-    app.parse_command_line([word.replace("$(STORE_URL)", url) for word in spec["args"]])
+    app.parse_command_line([word.replace("$(STORE_URL)", url) for word in made["args"]])
     assert app.placement == "kubernetes"
-    assert app.listen == f"0.0.0.0:{spec['ports'][0]['containerPort']}"
+    assert app.listen == f"0.0.0.0:{made['ports'][0]['containerPort']}"
     assert app.store_url == url
-    assert bool(app.store_options_file) == app.store_url.startswith("s3:")
-    mounts = {m["mountPath"]: m["name"] for m in spec["volumeMounts"]}
-    assert set(mounts.values()) == {
-        volume["name"] for volume in pod(*components)["volumes"]
-    }
+    mounts = {m["mountPath"]: m["name"] for m in made["volumeMounts"]}
+    assert set(mounts.values()) == {volume["name"] for volume in spec["volumes"]}
     used = [app.token_file, app.certificate, app.private_key, app.state_dir]
-    used += [app.master_key_dir, app.store_options_file or app.store_url]
+    used += [app.master_key_dir]
+    used += filter(None, [app.store_options_file])
+    used += [url] if url.startswith("/") else []
     for path in used:
         assert any(Path(path).is_relative_to(mount) for mount in mounts), path
-    assert pod()["terminationGracePeriodSeconds"] > 2 * STOP_SECONDS
-    environment = {variable["name"] for variable in spec["env"]}
-    assert ("NVIDIA_VISIBLE_DEVICES" in environment) == (
-        "runtimeClassName" in pod(*components)
-    )
+    assert spec["terminationGracePeriodSeconds"] > 2 * STOP_SECONDS
+    assert ("NVIDIA_VISIBLE_DEVICES" in environment) == ("runtimeClassName" in spec)
 
 
 def test_the_service_looks_where_the_agents_are():
-    options, found = Options(), daemon_set()
+    options, made = Options(), rendered()
     name, _, value = AGENT_SELECTOR.partition("=")
-    assert found["spec"]["template"]["metadata"]["labels"] == {name: value}
-    [policy] = [one for one in built() if one["kind"] == "NetworkPolicy"]
+    template = helm.one_of(made, "DaemonSet")["spec"]["template"]
+    assert template["metadata"]["labels"] == {name: value}
+    policy = helm.one_of(made, "NetworkPolicy")
     assert policy["spec"]["podSelector"]["matchLabels"] == {name: value}
     [port] = container()["ports"]
     assert port["containerPort"] == options.agent_port
@@ -197,18 +186,18 @@ def test_the_service_looks_where_the_agents_are():
 
 
 def test_the_agents_policy_lets_the_hubs_pod_in_and_no_users():
-    [policy] = [one for one in built() if one["kind"] == "NetworkPolicy"]
+    policy = helm.one_of(rendered(), "NetworkPolicy")
     [rule] = policy["spec"]["ingress"]
     [source] = rule["from"]  # one: both of its selectors must match
     wanted = source["podSelector"]["matchLabels"].items()
     [hub] = [
         one
-        for one in documents(FOLDER / "hub" / "hub.yaml")
+        for one in helm.documents(helm.ROOT / "tests" / "cluster" / "hub.yaml")
         if (one["kind"], one["metadata"]["name"]) == ("Deployment", "hub")
     ]
     assert wanted <= hub["spec"]["template"]["metadata"]["labels"].items()
     namespaces = source["namespaceSelector"]["matchLabels"]
-    assert namespaces == {"kubernetes.io/metadata.name": hub["metadata"]["namespace"]}
+    assert namespaces == {"kubernetes.io/metadata.name": "jupyterhub"}
     # KubeSpawner's, which z2jh has too: a user's pod is of another component.
     users = KubeSpawner.component_label.default_value
     assert ("app.kubernetes.io/component", users) not in wanted
@@ -220,22 +209,26 @@ def test_no_agent_takes_a_gpu():
 
 
 def test_no_image_is_left_to_chance():
-    pods = list(all_pods())
-    assert len(pods) >= 3
-    for where, spec in pods:
-        for one in [*spec["containers"], *spec.get("initContainers", ())]:
-            _, _, tag = one["image"].rpartition(":")
-            assert re.match(r"\d+\.\d+", tag), (where, one["image"])
-    own = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
-    assert [image["name"] for image in own["images"]] == [AGENT_IMAGE]
+    found = re.findall(r"\bimage: (\S+)", helm.text() + helm.notes())
+    assert len(found) >= 5
+    for image in found:
+        assert re.search(r":\d+\.\d+\.\d+$", image), image
 
 
 def test_the_secrets_are_those_that_are_mounted_and_open_what_they_should(
     secrets, tmp_path
 ):
+    for one in secrets:
+        assert problems(one) == []
     by_name = {(s["metadata"]["namespace"], s["metadata"]["name"]): s for s in secrets}
-    mounted = {("gpu-reclaim", name) for name in secret_names()}
-    assert set(by_name) == mounted | {("jupyterhub", "gpu-reclaim-agent-access")}
+    mounted = [v["secret"]["secretName"] for v in pod()["volumes"] if "secret" in v]
+    theirs = [
+        volume["secret"]["secretName"]
+        for volume in helm.hub_values()["hub"]["extraVolumes"]
+        if "secret" in volume
+    ]
+    wanted = {("gpu-reclaim", name) for name in mounted}
+    assert set(by_name) == wanted | {("jupyterhub", name) for name in theirs}
     given = decoded(by_name["jupyterhub", "gpu-reclaim-agent-access"])
     token = decoded(by_name["gpu-reclaim", "gpu-reclaim-agent-token"])["token"]
     assert given["token"] == token
@@ -251,48 +244,6 @@ def test_the_secrets_are_those_that_are_mounted_and_open_what_they_should(
     assert _meet(tmp_path, AGENT_NAME)
     with pytest.raises(ssl.SSLCertVerificationError):
         _meet(tmp_path, "somebody-else")
-
-
-PAGES = (
-    "docs/how-to/kubernetes.md",
-    "docs/how-to/store.md",
-    "docs/tutorial/kubernetes.md",
-    "etc/kubernetes/templates/NOTES.txt",
-)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_store_is_begun_with_what_the_secrets_and_the_pages_say(
-    secrets, tmp_path, page
-):
-    """The very line of the page, with the paths that are mounted in the agents."""
-    text = (FOLDER.parents[1] / page).read_text()
-    found = re.search(r"sh -c '([^']*jupyterhub-gpu-reclaim[^']*store \w+[^']*)'", text)
-    line = found[1].replace("\\\n", " ")
-    arguments = container()["args"]
-    for option, setting in (
-        ("--key-dir", "master_key_dir"),
-        ("--options-file", "store_options_file"),
-    ):
-        [given] = re.findall(rf"{option} (\S+)", line)
-        assert f"--AgentApp.{setting}={given}" in arguments
-    by_name = {one["metadata"]["name"]: one for one in secrets}
-    for name, key in decoded(by_name["gpu-reclaim-master-keys"]).items():
-        (tmp_path / name).write_bytes(key)
-    line = line.replace("/etc/gpu-reclaim/master-keys", str(tmp_path))
-    line = re.sub(r" --options-file \S+", "", line)  # a volume has none
-    place = tmp_path / ".store"
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "STORE_URL": str(place), "PATH": path}
-    if "store init" not in line:
-        begin = line.replace("store verify", "store init")
-        subprocess.run(["sh", "-c", begin], env=environment, check=True)
-    done = subprocess.run(
-        ["sh", "-c", line], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    store = load_keys(folder=tmp_path).store_id
-    assert identity.decode((place / "identity").read_bytes()) == store
 
 
 def _meet(folder, name):
@@ -313,27 +264,27 @@ def _meet(folder, name):
     return ends[0].version()
 
 
-def test_secrets_take_the_stores_login_and_other_namespaces(tmp_path):
-    login = '{"access_key_id": "a", "secret_access_key": "b"}'
-    (tmp_path / "options.json").write_text(login)
-    done = subprocess.run(
-        [FOLDER / "make-secrets", tmp_path / "options.json"],
-        env={**os.environ, "HUB": "teaching", "AGENTS": "below"},
-        capture_output=True,
-        text=True,
-        check=True,
+def test_the_store_is_begun_with_the_secret_of_keys(secrets, tmp_path, capsys):
+    """The Job's own words, with folders in place of what is mounted."""
+    job = helm.one_of(rendered(VARIANTS["volume"]), "Job")
+    [made] = job["spec"]["template"]["spec"]["containers"]
+    keys, place = tmp_path / "keys", tmp_path / "volume"
+    for folder in (keys, place):
+        folder.mkdir()
+    [secret] = [s for s in secrets if s["metadata"]["name"].endswith("master-keys")]
+    for name, key in decoded(secret).items():
+        (keys / name).write_bytes(key)
+        (keys / name).chmod(0o400)
+    words = [
+        word.replace("/etc/gpu-reclaim/master-keys", str(keys)).replace(
+            "/var/lib/gpu-reclaim-store", str(place)
+        )
+        for word in [*made["command"][1:], *made["args"], "--json"]
+    ]
+    for _ in range(2):
+        assert main(words) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["store"] == load_keys(folder=keys).store_id
+    assert (
+        identity.decode((place / "sessions" / "identity").read_bytes()) == told["store"]
     )
-    made = {s["metadata"]["name"]: s for s in yaml.safe_load_all(done.stdout)}
-    assert decoded(made["gpu-reclaim-store"])["options.json"].decode() == login
-    assert made["gpu-reclaim-agent-access"]["metadata"]["namespace"] == "teaching"
-    assert made["gpu-reclaim-store"]["metadata"]["namespace"] == "below"
-
-
-def test_cert_manager_makes_the_same_secret():
-    made = documents(FOLDER / "cert-manager" / "certificates.yaml")
-    [leaf] = [c["spec"] for c in made if c["spec"].get("dnsNames")]
-    assert leaf["dnsNames"] == [AGENT_NAME]
-    assert leaf["secretName"] in secret_names()
-    issuers = {one["metadata"]["name"] for one in made if one["kind"] == "Issuer"}
-    asked = [one["spec"]["issuerRef"] for one in made if one["kind"] == "Certificate"]
-    assert {reference["name"] for reference in asked} == issuers

@@ -6,17 +6,15 @@ enforces them here.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import yaml
 from kubespawner import KubeSpawner
 
 from jupyterhub_gpu_reclaim.service.settings.options import Options
 from tests.support import helm
-from tests.support.helm import LEAST, is_test, rendered
-from tests.support.kustomized import FOLDER, built, documents
+from tests.support.helm import LEAST, merged
 from tests.support.network_policies import Party, reaches
+
+pytestmark = helm.needed
 
 AGENT = Options().agent_port
 SERVICE = 10101
@@ -38,13 +36,12 @@ PARTIES = {
 
 
 def ours():
-    return [one for one in built() if one["kind"] == "NetworkPolicy"]
+    return [helm.one_of(helm.rendered(), "NetworkPolicy")]
 
 
-def of_values(name):
-    """The Hub's policy: z2jh's own rule for 8081, and what those values add."""
-    path = Path(__file__).parents[2] / "helm-values" / name
-    values = yaml.safe_load(path.read_text())
+def of_values(**chosen):
+    """The Hub's policy: z2jh's own rule for 8081, and what the notes add."""
+    values = helm.hub_values(merged(LEAST, chosen))
     own = {
         "from": [{"podSelector": {"matchLabels": PROXY}},
                  {"podSelector": {"matchLabels": USER}}],
@@ -87,14 +84,14 @@ def who_reaches(policies, target, port):
 
 
 def test_the_labels_are_those_of_the_real_pods():
-    made = documents(FOLDER / "hub" / "hub.yaml")
+    made = helm.documents(helm.ROOT / "tests" / "cluster" / "hub.yaml")
     pods = {
         one["metadata"]["name"]: one["spec"]["template"]["metadata"]["labels"]
         for one in made
         if one["kind"] == "Deployment"
     }
     assert pods == {"hub": HUB, "proxy": PROXY}
-    [agents] = [one for one in built() if one["kind"] == "DaemonSet"]
+    agents = helm.one_of(helm.rendered(), "DaemonSet")
     template = agents["spec"]["template"]
     assert template["metadata"]["labels"] == AGENTS
     [port] = template["spec"]["containers"][0]["ports"]
@@ -115,7 +112,7 @@ def test_the_agents_reach_what_they_need():
 
 def test_agents_need_no_way_into_users_pods():
     """They ask a session's server on its loopback (``sampling/jupyter_api.py``)."""
-    policies = [of_values("minimal.yaml"), of_users_pods(), *ours()]
+    policies = [of_values(), of_users_pods(), *ours()]
     assert who_reaches(policies, "user", 8888) == {"hub", "proxy"}
 
 
@@ -131,24 +128,22 @@ def test_nothing_of_the_hubs_own_connections_is_touched():
 
 
 @pytest.mark.parametrize(
-    ("values", "readers"),
-    [("minimal.yaml", {"proxy"}), ("full.yaml", {"proxy", "prometheus"})],
+    ("monitored", "readers"), [(False, {"proxy"}), (True, {"proxy", "prometheus"})]
 )
-def test_the_service_is_reached_through_the_proxy_and_by_no_user(values, readers):
-    policies = [of_values(values), *ours()]
+def test_the_service_is_reached_through_the_proxy_and_by_no_user(monitored, readers):
+    policies = [of_values(monitoring={"podMonitor": monitored}), *ours()]
     assert who_reaches(policies, "hub", SERVICE) == readers
     assert who_reaches(policies, "hub", 8081) == {"proxy", "user"}
     assert reaches(policies, PARTIES["hub"], PARTIES["agent"], AGENT)
 
 
-@helm.needed
 def test_the_chart_lets_in_its_hub_and_while_it_is_tested_the_test():
-    values = {**LEAST, "hub": {"namespace": "elsewhere"}}
-    made = [one for one in rendered(values) if one["kind"] == "NetworkPolicy"]
-    always = [one for one in made if not is_test(one)]
+    values = merged(LEAST, {"hub": {"namespace": "elsewhere"}})
+    always = [helm.one_of(helm.rendered(values), "NetworkPolicy")]
+    tested = [*always, helm.one_of(helm.hooks("test", values), "NetworkPolicy")]
     assert who_reaches(always, "agent", AGENT) == {"another hub"}
-    assert who_reaches(made, "agent", AGENT) == {"another hub", "test"}
-    assert who_reaches(made, "agent", 22) == set()
+    assert who_reaches(tested, "agent", AGENT) == {"another hub", "test"}
+    assert who_reaches(tested, "agent", 22) == set()
 
 
 @pytest.mark.parametrize("lost", ["namespaceSelector", "podSelector", "ports"])

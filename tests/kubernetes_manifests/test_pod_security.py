@@ -16,9 +16,9 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.hub.kube.pod import PodPurpose, prepared
 from tests.kube.schemas import as_json
 from tests.support import helm
-from tests.support.helm import LEAST, is_test, rendered
-from tests.support.kustomized import FOLDER, built, documents
 from tests.support.pod_security import LEVELS, broken, level
+
+pytestmark = helm.needed
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "kubernetes-platforms.md"
 #: What KubeSpawner is told, for a pod of the level.
@@ -38,16 +38,19 @@ SETTINGS = {
 
 
 def agent():
-    [found] = [one for one in built() if one["kind"] == "DaemonSet"]
+    return helm.agents()[0]
+
+
+def job(name):
+    made = [*helm.rendered(), *helm.hooks("pre-install")]
+    [found] = [
+        one for one in made if (one["kind"], one["metadata"]["name"]) == ("Job", name)
+    ]
     return found["spec"]["template"]["spec"]
 
 
-def hub_and_proxy():
-    return {
-        one["metadata"]["name"]: one["spec"]["template"]["spec"]
-        for one in documents(FOLDER / "hub" / "hub.yaml")
-        if one["kind"] == "Deployment"
-    }
+def of_the_test():
+    return helm.one_of(helm.hooks("test"), "Pod")["spec"]
 
 
 def session(**more):
@@ -80,25 +83,28 @@ def test_the_agents_break_these_rules_and_no_other():
     rules = table("the agents break")
     assert broken(agent(), "baseline") == set(rules)
     assert level(agent()) == "privileged"
-    [namespace] = [one for one in built() if one["kind"] == "Namespace"]
-    enforced = namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
-    assert enforced == "privileged"
+    install = (PAGE.parent / "kubernetes.md").read_text()
+    assert "pod-security.kubernetes.io/enforce=privileged" in install
 
 
 def test_each_pod_needs_the_level_that_the_page_says():
     told = {name: cells[0].strip("`") for name, cells in table("pod").items()}
     assert told.pop("agent") == level(agent())
-    for name, pod in hub_and_proxy().items():
-        assert told.pop(f"{name} of `etc/kubernetes/hub`") == level(pod)
-    assert told.pop("pod of `helm test`") == "restricted"
+    assert told.pop("pod that makes the Secrets") == level(job("gpu-reclaim-secrets"))
+    assert told.pop("pod that begins the store") == level(job("gpu-reclaim-store-init"))
+    assert told.pop("pod of `helm test`") == level(of_the_test())
+    assert told.pop("init container of the Hub's pod") == "restricted"
     [of_sessions] = told
     assert of_sessions == "session"
 
 
-@helm.needed
-def test_the_pod_of_helm_test_is_restricted():
-    [pod] = [o["spec"] for o in rendered(LEAST) if is_test(o) and o["kind"] == "Pod"]
-    assert broken(pod, "restricted") == set()
+def test_the_pods_without_rights_are_restricted():
+    for pod in (of_the_test(), job("gpu-reclaim-secrets")):
+        assert broken(pod, "restricted") == set()
+    [ours] = helm.hub_values()["hub"]["initContainers"]
+    of_z2jh = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    hub = {"securityContext": of_z2jh, "initContainers": [ours], "containers": []}
+    assert broken(hub, "restricted") == set()
 
 
 @pytest.mark.parametrize("wanted", LEVELS)
@@ -125,7 +131,7 @@ def test_a_sessions_pod_needs_no_other_level_than_kubespawners(wanted, mode):
     ],
 )
 def test_the_rules_find_what_they_are_for(changed, rule):
-    pod = hub_and_proxy()["proxy"]
+    pod = of_the_test()
     assert broken(pod, "restricted") == set()
     assert rule in broken({**pod, **changed}, "baseline")
 

@@ -1,4 +1,7 @@
-"""``helm-values``: what the chart takes, and what its own program makes of it."""
+"""What our chart's notes and ``helm-values`` tell Zero to JupyterHub.
+
+Its schema takes them, and its own program makes a Hub of them that suspends sessions.
+"""
 
 from __future__ import annotations
 
@@ -9,32 +12,33 @@ from pathlib import Path
 import pytest
 import yaml
 from jsonschema import Draft7Validator
+from kubespawner import KubeSpawner
 from traitlets.config import Config
 
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
 from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
-from tests.support.kustomized import built
+from tests.kube.schemas import as_json
+from tests.support import helm
+from tests.support.helm import LEAST, ROOT, merged
+from tests.support.pod_security import level
 
-ROOT = Path(__file__).parents[2]
+pytestmark = helm.needed
+
 CHART = Path(__file__).parent / "chart"
-#: In the order in which Helm is given them.
+#: On top of the notes, in the order in which Helm is given them.
 OVERLAYS = {
-    "minimal": ["minimal.yaml"],
+    "notes": [],
     "full": ["full.yaml"],
-    "kind": ["minimal.yaml", "kind.yaml"],
+    "kind": ["kind.yaml"],
+    "restricted": ["restricted.yaml"],
 }
 HOST = "10.244.0.9"
 
 
-def merged(base, more):
-    """As Helm does it: mappings are merged, all else is replaced."""
-    if not (isinstance(base, dict) and isinstance(more, dict)):
-        return more
-    return {**base, **{name: merged(base.get(name), more[name]) for name in more}}
-
-
 def values(name):
     found = yaml.safe_load((CHART / "values.yaml").read_text())
+    monitored = merged(LEAST, {"monitoring": {"podMonitor": name == "full"}})
+    found = merged(found, helm.hub_values(monitored))
     for file in OVERLAYS[name]:
         more = yaml.safe_load((ROOT / "helm-values" / file).read_text())
         found = merged(found, more)
@@ -54,7 +58,9 @@ def configured(overlay, tmp_path, monkeypatch):
     for folder in ("secret", "config"):
         (tmp_path / folder).mkdir()
     (tmp_path / "secret" / "values.yaml").write_text(yaml.safe_dump(found))
-    for name in ("hub.config.JupyterHub.cookie_secret", "hub.config.CryptKeeper.keys"):
+    kept = ["hub.config.JupyterHub.cookie_secret", "hub.config.CryptKeeper.keys"]
+    kept += [f"hub.services.{name}.apiToken" for name in found["hub"]["services"]]
+    for name in kept:
         (tmp_path / "secret" / name).write_text("ab" * 32)
     for name in ("hub", "proxy-api", "user-scheduler", "priority"):
         (tmp_path / "config" / name).write_text(name)
@@ -90,29 +96,35 @@ def test_the_chart_takes_them(overlay):
 
 def test_the_chart_would_refuse_what_it_does_not_know():
     schema = json.loads((CHART / "values.schema.json").read_text())
-    wrong = merged(values("minimal"), {"hub": {"extraVolume": []}})
+    wrong = merged(values("notes"), {"hub": {"extraVolume": []}})
     assert list(Draft7Validator(schema).iter_errors(wrong))
+
+
+def ours(configured):
+    [service] = [
+        one for one in configured.JupyterHub.services if one["name"] == "gpu-reclaim"
+    ]
+    return service
 
 
 def test_the_chart_makes_a_hub_that_suspends(configured):
     assert configured.JupyterHub.spawner_class == "gpu-reclaim"
     assert configured.KubeSpawner.start_timeout == 600
-    [service] = configured.JupyterHub.services
-    assert service["name"] == "gpu-reclaim"
+    service = ours(configured)
     assert service["url"] == f"http://{HOST}:10101"
     socket = service["environment"]["GPU_RECLAIM_SPAWNER_SOCKET"]
     assert configured.ReclaimMixin.reclaim_service == f"unix:{socket}"
 
 
 def test_the_service_takes_its_arguments(configured):
-    [service] = configured.JupyterHub.services
+    service = ours(configured)
     app = ReclaimService()
     app.parse_command_line(json.loads(service["environment"]["GPU_RECLAIM_OPTIONS"]))
     assert app.placement == "kubernetes"
     assert app.agent_token_file == "/etc/gpu-reclaim/token"
     assert app.agent_ca_file == "/etc/gpu-reclaim/ca.crt"
-    agents = [one for one in built() if one["kind"] == "DaemonSet"]
-    assert app.agent_namespace == agents[0]["metadata"]["namespace"]
+    agents = helm.one_of(helm.rendered(), "DaemonSet")
+    assert app.agent_namespace == agents["metadata"]["namespace"]
     assert app.agent_namespace != "jupyterhub"
     assert any(rule.scope == "agents" for rule in RULES)
 
@@ -127,23 +139,59 @@ def test_the_proxy_reaches_the_service(overlay):
     }
 
 
-def test_the_mounted_secret_is_the_one_that_is_made(overlay):
+def test_the_token_is_readable_for_the_hub_and_no_other(overlay):
     found = values(overlay)
-    [volume], [mount] = found["hub"]["extraVolumes"], found["hub"]["extraVolumeMounts"]
-    made = (ROOT / "etc" / "kubernetes" / "make-secrets").read_text()
-    assert f"secret {volume['secret']['secretName']} " in made
-    # readable for the group that the chart gives to the Hub's volumes, for no other
-    assert volume["secret"]["defaultMode"] == 0o440
+    [secret] = [one for one in found["hub"]["extraVolumes"] if "secret" in one]
+    # for the group that the chart gives to the Hub's volumes
+    assert secret["secret"]["defaultMode"] == 0o440
     assert found["hub"]["podSecurityContext"]["fsGroup"] == 1000
-    assert found["custom"]["gpuReclaim"]["agent_token_file"].startswith(
+    [path] = [
         mount["mountPath"]
+        for mount in found["hub"]["extraVolumeMounts"]
+        if mount["name"] == secret["name"]
+    ]
+    token = found["custom"]["gpuReclaim"]["agent_token_file"]
+    assert Path(token).is_relative_to(path)
+
+
+def test_the_hubs_packages_are_where_its_python_looks(overlay):
+    hub = values(overlay)["hub"]
+    [first] = hub["initContainers"]
+    [mount] = first["volumeMounts"]
+    assert first["command"] == ["cp", "-r", "/opt/hub/.", mount["mountPath"]]
+    assert mount in hub["extraVolumeMounts"]
+    assert hub["extraEnv"] == {"PYTHONPATH": mount["mountPath"]}
+    assert {"name": mount["name"], "emptyDir": {}} in hub["extraVolumes"]
+    assert (
+        first["securityContext"]["runAsUser"]
+        == hub["containerSecurityContext"]["runAsUser"]
     )
+
+
+def test_the_hubs_image_stays_the_one_of_its_chart(overlay):
+    own = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert values(overlay)["hub"]["image"] == own["hub"]["image"]
+
+
+@pytest.mark.parametrize(
+    ("overlay", "wanted"), [("notes", "privileged"), ("restricted", "restricted")]
+)
+async def test_users_pods_need_this_level(configured, overlay, wanted, monkeypatch):
+    """z2jh's own way to close the cloud's metadata takes NET_ADMIN."""
+    monkeypatch.setattr("kubespawner.spawner.load_config", lambda **_: None)
+    spawner = KubeSpawner(config=configured, _mock=True)
+    spawner.port = 8888
+    pod = as_json(await spawner.get_pod_manifest())
+    assert level(pod["spec"]) == wanted
+    await spawner.api.api_client.close()
 
 
 def test_no_program_stands_in_the_values_but_a_call_of_ours(overlay):
     [program] = values(overlay)["hub"]["extraConfig"].values()
     assert program.splitlines() == [
         "from z2jh import get_config",
+        "from jupyterhub_gpu_reclaim.hub.needs import check",
+        'check("kubernetes") # names what this Hub\'s image lacks',
         "from jupyterhub_gpu_reclaim.hub.config import configure",
         'configure(c, placement="kubernetes", **get_config("custom.gpuReclaim"))',
     ]

@@ -21,6 +21,7 @@ KINDS = {
     "events": "Event",
     "persistentvolumeclaims": "PersistentVolumeClaim",
     "nodes": "Node",
+    "secrets": "Secret",
 }
 
 
@@ -176,6 +177,13 @@ class _One(_Handler):
 
     def get(self, *where: str) -> None:
         self.finish(self._found("get", where))  # type: ignore[arg-type]
+
+    def put(self, *where: str) -> None:
+        self._found("update", where)  # type: ignore[arg-type]
+        thing = json.loads(self.request.body)
+        self.cluster.violations += problems(thing)
+        self.cluster.put(where[1], thing)
+        self.finish(thing)
 
     def delete(self, *where: str) -> None:
         thing = self._found("delete", where)  # type: ignore[arg-type]

@@ -1,42 +1,56 @@
-"""Helm, where there is one: what it makes of the chart of ``etc/kubernetes``."""
+"""What Helm makes of ``charts/jupyterhub-gpu-reclaim``, which is all that is applied.
+
+The program is the one that ``scripts/helm`` has put into ``.cache``, else that in the
+PATH.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
-import os
 import shutil
 import subprocess
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
-from tests.support.kustomized import FOLDER
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: ``GPU_RECLAIM_HELM`` names another one than that in the PATH.
-PROGRAM = os.environ.get("GPU_RECLAIM_HELM") or shutil.which("helm")
-needed = pytest.mark.skipif(PROGRAM is None, reason="helm is not installed")
-#: The least that the chart asks for: what ``base`` has.
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "charts" / "jupyterhub-gpu-reclaim"
+OURS = ROOT / ".cache" / "helm"
+PROGRAM = str(OURS) if OURS.exists() else shutil.which("helm")
+needed = pytest.mark.skipif(PROGRAM is None, reason="needs Helm: scripts/helm")
+#: The least that the chart asks for.
 LEAST = {
-    "image": {"repository": "jupyterhub-gpu-reclaim-agent"},
+    "image": {"registry": "registry.example.org"},
     "store": {"url": "s3://sessions/hub"},
 }
+HOOK = "helm.sh/hook"
 
 
-def asked(
-    values: Mapping[str, Any], namespace: str
-) -> subprocess.CompletedProcess[str]:
-    """``helm template`` with those values, whatever it answers."""
-    assert PROGRAM is not None
+def merged(base: Any, more: Any) -> Any:
+    """As Helm does it: mappings are merged, all else is replaced."""
+    if not (isinstance(base, dict) and isinstance(more, dict)):
+        return more
+    return {**base, **{name: merged(base.get(name), more[name]) for name in more}}
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of manifests."""
+    return [one for one in yaml.safe_load_all(path.read_text()) if one]
+
+
+def asked(*words: str, values: str) -> subprocess.CompletedProcess[str]:
+    """What Helm says to values (JSON), whatever it is."""
+    assert PROGRAM is not None, "needs Helm: scripts/helm"
     return subprocess.run(
-        [
-            *(PROGRAM, "template", "gpu-reclaim", str(FOLDER)),
-            *("-n", namespace, "-f", "-"),
-        ],
-        input=json.dumps(values),
+        [PROGRAM, *words, "-f", "-"],
+        input=values,
         capture_output=True,
         text=True,
         check=False,
@@ -44,22 +58,89 @@ def asked(
     )
 
 
+@cache
+def _answer(values: str, namespace: str, *words: str) -> tuple[int, str, str]:
+    given = ("gpu-reclaim", str(FOLDER), "-n", namespace)
+    done = asked(*words[:1], *given, *words[1:], values=values)
+    return done.returncode, done.stdout, done.stderr
+
+
+def _ask(
+    values: Mapping[str, Any] | None, namespace: str, *words: str
+) -> tuple[int, str, str]:
+    wanted = LEAST if values is None else values
+    return _answer(json.dumps(wanted), namespace, *words)
+
+
+def text(
+    values: Mapping[str, Any] | None = None,
+    *,
+    namespace: str = "gpu-reclaim",
+    upgrade: bool = False,
+) -> str:
+    """All that is rendered, hooks included."""
+    words = ("template", "--is-upgrade") if upgrade else ("template",)
+    status, output, errors = _ask(values, namespace, *words)
+    assert status == 0, errors
+    return output
+
+
 def rendered(
-    values: Mapping[str, Any], *, namespace: str = "gpu-reclaim"
+    values: Mapping[str, Any] | None = None,
+    *,
+    namespace: str = "gpu-reclaim",
+    upgrade: bool = False,
 ) -> list[dict[str, Any]]:
-    """The objects, with those of ``helm test``."""
-    done = asked(values, namespace)
-    assert done.returncode == 0, done.stderr
-    return [one for one in yaml.safe_load_all(done.stdout) if one]
+    """The objects that the release has; those of hooks are left out."""
+    made = yaml.safe_load_all(text(values, namespace=namespace, upgrade=upgrade))
+    return [one for one in made if one and not hook_of(one)]
+
+
+def hooks(
+    which: str, values: Mapping[str, Any] | None = None, **more: Any
+) -> list[dict[str, Any]]:
+    """The objects of one hook, ``pre-install`` or ``test``."""
+    made = yaml.safe_load_all(text(values, **more))
+    return [one for one in made if one and which in hook_of(one).split(",")]
+
+
+def hook_of(one: dict[str, Any]) -> str:
+    """Of which hooks an object is."""
+    return str((one["metadata"].get("annotations") or {}).get(HOOK, ""))
 
 
 def refusal(values: Mapping[str, Any], *, namespace: str = "gpu-reclaim") -> str:
     """Why Helm does not take those values."""
-    done = asked(values, namespace)
-    assert done.returncode != 0
-    return done.stderr
+    status, _, errors = _ask(values, namespace, "template")
+    assert status != 0
+    return errors
 
 
-def is_test(one: dict[str, Any]) -> bool:
-    """Whether only ``helm test`` makes it."""
-    return "helm.sh/hook" in one["metadata"].get("annotations", {})
+def notes(
+    values: Mapping[str, Any] | None = None, *, namespace: str = "gpu-reclaim"
+) -> str:
+    """What is told at the end of an installation."""
+    words = ("install", "--dry-run=client", "-o", "json")
+    status, output, errors = _ask(values, namespace, *words)
+    assert status == 0, errors
+    return str(json.loads(output)["info"]["notes"])
+
+
+def hub_values(values: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """The same as values of Zero to JupyterHub."""
+    return dict(yaml.safe_load(notes(values, **more)))
+
+
+def one_of(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    """The one object of that kind, to be changed at will."""
+    [found] = [one for one in objects if one["kind"] == kind]
+    return copy.deepcopy(found)
+
+
+def agents(
+    values: Mapping[str, Any] | None = None, **more: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The pod of the DaemonSet, and its container."""
+    pod = one_of(rendered(values, **more), "DaemonSet")["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    return pod, container
