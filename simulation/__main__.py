@@ -5,7 +5,6 @@ python -m simulation --seed 181 --shrink   ... made short
 python -m simulation --seeds 1000          many runs, from --from on
 python -m simulation --seconds 30          new ones, for so long
 python -m simulation --mutant NAME --seeds 300
-python -m simulation --shadow --seeds 300      computed phases beside the journal's
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from typing import TYPE_CHECKING
 from simulation.mutants import MUTANTS
 from simulation.plan import draw
 from simulation.runner import Result, run_seed
-from simulation.shadow import Shadow
 from simulation.shrink import shrink
 
 if TYPE_CHECKING:
@@ -55,9 +53,6 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--shrink", action="store_true", help="make a failing run short"
     )
-    parser.add_argument(
-        "--shadow", action="store_true", help="compare phases; how they differ"
-    )
     parser.add_argument("--keep-going", action="store_true", help="after a failure")
     return parser.parse_args(argv)
 
@@ -89,14 +84,10 @@ def _one(seed: int, patches: Iterable[Patch], *, short: bool) -> int:
 def _many(
     seeds: Iterable[int], patches: Iterable[Patch], options: argparse.Namespace
 ) -> int:
-    shadow = Shadow() if options.shadow else None
-    table = (*patches, *(shadow.patches() if shadow is not None else ()))
     begun = time.process_time()
     sums: Counter[str] = Counter()
     for seed in _until_told(seeds):
-        if shadow is not None:
-            shadow.seed = seed
-        result = run_seed(seed, table)
+        result = run_seed(seed, patches)
         _count(sums, result)
         if sums["runs"] % COUNT_EVERY == 0:
             print(_total(sums, time.process_time() - begun), flush=True)
@@ -106,8 +97,6 @@ def _many(
             if not options.keep_going:
                 break
     print(_sums(sums, time.process_time() - begun))
-    if shadow is not None:
-        print(shadow.table())
     return int(sums["failed"] > 0)
 
 

@@ -15,7 +15,6 @@ from jupyterhub_gpu_reclaim.common.drain import HERE, DrainOrder, DrainReport
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResponse
 from jupyterhub_gpu_reclaim.common.models import (
-    Compared,
     Decision,
     KeptState,
     SessionKey,
@@ -143,11 +142,6 @@ class SessionsClient:
     async def undrain(self, node: str) -> None:
         """Take the order to drain a node back."""
         await self._call("DELETE", _drain_of(node))
-
-    async def journal(self, *, rebuild: bool) -> list[Compared]:
-        """Compare journal, store and Hub, or correct the journal from the store."""
-        method = "POST" if rebuild else "GET"
-        return await self._ask(method, "journal", list[Compared])
 
     async def changes(self) -> AsyncGenerator[SessionView, None]:
         """Yield every session as it is, then each change; ends now and then.

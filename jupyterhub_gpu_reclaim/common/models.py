@@ -638,17 +638,3 @@ class SessionView(Value, frozen=True, kw_only=True):
     #: all its checkpoints, the newest generation first; also what is in ``saved``
     kept: list[KeptState] = []
     facts: SessionFacts = SessionFacts()
-
-
-class Compared(Value, frozen=True, kw_only=True):
-    """One session in the journal, compared with the store."""
-
-    key: SessionKey
-    phase: Phase
-    checkpoint: str = ""  #: that the journal has it suspended in
-    newest: str = ""  #: the newest one in the store
-    unknown: list[str] = []  #: in the store, and not in the journal
-    #: same, newer (the store is), unknown (older ones only), missing (in the store),
-    #: asks (its user is to say what comes back)
-    state: str
-    done: str = ""  #: what a rebuild has done about it

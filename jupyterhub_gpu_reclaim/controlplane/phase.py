@@ -1,41 +1,43 @@
-"""Phase: what a session is now, computed from those who know, and stored nowhere.
+"""Phase: what a session is now, computed from those who know.
 
-Pure: agent, store and Hub say what there is (``Observed``, without ``known``), and
-people say what the store does not show yet (``Wishes``). No row of the journal is
-asked. The first line that fits counts.
+Pure. Agent, store and Hub say what there is (``Observed``, with the words of people
+that the store does not show yet). Of the row count the words of people (what was
+stopped, and up to which stamp), and what we have begun that nobody else can show yet.
+The rest of the row is what was computed last. The first line that fits counts; None:
+what was computed last holds.
 
-=============================  ==========================  =============================
-tree (agent)                   Hub                         phase
-=============================  ==========================  =============================
-no answer of agent or store    any                         not known¹
-running, napping               spawning                    RESUMING, if it was restored
-                               any                         RUNNING, NAPPING
-capturing, for a save point    any                         RUNNING
-capturing                      any                         SUSPENDING
-captured, in what is saved     any                         RELEASING
-captured, otherwise            any                         SUSPENDING: to be thawed
-holding, restoring             any but stopped             RESUMING
-                               spawning                    RESUMING, if there is a
-                                                           current checkpoint
-                               stopping                    RELEASING, likewise
-                               any                         SUSPENDED, likewise
-                               any                         STOPPED
-=============================  ==========================  =============================
+====================================  =========  ===================================
+tree (agent)                          Hub        phase
+====================================  =========  ===================================
+no answer of agent or store           any        None
+running, napping                      stopped    None, if its user has stopped it or
+                                                 its pod ends
+running, napping, and our return      other¹     None
+running, napping                      any        RUNNING, NAPPING
+capturing, of a session that ran      any        SUSPENDING
+capturing, otherwise, or a save       any        RUNNING
+captured, in what is current          any        RELEASING
+captured, saved nowhere               any        SUSPENDING, if we saved it; else
+                                                 RUNNING: it is thawed
+holding, restoring                    any        None
+gone, and its capture was committed   any        RELEASING; SUSPENDED where the Hub
+                                                 has stopped it
+gone, and was being captured          any        SUSPENDED in what it goes back to;
+                                                 else STOPPED
+gone, and our return                  stopped²   SUSPENDED
+gone                                  stopped²   SUSPENDED in what is current; else
+                                                 STOPPED
+gone                                  any        None
+====================================  =========  ===================================
 
-¹ but a tree that runs is known to, whatever the store says.
+¹ neither running nor stopped: the Hub has not finished its start. ² or, where the
+session has been released, spawning; a return also where the Hub takes it for running.
 
-"In what is saved" is in a checkpoint that the store has. What the Hub takes for running
-and has no tree has ended: the Hub has not looked yet, or is to be asked for a stop.
-
-The current checkpoint is the newest (by stamp) that is not set aside. Where a person
-has set one aside, nothing older of that session is current either, unless a later word
-(by the marks' numbers) has chosen that. While a session runs, it is what the session
-goes back to: its newest save point, or what it came from.
-
-The question is why a person must be asked before the current checkpoint comes back. It
-is computed where a session has no tree: ``ENDED_SINCE_SAVED`` where the checkpoint is a
-save point, after which the session went on. What the Hub's pointer has to be compared
-with (``SAVED_FOUND``, ``SAVED_OLDER``) is asked with a start.
+The current checkpoint is the newest by stamp that is not set aside. Where a person has
+set one aside, nothing older of that session is current either, unless a later word (by
+the marks' numbers) has chosen that; and nothing is that is older than what was decided
+about already (``SessionRow.stamp``), but for what the session goes back to: while it
+runs, its newest save point, or what it came from.
 """
 
 from __future__ import annotations
@@ -44,72 +46,210 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, TreeState
-from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+
+_SETTLED = (HubState.RUNNING, HubState.STOPPED)
+_RESTS = (Phase.SUSPENDED, Phase.STOPPED)
 
 
-class Wishes(NamedTuple):
-    """Words of people that the store may not show yet."""
-
-    #: by checkpoint: whether it is set aside or deleted (True), or chosen (False)
-    said: Mapping[str, bool] = {}
-
-
-class Derived(NamedTuple):
+class State(NamedTuple):
     """A session as it is now."""
 
-    phase: Phase | None  #: None: not known
-    checkpoint: str = ""  #: the current one; empty: none
-    question: Reason | None = None
+    phase: Phase
+    tree: Tree | None = None  #: the tree that is the session
+    saved: CheckpointInfo | None = None  #: its current checkpoint; None: none
+    patient: bool = False  #: only if it has been so for ``orphan_grace``
 
 
-def derive(seen: Observed, wishes: Wishes) -> Derived:
-    """Compute a session's phase, its current checkpoint, and what its user is asked.
+def take(row: SessionRow, seen: Observed) -> Action | None:
+    """Return what is to be taken into the row; None: it says what is so.
+
+    What is saved beside the session gets a row as soon as nothing of it is under way.
+    """
+    state = derive(row, seen)
+    if state is None:
+        return None
+    if differs(row, state):
+        kind = ActionKind.TAKE
+        return Action(kind, state.tree, state.saved, state.patient, phase=state.phase)
+    settled = row.phase in {*LIVE, *_RESTS}
+    return Action(ActionKind.NOTE) if settled and seen.unknown() else None
+
+
+def derive(row: SessionRow, seen: Observed) -> State | None:
+    """Compute a session's phase and its current checkpoint; None: as it was.
 
     Args:
+        row: what was computed last, and the words of people.
         seen: what agent, store and Hub say; ``None`` is no answer.
-        wishes: what people have said.
     """
-    running = seen.running()
-    current = (
-        _goes_back_to(seen, wishes, running) if running else _current(seen, wishes)
-    )
-    saved = current.id if current else ""
-    if running is not None:
-        back = seen.hub is HubState.SPAWNING and (running.origin or running.checkpoint)
-        naps = running.state is TreeState.NAPPING
-        runs = Phase.NAPPING if naps else Phase.RUNNING
-        return Derived(Phase.RESUMING if back else runs, saved)
-    if seen.silent or seen.hub is None:
-        return Derived(None)
-    phase = _with_tree(seen)
-    if phase is not None:
-        return Derived(phase, saved)
-    if current is None:
-        return Derived(Phase.STOPPED)
-    question = Reason.ENDED_SINCE_SAVED if current.goes_on else None
-    phases = {HubState.SPAWNING: Phase.RESUMING, HubState.STOPPING: Phase.RELEASING}
-    return Derived(phases.get(seen.hub, Phase.SUSPENDED), saved, question)
+    if seen.silent:
+        return None
+    tree = _its_tree(row, seen)
+    if tree is None:
+        return _of_gone(row, seen)
+    if row.phase in {Phase.RESUMING, *_RESTS} and seen.hub not in _SETTLED:
+        return None  # the Hub asks about it, or has not finished its start
+    return _of_running(row, seen, tree) if tree.runs else _of_frozen(row, seen, tree)
 
 
-def _with_tree(seen: Observed) -> Phase | None:
-    """The phase of a session whose tree stands, and does not run; None: none stands."""
-    frozen = seen.frozen()
-    if frozen is not None and frozen.state is TreeState.CAPTURING:
-        return Phase.RUNNING if frozen.operation == "save" else Phase.SUSPENDING
-    if frozen is not None:
-        saved = seen.checkpoint(frozen.checkpoint) is not None
-        return Phase.RELEASING if saved else Phase.SUSPENDING
-    return Phase.RESUMING if seen.left() and seen.hub is not HubState.STOPPED else None
+def differs(row: SessionRow, state: State) -> bool:
+    """Whether it is something else than what was computed last.
+
+    A warning is ours alone. A session that runs keeps the name of what it came from
+    when that has expired.
+    """
+    warned = row.phase is Phase.WARNED and state.phase in LIVE
+    if row.phase is not state.phase and not warned:
+        return True
+    if state.tree is not None and state.tree.incarnation != row.incarnation:
+        return True
+    saved = state.saved
+    if saved is None or saved.id == row.checkpoint:
+        return False
+    if state.phase is Phase.SUSPENDING:
+        return False
+    return state.phase not in LIVE or not row.checkpoint
+
+
+def _its_tree(row: SessionRow, seen: Observed) -> Tree | None:
+    """The tree that is the session, running or frozen: its own, or else another."""
+    own = seen.tree(row.incarnation)
+    if own is not None and (own.runs or own.frozen):
+        return own
+    under_way = row.phase in {Phase.SUSPENDING, Phase.RELEASING}
+    replaced = own is None and seen.hub is HubState.RUNNING
+    if under_way or not (row.phase in _RESTS or replaced):
+        return None
+    return seen.running() or seen.frozen()
+
+
+def _of_running(row: SessionRow, seen: Observed, tree: Tree) -> State | None:
+    ended = seen.hub is HubState.STOPPED and row.phase in _RESTS
+    over = row.phase is Phase.STOPPED or tree.ending or row.intent is Intent.RESUME
+    if ended and over and tree.incarnation == row.incarnation:
+        return None
+    naps = tree.state is TreeState.NAPPING
+    phase = Phase.NAPPING if naps else Phase.RUNNING
+    return State(phase, tree, goes_back_to(row, seen, tree), patient=ended)
+
+
+def _of_frozen(row: SessionRow, seen: Observed, tree: Tree) -> State | None:
+    saved = seen.checkpoint(tree.checkpoint)
+    if tree.state is TreeState.CAPTURED and saved is not None:
+        over = takes_over(row, seen, saved, tree)
+        return State(Phase.RELEASING, tree, saved) if over else None
+    back = goes_back_to(row, seen, tree)
+    if tree.state is TreeState.CAPTURED:
+        under_way = row.phase in {Phase.SUSPENDING, Phase.RELEASING}
+        return None if under_way else State(Phase.RUNNING, tree, back)
+    if row.phase is Phase.RELEASING or (
+        seen.hub is HubState.STOPPED and row.phase in _RESTS
+    ):
+        return None
+    ran = row.phase in LIVE and tree.incarnation == row.incarnation
+    suspends = row.phase is Phase.SUSPENDING or (ran and tree.operation != "save")
+    return State(Phase.SUSPENDING if suspends else Phase.RUNNING, tree, back)
+
+
+def _of_gone(row: SessionRow, seen: Observed) -> State | None:
+    """Derive of a session that neither runs nor stands frozen."""
+    own, hub = seen.tree(row.incarnation), seen.hub
+    returns = any(tree.state is TreeState.RESTORING for tree in seen.left())
+    match row.phase:
+        case Phase.SUSPENDING:
+            saved = seen.checkpoint(row.attempt)
+            if saved is not None:
+                return State(Phase.RELEASING, None, saved)
+            return None if returns else _rests(row, seen)
+        case Phase.RELEASING:
+            over = hub in {HubState.STOPPED, HubState.SPAWNING} or bool(seen.left())
+            saved = seen.checkpoint(row.checkpoint)
+            return State(Phase.SUSPENDED, None, saved) if over and not own else None
+        case Phase.RESUMING:
+            saved, patient = seen.checkpoint(row.checkpoint), hub is HubState.RUNNING
+            over = hub in _SETTLED and own is None
+            return State(Phase.SUSPENDED, None, saved, patient) if over else None
+    stands = (own is not None) if row.phase in LIVE else bool(seen.left())
+    if hub is not HubState.STOPPED or stands or returns:
+        return None
+    return _rests(row, seen)
+
+
+def _rests(row: SessionRow, seen: Observed) -> State:
+    """Suspended, also where what it is suspended in cannot be seen now; or stopped."""
+    saved = current(row, seen)
+    suspended = saved is not None or row.phase is Phase.SUSPENDED
+    return State(Phase.SUSPENDED if suspended else Phase.STOPPED, None, saved)
+
+
+def current(row: SessionRow, seen: Observed) -> CheckpointInfo | None:
+    """The checkpoint that a session without processes is suspended in; None: none."""
+    saved, said = seen.saved or (), seen.said
+    newer = [
+        info
+        for info in saved
+        if info.stamp > row.stamp
+        and not is_aside(info, said)
+        and not is_left(info, saved, said)
+    ]
+    if newer:
+        return max(newer, key=lambda info: (info.stamp, info.id))
+    if row.phase is Phase.STOPPED:
+        return None
+    if row.phase is Phase.SUSPENDED:
+        return seen.checkpoint(row.checkpoint)
+    return seen.checkpoint(row.checkpoint) or _save_point(row.incarnation, seen)
+
+
+def goes_back_to(row: SessionRow, seen: Observed, tree: Tree) -> CheckpointInfo | None:
+    """What a session that runs goes back to: its newest save point, or its parent."""
+    names = {tree.origin or ("" if tree.frozen else tree.checkpoint)}
+    if tree.incarnation == row.incarnation and row.phase not in _RESTS:
+        names.add(row.checkpoint)
+    point = _save_point(tree.incarnation, seen)
+    its = [
+        info
+        for info in seen.saved or ()
+        if (info.id in names and not is_aside(info, seen.said)) or info == point
+    ]
+    return max(its, key=lambda info: info.stamp, default=None)
+
+
+def _save_point(incarnation: str, seen: Observed) -> CheckpointInfo | None:
+    """The newest save point of an incarnation that nobody has set aside since."""
+    own = [
+        info
+        for info in seen.saved or ()
+        if info.incarnation == incarnation != "" and info.goes_on
+    ]
+    newest = max(own, key=lambda info: info.stamp, default=None)
+    return None if newest is None or is_aside(newest, seen.said) else newest
+
+
+def takes_over(
+    row: SessionRow, seen: Observed, saved: CheckpointInfo, tree: Tree
+) -> bool:
+    """Whether what a captured tree is saved as is the session from now on.
+
+    Not if it was set aside, or something newer was decided about.
+    """
+    own = tree.incarnation == row.incarnation and row.phase not in _RESTS
+    new = saved.stamp > row.stamp and not is_aside(saved, seen.said)
+    return own or new or saved.id == row.checkpoint
 
 
 def is_aside(info: CheckpointInfo, said: Mapping[str, bool]) -> bool:
-    """Whether a person has set that checkpoint aside, as ``Wishes.said`` or a mark."""
+    """Whether a person has set that checkpoint aside, as ``said`` or by a mark."""
     return said.get(info.id, info.aside is not None)
 
 
@@ -121,7 +261,7 @@ def is_left(
     Args:
         info: the checkpoint.
         saved: all of that name.
-        said: as ``Wishes.said``.
+        said: by checkpoint, whether it is set aside or deleted, or chosen (False).
     """
     word = _word(info, said)
     return any(
@@ -134,25 +274,3 @@ def is_left(
 def _word(info: CheckpointInfo, said: Mapping[str, bool]) -> tuple[float, int]:
     """Number of the last word on it; what the store does not show yet is later."""
     return (math.inf, 1 - said[info.id]) if info.id in said else info.word
-
-
-def _current(seen: Observed, wishes: Wishes) -> CheckpointInfo | None:
-    saved, said = seen.saved or (), wishes.said
-    its = [i for i in saved if not is_aside(i, said) and not is_left(i, saved, said)]
-    return max(its, key=lambda info: info.stamp, default=None)
-
-
-def _goes_back_to(
-    seen: Observed, wishes: Wishes, running: Tree
-) -> CheckpointInfo | None:
-    """What a running session goes back to: its newest save point, or its parent."""
-    its = [
-        info
-        for info in seen.saved or ()
-        if not is_aside(info, wishes.said)
-        and (
-            info.id == (running.origin or running.checkpoint)
-            or (info.goes_on and info.incarnation == running.incarnation)
-        )
-    ]
-    return max(its, key=lambda info: info.stamp, default=None)

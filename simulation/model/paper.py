@@ -63,6 +63,8 @@ napping     found_captured  releasing
 warned      found_captured  releasing
 stopped     found_captured  releasing
 suspended   found_captured  releasing
+releasing   found_captured  releasing
+resuming    found_captured  releasing
 running     found_saved     suspended
 napping     found_saved     suspended
 warned      found_saved     suspended

@@ -27,9 +27,10 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.models import Tree as AgentTree
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import Term
+from jupyterhub_gpu_reclaim.controlplane import phase
 from jupyterhub_gpu_reclaim.controlplane.api.questions import Answer, Questions
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
-from jupyterhub_gpu_reclaim.controlplane.flows import adoption
+from jupyterhub_gpu_reclaim.controlplane.flows import taking
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
 from jupyterhub_gpu_reclaim.controlplane.model.actions import (
     ANSWERS,
@@ -347,12 +348,6 @@ def _act(state: State, action: Action) -> State | None:
             return _moved(state, inc)
         case ActionKind.READY if row.order == "save" and _may_begin(state):
             return _save(state, inc)
-        case ActionKind.COMMITTED if saved:
-            return _committed(state, saved)
-        case ActionKind.ROLLED_BACK if row.phase is Phase.SUSPENDING:
-            return state.to(SessionEvent.CAPTURE_FAILED, attempt=0, wanted=False)
-        case ActionKind.ROLLED_BACK:
-            return _thawed(state)
         case ActionKind.CANCEL:
             return _thaw(state, inc)
         case ActionKind.THAW:
@@ -365,12 +360,8 @@ def _act(state: State, action: Action) -> State | None:
             return state._replace(hub=HubState.STOPPING, row=row)
         case ActionKind.RELEASE:
             return _release(state, inc, row.checkpoint)
-        case ActionKind.RELEASED:
-            return state.to(SessionEvent.RELEASED, placed=False)
         case ActionKind.RESTORE:
             return _restore(state, inc, row.checkpoint)
-        case ActionKind.RESTORED:
-            return state.to(SessionEvent.RESTORED, placed=False)
         case ActionKind.GIVE_UP:
             after = state.without(inc, "a restore that was given up was the only state")
             return after.to(SessionEvent.RESTORE_FAILED, placed=False)
@@ -385,34 +376,12 @@ def _taken_note(
 ) -> State | None:
     """The state after the service has noted what happened outside."""
     match action.kind:
-        case ActionKind.NAPS:
-            return state.to(SessionEvent.NAPS)
-        case ActionKind.WAKES:
-            return state.to(SessionEvent.WAKES)
-        case ActionKind.ADOPT:
-            return _adopted(state, inc)
-        case ActionKind.VANISHED:
-            return state.to(SessionEvent.VANISHED, checkpoint=0, attempt=0)
-        case ActionKind.LOST if saved:
-            point = saved.inc == state.row.inc
-            return state.to(
-                SessionEvent.LOST,
-                checkpoint=saved.id,
-                attempt=0,
-                doubt=Reason.ENDED_SINCE_SAVED.value if point else "",
-                **_noted(state.row, saved),
-            )
-        case ActionKind.FOUND_CAPTURED if saved:
-            return state.to(
-                SessionEvent.FOUND_CAPTURED,
-                inc=saved.inc,
-                session=saved.account,
-                checkpoint=saved.id,
-                attempt=0,
-                **_noted(state.row, saved),
-            )
-        case ActionKind.FOUND_SAVED | ActionKind.SET_ASIDE:
-            return _found_saved(state)
+        case ActionKind.TAKE if action.phase in LIVE:
+            return _taken_running(state, action.phase, inc)
+        case ActionKind.TAKE:
+            return _taken(state, action.phase, inc, saved)
+        case ActionKind.NOTE:
+            return _noted_beside(state)
         case ActionKind.BRING_BACK if saved:
             return state.to(
                 SessionEvent.BROUGHT_BACK,
@@ -424,6 +393,65 @@ def _taken_note(
                 word=True,
             )
     return None
+
+
+def _taken_running(state: State, now: Phase, inc: int) -> State | None:
+    """The state after the service has found that a session runs."""
+    row = state.row
+    if inc != row.inc:
+        return _adopted(state, inc)
+    match row.phase:
+        case Phase.SUSPENDING:
+            return state.to(SessionEvent.CAPTURE_FAILED, attempt=0, wanted=False)
+        case Phase.RELEASING:
+            return _thawed(state)
+        case Phase.RESUMING:
+            return state.to(SessionEvent.RESTORED, placed=False)
+        case Phase.SUSPENDED | Phase.STOPPED:
+            return _adopted(state, inc)
+        case Phase.NAPPING if now is Phase.RUNNING:
+            return state.to(SessionEvent.WAKES)
+        case Phase.RUNNING if now is Phase.NAPPING:
+            return state.to(SessionEvent.NAPS)
+    return _noted_beside(state)
+
+
+def _taken(
+    state: State, now: Phase | None, inc: int, saved: Saved | None
+) -> State | None:
+    """The state after the service has found that it does not run, or not for long."""
+    row = state.row
+    if now is Phase.SUSPENDING and (tree := state.tree(inc)) is not None:
+        return state.to(SessionEvent.SUSPEND, attempt=tree.saving, wanted=False)
+    if now is Phase.STOPPED:
+        return state.to(SessionEvent.VANISHED, checkpoint=0, attempt=0)
+    if row.phase is Phase.RELEASING and now is Phase.SUSPENDED:
+        return state.to(SessionEvent.RELEASED, placed=False)
+    if row.phase is Phase.RESUMING and now is Phase.SUSPENDED:
+        return state.to(SessionEvent.RESTORE_FAILED, placed=False)
+    if saved is None:
+        return None
+    if now is Phase.RELEASING and row.phase is Phase.SUSPENDING:
+        return _committed(state, saved)
+    if now is Phase.RELEASING:
+        return state.to(
+            SessionEvent.FOUND_CAPTURED,
+            inc=saved.inc,
+            session=saved.account,
+            checkpoint=saved.id,
+            attempt=0,
+            **_noted(row, saved),
+        )
+    if (saved.term, saved.id) > (row.term, row.number):
+        return _found_saved(state, saved)
+    point = saved.inc == row.inc
+    return state.to(
+        SessionEvent.LOST,
+        checkpoint=saved.id,
+        attempt=0,
+        doubt=Reason.ENDED_SINCE_SAVED.value if point else "",
+        **_noted(row, saved),
+    )
 
 
 def _may_begin(state: State) -> bool:
@@ -509,35 +537,45 @@ def _adopted(state: State, inc: int) -> State:
     )
 
 
-def _found_saved(state: State) -> State:
-    """The newest checkpoint that the journal missed is the session."""
-    living = _observed(state).saved or ()
-    store = [one for one in state.store if str(one.id) in {each.id for each in living}]
-    noted = _noted(state.row, *store)
+def _living(state: State) -> list[Saved]:
+    there = {each.id for each in _observed(state).saved or ()}
+    return [one for one in state.store if str(one.id) in there]
+
+
+def _noted_beside(state: State) -> State:
+    """What is saved beside the session is known; it may be a save point of it."""
+    noted = _noted(state.row, *_living(state))
     observed, row = _observed(state), _row(state.row)
-    newest = None if observed.whole() else lineage.missed(row, observed)
-    if newest is None:
-        mine = (one for one in _kept(state.row) if one.id == row.checkpoint)
-        point = adoption.save_point_of(row, observed, next(mine, None))
-        if point is not None:
-            order = "" if state.row.order == "save" else state.row.order
-            noted |= {"checkpoint": int(point.id), "order": order}
-        return state._replace(row=state.row._replace(**noted))
+    mine = (one for one in _kept(state.row) if one.id == row.checkpoint)
+    point = taking.save_point_of(row, observed, next(mine, None))
+    tree = observed.tree(row.incarnation)
+    back = phase.goes_back_to(row, observed, tree) if tree is not None else None
+    if point is not None:
+        order = "" if state.row.order == "save" else state.row.order
+        noted |= {"checkpoint": int(point.id), "order": order}
+    elif back is not None and not row.checkpoint:
+        noted["checkpoint"] = int(back.id)
+    return state._replace(row=state.row._replace(**noted))
+
+
+def _found_saved(state: State, newest: Saved) -> State:
+    """The newest checkpoint, which the journal has missed, is the session."""
     remembered = [f"s{state.owner}", str(state.hub_inc)] if state.hub_inc else []
-    doubt = "" if lineage.is_of(newest, remembered) else Reason.SAVED_FOUND.value
+    info = next(i for i in _observed(state).saved or () if i.id == str(newest.id))
+    doubt = "" if lineage.is_of(info, remembered) else Reason.SAVED_FOUND.value
     if newest.goes_on:
         doubt = Reason.ENDED_SINCE_SAVED.value
     return state.to(
         SessionEvent.FOUND_SAVED,
-        inc=int(newest.incarnation),
-        session=int(newest.account),
-        checkpoint=int(newest.id),
+        inc=newest.inc,
+        session=newest.account,
+        checkpoint=newest.id,
         attempt=0,
         wanted=False,
         placed=False,
         dismissed=state.row.checkpoint or state.row.dismissed,
         doubt=doubt,
-        **noted,
+        **_noted(state.row, *_living(state)),
     )
 
 
@@ -1288,7 +1326,9 @@ def _observed(state: State) -> Observed:
     trees = tuple(map(_seen, state.trees)) if state.answers else None
     if NODE in state.kinds and not state.trees:
         trees = ()  # that nothing of it is on that node, the cluster knows
-    seen = Observed(trees, None if store is None else _list(store), state.hub, known)
+    words = {str(one): True for one in (*state.row.doomed, *state.row.hidden)}
+    saved = None if store is None else _list(store)
+    seen = Observed(trees, saved, state.hub, known, words)
     return accounts.living(state, seen)
 
 

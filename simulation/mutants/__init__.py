@@ -55,13 +55,6 @@ MUTANTS: dict[str, Mutant] = {
         service.GENERATIONS,
         seed=20000000256,
     ),
-    "a-save-point-is-not-noted": Mutant(
-        "A session was not told to go back to its save point: it ended, and the next"
-        " start was cold beside it.",
-        "nobody; made for the checkers (issue 31)",
-        service.UNNOTED,
-        seed=10700000064,
-    ),
     "two-services-on-one-journal": Mutant(
         "Two services worked on one journal, and each undid what the other had done.",
         _READING.format("B9"),

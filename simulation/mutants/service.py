@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane import phase
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, lineage
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
 from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
-from jupyterhub_gpu_reclaim.controlplane.flows.save_point import Saver
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.journal.lock import JournalLock
-from jupyterhub_gpu_reclaim.controlplane.loop import reconciler, scheduler, start, stop
+from jupyterhub_gpu_reclaim.controlplane.loop import scheduler, start, stop
 from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
 from jupyterhub_gpu_reclaim.controlplane.model import phases
 from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 from jupyterhub_gpu_reclaim.controlplane.sessions.renames import Renames
@@ -45,13 +46,12 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
 
-def _none_unknown(observed: Observed) -> list[Any]:
-    del observed
-    return []
+def _as_the_journal_has_it(row: SessionRow, seen: Observed) -> CheckpointInfo | None:
+    return seen.checkpoint(row.checkpoint)
 
 
 OLDER_JOURNAL: tuple[Patch, ...] = (
-    (Observed, "unknown", _none_unknown),
+    (phase, "current", _as_the_journal_has_it),
     (start, "is_accounted_for", yes),
 )
 
@@ -132,7 +132,15 @@ async def _leave_it(self: Worker, row: SessionRow, tree: Tree) -> float:
     return 5.0
 
 
-MISSED_NAPS: tuple[Patch, ...] = ((reconciler, "_nap_missed", nothing),)
+_differs = phase.differs
+
+
+def _but_naps(row: SessionRow, state: phase.State) -> bool:
+    naps = {row.phase, state.phase} <= LIVE
+    return _differs(row, state) and not naps
+
+
+MISSED_NAPS: tuple[Patch, ...] = ((phase, "differs", _but_naps),)
 ORDERS_TO_NAP: tuple[Patch, ...] = ((Worker, "_nap_or_wake", _leave_it),)
 
 
@@ -277,33 +285,3 @@ RENAMED: tuple[Patch, ...] = (
     (Renames, "row_of", _by_its_name),
     (Renames, "check", _any_name),
 )
-
-
-_saved = Saver._note_saved
-
-
-class _WithoutCheckpoint:
-    """Sessions whose row is told of everything but a checkpoint."""
-
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sessions, name)
-
-    def update(self, *args: Any, **changes: Any) -> Any:
-        changes.pop("checkpoint", None)
-        return self._sessions.update(*args, **changes)
-
-
-def _save_point_unnoted(
-    saver: Any, row: SessionRow, by: str, info: CheckpointInfo
-) -> None:
-    real, saver._sessions = saver._sessions, _WithoutCheckpoint(saver._sessions)
-    try:
-        _saved(saver, row, by, info)
-    finally:
-        saver._sessions = real
-
-
-UNNOTED: tuple[Patch, ...] = ((Saver, "_note_saved", _save_point_unnoted),)

@@ -77,7 +77,7 @@ def test_nothing_known_is_never_idle():
 #: Of the commands that ask the service.
 COMMANDS = (
     *("sessions", "why", "suspend", "resume", "nap", "wake", "renew-login", "keep"),
-    *("revoke-tabs", "end-tree", "saved", "bring-back", "journal"),
+    *("revoke-tabs", "end-tree", "saved", "bring-back"),
     *("save", "save-all", "drain", "undrain"),
 )
 

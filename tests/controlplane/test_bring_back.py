@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import msgspec
 import pytest
@@ -211,35 +210,3 @@ async def test_bring_back_while_a_restore_runs_is_refused(world):
         await controller.users.bring_back(KEY, saved, "ada")
     world.node.hold_at = ""
     assert await start == "restore"
-
-
-async def test_journal_rebuild_settles_what_users_would_be_asked(world, tmp_path):
-    first = await running(world, "work")
-    await suspend(world, first)
-    await world.kill(first)
-    world.hub.pointers.clear()
-    world.url = f"sqlite:///{tmp_path}/new.sqlite"
-    second = await world.controller()
-    await world.until(lambda: world.phase(second) == "suspended")
-    (one,) = await second.compare()
-    assert one.state == "asks"
-    (one,) = await second.rebuild("admin")
-    assert (one.state, one.done) == ("same", "comes back at the next visit")
-    assert await world.hub.start(KEY) == "restore"
-    assert contents(world) == "work"
-
-
-async def test_journal_rebuild_is_not_refused_where_this_process_was_held_up(world):
-    """No part was silent: a busy machine gave none of us a processor for a moment."""
-    controller = await running(world, "work")
-    await suspend(world, controller)
-    asyncio.get_running_loop().call_later(0.001, time.sleep, 0.8)
-    (one,) = await controller.rebuild("admin")
-    assert one.state == "same"
-
-
-async def test_journal_rebuild_part_silent_changes_nothing(world):
-    controller = await running(world, "work")
-    world._servers[0].stop()
-    with pytest.raises(Exception, match="agent"):
-        await controller.rebuild("admin")

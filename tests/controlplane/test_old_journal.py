@@ -15,17 +15,14 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import (
-    Aside,
     CheckpointInfo,
-    HubState,
     Placement,
     TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 from tests.controlplane.conftest import DELETED, KEY
 
 
@@ -265,28 +262,6 @@ def test_newest_is_that_of_the_highest_stamp(infos, wanted):
 
 def test_newest_of_none_is_none():
     assert lineage.newest([]) is None
-
-
-@pytest.mark.parametrize(
-    ("row", "saved", "missed"),
-    [
-        ({"term": 2, "generation": 3}, [("a", 4, 1, False), ("b", 3, 2, False)], None),
-        ({}, [("a", 3, 0, False), ("b", 5, 0, True)], "a"),  # a person's word
-        ({"generation": 2}, [("b", 2, 0, False), ("c", 1, 1, False)], "c"),
-    ],
-)
-def test_missed_is_nothing_that_is_older_than_the_journal_or_set_aside(
-    row, saved, missed
-):
-    infos = tuple(
-        msgspec.structs.replace(
-            info(name, number, term=term), aside=Aside(until=None) if aside else None
-        )
-        for name, number, term, aside in saved
-    )
-    observed = Observed((), infos, HubState.STOPPED)
-    found = lineage.missed(SessionRow(key=KEY, **row), observed)
-    assert (found.id if found else None) == missed
 
 
 @pytest.mark.parametrize(

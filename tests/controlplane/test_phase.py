@@ -1,4 +1,4 @@
-"""The phase, computed from those who know; nothing of it is stored."""
+"""The phase, computed from those who know."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jupyterhub_gpu_reclaim.common.models import (
     Tree,
     TreeState,
 )
-from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-from jupyterhub_gpu_reclaim.controlplane.phase import Derived, Wishes, derive
+from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+from jupyterhub_gpu_reclaim.controlplane.phase import State, derive, differs
 
 KEY = SessionKey("ann")
 ASIDE = Aside(until=None)
@@ -48,41 +48,78 @@ def saved(number: int, **more) -> CheckpointInfo:
     )
 
 
-def phase(trees=(), infos=(), hub="stopped", **said) -> Derived:
+def fields(info: CheckpointInfo) -> dict:
+    return {name: getattr(info, name) for name in info.__struct_fields__}
+
+
+def row(phase: str = "stopped", **more) -> SessionRow:
+    return SessionRow(key=KEY, phase=Phase(phase), **more)
+
+
+def phase(trees=(), infos=(), hub="stopped", its=None, **said) -> State | None:
     hub = HubState(hub) if hub else None
     seen = Observed(
         trees if trees is None else tuple(trees),
         infos if infos is None else tuple(infos),
         hub,
+        said=said,
     )
-    return derive(seen, Wishes(said))
+    return derive(its or row(), seen)
+
+
+#: What was begun by us, and nobody else can show yet.
+SUSPENDS = row("suspending", incarnation="i1", attempt="c1")
+RELEASES = row("releasing", incarnation="i1", checkpoint="c1")
+RETURNS = row("resuming", incarnation="i1", checkpoint="c1")
+RUNS = row("running", incarnation="i1")
+ENDED = row("stopped", incarnation="i1")  #: by a person
 
 
 @pytest.mark.parametrize(
-    ("trees", "infos", "hub", "expected"),
+    ("trees", "infos", "hub", "its", "expected"),
     [
-        ([tree("running")], [], "running", "running"),
-        ([tree("napping")], [], "running", "napping"),
-        ([tree("running")], [], "stopped", "running"),
-        ([tree("running", "c1")], [saved(1)], "spawning", "resuming"),
-        ([tree("running")], [], "spawning", "running"),
-        ([tree("capturing", operation="save")], [], "running", "running"),
-        ([tree("capturing", operation="capture")], [], "running", "suspending"),
-        ([tree("captured", "c1")], [saved(1)], "running", "releasing"),
-        ([tree("captured", "c1")], [], "running", "suspending"),
-        ([tree("holding")], [saved(1)], "spawning", "resuming"),
-        ([tree("restoring", "c1")], [saved(1)], "running", "resuming"),
-        ([tree("restoring", "c1")], [saved(1)], "stopped", "suspended"),
-        ([tree("gone")], [saved(1)], "stopped", "suspended"),
-        ([], [saved(1)], "running", "suspended"),
-        ([], [saved(1)], "spawning", "resuming"),
-        ([], [saved(1)], "stopping", "releasing"),
-        ([], [], "spawning", "stopped"),
-        ([], [], "stopped", "stopped"),
+        # A journal that was lost.
+        ([tree("running")], [], "running", None, "running"),
+        ([tree("napping")], [], "running", None, "napping"),
+        ([tree("running")], [], "stopped", None, "running"),
+        ([tree("running")], [], "spawning", None, None),
+        ([tree("capturing")], [], "running", None, "running"),
+        ([tree("captured", "c1")], [saved(1)], "running", None, "releasing"),
+        ([tree("captured", "c1")], [saved(1)], "stopped", None, "releasing"),
+        ([tree("captured", "c1")], [], "running", None, "running"),
+        ([tree("holding")], [saved(1)], "spawning", None, None),
+        ([tree("restoring", "c1")], [saved(1)], "stopped", None, None),
+        ([tree("gone")], [saved(1)], "stopped", None, "suspended"),
+        ([], [saved(1)], "running", None, None),
+        ([], [saved(1)], "spawning", None, None),
+        ([], [], "stopped", None, "stopped"),
+        # What we have begun.
+        ([tree("capturing")], [], "running", SUSPENDS, "suspending"),
+        ([tree("capturing")], [], "running", RUNS, "suspending"),
+        ([tree("capturing", operation="save")], [], "running", RUNS, "running"),
+        ([tree("captured", "c1")], [saved(1)], "running", SUSPENDS, "releasing"),
+        ([tree("captured", "c1")], [], "running", SUSPENDS, None),
+        ([tree("running")], [], "running", SUSPENDS, "running"),
+        ([], [saved(1)], "running", SUSPENDS, "releasing"),
+        ([], [], "running", SUSPENDS, "stopped"),
+        ([], [saved(1)], "running", RELEASES, None),
+        ([], [saved(1)], "stopped", RELEASES, "suspended"),
+        ([tree("running")], [saved(1)], "running", RELEASES, "running"),
+        ([tree("holding")], [saved(1)], "spawning", RETURNS, None),
+        ([tree("running", "c1")], [saved(1)], "spawning", RETURNS, None),
+        ([tree("running", "c1")], [saved(1)], "running", RETURNS, "running"),
+        ([], [saved(1)], "stopped", RETURNS, "suspended"),
+        ([], [saved(1)], "spawning", RETURNS, None),
+        ([], [], "stopped", RUNS, "stopped"),
+        ([], [], "running", RUNS, None),
+        # What a person has ended.
+        ([tree("running")], [], "stopped", ENDED, None),
+        ([tree("running")], [], "running", ENDED, "running"),
     ],
 )
-def test_table(trees, infos, hub, expected):
-    assert phase(trees, infos, hub).phase == Phase(expected)
+def test_table(trees, infos, hub, its, expected):
+    found = phase(trees, infos, hub, its)
+    assert (found.phase.value if found else None) == expected
 
 
 # --- who is silent
@@ -90,31 +127,27 @@ def test_table(trees, infos, hub, expected):
 
 @pytest.mark.parametrize("hub", [*HubState, None])
 def test_store_that_is_silent_is_not_known_to_have_nothing(hub):
-    assert phase([], None, hub).phase is None
-    assert phase([tree("captured", "c1")], None, hub).phase is None
+    assert phase([], None, hub) is None
+    assert phase([tree("captured", "c1")], None, hub) is None
 
 
 @pytest.mark.parametrize(("hub", "infos"), [*itertools.product(HubState, [(), None])])
 def test_agent_that_is_silent_is_not_known_to_run_nothing(hub, infos):
-    assert phase(None, infos, hub).phase is None
-    assert phase([tree("unknown")], infos, hub).phase is None
-    assert phase(None, [saved(1)], hub).phase is None
-
-
-@pytest.mark.parametrize("infos", [(), None])
-def test_what_runs_is_known_to_run_whoever_else_is_silent(infos):
-    assert phase([tree("running")], infos, None).phase is Phase.RUNNING
+    assert phase(None, infos, hub) is None
+    assert phase([tree("unknown")], infos, hub) is None
+    assert phase(None, [saved(1)], hub) is None
 
 
 def test_hub_that_is_silent_is_not_known_to_have_stopped():
-    assert phase([], [saved(1)], None).phase is None
+    assert phase([], [saved(1)], None) is None
 
 
 # --- the current checkpoint
 
 
 def current(*infos, **said) -> str:
-    return phase([], infos, **said).checkpoint
+    found = phase([], infos, **said)
+    return found.saved.id if found.saved else ""
 
 
 def test_newest_counts_and_its_stamp_says_which_that_is():
@@ -149,22 +182,31 @@ def test_another_session_of_that_name_says_nothing_of_this_one():
     )
 
 
-def fields(info: CheckpointInfo) -> dict:
-    return {name: getattr(info, name) for name in info.__struct_fields__}
+def test_what_is_older_than_what_was_decided_about_is_not_current():
+    """Its user has stopped what came after it, or has been asked about it."""
+    ended = row("stopped", incarnation="i2", generation=2)
+    assert phase([], [saved(1)], its=ended).phase is Phase.STOPPED
+    assert phase([], [saved(1), saved(3)], its=ended).saved.id == "c3"
 
 
 def test_while_it_runs_it_is_what_the_session_goes_back_to():
     point = CheckpointInfo(**{**fields(saved(3, goes_on=True)), "incarnation": "i1"})
     runs = [tree("running", "c9", origin="c2")]
-    assert phase(runs, [saved(1), saved(2)]).checkpoint == "c2"
-    assert phase(runs, [saved(2), point]).checkpoint == "c3"
-    assert phase(runs, [saved(1)]).checkpoint == ""
+    assert phase(runs, [saved(1), saved(2)]).saved.id == "c2"
+    assert phase(runs, [saved(2), point]).saved.id == "c3"
+    assert phase(runs, [saved(1)]).saved is None
 
 
-# --- the question
+def test_session_that_ends_goes_back_to_what_it_came_from_or_to_its_save_point():
+    point = CheckpointInfo(**{**fields(saved(3, goes_on=True)), "incarnation": "i1"})
+    ended = row("running", incarnation="i1", checkpoint="c2", generation=3)
+    assert phase([], [saved(1), saved(2)], its=ended).saved.id == "c2"
+    forgotten = row("running", incarnation="i1", generation=3)
+    assert phase([], [saved(1), point], its=forgotten).saved.id == "c3"
 
 
-def test_save_point_comes_back_only_by_a_word():
-    assert phase([], [saved(1, goes_on=True)]).question is Reason.ENDED_SINCE_SAVED
-    assert phase([], [saved(1)]).question is None
-    assert phase([tree("running")], [saved(1, goes_on=True)]).question is None
+def test_what_it_is_suspended_in_and_cannot_be_seen_is_not_passed_over():
+    suspended = row("suspended", incarnation="i2", checkpoint="c2", generation=2)
+    found = phase([], [saved(1)], its=suspended)
+    assert (found.phase, found.saved) == (Phase.SUSPENDED, None)
+    assert not differs(suspended, found)

@@ -71,23 +71,28 @@ def act(row: SessionRow, hub, *trees: Tree, saved=("c1",), known=("c1",)) -> Act
     return settle(row, observed, NOW, LIMITS)
 
 
+def found(action: Action) -> ActionKind | Phase:
+    """What is to be done; of what is to be taken into the row the phase."""
+    return action.phase or action.kind
+
+
 LATE = {"since": 900.0}
 TABLE = [
     # RUNNING
     (row("running"), R, [tree("running")], ActionKind.READY),
     (row("warned"), S, [tree("running")], ActionKind.READY),
-    (row("running"), R, [tree("captured")], ActionKind.THAW),
-    (row("running"), S, [tree("captured")], ActionKind.FOUND_CAPTURED),
+    (row("running"), R, [tree("captured")], Phase.RELEASING),
+    (row("running"), S, [tree("captured")], Phase.RELEASING),
     (row("running"), S, [tree("captured", checkpoint="cx")], ActionKind.THAW),
     (row("running"), G, [tree("captured", checkpoint="cx")], ActionKind.NOTHING),
-    (row("running"), R, [tree("capturing")], ActionKind.CANCEL),
+    (row("running"), R, [tree("capturing")], Phase.SUSPENDING),
     # Its container was started again.
     (row("running"), R, [tree("holding")], ActionKind.KILL),
     (row("napping"), S, [tree("holding")], ActionKind.KILL),
     (row("warned"), P, [tree("holding")], ActionKind.NOTHING),
-    (row("running"), R, [tree("running", "i2")], ActionKind.ADOPT),
-    (row("running"), S, [], ActionKind.LOST),
-    (row("running", checkpoint=""), S, [], ActionKind.VANISHED),
+    (row("running"), R, [tree("running", "i2")], Phase.RUNNING),
+    (row("running"), S, [], Phase.SUSPENDED),
+    (row("running", checkpoint=""), S, [], Phase.STOPPED),
     (row("running"), R, [], ActionKind.NOTHING),
     (row("running"), P, [], ActionKind.NOTHING),
     (row("running"), R, [tree("running"), tree("holding", "i2")], ActionKind.KILL),
@@ -105,18 +110,18 @@ TABLE = [
     ),
     (row("running"), R, [tree("running"), tree("running", "i2")], ActionKind.KILL),
     (row("running"), S, [tree("running"), tree("running", "i2", "")], ActionKind.READY),
-    (row("running"), R, [tree("captured", "i2", "c2")], ActionKind.ADOPT),
+    (row("running"), R, [tree("captured", "i2", "c2")], Phase.RUNNING),
     # NAPPING, and trees that nap
     (row("napping"), R, [tree("napping")], ActionKind.READY),
     (row("napping"), None, [tree("napping")], ActionKind.READY),
     (row("warned"), R, [tree("napping")], ActionKind.READY),
-    (row("running"), R, [tree("napping")], ActionKind.NAPS),
-    (row("napping"), R, [tree("running")], ActionKind.WAKES),
-    (row("napping"), None, [tree("running")], ActionKind.WAKES),
-    (row("napping"), R, [tree("captured")], ActionKind.THAW),
-    (row("napping"), R, [tree("running", "i2")], ActionKind.ADOPT),
-    (row("napping"), S, [], ActionKind.LOST),
-    (row("napping", checkpoint=""), S, [], ActionKind.VANISHED),
+    (row("running"), R, [tree("napping")], Phase.NAPPING),
+    (row("napping"), R, [tree("running")], Phase.RUNNING),
+    (row("napping"), None, [tree("running")], Phase.RUNNING),
+    (row("napping"), R, [tree("captured")], Phase.RELEASING),
+    (row("napping"), R, [tree("running", "i2")], Phase.RUNNING),
+    (row("napping"), S, [], Phase.SUSPENDED),
+    (row("napping", checkpoint=""), S, [], Phase.STOPPED),
     (row("napping"), R, [tree("napping"), tree("holding", "i2")], ActionKind.KILL),
     (
         row("running"),
@@ -124,25 +129,25 @@ TABLE = [
         [tree("running"), tree("napping", "i2", "")],
         ActionKind.REPORT,
     ),
-    (row("running"), R, [tree("napping", "i2")], ActionKind.ADOPT),
-    (row("suspending"), R, [tree("napping")], ActionKind.ROLLED_BACK),
-    (row("releasing"), R, [tree("napping")], ActionKind.ROLLED_BACK),
-    (row("suspended"), R, [tree("napping")], ActionKind.ADOPT),
-    (row("suspended"), S, [tree("napping")], ActionKind.ADOPT),
-    (row("suspended"), S, [tree("napping", checkpoint="")], ActionKind.ADOPT),
+    (row("running"), R, [tree("napping", "i2")], Phase.NAPPING),
+    (row("suspending"), R, [tree("napping")], Phase.NAPPING),
+    (row("releasing"), R, [tree("napping")], Phase.NAPPING),
+    (row("suspended"), R, [tree("napping")], Phase.NAPPING),
+    (row("suspended"), S, [tree("napping")], Phase.NAPPING),
+    (row("suspended"), S, [tree("napping", checkpoint="")], Phase.NAPPING),
     (row("suspended"), S, [tree("running", ending=True)], ActionKind.NOTHING),
     (row("suspended", intent=Intent.RESUME), S, [tree("running")], ActionKind.NOTHING),
-    (row("resuming"), R, [tree("napping")], ActionKind.RESTORED),
-    (row("stopped"), R, [tree("napping")], ActionKind.ADOPT),
+    (row("resuming"), R, [tree("napping")], Phase.NAPPING),
+    (row("stopped"), R, [tree("napping")], Phase.NAPPING),
     (row("stopped"), S, [tree("napping")], ActionKind.KILL),
     # SUSPENDING
     (row("suspending"), R, [tree("capturing")], ActionKind.ATTACH),
-    (row("suspending"), R, [tree("captured")], ActionKind.COMMITTED),
+    (row("suspending"), R, [tree("captured")], Phase.RELEASING),
     (row("suspending"), R, [tree("captured", checkpoint="cx")], ActionKind.THAW),
-    (row("suspending"), R, [tree("running")], ActionKind.ROLLED_BACK),
-    (row("suspending", attempt="c1"), R, [], ActionKind.COMMITTED),
-    (row("suspending", attempt="c2"), S, [], ActionKind.LOST),
-    (row("suspending", attempt="c2", checkpoint=""), S, [], ActionKind.VANISHED),
+    (row("suspending"), R, [tree("running")], Phase.RUNNING),
+    (row("suspending", attempt="c1"), R, [], Phase.RELEASING),
+    (row("suspending", attempt="c2"), S, [], Phase.SUSPENDED),
+    (row("suspending", attempt="c2", checkpoint=""), S, [], Phase.STOPPED),
     # RELEASING
     (row("releasing"), R, [tree("captured")], ActionKind.STOP_AT_HUB),
     (row("releasing"), R, [], ActionKind.STOP_AT_HUB),
@@ -150,33 +155,33 @@ TABLE = [
     (row("releasing", **LATE), G, [tree("captured")], ActionKind.RELEASE),
     (row("releasing"), S, [tree("captured")], ActionKind.RELEASE),
     (row("releasing"), P, [tree("captured")], ActionKind.RELEASE),
-    (row("releasing"), S, [], ActionKind.RELEASED),
+    (row("releasing"), S, [], Phase.SUSPENDED),
     (row("releasing", **LATE), R, [tree("captured")], ActionKind.THAW),
     (row("releasing", **LATE), None, [tree("captured")], ActionKind.THAW),
     (row("releasing"), None, [tree("captured")], ActionKind.WAIT),
-    (row("releasing"), S, [tree("running")], ActionKind.ROLLED_BACK),
+    (row("releasing"), S, [tree("running")], Phase.RUNNING),
     (row("releasing"), HubState.UNSETTLED, [tree("captured")], ActionKind.THAW),
     (row("releasing"), HubState.UNSETTLED, [], ActionKind.WAIT),
-    (row("releasing", checkpoint="cx"), S, [tree("captured")], ActionKind.THAW),
-    (row("releasing"), R, [tree("running", "i2")], ActionKind.RELEASED),
-    (row("releasing"), R, [tree("capturing", "i2")], ActionKind.RELEASED),
+    (row("releasing", checkpoint="cx"), S, [tree("captured")], Phase.RELEASING),
+    (row("releasing"), R, [tree("running", "i2")], Phase.SUSPENDED),
+    (row("releasing"), R, [tree("capturing", "i2")], Phase.SUSPENDED),
     # SUSPENDED
-    (row("suspended"), R, [tree("capturing", "i2", "c2")], ActionKind.ADOPT),
-    (row("suspended"), R, [tree("captured", "i2", "c2")], ActionKind.ADOPT),
+    (row("suspended"), R, [tree("capturing", "i2", "c2")], Phase.RUNNING),
+    (row("suspended"), R, [tree("captured", "i2", "c2")], Phase.RUNNING),
     (row("suspended"), S, [], ActionKind.NOTHING),
     (row("suspended"), R, [], ActionKind.STOP_AT_HUB),
-    (row("suspended"), R, [tree("running", "i2")], ActionKind.ADOPT),
-    (row("suspended"), S, [tree("running")], ActionKind.ADOPT),
-    (row("suspended"), S, [tree("running", "i2")], ActionKind.REPORT),
+    (row("suspended"), R, [tree("running", "i2")], Phase.RUNNING),
+    (row("suspended"), S, [tree("running")], Phase.RUNNING),
+    (row("suspended"), S, [tree("running", "i2")], Phase.RUNNING),
     (row("suspended"), S, [tree("restoring", "i2")], ActionKind.KILL),
     (row("suspended"), S, [tree("holding", "i2", "")], ActionKind.KILL),
     (row("suspended"), P, [tree("holding", "i2", "")], ActionKind.NOTHING),
-    (row("suspended"), S, [tree("captured")], ActionKind.RELEASE),
-    (row("suspended"), S, [tree("running", "i2", "")], ActionKind.REPORT),
+    (row("suspended"), S, [tree("captured")], Phase.RELEASING),
+    (row("suspended"), S, [tree("running", "i2", "")], Phase.RUNNING),
     # RESUMING
-    (row("resuming"), R, [tree("capturing", checkpoint="c2")], ActionKind.RESTORED),
-    (row("resuming"), S, [tree("captured", checkpoint="c2")], ActionKind.RESTORED),
-    (row("resuming"), R, [tree("running", "i2")], ActionKind.ADOPT),
+    (row("resuming"), R, [tree("capturing", checkpoint="c2")], Phase.RUNNING),
+    (row("resuming"), S, [tree("captured", checkpoint="c2")], Phase.RUNNING),
+    (row("resuming"), R, [tree("running", "i2")], Phase.RUNNING),
     (
         row("resuming", placed=True),
         P,
@@ -186,8 +191,8 @@ TABLE = [
     (row("resuming"), P, [tree("holding", checkpoint="")], ActionKind.WAIT),
     (row("resuming"), P, [tree("restoring")], ActionKind.RESTORE),
     (row("resuming"), P, [tree("running")], ActionKind.WAIT),
-    (row("resuming"), R, [tree("running")], ActionKind.RESTORED),
-    (row("resuming"), S, [tree("running")], ActionKind.RESTORED),
+    (row("resuming"), R, [tree("running")], Phase.RUNNING),
+    (row("resuming"), S, [tree("running")], Phase.RUNNING),
     (row("resuming"), S, [tree("holding")], ActionKind.GIVE_UP),
     (
         row("resuming", placed=True),
@@ -195,9 +200,9 @@ TABLE = [
         [tree("holding"), tree("running", "i2", "")],
         ActionKind.GIVE_UP,
     ),
-    (row("resuming"), S, [], ActionKind.GIVE_UP),
+    (row("resuming"), S, [], Phase.SUSPENDED),
     (row("resuming"), P, [], ActionKind.WAIT),
-    (row("resuming"), R, [], ActionKind.GIVE_UP),
+    (row("resuming"), R, [], Phase.SUSPENDED),
     (
         row("resuming", placed=True),
         P,
@@ -205,19 +210,19 @@ TABLE = [
         ActionKind.GIVE_UP,
     ),
     # STOPPED, or no row at all
-    (row("stopped"), R, [tree("running")], ActionKind.ADOPT),
+    (row("stopped"), R, [tree("running")], Phase.RUNNING),
     (row("stopped"), P, [tree("running")], ActionKind.NOTHING),
     (row("stopped"), S, [tree("running", checkpoint="")], ActionKind.KILL),
-    (row("stopped"), S, [tree("running", "i2", "")], ActionKind.REPORT),
-    (row("stopped"), S, [tree("running", "i2", "c1")], ActionKind.REPORT),
+    (row("stopped"), S, [tree("running", "i2", "")], Phase.RUNNING),
+    (row("stopped"), S, [tree("running", "i2", "c1")], Phase.RUNNING),
     (row("stopped"), S, [tree("restoring", "i2", "c1")], ActionKind.KILL),
     (row("stopped"), P, [tree("restoring", "i2", "c1")], ActionKind.NOTHING),
     (row("stopped"), S, [tree("restoring", "i2", "cx")], ActionKind.NOTHING),
-    (row("stopped"), S, [tree("captured")], ActionKind.FOUND_CAPTURED),
-    (row("stopped"), R, [tree("captured", "i2", "cx")], ActionKind.ADOPT),
-    (row("stopped"), S, [tree("captured", "i2", "cx")], ActionKind.THAW),
+    (row("stopped"), S, [tree("captured")], Phase.RELEASING),
+    (row("stopped"), R, [tree("captured", "i2", "cx")], Phase.RUNNING),
+    (row("stopped"), S, [tree("captured", "i2", "cx")], Phase.RUNNING),
     (row("stopped"), G, [tree("captured", "i2", "cx")], ActionKind.NOTHING),
-    (row("suspended"), S, [tree("captured", "i2", "cx")], ActionKind.THAW),
+    (row("suspended"), S, [tree("captured", "i2", "cx")], Phase.RUNNING),
     (row("suspended"), P, [tree("captured", "i2", "cx")], ActionKind.NOTHING),
     (row("stopped", checkpoint=""), S, [tree("captured")], ActionKind.KILL),
     (row("stopped", checkpoint=""), P, [tree("captured")], ActionKind.NOTHING),
@@ -231,25 +236,25 @@ TABLE = [
     ("row", "hub", "trees", "do"), TABLE, ids=[f"{n}" for n in range(len(TABLE))]
 )
 def test_settle_combination_of_the_table_has_its_act(row, hub, trees, do):
-    assert act(row, hub, *trees).kind is do
+    assert found(act(row, hub, *trees)) is do
 
 
 NEWER = [
     # the journal knows c1 (generation 1) at most; c2 is in the store
-    (SessionRow(key=KEY), S, [], ActionKind.FOUND_SAVED),
+    (SessionRow(key=KEY), S, [], Phase.SUSPENDED),
     (SessionRow(key=KEY), R, [], ActionKind.NOTHING),
-    (row("stopped"), S, [], ActionKind.FOUND_SAVED),
-    (row("stopped", generation=2), S, [], ActionKind.SET_ASIDE),
-    (row("running"), S, [], ActionKind.FOUND_SAVED),
-    (row("running", generation=2), S, [], ActionKind.LOST),
-    (row("running"), R, [tree("running")], ActionKind.SET_ASIDE),
-    (row("suspending", attempt="c3"), S, [], ActionKind.FOUND_SAVED),
-    (row("suspending", attempt="c2"), S, [], ActionKind.COMMITTED),
-    (row("suspended"), S, [], ActionKind.FOUND_SAVED),
-    (row("suspended", generation=2), S, [], ActionKind.SET_ASIDE),
-    (row("suspended"), S, [tree("captured", "i2", "c2")], ActionKind.FOUND_CAPTURED),
-    (row("suspended"), S, [tree("running", "i2", "c2")], ActionKind.REPORT),
-    (row("suspended"), R, [tree("running", "i2", "c2")], ActionKind.ADOPT),
+    (row("stopped"), S, [], Phase.SUSPENDED),
+    (row("stopped", generation=2), S, [], ActionKind.NOTE),
+    (row("running"), S, [], Phase.SUSPENDED),
+    (row("running", generation=2), S, [], Phase.SUSPENDED),
+    (row("running"), R, [tree("running")], ActionKind.NOTE),
+    (row("suspending", attempt="c3"), S, [], Phase.SUSPENDED),
+    (row("suspending", attempt="c2"), S, [], Phase.RELEASING),
+    (row("suspended"), S, [], Phase.SUSPENDED),
+    (row("suspended", generation=2), S, [], ActionKind.NOTE),
+    (row("suspended"), S, [tree("captured", "i2", "c2")], Phase.RELEASING),
+    (row("suspended"), S, [tree("running", "i2", "c2")], Phase.RUNNING),
+    (row("suspended"), R, [tree("running", "i2", "c2")], Phase.RUNNING),
 ]
 
 
@@ -258,8 +263,8 @@ NEWER = [
 )
 def test_settle_checkpoint_that_the_journal_has_missed_has_its_act(row, hub, trees, do):
     done = act(row, hub, *trees, saved=("c1", "c2"), known=("c1",))
-    assert done.kind is do
-    if do in {ActionKind.FOUND_SAVED, ActionKind.FOUND_CAPTURED}:
+    assert found(done) is do
+    if do in {Phase.SUSPENDED, Phase.RELEASING} and row.generation < 2:
         assert done.saved.id == "c2"
 
 
@@ -340,4 +345,4 @@ def test_what_is_being_restored_is_waited_for_before_anything_is_judged(phase):
     action = act(row(phase), S, from_unknown, saved=("c1", "c2"))
     assert action.kind in {ActionKind.NOTHING, ActionKind.WAIT}
     after = act(row(phase), S, saved=("c1", "c2"))
-    assert after.kind is ActionKind.FOUND_SAVED
+    assert after.phase is Phase.SUSPENDED

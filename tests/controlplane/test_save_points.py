@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api import users
 from jupyterhub_gpu_reclaim.controlplane.decide.saving import LULL, is_time
-from jupyterhub_gpu_reclaim.controlplane.flows import adoption
+from jupyterhub_gpu_reclaim.controlplane.flows import taking
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from tests.controlplane.conftest import KEY
@@ -119,7 +119,7 @@ async def test_question_tells_when_it_died_and_not_when_that_was_noticed(
     runtime.seen = seen
     runtime.sampled = incarnation if seen else ""
     ended = Failure(code="session_disrupted", message="Its pod was ended.", at=at)
-    after = adoption.lost(sessions, row(controller), info, ended, world.settings)
+    after = taking.lost(sessions, row(controller), info, ended, world.settings)
     assert after.checkpoint == checkpoint
     assert after.failure.message.startswith(words), after.failure.message
     assert "last save point is from 2026-11-29 13:45 UTC" in after.failure.message

@@ -32,7 +32,6 @@ from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection
 from jupyterhub_gpu_reclaim.common.models import (
     AuditLine,
     CheckpointInfo,
-    Compared,
     Decision,
     Event,
     Failure,
@@ -323,13 +322,6 @@ class SessionsInMemory:
         if self.session(key).phase is Phase.RUNNING and not save_running:
             raise Refused(Reason.SESSION_RUNS)
         return self.session(key)
-
-    async def compare(self) -> list[Compared]:
-        return [Compared(key=SessionKey("ada"), phase=Phase.SUSPENDED, state="asks")]
-
-    async def rebuild(self, by: str) -> list[Compared]:
-        self.calls.append(("rebuild", by))
-        return await self.compare()
 
     def crowded(self) -> dict[str, CrowdedCard]:
         return self.crowded_known

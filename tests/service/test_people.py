@@ -162,14 +162,6 @@ async def test_saved_states_of_others_are_for_managers(service):
     assert by == "root"
 
 
-async def test_journal_is_compared_and_rebuilt_by_who_manages_alone(service):
-    for method in ("GET", "POST"):
-        assert (await service.call("api/journal", method=method)).code == 403
-        told = await service.call("api/journal", "token-root", method=method)
-        assert json.loads(told.body)[0]["state"] == "asks"
-    assert service.control.calls == [("rebuild", "root")]
-
-
 async def test_service_named_like_a_user_does_not_own_their_sessions(service):
     service.control.put("ada")
     response = await service.call("api/sessions", "token-service-ada")

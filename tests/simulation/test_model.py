@@ -9,7 +9,7 @@ from jupyterhub_gpu_reclaim.common.term import Term
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
 from jupyterhub_gpu_reclaim.controlplane.model.actions import WAIT, Action, ActionKind
-from jupyterhub_gpu_reclaim.controlplane.model.phases import TABLE, SessionEvent
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, TABLE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 from simulation.model.__main__ import main
 from simulation.model.explorer import explore
@@ -31,8 +31,11 @@ from simulation.model.session import (
 from tests.support.long_stories import but
 
 #: Steps of the paper that the model does not take: nobody is warned in it, nothing is
-#: started cold, and no other state is chosen.
+#: started cold, no other state is chosen, and none ends with nothing kept (``ENDS``).
 NOT_IN_THE_MODEL = {
+    (Phase.RUNNING, Phase.STOPPED),
+    (Phase.NAPPING, Phase.STOPPED),
+    (Phase.SUSPENDING, Phase.STOPPED),
     (Phase.RUNNING, Phase.WARNED),
     (Phase.STOPPED, Phase.RUNNING),
     (Phase.SUSPENDED, Phase.STOPPED),
@@ -86,9 +89,12 @@ def test_what_came_after_a_save_point_is_lost_by_no_order_and_not_in_silence(kin
 def forgets_save_points(row, observed, now, settings, asked=None):
     """Takes a session that has ended for one that left nothing."""
     action = settle(row, observed, now, settings, asked)
-    if action.kind is ActionKind.LOST:
-        return Action(ActionKind.VANISHED if asked is None else ActionKind.END)
-    return action
+    lost = action.kind is ActionKind.TAKE and action.phase is Phase.SUSPENDED
+    if lost and row.phase in LIVE and asked is not None:
+        return Action(ActionKind.END)
+    return (
+        action._replace(phase=Phase.STOPPED) if lost and row.phase in LIVE else action
+    )
 
 
 def test_save_points_that_are_forgotten_are_missed():
@@ -124,7 +130,8 @@ def kills_what_is_beside(row, observed, now, settings, asked=None):
     action = settle(row, observed, now, settings, asked)
     if action.kind is ActionKind.REPORT:
         return action._replace(kind=ActionKind.KILL)
-    if action.kind is ActionKind.ADOPT:
+    adopts = action.kind is ActionKind.TAKE and action.phase in LIVE
+    if adopts and row.incarnation != action.tree.incarnation:
         return Action(ActionKind.KILL, action.tree)
     return action
 
@@ -132,7 +139,7 @@ def kills_what_is_beside(row, observed, now, settings, asked=None):
 def misses_naps(row, observed, now, settings, asked=None):
     """Takes the journal's word for whether a session naps."""
     action = settle(row, observed, now, settings, asked)
-    if action.kind in {ActionKind.NAPS, ActionKind.WAKES}:
+    if action.kind is ActionKind.TAKE and {row.phase, action.phase} <= LIVE:
         return Action(ActionKind.READY, action.tree)
     return action
 

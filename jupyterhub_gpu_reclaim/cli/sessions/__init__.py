@@ -190,7 +190,7 @@ def _register_for_running(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _register_for_saved(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the commands for checkpoints, and for the journal."""
+    """Add the commands for checkpoints."""
     saved = add("saved", "saved_states", "list the checkpoints of a session")
     saved.add_argument("target", metavar="USER[/SERVER]")
 
@@ -203,10 +203,6 @@ def _register_for_saved(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--save-running",
         action="store_true",
         help="suspend the session first, if it runs; it can be brought back likewise",
-    )
-
-    _journal(
-        add("journal", "saved_states", "compare the service's journal with the store")
     )
 
 
@@ -334,26 +330,6 @@ def _which(parser: argparse.ArgumentParser, *, idle: bool = True) -> None:
 def _confirming(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--yes", action="store_true", help="do not ask for confirmation"
-    )
-
-
-def _journal(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what",
-        choices=["check", "rebuild"],
-        help="check: compare, and change nothing; rebuild: let the journal follow the"
-        " store, after it was lost or restored from a backup",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="with rebuild: only show what would be done",
-    )
-    parser.epilog = (
-        "For administrators. The service takes over by itself what it finds in the"
-        " store, and asks a session's user where the Hub does not remember the same;"
-        " rebuild answers in their place that the newest checkpoint is to come back."
-        f" It deletes nothing and starts nothing. {parser.epilog}"
     )
 
 

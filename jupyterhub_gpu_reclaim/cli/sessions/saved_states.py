@@ -1,4 +1,4 @@
-"""``saved``, ``bring-back`` and ``journal``: checkpoints, and what the journal knows.
+"""``saved`` and ``bring-back``: checkpoints.
 
 All of it is asked of the service. ``bring-back`` only begins; ``sessions`` shows the
 progress.
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import KeptState
 
 _STATES = ("ID", "NAME", "GENERATION", "SAVED", "SIZE", "NEW", "KEPT AS", "UNTIL")
-_JOURNAL = ("SESSION", "JOURNAL SAYS", "IN THE STORE", "STATE", "DONE")
 
 
 def saved(args: argparse.Namespace) -> int:
@@ -47,30 +46,6 @@ def bring_back(args: argparse.Namespace) -> int:
         print_json(view)
     else:
         say(f"{key}: {checkpoint} is coming back; what it was in is put aside")
-    return DONE
-
-
-def journal(args: argparse.Namespace) -> int:
-    """Compare the journal with the store, or bring it in line with the store."""
-    rebuild = args.what == "rebuild" and not args.dry_run
-    found = ask(args, lambda client: client.journal(rebuild=rebuild))
-    if args.json:
-        print_json(found)
-        return DONE
-    rows = [
-        (
-            compared.key,
-            f"{compared.phase.value} {compared.checkpoint}".strip(),
-            compared.newest or "nothing",
-            compared.state,
-            compared.done,
-        )
-        for compared in found
-    ]
-    print_table(_JOURNAL, rows)
-    odd = sum(compared.state != "same" for compared in found)
-    listed = text.count(len(found), "session")
-    say(f"{listed}, {odd} of them not as the journal has them")
     return DONE
 
 

@@ -1,8 +1,8 @@
 """The control plane's calls: for people, for programs and for the spawner.
 
 ``controller`` wires the parts and passes each call on. ``users`` takes what people ask;
-``starts`` and ``stops`` answer the spawner; ``rebuild`` compares the whole journal with
-the store on an operator's order. ``audit_text`` puts audit lines into sentences.
+``starts`` and ``stops`` answer the spawner. ``audit_text`` puts audit lines into
+sentences.
 
 A person's order is checked and journalled before it is answered, and the worker carries
 it out, so a restart loses nothing that was answered. While a checkpoint is known, no

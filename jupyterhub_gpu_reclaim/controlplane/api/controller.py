@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.controlplane.api.nodes import NodeApi
 from jupyterhub_gpu_reclaim.controlplane.api.questions import Questions
-from jupyterhub_gpu_reclaim.controlplane.api.rebuild import Rebuild
 from jupyterhub_gpu_reclaim.controlplane.api.starts import (
     StartPlanner,
 )
@@ -35,6 +34,7 @@ from jupyterhub_gpu_reclaim.controlplane.flows.nap import Napper
 from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
 from jupyterhub_gpu_reclaim.controlplane.flows.save_point import Saver
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
+from jupyterhub_gpu_reclaim.controlplane.flows.taking import Taker
 from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer
 from jupyterhub_gpu_reclaim.controlplane.loop.scheduler import ControlLoops
 from jupyterhub_gpu_reclaim.controlplane.loop.wakes import WakeFollower
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
     from jupyterhub_gpu_reclaim.common.models import (
-        Compared,
         Event,
         Finding,
         Placement,
@@ -147,6 +146,14 @@ class Controller:
         warnings = Warnings(
             sessions, sampler, judge, draining, settings.warn_for, together=together
         )
+        taker = Taker(
+            sessions=sessions,
+            agent=agent,
+            suspender=suspender,
+            resumer=resumer,
+            napper=napper,
+            settings=settings,
+        )
         self._room = room = RoomMaker(sessions, line, agent, judge)
         worker = Worker(
             sessions=sessions,
@@ -155,6 +162,7 @@ class Controller:
             deletions=deletions,
             judge=judge,
             warnings=warnings,
+            taker=taker,
             suspender=suspender,
             resumer=resumer,
             napper=napper,
@@ -213,7 +221,6 @@ class Controller:
             settings=settings,
         )
         self._line = line
-        self._rebuild = Rebuild(sessions, observer, settings)
         wakes = WakeFollower(sessions, agent, room, queue.add, settings)
         napper.naps, room.look = wakes.refresh, queue.add
         self._loops = ControlLoops(
@@ -303,14 +310,6 @@ class Controller:
             nodes: why each is silent, by name.
         """
         self._sessions.note_silent(nodes)
-
-    async def compare(self) -> list[Compared]:
-        """Compare the journal with the store and the Hub; see ``Rebuild``."""
-        return await self._rebuild.compare()
-
-    async def rebuild(self, by: str) -> list[Compared]:
-        """Bring the journal in line with the store; see ``Rebuild``."""
-        return await self._rebuild.run(by)
 
     # --- the spawner in the Hub's process
     async def plan_start(self, placement: Placement) -> StartPlan:

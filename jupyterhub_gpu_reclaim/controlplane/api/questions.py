@@ -181,6 +181,7 @@ class Questions:
         asked = asked._replace(kept=tuple(self._sessions.journal.checkpoints(row.key)))
         known = frozenset(each.id for each in asked.kept)
         observed = observed._replace(hub=HubState.SPAWNING, known=known)
+        observed = self._observer.with_words(row.key, observed)
         now = self._sessions.clock.now()
         action = settle(row, observed, now, self._settings, asked)
         return Answer(action, row, observed)

@@ -29,7 +29,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
-from jupyterhub_gpu_reclaim.controlplane.flows import adoption, ending
+from jupyterhub_gpu_reclaim.controlplane.flows import ending, taking
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.journal import notes
 from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
@@ -179,12 +179,9 @@ class StartPlanner:
     def _tell_why(self, key: SessionKey, failure: Failure) -> None:
         """Tell whoever has asked for a return why it was refused; they ask again.
 
-        The Hub, which asked for them, only says that it was. That something runs beside
-        the session is known until that has ended.
+        The Hub, which asked for them, only says that it was.
         """
-        row = self._sessions.row(key)
-        another_runs = row.failure is not None and row.failure.incarnation
-        if row.intent is Intent.RESUME and not another_runs:
+        if self._sessions.row(key).intent is Intent.RESUME:
             self._sessions.update(
                 key, failure=failure, intent=Intent.NONE, intent_by=""
             )
@@ -252,7 +249,7 @@ class StartPlanner:
         known = row.phase in {*LIVE, Phase.RESUMING}
         if not known or tree.incarnation != row.incarnation:
             seen = answer.observed
-            adoption.running(self._sessions, row, tree, seen, self._settings)
+            taking.running(self._sessions, row, tree, seen, self._settings)
         else:
             self._note_answered(row)
         return StartPlan(

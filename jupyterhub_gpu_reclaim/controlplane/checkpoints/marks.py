@@ -97,6 +97,18 @@ class Marks:
         self._sessions.runtime(row.key).told[row.id] = wish
 
 
+def said(
+    sessions: Sessions, key: SessionKey, saved: Collection[CheckpointInfo]
+) -> dict[str, bool]:
+    """People's words that the store does not show yet: ``Observed.said``."""
+    words = {row.id: _wish(row) is not None for row in untold(sessions, key, saved, {})}
+    rows = sessions.journal.checkpoints(key)
+    gone = {row.id for row in rows if row.keeping is Keeping.TO_DELETE}
+    runtime = sessions.runtimes.get(key)
+    gone |= runtime.deleted if runtime is not None else frozenset()
+    return words | dict.fromkeys(gone, True)
+
+
 def untold(
     sessions: Sessions,
     key: SessionKey,

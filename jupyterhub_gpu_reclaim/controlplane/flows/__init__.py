@@ -1,9 +1,9 @@
-"""The long ways of a session: suspend, resume, adoption, and the GPU queue.
+"""The long ways of a session: suspend, resume, and the GPU queue.
 
 ``suspend`` leads from a decision to a committed checkpoint and a released tree,
-``resume`` from a placed init to a session that answers. ``adoption`` takes over trees
-and checkpoints that the journal did not know, unless their end was ordered
-(``ending``); ``gpu_queue`` says whose turn it is when GPU memory is short.
+``resume`` from a placed init to a session that answers. ``taking`` writes into the row
+what a session has been found to be, unless its end was ordered (``ending``);
+``gpu_queue`` says whose turn it is when GPU memory is short.
 
 Each step is in the journal before it is taken, so that a restarted service continues
 from the last one (law 6). Nothing is ended before the commit (law 1). A failed suspend

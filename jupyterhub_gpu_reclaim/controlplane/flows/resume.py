@@ -94,9 +94,7 @@ class Resumer:
             if error.retryable:
                 _log.info("%s: the Hub is not ready for a start: %s", row.key, error)
                 return
-            # That something runs beside it is known until that has ended.
-            another_runs = row.failure is not None and row.failure.incarnation
-            failure = row.failure if another_runs else codec.failure_of(error)
+            failure = codec.failure_of(error)
             self._sessions.update(
                 row.key, intent=Intent.NONE, intent_by="", failure=failure
             )

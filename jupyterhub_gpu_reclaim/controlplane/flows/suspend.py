@@ -129,6 +129,11 @@ class Suspender:
         async for after in self._follow(row, seen):
             yield after
 
+    def found(self, row: SessionRow, tree: Tree) -> None:
+        """Note a capture under way that somebody else has ordered."""
+        self._sessions.begin(row.key, "suspend")
+        self._sessions.apply(row.key, SessionEvent.SUSPEND, attempt=tree.checkpoint)
+
     async def attach(self, row: SessionRow) -> AsyncIterator[SessionRow]:
         """Follow the capture of a SUSPENDING session up to its end; begin none."""
         async for after in self._follow(row, seen=0.0):

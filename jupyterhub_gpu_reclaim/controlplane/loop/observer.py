@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import HubState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import marks
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 
 if TYPE_CHECKING:
@@ -149,7 +150,12 @@ class Observer:
             StoreError: see ``Deletions.take_up``.
         """
         observed = state.session(key, self._sessions.known(key))
-        return self._deletions.living(key, observed)
+        return self.with_words(key, self._deletions.living(key, observed))
+
+    def with_words(self, key: SessionKey, observed: Observed) -> Observed:
+        """Add the words of people that the store does not show yet."""
+        words = marks.said(self._sessions, key, observed.saved or ())
+        return observed._replace(said=words)
 
     async def observe(self, key: SessionKey) -> Observed:
         """Observe one session, as it is now."""
@@ -164,7 +170,7 @@ class Observer:
             hub=hub,
             known=self._sessions.known(key),
         )
-        return self._deletions.living(key, observed)
+        return self.with_words(key, self._deletions.living(key, observed))
 
     async def _ask(self, whom: str, ask: Callable[[], Awaitable[T]]) -> T | None:
         """Ask a part; None: no answer, which is logged once per silence."""

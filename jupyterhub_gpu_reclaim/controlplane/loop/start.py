@@ -47,18 +47,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
+from jupyterhub_gpu_reclaim.common.models import HubState, Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
+from jupyterhub_gpu_reclaim.controlplane import phase
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.model.rows import HIDDEN, Intent
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.asked import Asked
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
@@ -96,8 +96,11 @@ def _settle_overtaken(row: SessionRow, observed: Observed, asked: Asked) -> Acti
         return Action(ActionKind.GIVE_UP, tree)
     if tree.state is TreeState.CAPTURING:
         return in_flight("capture")
+    if tree.runs:
+        return Action(ActionKind.JOIN, tree)
     # Captured: a journal that was put back; the session has returned since.
-    return Action(ActionKind.JOIN if tree.runs else ActionKind.RESTORED, tree)
+    settled = observed._replace(hub=HubState.STOPPED)
+    return phase.take(row, settled) or UNANSWERED
 
 
 def _settle_trees(row: SessionRow, observed: Observed, asked: Asked) -> Action | None:
@@ -110,49 +113,43 @@ def _settle_trees(row: SessionRow, observed: Observed, asked: Asked) -> Action |
             return in_flight("capture")
         if observed.saved is None:
             continue
-        if tree.state is TreeState.HOLDING and tree.incarnation != asked.incarnation:
+        if tree.state is TreeState.CAPTURED:
+            return _settle_captured(row, observed, tree)
+        if tree.state is TreeState.RESTORING:
+            return in_flight("restore")  # the journal is older: it runs soon, or fails
+        if tree.incarnation != asked.incarnation:
             # Of a start that is over: its container was started again (Docker).
             return Action(ActionKind.KILL, tree)
-        saved = observed.checkpoint(tree.checkpoint)
-        if tree.state is TreeState.RESTORING and saved is not None:
-            # The journal is older: it runs soon, or its checkpoint comes back.
-            return in_flight("restore")
-        if tree.state is not TreeState.CAPTURED:
-            continue
-        if saved is None:
-            return Action(ActionKind.THAW, tree)
-        if row.phase is Phase.SUSPENDED and saved.id == row.checkpoint:
-            continue  # it is released by and by
-        over = lineage.takes_over(row, observed, tree)
-        kind = ActionKind.FOUND_CAPTURED if over else ActionKind.KILL
-        return Action(kind, tree, saved)
     return None
+
+
+def _settle_captured(row: SessionRow, observed: Observed, tree: Tree) -> Action:
+    saved = observed.checkpoint(tree.checkpoint)
+    if saved is None:
+        return Action(ActionKind.THAW, tree)
+    if phase.takes_over(row, observed, saved, tree):
+        return Action(ActionKind.TAKE, tree, saved, phase=Phase.RELEASING)
+    return Action(ActionKind.KILL, tree, saved)
 
 
 def _settle_saved(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     """Settle a start when nothing runs: the saved state counts."""
     if observed.trees is None or observed.saved is None:
         return _settle_silence(row, observed, asked)
-    if lineage.missed(row, observed):
-        # Beside a tree it would only be set aside.
-        whole = observed.whole()
-        return in_flight("release") if whole else Action(ActionKind.FOUND_SAVED)
-    if row.phase in LIVE:
-        return settle_end(row, observed)
-    if observed.unknown():
-        return Action(ActionKind.SET_ASIDE)
+    newer = phase.current(row, observed)
+    if newer and newer.stamp > row.stamp and observed.whole():
+        return in_flight("release")  # beside a tree it would only be set aside
+    # A place that is held for nothing hides nothing.
+    settled = observed._replace(hub=HubState.STOPPED, trees=observed.whole())
+    missed = phase.take(row, settled)
+    if missed is not None:
+        return missed
     if row.phase is Phase.SUSPENDED:
         return _returned(row, observed, asked)
     if row.bring_back:
         return Action(ActionKind.BRING_BACK)
     known = is_accounted_for(row, asked)
     return Action(ActionKind.COLD if known else ActionKind.MISSING)
-
-
-def settle_end(row: SessionRow, observed: Observed) -> Action:
-    """Settle a session that has ended: it goes back to what is kept, if anything is."""
-    kept = lineage.falls_back_to(row, observed)
-    return Action(ActionKind.LOST if kept else ActionKind.VANISHED, None, kept)
 
 
 def _returned(row: SessionRow, observed: Observed, asked: Asked) -> Action:
@@ -181,8 +178,7 @@ def _settle_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action
     if asked.silence is None:
         return UNANSWERED
     if row.phase is Phase.SUSPENDED:
-        seen = row.failure is not None and row.failure.incarnation  # it runs somewhere
-        stands = seen or asked.silence in _UNSEEN
+        stands = asked.silence in _UNSEEN
         at_rest = not stands and asked.checkpoint in {"", row.checkpoint}
         trees = observed.trees is not None or at_rest
         agreed = asked.checkpoint == row.checkpoint and asked.listed

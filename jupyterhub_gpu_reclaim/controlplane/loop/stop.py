@@ -40,7 +40,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
+from jupyterhub_gpu_reclaim.controlplane import phase
 from jupyterhub_gpu_reclaim.controlplane.loop.start import (
     UNANSWERED,
     in_flight,
@@ -106,16 +106,14 @@ def _by_what_is_saved(
     row: SessionRow, observed: Observed, asked: Asked, *, gone: bool
 ) -> Action:
     mine = row.incarnation == asked.incarnation
-    newer = lineage.missed(row, observed)
-    if newer is not None:
-        its = newer.incarnation == asked.incarnation
-        its = its or (mine and newer.session == row.session != "")
-        if its and gone and _is_free(row):
-            return Action(ActionKind.FOUND_SAVED, None, newer)
-        return KEEP
-    kept = lineage.falls_back_to(row, observed)
-    if mine and kept is not None:
-        return Action(ActionKind.LOST, None, kept)
+    saved = phase.current(row, observed)
+    taken = Action(ActionKind.TAKE, None, saved, phase=Phase.SUSPENDED)
+    if saved is not None and saved.stamp > row.stamp:
+        its = saved.incarnation == asked.incarnation
+        its = its or (mine and saved.session == row.session != "")
+        return taken if its and gone and _is_free(row) else KEEP
+    if mine and saved is not None:
+        return taken
     if mine and row.intent is Intent.SAVE:
         return KEEP  # behind its copy the save may be under way, and still be committed
     # Else the Hub asks about an earlier life: what it was told of this one is lost.
@@ -138,19 +136,21 @@ def _settle_frozen(row: SessionRow, tree: Tree, observed: Observed) -> Action | 
     saved = observed.checkpoint(tree.checkpoint)
     if saved is None:  # as in a store that was put back: it is all there is
         return KEEP
-    over = lineage.takes_over(row, observed, tree)
-    return Action(ActionKind.FOUND_CAPTURED, tree, saved) if over else None
+    if not phase.takes_over(row, observed, saved, tree):
+        return None
+    return Action(ActionKind.TAKE, tree, saved, phase=Phase.RELEASING)
 
 
 def _settle_return(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     """Settle a stop during a return, of which the Hub knows more than the journal."""
+    tree = observed.tree(row.incarnation) if observed.trees is not None else None
+    back = Action(ActionKind.TAKE, tree, phase=Phase.RUNNING)
     if asked.came_back:
-        return Action(ActionKind.RESTORED)
+        return back
     if observed.trees is None:
         return UNANSWERED
-    tree = observed.tree(row.incarnation)
     if tree is None:
         return Action(ActionKind.GIVE_UP)
     if tree.frozen:
         return in_flight("suspend")
-    return Action(ActionKind.RESTORED) if tree.runs else _SAVED
+    return back if tree.runs else _SAVED

@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back
-from jupyterhub_gpu_reclaim.controlplane.flows import adoption, ending, vanished
+from jupyterhub_gpu_reclaim.controlplane.flows import ending
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
 from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
     from jupyterhub_gpu_reclaim.controlplane.flows.save_point import Saver
     from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
+    from jupyterhub_gpu_reclaim.controlplane.flows.taking import Taker
     from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
@@ -73,6 +74,7 @@ class Worker:
         deletions: Deletions,
         judge: Judge,
         warnings: Warnings,
+        taker: Taker,
         suspender: Suspender,
         resumer: Resumer,
         napper: Napper,
@@ -90,6 +92,7 @@ class Worker:
         self._deletions = deletions
         self._warnings = warnings
         self._judge = judge
+        self._taker = taker
         self._suspender = suspender
         self._resumer = resumer
         self._napper = napper
@@ -104,8 +107,6 @@ class Worker:
             ActionKind.NOTHING: self._nothing,
             ActionKind.WAIT: self._wait,
             ActionKind.READY: self._act_when_ready,
-            ActionKind.NAPS: self._found_napping,
-            ActionKind.WAKES: self._found_awake,
             ActionKind.ATTACH: self._attach,
             ActionKind.CANCEL: self._cancel,
             ActionKind.STOP_AT_HUB: self._stop_at_hub,
@@ -172,7 +173,7 @@ class Worker:
             row: the session.
             action: the action.
             observed: the facts that it was concluded from.
-            remembered: as of ``adoption.saved``.
+            remembered: as of ``Taker.take``.
 
         Returns:
             As :meth:`work`.
@@ -182,11 +183,11 @@ class Worker:
         """
         if action.kind in self._handlers:
             return await self._handlers[action.kind](row, action)
-        back = action.kind in {ActionKind.RESTORED, ActionKind.ADOPT}
-        if back and self._is_to_end(row, observed):
+        if action.phase in LIVE and self._is_to_end(row, observed):
             return await self._give_up(row, action)
-        self._note_outside(row, action, observed, remembered)
-        return 0.0
+        self._taker.take(row, action, observed, remembered)
+        taken = self._sessions.row(row.key) != row
+        return 0.0 if taken else self._settings.pace
 
     def _is_to_end(self, row: SessionRow, observed: Observed) -> bool:
         """Whether what is back was given up before, by an order that had no answer.
@@ -194,44 +195,13 @@ class Worker:
         It would be ended at the next visit, when its checkpoint may be gone. Where that
         is gone already, what is back is all there is.
         """
+        if row.phase not in {Phase.RESUMING, Phase.SUSPENDED, Phase.STOPPED}:
+            return False
         ordered = ending.is_ordered(self._sessions, row.key, row.incarnation)
         gone = observed.checkpoint(row.checkpoint) is None
         if observed.saved is None:  # nobody has asked: what stands may be all there is
             gone = observed.frozen() is not None
         return ordered and not gone and observed.hub is not HubState.RUNNING
-
-    def _note_outside(
-        self,
-        row: SessionRow,
-        action: Action,
-        observed: Observed,
-        remembered: Collection[str],
-    ) -> None:
-        """Record in the journal what has already happened outside."""
-        sessions, settings = self._sessions, self._settings
-        match action.kind:
-            case ActionKind.COMMITTED if action.saved is not None:
-                self._suspender.committed(row, action.saved)
-            case ActionKind.ROLLED_BACK if action.tree is not None:
-                self._suspender.rolled_back(row, action.tree)
-            case ActionKind.RELEASED:
-                self._suspender.released(row)
-            case ActionKind.RESTORED:
-                answered = observed.hub is not HubState.STOPPED
-                self._resumer.restored(row, answered=answered)
-            case ActionKind.ADOPT if action.tree is not None:
-                adoption.running(sessions, row, action.tree, observed, settings)
-            case ActionKind.VANISHED:
-                vanished.take(sessions, self._agent, row)
-            case ActionKind.LOST if action.saved is not None:
-                ended = self._agent.ending(row.incarnation)
-                adoption.lost(sessions, row, action.saved, ended, settings)
-            case ActionKind.FOUND_CAPTURED if action.saved is not None:
-                adoption.captured(sessions, row, action.saved, observed, settings)
-            case ActionKind.FOUND_SAVED | ActionKind.SET_ASIDE:
-                adoption.saved(sessions, row, observed, settings, remembered)
-            case _:
-                raise AssertionError(f"{action} is nothing to be noted")
 
     # --- waiting
     def _patience(self, key: SessionKey, action: Action) -> float:
@@ -414,16 +384,6 @@ class Worker:
         return self._settings.pace
 
     # --- naps
-    async def _found_napping(self, row: SessionRow, action: Action) -> float:
-        if action.tree is not None:
-            self._napper.found_napping(row, action.tree)
-        return 0.0
-
-    async def _found_awake(self, row: SessionRow, action: Action) -> float:
-        if action.tree is not None:
-            self._napper.found_awake(row, action.tree)
-        return 0.0
-
     async def _nap_when_idle(self, row: SessionRow) -> float | None:
         """Let a session nap, if the policy wants that and a fresh sample agrees."""
         if self._sessions.runtime(row.key).makes_room_for is not None:

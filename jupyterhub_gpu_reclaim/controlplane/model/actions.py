@@ -6,7 +6,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure, Tree
+    from jupyterhub_gpu_reclaim.common.models import (
+        CheckpointInfo,
+        Failure,
+        Phase,
+        Tree,
+    )
 
 
 class ActionKind(StrEnum):
@@ -15,26 +20,16 @@ class ActionKind(StrEnum):
     NOTHING = "nothing"
     WAIT = "wait"  #: look again soon: something is under way
     READY = "ready"
-    NAPS = "take the nap"
-    WAKES = "take the wake"
+    TAKE = "take what is so"
+    NOTE = "note what is saved"
     ATTACH = "attach to the capture"
-    COMMITTED = "take the commit"
-    ROLLED_BACK = "take the roll back"
     CANCEL = "cancel"
     STOP_AT_HUB = "ask the Hub for a stop"
     RELEASE = "release"
-    RELEASED = "take the release"
     THAW = "thaw"
     RESTORE = "restore"
-    RESTORED = "take the restore"
     GIVE_UP = "give the restore up"
     KILL = "kill"
-    ADOPT = "adopt"
-    VANISHED = "take the end"
-    LOST = "take the loss"
-    FOUND_CAPTURED = "take what is captured"
-    FOUND_SAVED = "take what is saved"
-    SET_ASIDE = "set aside"
     REPORT = "report"
     BRING_BACK = "bring another one back"
     MISSING = "take what is missing"
@@ -59,6 +54,7 @@ class Action(NamedTuple):
     #: only if the same action has been due for ``orphan_grace``
     patient: bool = False
     failure: Failure | None = None  #: failure to tell with it
+    phase: Phase | None = None  #: of ``TAKE``: what the session is now
 
 
 NOTHING = Action(ActionKind.NOTHING)

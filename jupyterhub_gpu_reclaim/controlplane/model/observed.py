@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.models import TreeState
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, HubState, Tree
 
 
@@ -18,6 +21,9 @@ class Observed(NamedTuple):
     hub: HubState | None
     #: ids of checkpoints that the journal knows
     known: frozenset[str] = frozenset()
+    #: words of people that the store does not show yet: by checkpoint, whether it is
+    #: set aside or deleted, or chosen (False)
+    said: Mapping[str, bool] = MappingProxyType({})
 
     @property
     def silent(self) -> bool:

@@ -108,7 +108,8 @@ TABLE: dict[tuple[Phase, SessionEvent], Phase] = {
     },
     **{
         (phase, SessionEvent.FOUND_CAPTURED): Phase.RELEASING
-        for phase in (*LIVE, Phase.STOPPED, Phase.SUSPENDED)
+        for phase in Phase
+        if phase is not Phase.SUSPENDING
     },
     **{
         (phase, SessionEvent.FOUND_SAVED): Phase.SUSPENDED

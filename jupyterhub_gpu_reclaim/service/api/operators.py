@@ -1,4 +1,4 @@
-"""Calls for operators and their tools: health, metrics, the journal, second trees.
+"""Calls for operators and their tools: health, metrics, second trees.
 
 Health and the API's document are open to everyone with a connection to the service and
 say nothing of sessions; metrics need a login unless the administrator opens them. The
@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common.drain import HERE, DrainOrder, DrainReport
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Unreachable
-from jupyterhub_gpu_reclaim.common.models import Compared, Value
+from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.api.base import (
@@ -167,29 +167,6 @@ class DrainNode(ManagerRoute):
         self.no_content()
 
 
-class CompareJournal(ManagerRoute):
-    """Journal, store and Hub compared."""
-
-    path: ClassVar = "api/journal"
-
-    @operation(
-        "Compare the journal with the store and the Hub; for administrators",
-        answer=list[Compared],
-    )
-    async def get(self) -> None:
-        """Compare the three; nothing is changed."""
-        self.answer(await self.context.control.compare())
-
-    @operation(
-        "Let the journal follow the store: the newest checkpoint of each session comes"
-        " back at its next visit; for administrators",
-        answer=list[Compared],
-    )
-    async def post(self) -> None:
-        """Bring the journal in line with the store."""
-        self.answer(await self.context.control.rebuild(self.person.label))
-
-
 class SecondTree(PersonRoute):
     """An incarnation other than the session itself."""
 
@@ -216,5 +193,4 @@ ROUTES: tuple[type[Route], ...] = (
     ListDrains,
     DrainNode,
     SecondTree,
-    CompareJournal,
 )

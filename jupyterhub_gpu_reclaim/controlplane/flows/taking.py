@@ -1,6 +1,8 @@
-"""Adoption: takes over trees and checkpoints that the journal did not know.
+"""Taking: writes into the row what a session has been found to be.
 
-Each function is one transaction and makes no requests.
+What that is was computed (``phase.py``); here stands what it means for what is kept,
+for the counters and for the history. Each call is one transaction and makes no
+requests.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import msgspec
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
+from jupyterhub_gpu_reclaim.controlplane import phase
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, lineage
-from jupyterhub_gpu_reclaim.controlplane.flows import ending
+from jupyterhub_gpu_reclaim.controlplane.flows import ending, vanished
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
+from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     HIDDEN,
@@ -34,9 +38,167 @@ if TYPE_CHECKING:
         SessionKey,
         Tree,
     )
+    from jupyterhub_gpu_reclaim.controlplane.flows.nap import Napper
+    from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
+    from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+
+class Taker:
+    """Takes what a session is into its row.
+
+    Args:
+        sessions: the rows.
+        agent: tells how sessions have ended.
+        suspender: knows what the end of a capture means.
+        resumer: knows what the end of a restore means.
+        napper: knows what a nap means.
+        settings: for how long things are kept.
+    """
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        agent: Agent,
+        suspender: Suspender,
+        resumer: Resumer,
+        napper: Napper,
+        settings: Settings,
+    ) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._suspender = suspender
+        self._resumer = resumer
+        self._napper = napper
+        self._settings = settings
+
+    def take(
+        self,
+        row: SessionRow,
+        action: Action,
+        observed: Observed,
+        remembered: Collection[str] = (),
+    ) -> None:
+        """Take what a session is, and what is saved of it, into the journal.
+
+        Args:
+            row: the session; a fresh row if the journal was lost.
+            action: ``TAKE`` or ``NOTE``.
+            observed: the facts that it was concluded from.
+            remembered: ids by which the Hub remembers a session: its own, that of an
+                incarnation, or of a checkpoint; empty: none, or not asked.
+        """
+        match action.kind:
+            case ActionKind.NOTE:
+                self._note(row, observed, remembered)
+            case ActionKind.TAKE if row.phase is Phase.RESUMING and _is_back(
+                row, action
+            ):
+                answered = observed.hub is not HubState.STOPPED
+                self._resumer.restored(row, answered=answered)
+            case ActionKind.TAKE if action.phase in LIVE and action.tree is not None:
+                self._take_running(row, action.tree, action.phase, observed)
+            case ActionKind.TAKE if action.phase is Phase.SUSPENDED:
+                self._take_suspended(row, action.saved, observed, remembered)
+            case ActionKind.TAKE:
+                self._take_ending(row, action, observed)
+            case _:
+                raise AssertionError(f"{action} is nothing to be taken")
+
+    def _take_ending(self, row: SessionRow, action: Action, observed: Observed) -> None:
+        """Take that a session is being saved, or is saved, or has ended unsaved."""
+        if action.phase is Phase.STOPPED:
+            vanished.take(self._sessions, self._agent, row)
+        elif action.phase is Phase.SUSPENDING and action.tree is not None:
+            self._suspender.found(row, action.tree)
+        elif row.phase is Phase.SUSPENDING and action.saved is not None:
+            self._suspender.committed(row, action.saved)
+        elif action.saved is not None:
+            captured(self._sessions, row, action.saved, observed, self._settings)
+
+    def _take_suspended(
+        self,
+        row: SessionRow,
+        current: CheckpointInfo | None,
+        observed: Observed,
+        remembered: Collection[str],
+    ) -> None:
+        if row.phase is Phase.RELEASING:
+            self._suspender.released(row)
+        elif row.phase is Phase.RESUMING:
+            self._resumer.failed(row, failure_of(Reason.CANCELLED))
+        elif current is not None and current.stamp > row.stamp:
+            self._found(row, current, observed, remembered)
+        elif current is not None:
+            ended = self._agent.ending(row.incarnation)
+            lost(self._sessions, row, current, ended, self._settings)
+
+    def _take_running(
+        self, row: SessionRow, tree: Tree, now: Phase, observed: Observed
+    ) -> None:
+        own = tree.incarnation == row.incarnation
+        if own and row.phase in {Phase.SUSPENDING, Phase.RELEASING}:
+            self._suspender.rolled_back(row, tree)
+        elif not own or row.phase not in LIVE:
+            running(self._sessions, row, tree, observed, self._settings)
+        elif now is not row.phase and now is Phase.NAPPING:
+            self._napper.found_napping(row, tree)
+        elif now is not row.phase and row.phase is Phase.NAPPING:
+            self._napper.found_awake(row, tree)
+        else:
+            _note_unknown(self._sessions, row, observed, self._settings)
+
+    def _note(
+        self, row: SessionRow, observed: Observed, remembered: Collection[str]
+    ) -> None:
+        """Give what is saved beside a session its rows."""
+        chosen = _brought_back(self._sessions, row, observed)
+        if chosen is None:
+            _note_unknown(self._sessions, row, observed, self._settings)
+        else:
+            self._found(row, chosen, observed, remembered)
+
+    def _found(
+        self,
+        row: SessionRow,
+        newest: CheckpointInfo,
+        observed: Observed,
+        remembered: Collection[str],
+    ) -> None:
+        """Take a checkpoint that is newer than what the row says for the session.
+
+        Unless the Hub remembers that session, too, and it is no save point, its user is
+        asked before it comes back. The checkpoints that it goes back to are superseded
+        by it; all others are set aside.
+        """
+        sessions, settings = self._sessions, self._settings
+        sure = lineage.is_of(newest, remembered) and not newest.goes_on
+        seconds = settings.set_aside if sure else None
+        rows = _aside_rows(sessions, row, observed, seconds, besides=newest.id)
+        rows += expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, seconds)
+        before = lineage.goes_back_to(newest.id, observed)
+        rows = _supersede(rows, before, sessions.clock.now() + settings.grace)
+        sessions.apply(
+            row.key,
+            SessionEvent.FOUND_SAVED,
+            failure=None if sure else _question(newest, sessions.clock.now()),
+            checkpoints=[*rows, _current(sessions, newest)],
+            account=_account_in(row, newest),
+            session=newest.session,
+            incarnation=newest.incarnation,
+            checkpoint=newest.id,
+            **lineage.highest(row, observed.saved or ()),
+        )
+
+
+def _is_back(row: SessionRow, action: Action) -> bool:
+    """Whether a return has ended well; its spawner may know, where no agent answers."""
+    own = action.tree is None or action.tree.incarnation == row.incarnation
+    return action.phase in LIVE and own
 
 
 def running(
@@ -156,52 +318,6 @@ def captured(
     )
 
 
-def saved(
-    sessions: Sessions,
-    row: SessionRow,
-    observed: Observed,
-    settings: Settings,
-    remembered: Collection[str] = (),
-) -> None:
-    """Take in checkpoints unknown to the journal: the newest may be the session.
-
-    If nothing of the session runs, it is suspended from now on in the newest checkpoint
-    that the journal has missed. Unless the Hub remembers that session, too, and it is
-    no save point, its user is asked before it comes back. The checkpoints that it goes
-    back to are superseded by it; all others are set aside.
-
-    Args:
-        sessions: where the journal is.
-        row: the session; a fresh row if the journal was lost.
-        observed: agent's and store's answers.
-        settings: for how long things are kept.
-        remembered: ids by which the Hub remembers a session: its own, that of an
-            incarnation, or of a checkpoint; empty: none, or not asked.
-    """
-    newest = None if observed.whole() else lineage.missed(row, observed)
-    newest = newest or _brought_back(sessions, row, observed)
-    if newest is None:
-        _note_unknown(sessions, row, observed, settings)
-        return
-    sure = lineage.is_of(newest, remembered) and not newest.goes_on
-    seconds = settings.set_aside if sure else None
-    rows = _aside_rows(sessions, row, observed, seconds, besides=newest.id)
-    rows += expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, seconds)
-    before = lineage.goes_back_to(newest.id, observed)
-    rows = _supersede(rows, before, sessions.clock.now() + settings.grace)
-    sessions.apply(
-        row.key,
-        SessionEvent.FOUND_SAVED,
-        failure=None if sure else _question(newest, sessions.clock.now()),
-        checkpoints=[*rows, _current(sessions, newest)],
-        account=_account_in(row, newest),
-        session=newest.session,
-        incarnation=newest.incarnation,
-        checkpoint=newest.id,
-        **lineage.highest(row, observed.saved or ()),
-    )
-
-
 def _brought_back(
     sessions: Sessions, row: SessionRow, observed: Observed
 ) -> CheckpointInfo | None:
@@ -275,10 +391,9 @@ def _note_unknown(
     rows = _aside_rows(sessions, row, observed, seconds)
     changes: dict[str, Any] = lineage.highest(row, observed.saved or ())
     running = observed.tree(row.incarnation)
-    parent = _came_from(running) if running is not None else ""
-    if row.checkpoint or not observed.missed(parent):
-        parent = ""
-    else:
+    back = phase.goes_back_to(row, observed, running) if running is not None else None
+    parent = "" if row.checkpoint or back is None else back.id
+    if parent:
         changes["checkpoint"] = parent
     before = {parent} | lineage.goes_back_to(parent or row.checkpoint, observed)
     rows += _passed_over(sessions, row.key, before)
