@@ -123,7 +123,7 @@ def at(*trees, **more):
             A.KILL,
         ),
         # Something newer is saved, and what is older must end first.
-        (start(), row("suspended"), at(tree("captured"), **NEWER), A.REFUSE),
+        (start(), row("suspended"), at(tree("captured"), **NEWER), Phase.RELEASING),
         (
             start(),
             row("suspended"),
