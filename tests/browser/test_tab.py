@@ -105,7 +105,10 @@ def test_suspend_now_resumes_in_place_with_what_is_not_saved_and_later_by_a_relo
             notebook.wait_for_timeout(300)
         assert int(coming.get_by_role("progressbar").get_attribute("value")) >= 2
         shoot(notebook, "tab-resuming")
-    notice_of(notebook, "Your session is back.").wait_for()
+        # It hears of the return, and does not look for it.
+        notebook.evaluate(LATE_LOOKS)
+        notebook.wait_for_timeout(1500)  # the last look of before
+    notice_of(notebook, "Your session is back.").wait_for(timeout=30_000)
     shoot(notebook, "tab-resumed")
     assert axe.problems(notebook, within="#gpu-reclaim-notice") == []
     admin.wait(new_name, phase="running")
@@ -116,18 +119,6 @@ def test_suspend_now_resumes_in_place_with_what_is_not_saved_and_later_by_a_relo
     wait_for(lambda: "only on this page" in file.read_text())
     reload_brings_it_back(admin, new_name, notebook)
     assert output_of(notebook, 1) == "only on this page: 42"
-
-
-def test_tab_hears_of_the_return_and_does_not_look_for_it(
-    admin: Admin, new_name: str, notebook: Page
-) -> None:
-    admin.suspend(new_name)
-    resume = dialog_of(notebook).get_by_role("button", name="Resume")
-    resume.wait_for()
-    notebook.evaluate(LATE_LOOKS)
-    resume.click()
-    admin.wait(new_name, phase="running")
-    notice_of(notebook, "Your session is back.").wait_for(timeout=15_000)
 
 
 def reload_brings_it_back(admin: Admin, name: str, notebook: Page) -> None:
