@@ -339,7 +339,7 @@ def test_a_session_that_is_drained_is_not_recorded_as_stopped_by_its_user(
     last = reclaim(hub, "GET", f"sessions/{user}/-/history").json()[0]
     assert (last["who"], last["code"]) == ("gpu-reclaim", "session_disrupted"), last
     assert f"pod on {node} was ended, and not by the Hub: Evict" in last["message"]
-    wait(lambda: not (hub.server(user) or {}).get("pending"), hub)
+    wait(lambda: (hub.server(user) or {}).get("stopped", True), hub)
     start(hub, user)
 
 
