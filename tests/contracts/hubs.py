@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +16,6 @@ from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
 from simulation.doubles.network import Server, Wire
 from simulation.loop import Program
 from simulation.programs import HubOverWire
-from tests.contracts.agents import Hurried
 from tests.controlplane.doubles import HubInMemory, NodeInMemory, serve_hub
 from tests.support.mock_hub import TOKEN, add_user, api_url
 from tests.support.simulated_hub import started
@@ -28,6 +29,16 @@ if TYPE_CHECKING:
 HUBS = ["real_hub", "hub_in_memory", "simulated_hub"]
 #: Whom each of them knows.
 ANN, BOB = SessionKey("ann"), SessionKey("bob")
+
+
+class Hurried:
+    """A clock for which a second of the simulation is a millisecond."""
+
+    now = staticmethod(time.time)
+    monotonic = staticmethod(time.monotonic)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / 1000)
 
 
 class LetsEverythingHappen:
