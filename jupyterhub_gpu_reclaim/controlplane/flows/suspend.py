@@ -279,6 +279,14 @@ class Suspender:
                 raise
             _log.info("%s: the Hub is not ready for a stop: %s", row.key, error)
 
+    async def tell_end(self, row: SessionRow) -> None:
+        """Have the Hub forget a session that was deleted while it was suspended.
+
+        Asked once, where no server of that name runs; else its next start tells.
+        """
+        self._sessions.runtime(row.key).end_untold = False
+        await self._hub.stop(row.key)
+
     async def release(self, row: SessionRow) -> None:
         """End the captured tree; idempotent. If thawed meanwhile, it is RUNNING."""
         try:

@@ -252,6 +252,10 @@ class Worker:
             if observed.hub is HubState.STOPPED:
                 await self._resumer.start(row)
             return self._settings.pace
+        if self._sessions.runtime(row.key).end_untold:
+            if observed.hub is HubState.STOPPED and not observed.silent:
+                await self._suspender.tell_end(row)
+            return None
         return await self._nothing(row, action)
 
     async def _nothing(self, row: SessionRow, action: Action) -> float | None:
