@@ -317,7 +317,7 @@ class Suspender:
     def thawed(
         self, row: SessionRow, failure: Failure, *, asked: bool = True
     ) -> SessionRow:
-        """Back to RUNNING: the checkpoint is older than what runs, so it is deleted.
+        """Back to RUNNING: the checkpoint is older than what runs, and needed no more.
 
         Args:
             row: the session.
@@ -325,8 +325,9 @@ class Suspender:
             asked: whether the Hub may have been asked to stop it.
         """
         self._sessions.counters.ended("suspend", "failed", failure.code)
+        # Not while it cannot be seen to run: it may be all that is left of it by then.
         to_delete = expiry.kept(
-            self._sessions, row.checkpoint, Keeping.TO_DELETE, seconds=0
+            self._sessions, row.checkpoint, Keeping.SUPERSEDED, seconds=0
         )
         to_delete += bring_back.rows_to_call_off(self._sessions, row, self._settings)
         back = expiry.back_again(self._sessions, row, self._settings.grace)
