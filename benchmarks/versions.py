@@ -8,12 +8,17 @@ environment below FOLDER with the wheel of this checkout, and in it
 
 * ``demo``: a scripted user at a whole Hub with its proxy, suspended by the policy and
   back three times (``make demo-check``);
-* ``tab``: in Chromium, our extension in JupyterLab and in Notebook 7.
+* ``tab``: in Chromium, our extension in JupyterLab and in Notebook 7;
+
+or
+
+* ``spawners``: our pods and containers with that KubeSpawner and DockerSpawner, and the
+  chart's own program with our values. Neither a cluster nor Docker is needed.
 
 They run in a copy of the checkout without the package, so that it is the wheel's that
-is tried. Each result is a file of FOLDER/results; ``--page`` writes them into a page.
-One that was there is replaced. Run it in other systems with the same FOLDER/results.
-Needs root, npm, and /usr/bin/chromium.
+is tried. Each result is a file of FOLDER/results; ``--page`` writes them into a page,
+in place of the rows that it has of the same versions. Needs root, npm, and
+/usr/bin/chromium.
 """
 
 from __future__ import annotations
@@ -29,11 +34,15 @@ import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Of the checkout, what the tests need beside the package.
-TREE = ("demo", "simulation", "tests", "pyproject.toml")
+TREE = ("charts", "demo", "etc", "helm-values", "simulation", "tests", "pyproject.toml")
 TAB = [
     "tests/browser/test_idle_tab.py",
     "tests/browser/test_first_key.py",
@@ -41,8 +50,17 @@ TAB = [
     "-k",
     "open_tabs or notebook_in_a_tab or reload_of_a_suspended",
 ]
-#: Where a page has its table.
-BEGIN, END = "<!-- benchmarks/versions.py -->", "<!-- end -->"
+SPAWNER_TESTS = [
+    "--long",
+    "tests/kube",
+    "tests/hub/test_docker_spawner.py",
+    "tests/hub/test_docker_container.py",
+    "tests/kubernetes_manifests/test_values.py",
+]
+#: Where a page has its tables.
+BEGIN, END = "<!-- benchmarks/versions.py {} -->", "<!-- end -->"
+#: What is tried in each environment of a table.
+TRIED = {"together": ("demo", "tab"), "spawners": ("spawners",)}
 _SECONDS = 900
 
 
@@ -50,34 +68,49 @@ _SECONDS = 900
 class Combination:
     """Versions that are tried together."""
 
+    table: str
     python: str
-    jupyterhub: str
-    jupyterlab: str
-    notebook: str
+    packages: dict[str, str]
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        return (self.python, *self.packages.values())
 
     @property
     def name(self) -> str:
-        return f"{self.python}-{self.jupyterhub}-{self.jupyterlab}"
+        return "-".join((self.table, *self.versions))
 
     @property
     def requirements(self) -> list[str]:
-        wanted = (
-            ("jupyterhub", self.jupyterhub),
-            ("jupyterlab", self.jupyterlab),
-            ("notebook", self.notebook),
-        )
-        return [f"{name}=={version}.*" for name, version in wanted]
+        return [f"{name}=={version}.*" for name, version in self.packages.items()]
+
+
+def together(python: str, hub: str, lab: str, notebook: str) -> Combination:
+    """A whole Hub with its users' pages."""
+    packages = {"jupyterhub": hub, "jupyterlab": lab, "notebook": notebook}
+    return Combination("together", python, packages)
+
+
+def spawners(python: str, hub: str, kube: str, docker: str) -> Combination:
+    """A Hub's side alone, with the spawners of others."""
+    names = ("jupyterhub", "jupyterhub-kubespawner", "dockerspawner")
+    packages = dict(zip(names, (hub, kube, docker), strict=True))
+    return Combination("spawners", python, packages)
 
 
 #: Each version once at least, the oldest together, the newest, and old beside new.
 COMBINATIONS = [
-    Combination("3.11", "5.2", "4.2", "7.2"),
-    Combination("3.11", "5.5", "4.3", "7.3"),
-    Combination("3.12", "5.5", "4.4", "7.4"),
-    Combination("3.13", "6.1", "4.5", "7.5"),
-    Combination("3.14", "6.1", "4.6", "7.6"),
-    Combination("3.13", "5.2", "4.6", "7.6"),
-    Combination("3.11", "6.1", "4.2", "7.2"),
+    together("3.11", "5.2", "4.2", "7.2"),
+    together("3.11", "5.5", "4.3", "7.3"),
+    together("3.12", "5.5", "4.4", "7.4"),
+    together("3.13", "6.1", "4.5", "7.5"),
+    together("3.14", "6.1", "4.6", "7.6"),
+    together("3.13", "5.2", "4.6", "7.6"),
+    together("3.11", "6.1", "4.2", "7.2"),
+    # The Hubs of Zero to JupyterHub 4.0 and 4.4, and the newest of each.
+    spawners("3.12", "5.2", "7.0", "14.0"),
+    spawners("3.12", "5.5", "7.0", "14.0"),
+    spawners("3.13", "6.1", "7.1", "14.0"),
 ]
 
 
@@ -85,16 +118,21 @@ COMBINATIONS = [
 class Result:
     """What one combination gave, with the versions that it really had."""
 
+    table: str
     date: str
     system: str
-    linux: str
-    python: str
-    jupyterhub: str
-    jupyterlab: str
-    notebook: str
-    demo: str
-    tab: str
+    versions: dict[str, str]
+    tried: dict[str, str]
     seconds: int
+
+    @property
+    def row(self) -> list[str]:
+        said = [*self.versions.values(), *self.tried.values()]
+        return [self.date, self.system, *said, f"{self.seconds} s"]
+
+    @property
+    def failed(self) -> bool:
+        return any("failed" in told for told in self.tried.values())
 
 
 class Environment:
@@ -127,12 +165,17 @@ class Environment:
     def versions(self) -> dict[str, str]:
         """What is really installed."""
         code = (
-            "import json, platform; from importlib.metadata import version;"
-            "names = ['jupyterhub', 'jupyterlab', 'notebook'];"
+            "import json, platform, sys; from importlib.metadata import version;"
             "print(json.dumps({'python': platform.python_version(),"
-            "**{name: version(name) for name in names}}))"
+            "**{name: version(name) for name in sys.argv[1:]}}))"
         )
-        return dict(json.loads(_run([str(self.bin / "python"), "-c", code])))
+        python = str(self.bin / "python")
+        return dict(json.loads(_run([python, "-c", code, *self.combination.packages])))
+
+    def tried(self, tree: Path) -> dict[str, str]:
+        """How each of what is tried went."""
+        how = {"demo": self.demo, "tab": self.tab, "spawners": self.spawners}
+        return {what: how[what](tree) for what in TRIED[self.combination.table]}
 
     def demo(self, tree: Path) -> str:
         """Play the scripted user, who is back three times or fails."""
@@ -141,10 +184,17 @@ class Environment:
 
     def tab(self, tree: Path) -> str:
         """Run the tests of an open tab; how many passed."""
-        report = self.place / "tab.xml"
+        return self._tests(tree, "tab", TAB)
+
+    def spawners(self, tree: Path) -> str:
+        """Run the tests of both spawners; how many passed."""
+        return self._tests(tree, "spawners", SPAWNER_TESTS)
+
+    def _tests(self, tree: Path, what: str, which: list[str]) -> str:
+        report = self.place / f"{what}.xml"
         own = ["-q", "-p", "no:cacheprovider", "--reruns=0", f"--junitxml={report}"]
         short = f"--basetemp=/tmp/v-{os.getpid()}"  # names of sockets are short
-        self._python(tree, "tab", "-m", "pytest", *own, short, *TAB)
+        self._python(tree, what, "-m", "pytest", *own, short, *which)
         return _told(report)
 
     def _python(self, tree: Path, what: str, *words: str) -> int:
@@ -176,7 +226,9 @@ def main() -> int:
     options = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     options.add_argument("folder", type=Path)
     options.add_argument("pythons", nargs="*", help="programs, of any version")
-    options.add_argument("--only", nargs="*", help="names, such as 3.11-5.2-4.2")
+    options.add_argument(
+        "--only", nargs="*", help="names, such as spawners-3.12-5.5-7.0-14.0"
+    )
     options.add_argument("--page", type=Path, help="write the results into this page")
     chosen = options.parse_args()
     folder = chosen.folder.resolve()
@@ -190,11 +242,11 @@ def main() -> int:
             result = _try(Environment(folder, one, pythons[one.python]), wheel, tree)
             path = folder / "results" / f"{one.name}.json"
             path.write_text(json.dumps(asdict(result), indent=1))
-            print(*_row(result), sep=" | ", flush=True)
+            print(*result.row, sep=" | ", flush=True)
     results = _results(folder)
     if chosen.page:
         _write(chosen.page, results)
-    return int(any(_failed(one) for one in results))
+    return int(any(one.failed for one in results))
 
 
 def _try(environment: Environment, wheel: Path, tree: Path) -> Result:
@@ -202,12 +254,11 @@ def _try(environment: Environment, wheel: Path, tree: Path) -> Result:
     environment.make(wheel)
     system = platform.freedesktop_os_release()
     return Result(
+        table=environment.combination.table,
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
         system=system.get("PRETTY_NAME", "?"),
-        linux=platform.release(),
-        **environment.versions(),
-        demo=environment.demo(tree),
-        tab=environment.tab(tree),
+        versions=environment.versions(),
+        tried=environment.tried(tree),
         seconds=round(time.monotonic() - began),
     )
 
@@ -231,6 +282,8 @@ def _prepare(folder: Path) -> tuple[Path, Path]:
     for name in TREE:
         copied = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
         copied(ROOT / name, tree / name)
+    (tree / ".cache").mkdir()
+    shutil.copy2(ROOT / ".cache" / "helm", tree / ".cache" / "helm")
     (wheel,) = dist.glob("*.whl")
     return wheel, tree
 
@@ -260,31 +313,40 @@ def _told(report: Path) -> str:
     return "failed" if not cases else f"{good}, failed" if bad else good
 
 
-def _failed(result: Result) -> bool:
-    return any("failed" in told for told in (result.demo, result.tab))
-
-
 def _results(folder: Path) -> list[Result]:
-    known = {one.name: place for place, one in enumerate(COMBINATIONS)}
-    paths = [p for p in (folder / "results").glob("*.json") if p.stem in known]
-    paths.sort(key=lambda path: known[path.stem])
-    return [Result(**json.loads(path.read_text())) for path in paths]
+    paths = [folder / "results" / f"{one.name}.json" for one in COMBINATIONS]
+    return [Result(**json.loads(path.read_text())) for path in paths if path.exists()]
 
 
-def _row(one: Result) -> list[str]:
-    versions = [one.python, one.jupyterhub, one.jupyterlab, one.notebook]
-    said = [one.demo, one.tab, f"{one.seconds} s"]
-    return [one.date, one.system, *versions, *said]
+def minors(versions: Iterable[str]) -> tuple[str, ...]:
+    """Their first two numbers, as combinations name them."""
+    return tuple(".".join(one.split(".")[:2]) for one in versions)
+
+
+def rows(page: str, table: str) -> dict[tuple[str, ...], list[str]]:
+    """The rows that a page has, by the versions that they are of."""
+    _, _, rest = page.partition(BEGIN.format(table))
+    lines = rest.partition(END)[0].strip().splitlines()[2:]
+    cells = [line.strip("| ").split(" | ") for line in lines]
+    count = len(TRIED[table]) + 1  # and the seconds
+    return {minors(row[2:-count]): row for row in cells}
 
 
 def _write(page: Path, results: list[Result]) -> None:
-    """Put the table where the page has its marks."""
-    head = ["date", "system", "Python", "JupyterHub", "JupyterLab", "Notebook"]
-    rows = [[*head, "demo", "tab", "took"], ["---"] * 9, *map(_row, results)]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+    """Put each table where the page has its marks."""
+    text = page.read_text()
+    for table in TRIED:
+        known = rows(text, table)
+        for one in results:
+            if one.table == table:
+                known[minors(one.versions.values())] = one.row
+        order = [one.versions for one in COMBINATIONS if one.table == table]
+        before, mark, rest = text.partition(BEGIN.format(table))
+        old, _, after = rest.partition(END)
+        head = old.strip().splitlines()[:2]
+        made = [f"| {' | '.join(known[one])} |" for one in order if one in known]
+        text = "\n".join((before + mark, *head, *made, END + after))
+    page.write_text(text)
 
 
 if __name__ == "__main__":

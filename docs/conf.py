@@ -9,6 +9,7 @@ Docs say it), and otherwise a file to download.
 from __future__ import annotations
 
 import os
+import re
 from importlib.metadata import version as installed
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,6 +79,15 @@ def _replace(node: addnodes.pending_xref, there: Path) -> None:
     node.replace_self(link)
 
 
+def tell_anchors(app: Sphinx, page: nodes.document) -> None:
+    """Let MyST know the anchors that a page has as HTML, as each message's."""
+    known = app.env.metadata[app.env.docname].setdefault("myst_slugs", {})
+    for node in page.findall(nodes.raw):
+        for name in re.findall(r'<a id="([\w-]+)">', node.astext()):
+            known[name] = (0, name, name)
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.add_transform(LinksOutside)
+    app.connect("doctree-read", tell_anchors)

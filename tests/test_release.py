@@ -35,7 +35,9 @@ esac
     "syft": 'for last; do :; done; echo "{}" > "${last#cyclonedx-json=}"\n',
     "helm": f"""
 case "$1" in
-    package) echo chart > "dist/jupyterhub-gpu-reclaim-$4.tgz" ;;
+    package)
+        [[ $4 =~ ^[0-9]+[.][0-9]+[.][0-9]+(-[a-z0-9]+)?$ ]] # else no semantic version
+        echo chart > "dist/jupyterhub-gpu-reclaim-$4.tgz" ;;
     push) echo "Pushed: $3" >&2; echo "Digest: {CHART}" >&2 ;;
 esac
 """,
@@ -177,9 +179,11 @@ def test_page_has_every_file_and_the_sums_of_all(folder):
 
 
 def test_candidate_is_no_release_for_everybody(folder):
-    release(folder, "sums", tag="0.1.0rc1")
-    _, [asked] = release(folder, "page", tag="0.1.0rc1")
-    assert "--prerelease --title 0.1.0rc1" in asked
+    done, _ = release(folder, "chart", tag="0.1.0-rc1")
+    assert done.returncode == 0, done.stderr
+    release(folder, "sums", tag="0.1.0-rc1")
+    _, [asked] = release(folder, "page", tag="0.1.0-rc1")
+    assert "--prerelease --title 0.1.0-rc1" in asked
 
 
 def test_step_that_is_none_says_which_there_are(folder):
@@ -301,4 +305,4 @@ def test_tag_that_is_no_version_is_refused():
         [sys.executable, CHECK, "v1"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert done.stdout == "v1 is not a version such as 0.1.0 or 0.1.0rc1.\n"
+    assert done.stdout == "v1 is not a version such as 0.1.0 or 0.1.0-rc1.\n"

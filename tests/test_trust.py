@@ -41,11 +41,13 @@ def agent():
     return helm.agents(helm.merged(helm.LEAST, store))
 
 
+@helm.needed
 def test_capabilities_of_the_page_are_those_of_the_daemon_set():
     given = agent()[1]["securityContext"]["capabilities"]["add"]
     assert sorted(column("capability")) == sorted(given)
 
 
+@helm.needed
 def test_mounts_of_the_page_are_those_of_the_daemon_set():
     pod, container = agent()
     named = {one["name"] for one in pod["volumes"]}
@@ -56,6 +58,7 @@ def test_mounts_of_the_page_are_those_of_the_daemon_set():
     assert f"| `{on_the_host}` (`hostPath`) |" in PAGE
 
 
+@helm.needed
 def test_other_rights_of_the_page_are_those_of_the_daemon_set():
     pod, container = agent()
     context = container["securityContext"]

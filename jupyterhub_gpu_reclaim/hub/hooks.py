@@ -28,9 +28,8 @@ _SEEN = {
         "nothing",
         "nothing, also where it fails",
         (
-            "it runs; for a session that was deleted while suspended: some seconds"
-            " after that, or, where a part was away then or it was set aside, before"
-            " the server's next start"
+            "it runs; for a session that was deleted or set aside while suspended:"
+            " before the server's next start, or as the server is deleted"
         ),
     ),
     "options_form": ("nothing", "it is not shown", "nothing"),

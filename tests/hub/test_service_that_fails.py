@@ -6,7 +6,10 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -46,16 +49,29 @@ def own(tmp_path):
     yield from failing_service.stack(tmp_path)
 
 
-def came_back(stack, before):
-    """Wait for a service that is ready and is not that one.
+@pytest.fixture(scope="module")
+def patience():
+    """Seconds in which it has to be back: 5, on a machine that has nothing else to do.
 
-    Five seconds on an idle machine; the Hub itself looks once a minute.
+    What Python takes there to load the service, 2 s, is counted as it is here and now.
     """
+
+    def seconds() -> float:
+        began = time.monotonic()
+        load = "import jupyterhub_gpu_reclaim.service.app"
+        subprocess.run([sys.executable, "-P", "-c", load], check=True)
+        return 5.0 + 2 * max(0.0, time.monotonic() - began - 2.0)
+
+    return seconds
+
+
+def came_back(stack, before):
+    """Wait for a service that is ready and is not that one."""
 
     def anew():
         return stack.service() not in {0, before} and stack.ready()
 
-    wait_until(anew, 30, stack.hub.log)
+    wait_until(anew, 90, stack.hub.log)
 
 
 @contextlib.contextmanager
@@ -103,11 +119,15 @@ class Caller(threading.Thread):
 
 @pytest.mark.timeout(360)  # ten starts beside other tests
 @pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.long)])
-def test_service_that_is_killed_is_back_each_time(stack, times):
+def test_service_that_is_killed_is_back_each_time(stack, patience, times):
     hub = stack.hub.process.pid
     with Caller(stack) as caller:
         for _ in range(times):
-            came_back(stack, stack.end_service())
+            before = stack.end_service()
+            began = time.monotonic()
+            came_back(stack, before)
+            seconds = time.monotonic() - began
+            assert seconds < 5 or seconds < patience()
     assert stack.lives()
     assert stack.hub.process.pid == hub
     # Who comes while it is away waits. A request that has been taken ends with it.
@@ -116,18 +136,25 @@ def test_service_that_is_killed_is_back_each_time(stack, times):
     assert caller.got["unauthenticated"] > times
 
 
-def test_service_that_somebody_has_stopped_is_replaced(stack):
-    came_back(stack, stack.end_service(signal.SIGSTOP))
+def test_service_that_somebody_has_stopped_is_replaced(stack, patience):
+    limit = patience()
+    before = stack.end_service(signal.SIGSTOP)
+    began = time.monotonic()
+    came_back(stack, before)
+    assert time.monotonic() - began < limit
     assert "the service was stopped, and is ended" in stack.hub.log()
     assert stack.lives()
 
 
-def test_hub_with_settings_that_make_no_sense_lives_and_says_which(dead):
+def test_hub_with_settings_that_make_no_sense_lives_and_says_which(dead, patience):
     stack = dead
     stack.start(
         'idle_after="30m", idel_after=3, service_options={"Guards.min_agee": 1}'
     )
+    limit = patience()
+    began = time.monotonic()
     answer = stack.ask("readyz")  # waits until it listens
+    assert time.monotonic() - began < limit
     assert (answer.status_code, answer.json()["code"]) == (503, "service_broken")
     for words in (
         "'30m'; 30m is 1800",
