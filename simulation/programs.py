@@ -65,6 +65,7 @@ from simulation.loop import MONDAY, Killed, LoopClock, Program
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import Event, Failure
     from simulation.doubles.kernel import Kernel
     from simulation.doubles.machine import Machine, Place
@@ -265,7 +266,7 @@ class CheckedCriu:
 class MachineSampler:
     """What a node's measurements would say of its trees."""
 
-    def __init__(self, machine: Machine, clock: LoopClock) -> None:
+    def __init__(self, machine: Machine, clock: Clock) -> None:
         self._machine = machine
         self._clock = clock
 
@@ -277,6 +278,10 @@ class MachineSampler:
             for tree in known
             if tree.incarnation in places and places[tree.incarnation].tree is not None
         ]
+
+    async def cards(self) -> list[Any]:
+        """None that anybody is told of."""
+        return []
 
     def _sample(self, place: Place, *, naps: bool) -> Sample:
         tree, now = place.tree, self._clock.now()
@@ -309,10 +314,22 @@ class MachineSampler:
 
 
 def agent_node(
-    machine: Machine, program: Program, kernel: Kernel, store: StoreInMemory
+    machine: Machine,
+    program: Program,
+    kernel: Kernel,
+    store: StoreInMemory,
+    clock: Clock | None = None,
 ) -> LocalNode:
-    """The agent of a machine, wired as ``node/app.py`` does it."""
-    clock = LoopClock(lambda: machine.skew)
+    """The agent of a machine, wired as ``node/app.py`` does it.
+
+    Args:
+        machine: where it runs.
+        program: that runs it.
+        kernel: what it works on.
+        store: shared by all machines.
+        clock: None: the running loop's, as the machine's is set.
+    """
+    clock = clock or LoopClock(lambda: machine.skew)
     repository: Any = RepositoryInMemory(store, program, clock)
     records = RecordsOnDisk(machine, program)
     placements: Any = PlacementsOnMachine(machine)

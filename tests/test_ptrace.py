@@ -69,7 +69,7 @@ def test_stopped_process_that_is_continued_meanwhile_is_not_waited_for(program):
     begun = time.monotonic()
     with ptrace.stopped(program, seconds=60):
         os.kill(program, signal.SIGCONT)
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 30
     assert processes.STOPPED not in states(program)
 
 
@@ -78,9 +78,9 @@ def test_process_that_is_continued_inside_a_block_goes_on_at_its_end(program):
     os.kill(program, signal.SIGSTOP)
     wait_until(lambda: states(program) == {processes.STOPPED}, 5)
     begun = time.monotonic()
-    with ptrace.standing(program, but={*ptrace.tasks(program)} - {program}, seconds=5):
+    with ptrace.standing(program, but={*ptrace.tasks(program)} - {program}, seconds=60):
         os.kill(program, signal.SIGCONT)
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 30
     assert processes.STOPPED not in states(program)
 
 
@@ -272,10 +272,17 @@ def test_call_that_does_not_return_in_time_is_taken_back(computing, tmp_path):
     goes_on(computing)
 
 
-def test_thread_that_does_not_stop_in_time_is_let_go(program, monkeypatch):
+def test_thread_that_does_not_stop_in_time_is_let_go(program):
     """It is stopped by what was asked of it, some time later."""
-    with pytest.raises(ptrace.TraceFailed), ptrace.stopped(program, seconds=-1):
-        pass
+
+    def is_late() -> bool:  # else it has stopped before somebody looked
+        try:
+            with ptrace.stopped(program, seconds=-1):
+                return False
+        except ptrace.TraceFailed:
+            return True
+
+    wait_until(is_late, 30)
     time.sleep(0.2)
     assert states(program) == {"S"}
     assert procfs.status(program)["TracerPid"] == "0"

@@ -1356,7 +1356,7 @@ class Reason(Enum):
         "It is not done after {limit}; it goes on in the background.",
         (
             "Whether a machine or its store holds it up: jupyterhub-gpu-reclaim nodes;"
-            " it is done once that is over. Else see how far it is:"
+            " if that lasts, it is called off. Else see how far it is:"
             " jupyterhub-gpu-reclaim sessions"
         ),
         True,

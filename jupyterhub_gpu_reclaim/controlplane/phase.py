@@ -226,12 +226,11 @@ def goes_back_to(row: SessionRow, seen: Observed, tree: Tree) -> CheckpointInfo 
 
 
 def _save_point(incarnation: str, seen: Observed) -> CheckpointInfo | None:
-    """The newest save point of an incarnation that nobody has set aside since."""
-    own = [
-        info
-        for info in seen.saved or ()
-        if info.incarnation == incarnation != "" and info.goes_on
-    ]
+    """What an incarnation was last saved as, unless somebody has set that aside.
+
+    It is a save point, or left of a suspend that was taken back.
+    """
+    own = [i for i in seen.saved or () if i.incarnation == incarnation != ""]
     newest = max(own, key=lambda info: info.stamp, default=None)
     return None if newest is None or is_aside(newest, seen.said) else newest
 

@@ -28,8 +28,9 @@ _SEEN = {
         "nothing",
         "nothing, also where it fails",
         (
-            "it runs; for a session that was deleted or set aside while suspended:"
-            " before the server's next start, or as the server is deleted"
+            "it runs; for a session that was deleted while suspended: some seconds"
+            " after that, or, where a part was away then or it was set aside, before"
+            " the server's next start"
         ),
     ),
     "options_form": ("nothing", "it is not shown", "nothing"),

@@ -38,7 +38,6 @@ from urllib.parse import urlsplit
 from jupyterhub.apihandlers.users import UserServerAPIHandler
 from jupyterhub.app import JupyterHub
 from jupyterhub.user import User
-from tornado import web
 
 from jupyterhub_gpu_reclaim.common.auth.principals import Principal, of_service, of_user
 from jupyterhub_gpu_reclaim.common.auth.scopes import SERVICE_NAME
@@ -177,9 +176,8 @@ def _noting_who_asks(original: Callable[..., Any]) -> Callable[..., Any]:
         ours = asks is not None and asks.ours
         token = ASKER.set(asks)
         try:
-            if ours and await _is_formers(self.find_user(user_name), server_name):
-                # Before the stop: after a failed one the Hub forgets what runs.
-                raise web.HTTPError(409, "It was started by the former spawner.")
+            if ours:
+                await _ask_spawner(self.find_user(user_name), server_name)
             return await original(self, user_name, server_name)
         finally:
             ASKER.reset(token)
@@ -187,11 +185,19 @@ def _noting_who_asks(original: Callable[..., Any]) -> Callable[..., Any]:
     return delete
 
 
-async def _is_formers(user: Any, server_name: str) -> bool:
-    """Whether a server is of the spawner that ours replaced, and none of its saves."""
-    spawner = user.spawners.get(server_name) if user is not None else None
-    ask = getattr(spawner, "reclaim_is_formers", None)
-    return ask is not None and bool(await ask())
+async def _ask_spawner(user: Any, server_name: str) -> None:
+    """Let the spawner of a server look first whether our service's stop is for it.
+
+    Before the stop: after a failed one the Hub forgets what runs, and it gives up any
+    start that is pending.
+
+    Raises:
+        HTTPError: there is nothing for our service to stop.
+    """
+    known = user is not None and server_name in user.orm_spawners
+    ask = getattr(user.spawners[server_name], "reclaim_asked", None) if known else None
+    if ask is not None:
+        await ask()
 
 
 def asker(handler: Any) -> Asker | None:

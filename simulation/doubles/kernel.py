@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import random
 import secrets
+import time
 import types
 import uuid
 from typing import TYPE_CHECKING, Any, Self
@@ -620,9 +621,7 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
     """Which names stand for which doubles."""
     nothing: Callable[..., Any] = lambda *_, **__: []  # noqa: E731 - thirty times
     none: Callable[..., None] = lambda *_, **__: None  # noqa: E731 - likewise
-    time = types.SimpleNamespace(
-        time=_now, monotonic=lambda: asyncio.get_running_loop().time(), sleep=pause
-    )
+    seconds = types.SimpleNamespace(time=_now, monotonic=_now, sleep=pause)
     gpu_survey = types.SimpleNamespace(
         survey=kernel.survey,
         held_by=kernel.held_by,
@@ -718,10 +717,10 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (filesystem, "memory_needed", lambda *_: GIB),
         (gpu, "gpu_survey", gpu_survey),
         (gpu, "cuda", cuda),
-        (gpu, "time", time),
+        (gpu, "time", seconds),
         (jupyter_api, "ask", kernel.ask),
         (uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4)),
-        (secrets, "token_hex", lambda size: ids.randbytes(size).hex()),
+        (secrets, "token_hex", lambda size=32: ids.randbytes(size).hex()),
     ]
 
 
@@ -776,4 +775,7 @@ def _who() -> str:
 
 
 def _now() -> float:
-    return asyncio.get_running_loop().time()
+    try:
+        return asyncio.get_running_loop().time()
+    except RuntimeError:  # a thread, where these doubles serve in real time
+        return time.monotonic()

@@ -75,7 +75,7 @@ def test_installed_extension_is_the_one_of_this_checkout() -> None:
     assert len(same) > 10
 
 
-def test_suspend_now_resumes_in_place_with_what_is_not_saved_and_later_by_a_reload(
+def test_suspend_now_resumes_in_place_with_what_is_not_saved(
     stack: Stack, admin: Admin, new_name: str, notebook: Page
 ) -> None:
     edit_cell(notebook, 1, "print('only on this page:', x + 1)")
@@ -117,20 +117,21 @@ def test_suspend_now_resumes_in_place_with_what_is_not_saved_and_later_by_a_relo
     notebook.keyboard.press("Control+s")
     file = stack.folder / "homes" / new_name / "mine.ipynb"
     wait_for(lambda: "only on this page" in file.read_text())
-    reload_brings_it_back(admin, new_name, notebook)
-    assert output_of(notebook, 1) == "only on this page: 42"
 
 
-def reload_brings_it_back(admin: Admin, name: str, notebook: Page) -> None:
-    """Suspended, its tab is loaded again, also while the service does not answer."""
-    admin.suspend(name)
+@pytest.mark.long  # hub/test_pages.py has the visit that brings it back
+def test_reload_brings_it_back_also_while_the_service_does_not_answer(
+    admin: Admin, new_name: str, notebook: Page
+) -> None:
+    admin.suspend(new_name)
     notebook.route("**/services/gpu-reclaim/**", lambda route: route.abort())
     notebook.reload(wait_until="commit")
-    notebook.wait_for_url(f"**/user/{name}/lab**", wait_until="commit")
+    notebook.wait_for_url(f"**/user/{new_name}/lab**", wait_until="commit")
     notebook.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
-    admin.wait(name, phase="running")
+    admin.wait(new_name, phase="running")
     # of a session whose service does not answer, nothing is said
     assert notebook.locator(".gpu-reclaim-corner").is_hidden()
+    assert output_of(notebook, 1) == "it is 42"
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.http.routes import make_application
 from tests.clients.test_agent_tls import NAME, certificate
-from tests.controlplane.doubles import TOKEN, NodeInMemory
+from tests.support.simulated_node import TOKEN, simulated_nodes
 
 
 class Credulous(RequestHandler):
@@ -62,6 +62,12 @@ def serve(tmp_path):
 
 
 @pytest.fixture
+def agent():
+    with simulated_nodes() as nodes:
+        yield nodes.add().agent
+
+
+@pytest.fixture
 def check(tmp_path, capsys):
     """Runs the command; its exit code and all that it said."""
 
@@ -81,20 +87,18 @@ def check(tmp_path, capsys):
     return check
 
 
-def test_an_agent_that_can_save_sessions_passes(serve, check):
-    status, said = check(serve(lambda: make_application(NodeInMemory(), TOKEN)))
+def test_an_agent_that_can_save_sessions_passes(serve, agent, check):
+    status, said = check(serve(lambda: make_application(agent, TOKEN)))
     assert status == 0
     assert said.startswith("127.0.0.1: can save sessions: agent ")
     assert "no GPU driver" in said
 
 
-def test_what_an_agent_lacks_is_said_and_fails(serve, check):
-    class Lacking(NodeInMemory):
-        async def status(self):
-            missing = finding(Reason.CAPABILITY_MISSING, capability="CAP_SYS_ADMIN")
-            return NodeStatus(host="one", version="1", findings=[missing])
-
-    status, said = check(serve(lambda: make_application(Lacking(), TOKEN)))
+def test_what_an_agent_lacks_is_said_and_fails(serve, agent, check):
+    agent.describe = lambda: NodeStatus(host="one", version="1")
+    missing = finding(Reason.CAPABILITY_MISSING, capability="CAP_SYS_ADMIN")
+    agent.look = lambda: [missing]
+    status, said = check(serve(lambda: make_application(agent, TOKEN)))
     assert status == 1
     assert "127.0.0.1: cannot save sessions: agent 1 on one, no CRIU" in said
     assert "Error: The agent lacks CAP_SYS_ADMIN" in said
@@ -106,16 +110,16 @@ def test_an_agent_that_obeys_strangers_fails(serve, check):
     assert "answers 200, not 401, to a wrong token" in said
 
 
-def test_a_token_of_somebody_else_fails(serve, check, tmp_path):
-    port = serve(lambda: make_application(NodeInMemory(), TOKEN))
+def test_a_token_of_somebody_else_fails(serve, agent, check, tmp_path):
+    port = serve(lambda: make_application(agent, TOKEN))
     (tmp_path / "token").write_text("another")
     status, said = check(port)
     assert status == 1
     assert "the agent does not take our token" in said
 
 
-def test_another_certificate_fails(serve, check, tmp_path):
-    port = serve(lambda: make_application(NodeInMemory(), TOKEN))
+def test_another_certificate_fails(serve, agent, check, tmp_path):
+    port = serve(lambda: make_application(agent, TOKEN))
     certificate(tmp_path, "somebody-else")
     status, said = check(port, **{"ca-file": tmp_path / "somebody-else.pem"})
     assert status == 1
@@ -124,9 +128,9 @@ def test_another_certificate_fails(serve, check, tmp_path):
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"one\ntwo", "ä".encode()])
 def test_a_token_that_is_no_line_of_text_is_said_and_fails(
-    serve, check, tmp_path, content
+    serve, agent, check, tmp_path, content
 ):
-    port = serve(lambda: make_application(NodeInMemory(), TOKEN))
+    port = serve(lambda: make_application(agent, TOKEN))
     (tmp_path / "token").write_bytes(content)
     status, said = check(port)
     assert status == 1
@@ -150,7 +154,7 @@ def test_port_that_there_is_not_is_named(check, capsys, port):
         ({"ca-file": __file__}, f"There is no certificate in {__file__}."),
     ],
 )
-def test_what_cannot_be_asked_is_an_error_in_words(serve, check, changed, says):
+def test_what_cannot_be_asked_is_an_error_in_words(serve, agent, check, changed, says):
     status, said = check(serve(lambda: Application([])), **changed)
     assert status != 0
     assert said.startswith(f"Error: {says}")

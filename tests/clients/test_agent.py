@@ -17,19 +17,20 @@ from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
-from tests.controlplane.doubles import TOKEN, NodeInMemory, serve_node
+from tests.support.simulated_node import TOKEN, simulated_nodes
 
 KEY = SessionKey("ada")
 
 
 @pytest.fixture
 async def node():
-    return NodeInMemory()
+    with simulated_nodes() as nodes:
+        yield nodes.add()
 
 
 @pytest.fixture
 async def client(node, tmp_path):
-    server, address = serve_node(node, tmp_path)
+    server, address = node.serve(tmp_path)
     client = AgentClient(address, TOKEN, quick=2, slow=2, silence=2)
     yield client
     client.close()
@@ -55,7 +56,7 @@ async def test_agent_that_is_not_there_is_unreachable(address):
 
 
 async def test_agent_token_is_read_anew_and_a_wrong_one_is_unreachable(node, tmp_path):
-    server, address = serve_node(node, tmp_path)
+    server, address = node.serve(tmp_path)
     file = tmp_path / "token"
     client = AgentClient(address, file, quick=2)
     with pytest.raises(Unreachable, match="does not answer"):

@@ -14,8 +14,8 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.http.routes import make_application
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from jupyterhub_gpu_reclaim.service.settings.placement import AGENT_NAME as NAME
-from tests.controlplane.doubles import TOKEN, NodeInMemory
 from tests.support.certificates import certificate
+from tests.support.simulated_node import TOKEN, simulated_nodes
 
 
 @pytest.fixture
@@ -24,12 +24,13 @@ async def agent(tmp_path, request):
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     hours = -1.0 if "expired" in request.node.name else 1.0
     context.load_cert_chain(certificate(tmp_path, NAME, hours=hours))
-    node = NodeInMemory()
-    node.run(SessionKey("ada"), "work", "i1")
-    server = HTTPServer(make_application(node, TOKEN), ssl_options=context)
-    sockets = bind_sockets(0, "127.0.0.1")
-    server.add_sockets(sockets)
-    yield sockets[0].getsockname()[1]
+    with simulated_nodes() as nodes:
+        node = nodes.add()
+        node.run(SessionKey("ada"), incarnation="i1")
+        server = HTTPServer(make_application(node.agent, TOKEN), ssl_options=context)
+        sockets = bind_sockets(0, "127.0.0.1")
+        server.add_sockets(sockets)
+        yield sockets[0].getsockname()[1]
     server.stop()
     await server.close_all_connections()
 

@@ -15,7 +15,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import HIGHEST, Term
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
-from tests.controlplane.doubles import TOKEN, NodeInMemory, serve_node
+from tests.support.simulated_node import TOKEN, Node, simulated_nodes
 
 KEY = SessionKey("ada")
 
@@ -23,10 +23,10 @@ KEY = SessionKey("ada")
 class World:
     """One agent, and services with a journal each, or one after the other."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, node: Node) -> None:
         self._folder = folder
-        self.node = NodeInMemory()
-        self._server, self._address = serve_node(self.node, folder)
+        self.node = node
+        self._server, self._address = node.serve(folder)
         self._open = []
         self._held: dict[str, Journal] = {}
 
@@ -53,13 +53,14 @@ class World:
 
 @pytest.fixture
 async def world(tmp_path):
-    world = World(tmp_path)
-    yield world
-    await world.close()
+    with simulated_nodes() as nodes:
+        world = World(tmp_path, nodes.add())
+        yield world
+        await world.close()
 
 
 async def test_former_service_hears_that_it_is_one_and_changes_nothing(world):
-    place = world.node.run(KEY, "work")
+    place = world.node.run(KEY)
     _, former = world.service()
     assert await former.trees()
     _, client = world.service()
@@ -74,12 +75,13 @@ async def test_former_service_hears_that_it_is_one_and_changes_nothing(world):
         with pytest.raises(Unreachable) as caught:
             await ask()
         assert "another service has taken it" in caught.value.detail
-    assert world.node.calls == []
+    assert place.tree.runs
+    assert world.node.nodes.store.saved == {}
     assert (await client.kill(place.incarnation)).state is TreeState.GONE
 
 
 async def test_service_with_an_older_journal_goes_on_above_what_the_agent_knows(world):
-    place = world.node.run(KEY, "work")
+    place = world.node.run(KEY)
     _, former = world.service()
     later = [world.service() for _ in range(3)]
     await later[-1][1].trees()
@@ -131,7 +133,7 @@ async def test_two_installations_with_the_same_agents_do_not_ask_for_ever(world)
 @pytest.mark.parametrize("term", [BELIEVED + 1, HIGHEST])
 async def test_agent_that_obeys_what_no_service_can_have_been_is_silent(world, term):
     journal, client = world.service()
-    await world.node.terms.hear(Term(number=term, holder="x"), order=False)
+    await world.node.agent.term.hear(Term(number=term, holder="x"), order=False)
     with pytest.raises(Unreachable):
         await client.trees()
     assert journal.term == 1

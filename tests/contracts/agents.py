@@ -5,28 +5,22 @@ Another agent joins with a class like these and a fixture in :data:`AGENTS`.
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import os
 import shutil
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from benchmarks.simulated_gpus import GB, Gpus
-from benchmarks.simulated_gpus import Place as SimulatedPlace
-from benchmarks.simulated_node import SimulatedAgent
-from jupyterhub_gpu_reclaim.common.models import TreeState
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
-from tests.controlplane.doubles import TOKEN, NodeInMemory, serve_node
+from simulation.doubles.machine import GIB
 from tests.node.test_rehearsal import HOLDER
 from tests.support import fake_cards
 from tests.support.agent import COUNTER, Place, goes_on, running_agent, wait_for
 from tests.support.fake_cards import FAKE, computes
+from tests.support.simulated_node import TOKEN, Nodes, simulated_nodes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -37,8 +31,7 @@ if TYPE_CHECKING:
 
 AGENTS = [
     pytest.param("real_agent", marks=pytest.mark.root),
-    "agent_in_memory",
-    "simulated_agent",
+    "agent_on_doubles",
 ]
 
 
@@ -134,91 +127,41 @@ class RealAgent:
         return place
 
 
-class AgentInMemory:
-    """The control plane's tests' node, behind the agent's real routes and client."""
+class AgentOnDoubles:
+    """The agent over the simulator's kernel, behind its real routes and client."""
 
-    def __init__(self) -> None:
-        self._node = NodeInMemory()
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes, self._node = nodes, nodes.add()
         self._folder = tempfile.TemporaryDirectory()
-        self._server, address = serve_node(self._node, Path(self._folder.name))
+        self._server, address = self._node.serve(Path(self._folder.name))
         self.agent = AgentClient(address, TOKEN, quick=2, slow=5, silence=5)
-        self._names = itertools.count(1)
 
     def slow_down(self) -> None:
-        self._node.step_seconds = 0.3
+        self._nodes.seconds = 1.0
 
     def run(self, key: SessionKey) -> str:
-        return self._node.run(key, "work").incarnation
+        return self._node.run(key).incarnation
 
     def run_stuck(self, key: SessionKey) -> str:
-        place = self._node.run(key, "work")
-        place.stuck = "It has an odd file open."
+        place = self._node.run(key)
+        place.tree.stuck = True
         return place.incarnation
 
     def run_on_gpu(self, key: SessionKey) -> str:
-        place = self._node.run(key, "work")
-        place.gpu_memory = GB
-        return place.incarnation
+        return self._node.run(key, gpu=GIB).incarnation
 
     def hold(self, key: SessionKey) -> str:
-        name = f"held-{next(self._names)}"
-        self._node.hold(key, name)
-        return name
+        return self._node.hold(key).incarnation
 
     def runs(self, incarnation: str) -> bool:
-        place = self._node.places[incarnation]
-        return (place.state, place.contents) == (TreeState.RUNNING, "work")
+        tree = self._node.machine.places[incarnation].tree
+        return tree is not None and tree.runs and tree.contents == "work"
 
     async def close(self) -> None:
         self.agent.close()
         self._server.stop()
         await self._server.close_all_connections()
         self._folder.cleanup()
-
-
-class Hurried:
-    """A clock for which a second of the simulation is a millisecond."""
-
-    now = staticmethod(time.time)
-    monotonic = staticmethod(time.monotonic)
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds / 1000)
-
-
-class AgentOfTheSimulation:
-    """The benchmarks' cluster."""
-
-    def __init__(self) -> None:
-        self.agent = SimulatedAgent(Hurried(), Gpus(8))
-        self._names = itertools.count(1)
-
-    def slow_down(self) -> None:
-        """Each order gives way to the others already."""
-
-    def run(self, key: SessionKey) -> str:
-        return self._put(key, TreeState.RUNNING)
-
-    def run_stuck(self, key: SessionKey) -> str:
-        name = self.run(key)
-        self.agent.places[name].stuck = "It has an odd file open."
-        return name
-
-    def run_on_gpu(self, key: SessionKey) -> str:
-        name = self.run(key)
-        self.agent.places[name].gpu_memory = GB
-        return name
-
-    def hold(self, key: SessionKey) -> str:
-        return self._put(key, TreeState.HOLDING)
-
-    def runs(self, incarnation: str) -> bool:
-        return self.agent.places[incarnation].state is TreeState.RUNNING
-
-    def _put(self, key: SessionKey, state: TreeState) -> str:
-        name = f"i{next(self._names)}"
-        self.agent.put(SimulatedPlace(key, name, state, GB, time.time()))
-        return name
 
 
 @pytest.fixture(scope="module")
@@ -247,12 +190,8 @@ async def real_agent(agents_program: support.Agent) -> AsyncIterator[RealAgent]:
 
 
 @pytest.fixture
-async def agent_in_memory() -> AsyncIterator[AgentInMemory]:
-    made = AgentInMemory()
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def simulated_agent() -> AgentOfTheSimulation:
-    return AgentOfTheSimulation()
+async def agent_on_doubles() -> AsyncIterator[AgentOnDoubles]:
+    with simulated_nodes() as nodes:
+        made = AgentOnDoubles(nodes)
+        yield made
+        await made.close()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks.simulated_gpus import Gpus
-from benchmarks.simulated_node import SimulatedAgent, SimulatedHub
 from jupyterhub_gpu_reclaim.common.models import SessionKey, StartPlan, StopPlan
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
 from simulation.doubles.network import Server, Wire
 from simulation.loop import Program
 from simulation.programs import HubOverWire
-from tests.contracts.agents import Hurried
-from tests.controlplane.doubles import HubInMemory, NodeInMemory, serve_hub
 from tests.support.mock_hub import TOKEN, add_user, api_url
 from tests.support.simulated_hub import started
 
@@ -25,9 +23,18 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Hub
 
-HUBS = ["real_hub", "hub_in_memory", "simulated_hub"]
 #: Whom each of them knows.
 ANN, BOB = SessionKey("ann"), SessionKey("bob")
+
+
+class Hurried:
+    """A clock for which a second of the simulation is a millisecond."""
+
+    now = staticmethod(time.time)
+    monotonic = staticmethod(time.monotonic)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / 1000)
 
 
 class LetsEverythingHappen:
@@ -57,28 +64,6 @@ async def real_hub(mock_hub) -> AsyncIterator[Hub]:
     client = HubClient(api_url(mock_hub), TOKEN)
     yield client
     client.close()
-
-
-@pytest.fixture
-async def hub_in_memory() -> AsyncIterator[Hub]:
-    """The control plane's tests' Hub, behind the service's client."""
-    hub = HubInMemory(NodeInMemory())
-    hub.controller = LetsEverythingHappen(300.0)
-    server, address = serve_hub(hub)
-    client = HubClient(f"{address}/hub/api", "hub-token")
-    yield client
-    client.close()
-    server.stop()
-    await server.close_all_connections()
-
-
-@pytest.fixture
-async def simulated_hub() -> Hub:
-    """The benchmarks' Hub."""
-    hub = SimulatedHub(SimulatedAgent(Hurried(), Gpus(8)))
-    hub.controller = LetsEverythingHappen(300.0)
-    hub.vram = dict.fromkeys((ANN, BOB, SessionKey("ann", "lab")), 0)
-    return hub
 
 
 def hub_of_the_simulator(folder: Path) -> Hub:

@@ -18,13 +18,12 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.contracts.agents import (
     AGENTS,
-    agent_in_memory,
+    agent_on_doubles,
     agents_program,
     real_agent,
-    simulated_agent,
 )
 
-__all__ = ["agent_in_memory", "agents_program", "real_agent", "simulated_agent"]
+__all__ = ["agent_on_doubles", "agents_program", "real_agent"]
 
 ANN, BOB = SessionKey("ann"), SessionKey("bob")
 
@@ -262,19 +261,17 @@ async def test_nap_of_what_has_no_gpu_is_refused_and_leaves_it_running(node):
     assert node.runs(name)
 
 
-async def test_nap_refuses_other_orders_while_it_begins(node):
+async def test_orders_wait_for_the_end_of_a_nap_that_begins(node):
     node.slow_down()
     name = node.run_on_gpu(ANN)
     async with aclosing(node.agent.nap(name)) as events:
         await anext(events)
         assert (await node.agent.tree(name)).state is TreeState.RUNNING
-        for order in (
-            node.agent.wake(name),
-            node.agent.capture(name, "c1", 1),
-            node.agent.thaw(name),
-        ):
-            assert await refusal(order) is Reason.OPERATION_IN_FLIGHT
+        refused = await refusal(node.agent.thaw(name))
+        assert refused is Reason.OPERATION_IN_FLIGHT
+        wakes = asyncio.create_task(last(node.agent.wake(name)))
         assert (await last(events)).tree.state is TreeState.NAPPING
+    assert (await wakes).tree.state is TreeState.RUNNING
 
 
 async def test_suspend_from_a_nap_is_undone_to_the_nap_and_comes_back_awake(node):

@@ -1,7 +1,4 @@
-"""What every Hub must do, run on JupyterHub itself and on each double.
-
-The simulator's runs on its own loop, in virtual time; the others take real time.
-"""
+"""What every Hub must do, run on JupyterHub itself and on the simulator's."""
 
 from __future__ import annotations
 
@@ -16,11 +13,8 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.contracts.hubs import (
     ANN,
     BOB,
-    HUBS,
-    hub_in_memory,
     hub_of_the_simulator,
     real_hub,
-    simulated_hub,
 )
 from tests.support.mock_hub import configured_mockhub_instance, hub_app, mock_hub
 from tests.support.simulated_hub import run
@@ -32,18 +26,16 @@ if TYPE_CHECKING:
 __all__ = [
     "configured_mockhub_instance",
     "hub_app",
-    "hub_in_memory",
     "mock_hub",
     "real_hub",
-    "simulated_hub",
 ]
 
 LAB = SessionKey("ann", "lab")
 
 
-@pytest.fixture(params=HUBS)
-def hub(request):
-    return request.getfixturevalue(request.param)
+@pytest.fixture
+def hub(real_hub):
+    return real_hub
 
 
 async def reaches(hub, key: SessionKey, state: HubState) -> None:

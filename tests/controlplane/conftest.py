@@ -17,7 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
+from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
@@ -204,3 +206,20 @@ async def suspended(world, **settings):
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     return controller
+
+
+def away(world, *names: str):
+    """These calls of the node fail, until what is returned is called."""
+    before = {name: getattr(world.node, name) for name in names}
+
+    async def fails(*_args, **_more):
+        raise StoreError(Reason.STORE_FAILED, why="it is away")
+
+    for name in names:
+        setattr(world.node, name, fails)
+
+    def back() -> None:
+        for name, call in before.items():
+            setattr(world.node, name, call)
+
+    return back

@@ -240,7 +240,8 @@ def test_return_beside_a_silent_node_not_where_hub_and_journal_are_both_older():
         (stop(), row("running"), at(tree("running", "i9")), A.KEEP),
         (stop(), row("running"), {**NEWER}, Phase.SUSPENDED),
         (stop(), row("running"), {}, Phase.SUSPENDED),
-        (stop(), row("running", checkpoint=""), {}, A.END),
+        (stop(), row("running", checkpoint=""), {}, Phase.SUSPENDED),
+        (stop(), row("running", checkpoint=""), {"saved": ()}, A.END),
         # Of another incarnation.
         (stop("old"), row("running"), at(tree("running", "old")), A.END),
         (stop("old"), row("running"), at(tree("running")), A.KEEP),

@@ -61,9 +61,7 @@ def test_sentences_name_who_asked_and_for_how_long():
     assert told("keep", "0 s") == "ada cancelled Keep."
     assert told("keep", "nonsense") == "ada cancelled Keep."
     assert told("ask to resume") == "ada asked to resume it."
-    assert (
-        told("discard", "ckpt-1") == "ada deleted a checkpoint that had been put aside."
-    )
+    assert told("discard", "ckpt-1") == "ada deleted a checkpoint of it."
     assert told("newer word", who="gpu-reclaim") == "The service: newer word."
 
 

@@ -49,6 +49,26 @@ async def test_delete_of_everything_while_suspended_is_followed_by_a_cold_start(
     assert await world.hub.start(KEY) == "cold"
 
 
+async def test_hub_is_told_once_that_what_was_suspended_is_deleted(world):
+    """It learns nothing of it otherwise before that server's next start."""
+    controller = await _suspended(world)
+    stops = f"stop {KEY}"
+    assert world.hub.orders.count(stops) == 1
+    await controller.users.delete(KEY, "ada")
+    await world.until(lambda: world.hub.orders.count(stops) == 2)
+    await asyncio.sleep(0.3)  # many ticks
+    assert world.hub.orders.count(stops) == 2
+    assert await world.hub.start(KEY) == "cold"
+
+
+async def test_hub_is_told_of_nothing_where_a_new_server_has_begun(world):
+    controller = await _suspended(world)
+    world.hub.states[KEY] = "spawning"
+    await controller.users.delete(KEY, "ada")
+    await asyncio.sleep(0.3)
+    assert world.hub.orders.count(f"stop {KEY}") == 1
+
+
 async def test_delete_of_what_was_put_aside_tells_what_stays_until_when(world):
     controller, aside = await _suspended_beside_another(world)
     assert await world.hub.start(KEY) == "restore"

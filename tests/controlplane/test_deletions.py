@@ -8,34 +8,16 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common import deletion_orders
 from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
-from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
+from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import Placement
-from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.journal import notes
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.policy.retention import Retention
-from tests.controlplane.conftest import DELETED, KEY
+from tests.controlplane.conftest import DELETED, KEY, away
 
 OLD, NEW = "7.20260101T000000000000", "7.20261122T000000000000"
-
-
-def _away(world, *names: str):
-    """These calls of the node fail, until what is returned is called."""
-    before = {name: getattr(world.node, name) for name in names}
-
-    async def fails(*_args, **_more):
-        raise StoreError(Reason.STORE_FAILED, why="it is away")
-
-    for name in names:
-        setattr(world.node, name, fails)
-
-    def back() -> None:
-        for name, call in before.items():
-            setattr(world.node, name, call)
-
-    return back
 
 
 async def _suspended(world, **more):
@@ -65,7 +47,7 @@ async def test_deletion_is_repeated_until_the_node_and_its_store_are_back(
     world, missing
 ):
     controller = await _suspended(world)
-    back = _away(world, missing)
+    back = away(world, missing)
     await controller.forget(DELETED)
     world.hub.pointers.pop(KEY, None)
     await asyncio.sleep(0.2)
@@ -194,11 +176,11 @@ async def test_new_session_of_that_name_is_not_hit_by_the_order(world):
     await world.running("of the old one")
     controller = await world.controller()
     await world.until(lambda: world.phase(controller) == "running")
-    release = _away(world, "release")
+    release = away(world, "release")
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.hub.states[KEY] == "stopped")
     (old,) = world.node.places
-    back = _away(world, "kill", "discard")
+    back = away(world, "kill", "discard")
     await controller.forget(DELETED)
     world.hub.pointers.pop(KEY, None)
     release()
@@ -226,7 +208,7 @@ async def test_session_that_the_hub_names_is_ended_though_the_journal_never_knew
     place = world.node.run(KEY, "of the deleted one")
     place.session, place.account = "s1", OLD
     world.hub.states[KEY] = "stopped"
-    back = _away(world, "trees")
+    back = away(world, "trees")
     controller = await world.controller()
     await controller.forget(Deletion(user=KEY.user, account=OLD, sessions=told))
     new = Placement(key=KEY, incarnation="new", owner=NEW)
@@ -245,7 +227,7 @@ async def test_session_that_the_hub_names_is_ended_though_the_journal_never_knew
 
 async def test_server_that_its_own_account_has_begun_anew_is_not_ended(world):
     """The order is pending, and the Hub has started it without the service."""
-    back = _away(world, "trees")
+    back = away(world, "trees")
     controller = await world.controller()
     await controller.forget(Deletion(user=KEY.user, account=OLD, sessions=("s1",)))
     place = world.node.run(KEY, "begun anew")
@@ -282,7 +264,7 @@ async def test_deletion_of_an_account_is_not_about_who_had_its_name_before(world
 async def test_silent_node_of_a_deleted_session_hinders_no_new_one(world):
     controller = await _suspended(world)
     world.hub.pointers.pop(KEY, None)
-    back = _away(world, "trees")
+    back = away(world, "trees")
     await controller.forget(DELETED)
     with pytest.raises(NotFound):
         controller.users.session(KEY)

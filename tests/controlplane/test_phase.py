@@ -194,7 +194,7 @@ def test_while_it_runs_it_is_what_the_session_goes_back_to():
     runs = [tree("running", "c9", origin="c2")]
     assert phase(runs, [saved(1), saved(2)]).saved.id == "c2"
     assert phase(runs, [saved(2), point]).saved.id == "c3"
-    assert phase(runs, [saved(1)]).saved is None
+    assert phase(runs, [saved(4)]).saved is None
 
 
 def test_session_that_ends_goes_back_to_what_it_came_from_or_to_its_save_point():
@@ -203,6 +203,13 @@ def test_session_that_ends_goes_back_to_what_it_came_from_or_to_its_save_point()
     assert phase([], [saved(1), saved(2)], its=ended).saved.id == "c2"
     forgotten = row("running", incarnation="i1", generation=3)
     assert phase([], [saved(1), point], its=forgotten).saved.id == "c3"
+
+
+def test_what_is_left_of_a_suspend_that_was_taken_back_is_better_than_nothing():
+    """The store was away as it was to be deleted, and its programs have ended since."""
+    ended = row("running", incarnation="i1", generation=1)
+    assert phase([], [saved(1)], its=ended).saved.id == "c1"
+    assert phase([], [saved(1)], its=ended, c1=True).phase is Phase.STOPPED
 
 
 def test_what_it_is_suspended_in_and_cannot_be_seen_is_not_passed_over():

@@ -92,7 +92,7 @@ TABLE = [
     (row("warned"), P, [tree("holding")], ActionKind.NOTHING),
     (row("running"), R, [tree("running", "i2")], Phase.RUNNING),
     (row("running"), S, [], Phase.SUSPENDED),
-    (row("running", checkpoint=""), S, [], Phase.STOPPED),
+    (row("running", checkpoint=""), S, [], Phase.SUSPENDED),
     (row("running"), R, [], ActionKind.NOTHING),
     (row("running"), P, [], ActionKind.NOTHING),
     (row("running"), R, [tree("running"), tree("holding", "i2")], ActionKind.KILL),
@@ -121,7 +121,7 @@ TABLE = [
     (row("napping"), R, [tree("captured")], Phase.RELEASING),
     (row("napping"), R, [tree("running", "i2")], Phase.RUNNING),
     (row("napping"), S, [], Phase.SUSPENDED),
-    (row("napping", checkpoint=""), S, [], Phase.STOPPED),
+    (row("napping", checkpoint=""), S, [], Phase.SUSPENDED),
     (row("napping"), R, [tree("napping"), tree("holding", "i2")], ActionKind.KILL),
     (
         row("running"),
@@ -147,7 +147,7 @@ TABLE = [
     (row("suspending"), R, [tree("running")], Phase.RUNNING),
     (row("suspending", attempt="c1"), R, [], Phase.RELEASING),
     (row("suspending", attempt="c2"), S, [], Phase.SUSPENDED),
-    (row("suspending", attempt="c2", checkpoint=""), S, [], Phase.STOPPED),
+    (row("suspending", attempt="c2", checkpoint=""), S, [], Phase.SUSPENDED),
     # RELEASING
     (row("releasing"), R, [tree("captured")], ActionKind.STOP_AT_HUB),
     (row("releasing"), R, [], ActionKind.STOP_AT_HUB),

@@ -380,8 +380,10 @@ async def test_risk_is_counted_from_the_last_save_point_of_what_was_used_since(w
     assert risk.seconds == 0.0  # nothing was done in it
     used(world, time.time() + 60.0)
     await world.until(lambda: controller.metrics_snapshot().risks[0].seconds > 0.3)
+    begun = time.monotonic()
     await saved(world, controller)
-    assert controller.metrics_snapshot().risks[0].seconds < 0.3
+    (risk,) = controller.metrics_snapshot().risks
+    assert risk.seconds < 0.15 + time.monotonic() - begun
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     assert controller.metrics_snapshot().risks == []
@@ -453,7 +455,7 @@ async def test_what_is_ordered_before_the_agent_has_begun_calls_it_off(world):
     goes_on.set()
     await world.until(lambda: saves)
     (save,) = saves
-    await world.until(lambda: save.done, limit=2.0)
+    await world.until(lambda: save.done)
     world.node.hold_at = ""
     await world.until(lambda: world.phase(controller) == "suspended")
     assert row(controller).checkpoint != save.checkpoint

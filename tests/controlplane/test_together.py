@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 
 import msgspec
 import pytest
@@ -144,22 +143,20 @@ async def test_what_is_still_being_saved_is_called_off_at_once(group):
     group.hold(A)
     group.break_(B)
     await group.suspend()
-    await group.world.until(lambda: group.failure(A), limit=5)
-    await group.are("running", limit=5)
+    await group.world.until(lambda: group.failure(A))
+    await group.are("running")
     assert group.failure(A).code == "together_failed"
     group.intact()
 
 
 @pytest.mark.parametrize("wanted", [A, B])
-async def test_user_who_returns_to_one_gets_all_back_within_a_second(group, wanted):
+async def test_user_who_returns_to_one_gets_all_back_at_once(group, wanted):
     await group.start(A, B)
     group.hold(B)
     await group.suspend()
     await group.are("releasing", "suspending")
-    begun = time.monotonic()
     await group.controller.users.resume(wanted, "ada")
-    await group.are("running")
-    assert time.monotonic() - begun < 1
+    await group.are("running")  # what is held is not waited for
     await asyncio.sleep(0.2)
     assert group.phases() == ["running"] * 2
     group.intact()

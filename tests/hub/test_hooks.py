@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 from tests.hub.conftest import SERVICE
 from tests.hub.test_traps import (
     FAILED,
+    asked_by_our_service,
     comes_back,
     pointer,
     resume,
@@ -129,6 +131,38 @@ def test_hook_of_an_end_runs_before_the_next_start_if_what_was_suspended_is_gone
     service.captured.discard((suspended.name, ""))
     assert started(hub, suspended)
     assert hooks.run() == ["auth_state", "post_stop", "pre_spawn"]
+
+
+def test_hook_of_an_end_runs_as_what_is_suspended_is_deleted_by_our_pages(
+    hub, service, suspended, hooks
+):
+    def home():
+        return suspended.http.get(f"{hub.url}/hub/home", timeout=60).text
+
+    assert "Resume my session" in home()
+    service.saved.pop((suspended.name, ""))
+    service.captured.discard((suspended.name, ""))
+    assert stopped_by_our_service(hub, suspended.name) == ""
+    assert hooks.run() == ["post_stop"]
+    assert "Resume my session" not in home()
+    assert stopped_by_our_service(hub, suspended.name) == ""
+    assert started(hub, suspended)
+    assert hooks.run() == ["auth_state", "pre_spawn"]
+
+
+def test_our_service_ends_no_start_that_has_begun(hub, service, amy, hooks):
+    """What it asks for is of the session before."""
+    hub.stop_server(amy.name)
+    held = hub.folder / f"held-hook-of-{amy.name}"
+    held.touch()
+    with ThreadPoolExecutor() as others:
+        start = others.submit(resume, hub, amy.name)
+        wait_until(held.read_text, 30, hub.log)  # the hook of that start waits
+        assert asked_by_our_service(hub, amy.name).status_code == 400
+        held.unlink()
+        assert start.result().status_code in {201, 202}
+    wait_until(lambda: hub.server(amy.name)["ready"], 60, hub.log)
+    assert hooks.run().count("pre_spawn") == 1
 
 
 def test_hook_of_an_end_does_not_run_where_the_service_has_not_said_so(

@@ -87,14 +87,18 @@ def gone(service, user, name=""):
     return False
 
 
-def stopped_by_our_service(hub, user):
-    """Let our service ask for a stop; the pointer's phase when the Hub has none."""
-    answer = requests.delete(
+def asked_by_our_service(hub, user):
+    """Let our service ask for a stop."""
+    return requests.delete(
         f"{hub.url}/hub/api/users/{user}/server",
         headers={"Authorization": f"token {SERVICE_TOKEN}"},
         timeout=60,
     )
-    assert answer.status_code in {202, 204}
+
+
+def stopped_by_our_service(hub, user):
+    """Let our service ask for a stop; the pointer's phase when the Hub has none."""
+    assert asked_by_our_service(hub, user).status_code in {202, 204}
     wait_until(lambda: not hub.server(user)["ready"], 60, hub.log)
     return settled(hub, user)["state"]["gpu_reclaim"]["phase"]
 

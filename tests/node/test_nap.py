@@ -96,7 +96,7 @@ def test_agent_that_ends_waits_for_nobody_who_follows_a_wake(agent, session):
         assert state(agent, session) == "napping"  # it has been read by then
         begun = time.monotonic()
         agent.terminate()
-        assert time.monotonic() - begun < 8
+        assert time.monotonic() - begun < 30
         assert reader.recv(1) == b""
     agent.start()
     assert state(agent, session) == "napping"

@@ -17,8 +17,9 @@ from tests.support.object_store import faulty, s3_server
 
 pytestmark = pytest.mark.shares_an_agent(card=True)
 
-#: How long who comes back may wait for a session that was just being suspended.
-AT_ONCE = 1.0
+#: How long who comes back may wait for a session that was just being suspended: not
+#: for a store that never answers.
+AT_ONCE = 8.0
 #: It counts, and its memory is more than what a store's writers hold on to.
 LARGE = """
 import os, sys, time

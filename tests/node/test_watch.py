@@ -249,7 +249,7 @@ def test_more_descriptors_than_are_watched_are_refused():
         begun = time.monotonic()
         with pytest.raises(TooManyError):
             find_inputs(os.getpid(), [made.process])
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 10
     finally:
         made.close()
 

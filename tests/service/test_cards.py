@@ -82,6 +82,14 @@ def test_card_of_a_nap_says_what_it_moved_and_offers_managers_to_end_it():
     assert [button.action for button in awake.main] == ["suspend", "nap"]
 
 
+def test_order_that_has_not_begun_is_told_with_how_to_call_it_off():
+    ordered = SessionFacts(intent="suspend")
+    told = "It is suspended as soon as possible. Keep running calls that off."
+    assert made(Phase.RUNNING, facts=ordered).order == told
+    assert made(Phase.SUSPENDING, facts=ordered).order == ""
+    assert made(Phase.RUNNING).order == ""
+
+
 def test_suspended_card_says_why_how_large_and_how_long_it_takes():
     known = Suspension(
         why="Idle for 15 min.", bytes=41 * 10**9, resume_seconds=22.0, until=NOW

@@ -23,17 +23,15 @@ from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
-from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
+from jupyterhub_gpu_reclaim.common.models import HubState, Placement, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.client import ServiceClient
-from tests.controlplane.doubles import (
-    TOKEN,
-    HubInMemory,
-    NodeInMemory,
-    serve_hub,
-    serve_node,
-)
+from simulation.doubles.kernel import replaced
+from simulation.doubles.spawner import substitutes
+from tests.support import simulated_hub
+from tests.support.simulated_node import TOKEN, Nodes, simulated_nodes
 
 KEY = SessionKey("ada")
 SPAWNER_TOKEN = "spawner-secret-of-the-tests"
@@ -135,19 +133,24 @@ class Service:
 class World:
     """Node, Hub and database, which last; services, which come and go."""
 
-    def __init__(self, folder: Path, programs) -> None:
+    def __init__(self, folder: Path, programs, nodes: Nodes) -> None:
         self.folder = folder
         self.programs = programs
         self.journal_url = f"sqlite:///{folder}/journal.sqlite"
-        self.node = NodeInMemory()
-        self.hub = HubInMemory(self.node)
+        self.node = nodes.add()
         (folder / "agent.token").write_text(TOKEN)
         (folder / "node").mkdir()  # a real agent may listen in the folder itself
-        node, self.agent_url = serve_node(self.node, folder / "node")
-        hub, address = serve_hub(self.hub)
-        self.hub_url = f"{address}/hub/api"
+        node, self.agent_url = self.node.serve(folder / "node")
+        self.works: ServiceClient | None = None  #: whom the Hub's spawner asks
+        self.hub = simulated_hub.started(
+            folder, self, users=[KEY.user], machine=self.node.machine
+        )
+        hub, self.hub_url = simulated_hub.serve(self.hub)
         self._servers = [node, hub]
         self.services: list[Service] = []
+
+    def __getattr__(self, call: str):
+        return getattr(self.works, call)
 
     def service(self, name: str) -> Service:
         service = Service(self, name)
@@ -178,8 +181,6 @@ class World:
     async def close(self) -> None:
         for service in self.services:
             service.close()
-        for task in list(self.hub.tasks):
-            task.cancel()
         for server in self._servers:
             server.stop()
             await server.close_all_connections()
@@ -187,17 +188,17 @@ class World:
 
 @pytest.fixture
 async def world(tmp_path, programs):
-    world = World(tmp_path, programs)
-    yield world
-    await world.close()
+    with simulated_nodes() as nodes, replaced(substitutes(SystemClock())):
+        world = World(tmp_path, programs, nodes)
+        yield world
+        await world.close()
 
 
 async def _running(world: World, service: Service) -> None:
     """A session that the service has taken up."""
-    place = world.node.run(KEY, "tensors")
-    world.hub.run(KEY, place.incarnation)
-    world.hub.controller = service.client
-    await world.until(lambda: world.phase() == "running")
+    world.works = service.client
+    await world.hub.start(KEY)
+    await world.until(lambda: world.phase() == "running" and not world.hub.pending)
 
 
 async def test_suspended_session_of_the_first_service_is_not_ended_by_the_second(
@@ -214,7 +215,7 @@ async def test_suspended_session_of_the_first_service_is_not_ended_by_the_second
     for _ in range(30):
         await asyncio.sleep(0.1)
         assert world.phase() == "suspended", second.told()[-3000:]
-    assert world.hub.states[KEY] == "stopped"
+    assert await world.hub.server(KEY) is HubState.STOPPED
 
 
 async def test_service_that_waits_says_so_on_every_page_and_to_programs(world):
@@ -247,7 +248,7 @@ async def test_next_service_takes_over_at_once_when_the_first_has_ended(world, e
     first.signal(end)
     first.process.join(60)
     await world.until(second.ready)
-    world.hub.controller = second.client
+    world.works = second.client
     status, text = await second.ask("suspend")
     assert status == 202, text
     await world.until(lambda: world.phase() == "suspended")

@@ -40,6 +40,7 @@ from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.phases import (
     LIVE,
+    NO_ORDER,
     SessionEvent,
     is_needless,
 )
@@ -293,7 +294,7 @@ class UserApi:
     ) -> SessionView:
         """Leave a session alone for some time; 0 takes that back.
 
-        A warning is taken back, and so is a suspend that is under way.
+        A warning is taken back, and so is a suspend that was ordered or is under way.
 
         Args:
             key: the session.
@@ -315,11 +316,13 @@ class UserApi:
             self._check_stays(row)
         self._check_keep(seconds, manages=manages)
         now = self._sessions.clock.now()
+        ordered = row.phase in LIVE and row.intent is Intent.SUSPEND
         self._sessions.update(
             key,
             self._sessions.audit_line(key, by, "keep", f"{seconds:.0f} s"),
             kept_until=now + seconds if seconds else None,
             kept_by=by if seconds else "",
+            **(NO_ORDER if seconds and ordered else {}),
         )
         if seconds:
             await self._call_off_suspend(row)

@@ -22,7 +22,11 @@ from jupyterhub_gpu_reclaim.common.models import Event, Phase
 from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
+from jupyterhub_gpu_reclaim.controlplane.model.phases import (
+    LIVE,
+    NO_ORDER,
+    SessionEvent,
+)
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import (
     MAKES_ROOM,
@@ -53,7 +57,6 @@ _SAME_PHASE: Final = {
     (Phase.NAPPING, SessionEvent.NAPS),
     (Phase.RUNNING, SessionEvent.WAKES),
 }
-_NO_ORDER: dict[str, Any] = {"intent": Intent.NONE, "intent_by": ""}
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,7 @@ class Napper:
         """Journal what the agent has done."""
         self._sessions.note_nap(row.key, tree)
         obeyed = row.intent in {Intent.NAP, Intent.WAKE} and by != SERVICE
-        order: dict[str, Any] = _NO_ORDER if obeyed else {}
+        order: dict[str, Any] = NO_ORDER if obeyed else {}
         moved = f"{size(tree.nap.bytes)} of GPU memory." if tree.nap else ""
         if (row.phase, event) in _SAME_PHASE:
             message = f"{why.message} {moved}" if why is not None else moved
@@ -214,7 +217,7 @@ class Napper:
         self._sessions.runtime(row.key).nap_trouble = self._next_trouble(row, failure)
         self._sessions.counters.ended("nap", "failed", failure.code)
         line = self._sessions.audit_line(row.key, by, "nap failed", failure.message)
-        order: dict[str, Any] = _NO_ORDER if row.intent is Intent.NAP else {}
+        order: dict[str, Any] = NO_ORDER if row.intent is Intent.NAP else {}
         self._sessions.update(row.key, line, **order)
         _log.info("%s: it runs on without a nap: %s", row.key, failure.message)
 

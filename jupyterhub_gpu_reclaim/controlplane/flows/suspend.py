@@ -279,6 +279,14 @@ class Suspender:
                 raise
             _log.info("%s: the Hub is not ready for a stop: %s", row.key, error)
 
+    async def tell_end(self, row: SessionRow) -> None:
+        """Have the Hub forget a session that was deleted while it was suspended.
+
+        Asked once, where no server of that name runs; else its next start tells.
+        """
+        self._sessions.runtime(row.key).end_untold = False
+        await self._hub.stop(row.key)
+
     async def release(self, row: SessionRow) -> None:
         """End the captured tree; idempotent. If thawed meanwhile, it is RUNNING."""
         try:
@@ -309,7 +317,7 @@ class Suspender:
     def thawed(
         self, row: SessionRow, failure: Failure, *, asked: bool = True
     ) -> SessionRow:
-        """Back to RUNNING: the checkpoint is older than what runs, so it is deleted.
+        """Back to RUNNING: the checkpoint is older than what runs, and needed no more.
 
         Args:
             row: the session.
@@ -317,8 +325,9 @@ class Suspender:
             asked: whether the Hub may have been asked to stop it.
         """
         self._sessions.counters.ended("suspend", "failed", failure.code)
+        # Not while it cannot be seen to run: it may be all that is left of it by then.
         to_delete = expiry.kept(
-            self._sessions, row.checkpoint, Keeping.TO_DELETE, seconds=0
+            self._sessions, row.checkpoint, Keeping.SUPERSEDED, seconds=0
         )
         to_delete += bring_back.rows_to_call_off(self._sessions, row, self._settings)
         back = expiry.back_again(self._sessions, row, self._settings.grace)

@@ -3,9 +3,9 @@
 It is called again after each action, until it answers "nothing". It is pure: the same
 views always give the same action, so neither restarts nor earlier events matter. First
 what the session is now is computed (``phase.py``), and taken into the row where that
-says something else. Then, if the agent or the store is silent, nothing is done; no
-answer of the Hub is "—". Where the Hub is about to start or to stop the session,
-``start`` and ``stop`` answer.
+says something else. Then, if the agent or the store is silent, nothing is done, but
+that a person's order which cannot be begun is called off³; no answer of the Hub is "—".
+Where the Hub is about to start or to stop the session, ``start`` and ``stop`` answer.
 
 ===========  ==========================  ===========  ================================
 phase        tree (agent)                Hub          action
@@ -54,7 +54,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, TreeState
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import no_room
+from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.loop.start import UNANSWERED, settle_start
 from jupyterhub_gpu_reclaim.controlplane.loop.stop import settle_stop
 from jupyterhub_gpu_reclaim.controlplane.model.actions import (
@@ -64,7 +66,9 @@ from jupyterhub_gpu_reclaim.controlplane.model.actions import (
     ActionKind,
 )
 from jupyterhub_gpu_reclaim.controlplane.model.asked import Want
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.phase import take
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.asked import Asked
@@ -102,8 +106,22 @@ def settle(
             return UNANSWERED
         if row.phase is Phase.RELEASING and observed.hub is HubState.RUNNING:
             return WAIT
-        return NOTHING
+        return _unbegun(row, observed)
     return take(row, observed) or _by_phase(row, observed, now, settings)
+
+
+def _unbegun(row: SessionRow, observed: Observed) -> Action:
+    """Call off what a person has ordered of a session that nobody can look at.
+
+    Begun hours later, it would come as a surprise.
+    """
+    if row.phase not in LIVE or row.intent_by in {"", SERVICE}:
+        return NOTHING
+    reason, why = Reason.AGENT_UNREACHABLE, ""
+    if observed.trees is not None and observed.saved is None:
+        reason, why = Reason.STORE_UNREACHABLE, "it does not answer"
+    failure = failure_of(reason, why=why)
+    return Action(ActionKind.CALL_OFF, patient=True, failure=failure)
 
 
 def _by_phase(

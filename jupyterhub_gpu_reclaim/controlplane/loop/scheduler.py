@@ -248,7 +248,9 @@ class ControlLoops:
             wished = row.intent is not Intent.NONE or row.phase is Phase.WARNED
             due = self._saving.is_due(row)
             return reclaim or wished or due or row.stop_asked is not None
-        return kind is not ActionKind.NOTHING or row.intent is not Intent.NONE
+        wished = row.intent is not Intent.NONE
+        untold = self._sessions.runtime(row.key).end_untold
+        return kind is not ActionKind.NOTHING or wished or untold
 
     def metrics_snapshot(self) -> MetricsSnapshot:
         """Count everything at this moment."""

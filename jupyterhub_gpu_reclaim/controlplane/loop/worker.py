@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.controlplane.flows import ending
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
 from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, NO_ORDER
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
@@ -109,6 +109,7 @@ class Worker:
             ActionKind.READY: self._act_when_ready,
             ActionKind.ATTACH: self._attach,
             ActionKind.CANCEL: self._cancel,
+            ActionKind.CALL_OFF: self._call_off,
             ActionKind.STOP_AT_HUB: self._stop_at_hub,
             ActionKind.RELEASE: self._release,
             ActionKind.THAW: self._thaw,
@@ -251,6 +252,10 @@ class Worker:
             if observed.hub is HubState.STOPPED:
                 await self._resumer.start(row)
             return self._settings.pace
+        if self._sessions.runtime(row.key).end_untold:
+            if observed.hub is HubState.STOPPED and not observed.silent:
+                await self._suspender.tell_end(row)
+            return None
         return await self._nothing(row, action)
 
     async def _nothing(self, row: SessionRow, action: Action) -> float | None:
@@ -348,6 +353,17 @@ class Worker:
         del action
         await self._agent.cancel(row.incarnation)
         return self._settings.pace
+
+    async def _call_off(self, row: SessionRow, action: Action) -> None:
+        """Call an order off that cannot be begun, and say so: it may be given again."""
+        failure = self._sessions.silences.get(row.node, action.failure)
+        line = self._sessions.audit_line(
+            row.key, SERVICE, "call off", failure.message if failure else ""
+        )
+        rows = bring_back.rows_to_call_off(self._sessions, row, self._settings)
+        self._sessions.update(
+            row.key, line, rows, failure=failure, bring_back="", **NO_ORDER
+        )
 
     async def _stop_at_hub(self, row: SessionRow, action: Action) -> float:
         if action.tree is not None and self._together.breaks(row):

@@ -24,6 +24,7 @@ class ActionKind(StrEnum):
     NOTE = "note what is saved"
     ATTACH = "attach to the capture"
     CANCEL = "cancel"
+    CALL_OFF = "call the order off"  #: it cannot be begun
     STOP_AT_HUB = "ask the Hub for a stop"
     RELEASE = "release"
     THAW = "thaw"

@@ -164,9 +164,10 @@ _CALLS_OFF = frozenset(
         SessionEvent.BROUGHT_BACK,
     }
 )
-_NO_ORDER: dict[str, Any] = {"intent": Intent.NONE, "intent_by": "", "save_name": ""}
+#: Columns of a row without an order.
+NO_ORDER: dict[str, Any] = {"intent": Intent.NONE, "intent_by": "", "save_name": ""}
 _OF_PROCESSES: dict[str, Any] = {
-    **_NO_ORDER,
+    **NO_ORDER,
     "failures": 0,
     "backoff_until": None,
     "stop_asked": None,
@@ -190,7 +191,7 @@ def ended(event: SessionEvent, before: SessionRow, after: SessionRow) -> dict[st
         if after.phase is not phase:
             void |= columns
     if event in _ANSWERS:
-        void |= _NO_ORDER
+        void |= NO_ORDER
     if event in _CALLS_OFF:
         void["bring_back"] = ""
     return void
@@ -224,7 +225,7 @@ def _columns_ended(
         return {**_OF_A_CHECKPOINT, **_OF_A_SESSION}
     if not same:
         return {**_OF_PROCESSES}
-    return {**_NO_ORDER} if _is_done(after) else {}
+    return {**NO_ORDER} if _is_done(after) else {}
 
 
 def _is_done(row: SessionRow) -> bool:

@@ -196,6 +196,7 @@ class Sessions:
             self.runtime(key).cause = [audit]
         if row.waiting_since is None:
             self.runtime(key).waiting = None
+        self.runtime(key).end_untold = event is phases.SessionEvent.DISCARDED
         self.touch(key)
         return row
 

@@ -62,6 +62,8 @@ class Runtime:
     deleted: frozenset[str] = frozenset()
     #: words about its checkpoints that the store has taken since it was last listed
     told: dict[str, Aside | None] = field(default_factory=dict)
+    #: whether it was deleted while suspended, which the Hub has not been told
+    end_untold: bool = False
     #: incarnations whose end was ordered and not answered (``flows/ending.py``)
     ending: frozenset[str] = frozenset()
     #: id that the Hub remembers here, of a session with another name in the journal

@@ -180,12 +180,34 @@ class ReclaimMixin(SessionPlacement):
     async def run_pre_spawn_hook(self) -> None:
         """Run the hook of a start, a return's too; first that of an end not told yet.
 
-        A suspended session may have been deleted or set aside since, by the service's
-        pages: the Hub learns of that end when it starts the next one.
+        A suspended session may have been deleted or set aside since, and the service
+        may not have told that.
         """
-        if self.post_stop_hook is not None and await self._lifecycle.is_over():
-            await self._tell_end()
+        if self.post_stop_hook is not None:
+            await self._settle_end()
         await maybe_future(super().run_pre_spawn_hook())
+
+    async def reclaim_asked(self) -> None:
+        """Look what our service's stop is for, before the Hub does anything.
+
+        It also asks for one where what was suspended has been deleted: the Hub has
+        nothing to stop then, and forgets the session.
+
+        Raises:
+            HTTPError: 400: a start has begun, which it does not mean. 409: what runs is
+                of the spawner that this one has replaced.
+        """
+        if self.pending == "spawn":
+            raise web.HTTPError(400, f"{self.reclaim_key} is pending spawn")
+        if not self.active:
+            await self._settle_end()
+        elif await self._lifecycle.is_formers():
+            raise web.HTTPError(409, "It was started by the former spawner.")
+
+    async def _settle_end(self) -> None:
+        """Run the hook of an end, and forget, if what was suspended is over."""
+        if await self._lifecycle.is_over():
+            await self._tell_end()
 
     async def run_post_stop_hook(self) -> None:
         """Run the hook of an end, unless the session is suspended or may live.
@@ -244,10 +266,6 @@ class ReclaimMixin(SessionPlacement):
     async def poll(self) -> int | None:
         """Return None while it runs, is being started or captured, else a status."""
         return await self._lifecycle.poll(super().poll)
-
-    async def reclaim_is_formers(self) -> bool:
-        """Whether the spawner that this one has replaced has started what runs."""
-        return await self._lifecycle.is_formers()
 
     async def stop(self, now: bool = False) -> None:
         """End the session for real, or release it, as the service says."""

@@ -252,8 +252,9 @@ class Options(Configurable):
         _DEFAULTS.orphan_grace,
         min=5,
         help="Seconds for which a state that makes no sense (programs that the Hub"
-        " does not know of, say) must last before anything is ended for it. Longer"
-        " where Hub or agent are away for longer at restarts.",
+        " does not know of, say) must last before anything is ended for it, and for"
+        " which an order waits for an agent or the store before it is called off."
+        " Longer where Hub or agent are away for longer at restarts.",
     ).tag(config=True)
 
     operation_limit = Float(

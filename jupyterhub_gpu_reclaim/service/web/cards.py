@@ -44,6 +44,14 @@ _STATES: dict[Phase, tuple[str, str]] = {
 #: Tone → words before how long ago that began; of the others: "Running for".
 _BEGAN = {"busy": "Began", "warn": "Warned"}
 
+#: Orders that wait for a part that is away, or for their turn; if the wait is too long,
+#: they are called off.
+_ORDERS = {
+    "suspend": "It is suspended as soon as possible. Keep running calls that off.",
+    "save": "A save point is made as soon as possible.",
+    "nap": "It naps as soon as possible.",
+    "wake": "It wakes as soon as possible.",
+}
 #: Reasons against a suspend that say that a session computes, other than on its GPU.
 _WORK = {one.value for one in (Reason.KERNEL_BUSY, Reason.CPU_BUSY, Reason.DATA_MOVES)}
 
@@ -116,6 +124,7 @@ class SessionCard:
     kept: Moment | None
     pinned_by: str
     place: str
+    order: str  #: what was asked of it, and has not begun
     failure: str
     failure_code: str
     failure_hint: str
@@ -182,6 +191,7 @@ def card(
         kept=_kept(view, now) if live else None,
         pinned_by=view.facts.opted_out_by,
         place=_place(view),
+        order=_ORDERS.get(view.facts.intent, "") if live else "",
         failure=view.failure.told if view.failure else "",
         failure_code=view.failure.code if view.failure else "",
         failure_hint=view.failure.hint if view.failure else "",
