@@ -195,7 +195,7 @@ def test_both_databases_of_before_a_return_what_came_back_runs_on(
 
 
 @pytest.mark.long
-def test_both_databases_of_before_a_session_it_is_listed_and_adopted(
+def test_both_databases_of_before_a_session_it_is_listed_and_joined(
     stack: Stack, admin: Admin, user: User, tmp_path: Path
 ) -> None:
     journal = back_up(journal_of(stack), tmp_path / "journal.sqlite")
@@ -204,10 +204,7 @@ def test_both_databases_of_before_a_session_it_is_listed_and_adopted(
     mine = incarnations_of(stack, name)
     restart_with(stack, journal, hub)
     admin.wait(name, phase="running")  # as its agent sees it
-    # Nobody remembers whose it is: an administrator says so.
-    refused = user.hub("POST", f"users/{name}/server", json={})
-    assert "is running already" in refused.json()["message"]
-    admin.call("POST", f"sessions/{name}/-/renew-login")
+    # Its init says whose it is, and the Hub's account is the same.
     user.start_server()
     assert somebody.visit() == somebody.value
     assert incarnations_of(stack, name) == mine
