@@ -1443,6 +1443,59 @@ ASKS = frozenset(
         Reason.FILES_NEWER,
     }
 )
+#: Reasons that an administrator understands and mends, and no user.
+OPERATORS_OWN = frozenset(
+    {
+        Reason.AGENT_UNREACHABLE,
+        Reason.AGENT_UNTRUSTED,
+        Reason.CAPABILITY_MISSING,
+        Reason.CHECKPOINT_DAMAGED,
+        Reason.CLUSTER_FORBIDS,
+        Reason.CLUSTER_UNREACHABLE,
+        Reason.CRIU_MISSING,
+        Reason.CRIU_TOO_OLD,
+        Reason.CRIU_UNUSABLE,
+        Reason.DOCKER_SILENT,
+        Reason.ENDING_UNSEEN,
+        Reason.GPU_DRIVER_SILENT,
+        Reason.INTERNAL,
+        Reason.JOURNAL_HELD,
+        Reason.KEY_MISSING,
+        Reason.LAUNCH_FAILED,
+        Reason.NODE_SILENT,
+        Reason.NODE_UNTRUSTED,
+        Reason.NO_AGENT,
+        Reason.OTHER_VERSION,
+        Reason.POD_CHANGED,
+        Reason.POD_ENDED,
+        Reason.RESTORE_FAILED,
+        Reason.SAVED_UNKNOWN,
+        Reason.SERVICE_BROKEN,
+        Reason.SERVICE_UNREACHABLE,
+        Reason.SETTING_INVALID,
+        Reason.START_FAILED,
+        Reason.STATE_FULL,
+        Reason.STATE_UNUSABLE,
+        Reason.STORE_ABSENT,
+        Reason.STORE_DENIED,
+        Reason.STORE_FAILED,
+        Reason.STORE_UNREACHABLE,
+        Reason.TIMED_OUT,
+        Reason.USER_MISSING,
+    }
+)
+_PASSING = "A part of the Hub does not work at the moment. You have done nothing wrong."
+_LASTING = "Your administrator needs to look at this. You have done nothing wrong."
+
+
+def plainly(reason: Reason, *, retryable: bool) -> str:
+    """Words for a user in place of what only an administrator understands; else none.
+
+    Pages have the sentence and its hint elsewhere, for the administrator who is asked.
+    """
+    if reason not in OPERATORS_OWN:
+        return ""
+    return _PASSING if retryable else _LASTING
 
 
 class _Facts(dict[str, Any]):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     Decision,
@@ -20,6 +22,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Suspension,
     Usage,
 )
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.web.cards import ago, ahead, card
 
 NOW = 1_700_000_000.0
@@ -90,6 +93,18 @@ def test_order_that_has_not_begun_is_told_with_how_to_call_it_off():
     assert made(Phase.RUNNING).order == ""
 
 
+def test_user_reads_no_commands_for_the_administrator():
+    away = codec.failure_of(Refused(Reason.AGENT_UNREACHABLE))
+    away = msgspec.structs.replace(away, at=NOW)
+    mine = made(Phase.RUNNING, failure=away)
+    assert mine.failure.startswith("The last attempt failed at ")
+    assert mine.failure.endswith("You have done nothing wrong.")
+    assert (mine.failure_hint, mine.failure_code) == ("", "agent_unreachable")
+    root = made(Phase.RUNNING, failure=away, manages=True)
+    assert "systemctl restart" in root.failure_hint
+    assert root.failure.endswith("The machine's agent does not answer.")
+
+
 def test_suspended_card_says_why_how_large_and_how_long_it_takes():
     known = Suspension(
         why="Idle for 15 min.", bytes=41 * 10**9, resume_seconds=22.0, until=NOW
@@ -139,7 +154,7 @@ def test_suspended_card_after_a_failure_offers_to_try_again():
 
 def test_what_may_have_passed_since_the_last_attempt_is_told_as_what_it_was():
     absent = Failure(
-        code="store_absent", message="It is gone.", retryable=True, at=NOW - 60
+        code="port_in_use", message="It is gone.", retryable=True, at=NOW - 60
     )
     one = made(Phase.SUSPENDED, checkpoint="c1", failure=absent)
     assert one.failure == (

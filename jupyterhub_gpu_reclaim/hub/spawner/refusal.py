@@ -14,7 +14,7 @@ from typing import Any
 from tornado import web
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
-from jupyterhub_gpu_reclaim.common.reasons import ASKS, Reason
+from jupyterhub_gpu_reclaim.common.reasons import ASKS, Reason, plainly
 
 try:
     from jupyterhub.spawner import SpawnException
@@ -22,50 +22,6 @@ except ImportError:  # JupyterHub 5
     SpawnException = None
 
 STATUS = 409
-#: Reasons that an administrator understands and mends, and no user. The page has them
-#: behind "details".
-OPERATORS_OWN = frozenset(
-    {
-        Reason.AGENT_UNREACHABLE,
-        Reason.AGENT_UNTRUSTED,
-        Reason.CAPABILITY_MISSING,
-        Reason.CHECKPOINT_DAMAGED,
-        Reason.CLUSTER_FORBIDS,
-        Reason.CLUSTER_UNREACHABLE,
-        Reason.CRIU_MISSING,
-        Reason.CRIU_TOO_OLD,
-        Reason.CRIU_UNUSABLE,
-        Reason.DOCKER_SILENT,
-        Reason.ENDING_UNSEEN,
-        Reason.GPU_DRIVER_SILENT,
-        Reason.INTERNAL,
-        Reason.JOURNAL_HELD,
-        Reason.KEY_MISSING,
-        Reason.LAUNCH_FAILED,
-        Reason.NODE_SILENT,
-        Reason.NODE_UNTRUSTED,
-        Reason.NO_AGENT,
-        Reason.OTHER_VERSION,
-        Reason.POD_CHANGED,
-        Reason.POD_ENDED,
-        Reason.RESTORE_FAILED,
-        Reason.SAVED_UNKNOWN,
-        Reason.SERVICE_BROKEN,
-        Reason.SERVICE_UNREACHABLE,
-        Reason.SETTING_INVALID,
-        Reason.START_FAILED,
-        Reason.STATE_FULL,
-        Reason.STATE_UNUSABLE,
-        Reason.STORE_ABSENT,
-        Reason.STORE_DENIED,
-        Reason.STORE_FAILED,
-        Reason.STORE_UNREACHABLE,
-        Reason.TIMED_OUT,
-        Reason.USER_MISSING,
-    }
-)
-_PASSING = "A part of the Hub does not work at the moment. You have done nothing wrong."
-_LASTING = "Your administrator needs to look at this. You have done nothing wrong."
 _Base: Any = SpawnException or web.HTTPError
 
 
@@ -140,9 +96,9 @@ def _words(error: ReclaimError) -> tuple[str, str]:
     code = escape(error.reason.value)
     message, hint = escape(error.message), escape(error.reason.hint)
     details = f"<code>{code}</code>"
-    if error.reason in OPERATORS_OWN:
+    if plain := plainly(error.reason, retryable=error.retryable):
         details += f": {message} {hint}"
-        message, hint = (_PASSING if error.retryable else _LASTING), ""
+        message, hint = plain, ""
     words = (
         f'<span class="gpu-reclaim-reason" data-code="{code}">{message}'
         f"{f' {hint}' if hint else ''}</span></p><p>"

@@ -11,10 +11,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+import msgspec
+
 from jupyterhub_gpu_reclaim.common import text as words
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.node_status import STORE_CODES
-from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.reasons import Reason, plainly
 from jupyterhub_gpu_reclaim.controlplane.model.settings import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import WORKING_PERCENT
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
         Decision,
+        Failure,
         GpuSample,
         KeptState,
         SessionView,
@@ -169,6 +172,7 @@ def card(
     suspended = view.phase is Phase.SUSPENDED
     has_saved = suspended and bool(view.checkpoint)
     live = view.phase.live
+    failure = view.failure if manages else _for_user(view.failure)
     return SessionCard(
         name=view.key.server or "Default server",
         user=view.key.user,
@@ -192,10 +196,10 @@ def card(
         pinned_by=view.facts.opted_out_by,
         place=_place(view),
         order=_ORDERS.get(view.facts.intent, "") if live else "",
-        failure=view.failure.told if view.failure else "",
-        failure_code=view.failure.code if view.failure else "",
-        failure_hint=view.failure.hint if view.failure else "",
-        second=view.failure.incarnation if view.failure and manages else "",
+        failure=failure.told if failure else "",
+        failure_code=failure.code if failure else "",
+        failure_hint=failure.hint if failure else "",
+        second=failure.incarnation if failure and manages else "",
         last=saved_words(view.last_suspend, now) if view.last_suspend else "",
         suspended=_suspended(view),
         held=held if suspended else None,
@@ -212,6 +216,16 @@ def card(
         can_save=live,
         deletes=view.checkpoint if has_saved else "",
         states=_states(view, now),
+    )
+
+
+def _for_user(failure: Failure | None) -> Failure | None:
+    """Return a failure in words for a user, as the Hub's page has it."""
+    if failure is None or (reason := Reason.of(failure.code)).value != failure.code:
+        return failure
+    plain = plainly(reason, retryable=failure.retryable)
+    return (
+        msgspec.structs.replace(failure, message=plain, hint="") if plain else failure
     )
 
 
