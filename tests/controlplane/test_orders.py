@@ -6,17 +6,27 @@ import asyncio
 
 import pytest
 
+from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.controlplane.conftest import KEY, away, running
+
+SILENT = finding(Reason.AGENT_UNTRUSTED, why="it has expired")
 
 
 @pytest.mark.parametrize(
     ("part", "code"),
-    [("trees", "agent_unreachable"), ("checkpoints", "store_unreachable")],
+    [
+        ("trees", "agent_unreachable"),
+        ("checkpoints", "store_unreachable"),
+        ("trees", "agent_untrusted"),
+    ],
 )
 @pytest.mark.parametrize("order", ["suspend", "save"])
 async def test_order_that_cannot_be_begun_is_called_off(world, part, code, order):
     controller, _ = await running(world, orphan_grace=0.4)
     back = away(world, part)
+    if code == SILENT.code:  # as the watch of the nodes knows it
+        controller.note_silent({"": SILENT})
     await getattr(controller.users, order)(KEY, "ada")
     assert controller.users.session(KEY).facts.intent == order
     view = await world.until(

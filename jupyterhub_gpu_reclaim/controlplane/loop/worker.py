@@ -14,6 +14,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.models import (
+    Failure,
     HubState,
     Phase,
     SessionKey,
@@ -356,7 +357,14 @@ class Worker:
 
     async def _call_off(self, row: SessionRow, action: Action) -> None:
         """Call an order off that cannot be begun, and say so: it may be given again."""
-        failure = self._sessions.silences.get(row.node, action.failure)
+        failure = action.failure
+        if (silence := self._sessions.silences.get(row.node)) is not None:
+            failure = Failure(
+                code=silence.code,
+                message=silence.message,
+                hint=silence.hint,
+                retryable=True,
+            )
         line = self._sessions.audit_line(
             row.key, SERVICE, "call off", failure.message if failure else ""
         )
