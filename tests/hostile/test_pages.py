@@ -227,7 +227,7 @@ async def test_fetch_of_any_mode_reads_nothing(world, victim):
     "policy",
     [
         "",
-        "same-origin",
+        pytest.param("same-origin", marks=pytest.mark.long),
         pytest.param("same-origin-allow-popups", marks=pytest.mark.long),
         pytest.param("noopener-allow-popups", marks=pytest.mark.long),
     ],

@@ -175,16 +175,21 @@ def test_is_step_knows_which_phases_follow_each_other():
 @pytest.mark.parametrize(
     ("kind", "bounds"),
     [
-        (ORDERS, {"faults": 2, "suspends": 1, "visits": 3}),
-        (NODE, {"faults": 2, "suspends": 1}),
         (ALONE, {"faults": 1}),
-        pytest.param(ALONE, {"faults": 2}, marks=pytest.mark.long),
-        pytest.param(RECORDS, {"faults": 2, "suspends": 1}, marks=pytest.mark.long),
-        pytest.param(AWAY, {"faults": 2, "suspends": 1}, marks=pytest.mark.long),
-        pytest.param(STORE, {"faults": 1}, marks=pytest.mark.long),
-        (RENAMED, {"faults": 1}),
-        (ACCOUNTS, {"faults": 1}),
-        (DELETED, {"faults": 1}),
+        *(
+            pytest.param(kind, bounds, marks=pytest.mark.long)
+            for kind, bounds in [
+                (ORDERS, {"faults": 2, "suspends": 1, "visits": 3}),
+                (NODE, {"faults": 2, "suspends": 1}),
+                (ALONE, {"faults": 2}),
+                (RECORDS, {"faults": 2, "suspends": 1}),
+                (AWAY, {"faults": 2, "suspends": 1}),
+                (STORE, {"faults": 1}),
+                (RENAMED, {"faults": 1}),
+                (ACCOUNTS, {"faults": 1}),
+                (DELETED, {"faults": 1}),
+            ]
+        ),
     ],
 )
 def test_no_fault_of_a_further_kind_breaks_a_law(kind, bounds):
@@ -200,6 +205,7 @@ def test_another_account_of_that_name_gets_nothing_and_deletes_nothing(kind):
     assert found.states > 300
 
 
+@pytest.mark.long
 def test_journal_and_store_are_put_back_during_a_return():
     """What is back may be all that there is, and its spawner is told that it is."""
     found = explore(start(faults=2, suspends=1, visits=1, works=0, kinds=[STORE]))
@@ -265,5 +271,6 @@ def test_what_would_not_come_back_is_never_released_whatever_goes_wrong():
     assert phases == {Phase.RUNNING, Phase.SUSPENDING, Phase.STOPPED}
 
 
+@pytest.mark.long
 def test_what_can_come_back_only_now_and_then_breaks_no_law():
     assert explore(start(faults=1, changes=2)).states > 10_000
