@@ -485,16 +485,8 @@ class AgentOverWire:
     async def discard(self, checkpoint: str, *, runs: str = "") -> None:
         await self._slow("discard", checkpoint, runs=runs)
 
-    async def lay_aside(
-        self,
-        checkpoint: str,
-        until: float | None,
-        *,
-        aside: bool = True,
-        word: int = 0,
-    ) -> None:
-        said = {"aside": aside, "word": word}
-        await self._ask("lay_aside", checkpoint, until, limit=15.0, **said)
+    async def mark(self, checkpoint: str, said: Any, word: int) -> None:
+        await self._quick("mark", checkpoint, said, word)
 
     async def _quick(self, name: str, *args: Any) -> Any:
         return await self._ask(name, *args, limit=15.0)

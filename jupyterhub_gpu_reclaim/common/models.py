@@ -273,6 +273,20 @@ class Aside(Value, frozen=True, kw_only=True):
     until: Moment | None  #: when it may be deleted; None: not by itself
 
 
+class GoneOn(Value, frozen=True, kw_only=True):
+    """A session came back from that checkpoint, and may be newer since."""
+
+    incarnation: Identifier  #: what came back
+    since: Moment
+
+
+class Mark(Value, frozen=True, kw_only=True):
+    """What is said of a checkpoint beside it; neither: it is chosen."""
+
+    aside: Aside | None = None
+    gone_on: GoneOn | None = None  #: that is a choice, too
+
+
 #: A higher term was never any service's: each is one above a former one. Half of what
 #: the journal's column holds, so that there is always a next one.
 BELIEVED = (1 << 30) - 1
@@ -310,11 +324,17 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     goes_on: bool = False
     #: Of a save point: files that its programs could write, and that it has not kept.
     not_kept: str = ""
-    #: What the mark beside it says, where checkpoints are listed; None: no such word.
+    #: What the mark beside it says, where checkpoints are listed.
     aside: Aside | None = None
-    #: Number of that mark (term, word), or of one that says that it was chosen again:
-    #: the later word has the higher one; zeros: there is no mark.
+    gone_on: GoneOn | None = None
+    #: Number of that mark (term, word): the later word has the higher one; zeros: there
+    #: is none.
     word: tuple[Count, Count] = (0, 0)
+
+    @property
+    def mark(self) -> Mark:
+        """What is said of it, where checkpoints are listed."""
+        return Mark(aside=self.aside, gone_on=self.gone_on)
 
     @property
     def stamp(self) -> tuple[int, int]:

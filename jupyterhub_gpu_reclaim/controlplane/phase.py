@@ -1,7 +1,7 @@
 """Phase: what a session is now, computed from those who know.
 
-Pure. Agent, store and Hub say what there is (``Observed``, with the words of people
-that the store does not show yet). Of the row count the words of people (what was
+Pure. Agent, store and Hub say what there is (``Observed``, with the words that the
+store does not show yet). Of the row count the words of people (what was
 stopped, and up to which stamp), and what we have begun that nobody else can show yet.
 The rest of the row is what was computed last. The first line that fits counts; None:
 what was computed last holds.
@@ -38,6 +38,19 @@ set one aside, nothing older of that session is current either, unless a later w
 the marks' numbers) has chosen that; and nothing is that is older than what was decided
 about already (``SessionRow.stamp``), but for what the session goes back to: while it
 runs, its newest save point, or what it came from.
+
+``question`` tells why a person must be asked, or what they are told, before a
+checkpoint comes back of which nobody but the store knows:
+
+===========================================  =======================================
+last word on it                              question
+===========================================  =======================================
+it was gone on from, and a rule saves the    ENDED_SINCE_SAVED: it was kept like a
+session while it runs                        save point
+it was gone on from                          ENDED_AFTER_RETURN: else it had expired
+it was chosen                                none
+none, and it is a save point                 ENDED_SINCE_SAVED
+===========================================  =======================================
 """
 
 from __future__ import annotations
@@ -46,6 +59,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, TreeState
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
@@ -53,7 +67,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Mark, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
@@ -247,20 +261,36 @@ def takes_over(
     return own or new or saved.id == row.checkpoint
 
 
-def is_aside(info: CheckpointInfo, said: Mapping[str, bool]) -> bool:
+def question(
+    info: CheckpointInfo, said: Mapping[str, Mark], *, ruled: bool
+) -> Reason | None:
+    """Why a person is asked or told something before a checkpoint comes back.
+
+    Args:
+        info: the checkpoint.
+        said: as ``Observed.said``.
+        ruled: whether a rule saves its session while that runs.
+    """
+    if said.get(info.id, info.mark).gone_on is not None:
+        return Reason.ENDED_SINCE_SAVED if ruled else Reason.ENDED_AFTER_RETURN
+    chosen = info.id in said or info.word > (0, 0)
+    return Reason.ENDED_SINCE_SAVED if info.goes_on and not chosen else None
+
+
+def is_aside(info: CheckpointInfo, said: Mapping[str, Mark]) -> bool:
     """Whether a person has set that checkpoint aside, as ``said`` or by a mark."""
-    return said.get(info.id, info.aside is not None)
+    return said.get(info.id, info.mark).aside is not None
 
 
 def is_left(
-    info: CheckpointInfo, saved: Iterable[CheckpointInfo], said: Mapping[str, bool]
+    info: CheckpointInfo, saved: Iterable[CheckpointInfo], said: Mapping[str, Mark]
 ) -> bool:
     """Whether something newer of its session was set aside since the last word on it.
 
     Args:
         info: the checkpoint.
         saved: all of that name.
-        said: by checkpoint, whether it is set aside or deleted, or chosen (False).
+        said: as ``Observed.said``.
     """
     word = _word(info, said)
     return any(
@@ -270,6 +300,6 @@ def is_left(
     )
 
 
-def _word(info: CheckpointInfo, said: Mapping[str, bool]) -> tuple[float, int]:
+def _word(info: CheckpointInfo, said: Mapping[str, Mark]) -> tuple[float, int]:
     """Number of the last word on it; what the store does not show yet is later."""
-    return (math.inf, 1 - said[info.id]) if info.id in said else info.word
+    return (math.inf, not is_aside(info, said)) if info.id in said else info.word

@@ -18,7 +18,6 @@ import msgspec
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.models import (
-    Aside,
     Event,
     Identity,
     Tree,
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
         Finding,
+        Mark,
         Sample,
     )
     from jupyterhub_gpu_reclaim.common.node_status import (
@@ -420,30 +420,21 @@ class LocalNode:
         await asyncio.to_thread(self.tools.store.delete, checkpoint)
         await asyncio.to_thread(self.tools.ports.let_go, checkpoint)
 
-    async def lay_aside(
-        self,
-        checkpoint: str,
-        until: float | None,
-        *,
-        aside: bool = True,
-        word: int = 0,
-    ) -> None:
-        """Seal a person's word about a checkpoint in the store; idempotent.
+    async def mark(self, checkpoint: str, said: Mark, word: int) -> None:
+        """Seal a word about a checkpoint beside it in the store; idempotent.
 
         Args:
             checkpoint: its id.
-            until: when it may be deleted; None: not by itself.
-            aside: whether it is set aside, or so no more.
-            word: number of the word; of two of one service the higher one counts.
+            said: the word.
+            word: its number; of two of one service the higher one counts.
 
         Raises:
             NotFound: ``checkpoint_missing``.
             Refused: ``former_service``: there is a later word.
         """
         self.term.confirm()
-        said = Aside(until=until) if aside else None
         number = MarkNumber(self.term.of_order, word)
-        await asyncio.to_thread(self.tools.store.lay_aside, checkpoint, said, number)
+        await asyncio.to_thread(self.tools.store.mark, checkpoint, said, number)
 
     async def _refuse_ended(self, incarnation: str) -> None:
         tree = await self.tree(incarnation)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common.models import Mark
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
 from jupyterhub_gpu_reclaim.store.catalogue.committed import Catalogue
 from jupyterhub_gpu_reclaim.store.catalogue.garbage import Garbage
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import (
-        Aside,
         CheckpointInfo,
         SessionKey,
     )
@@ -171,21 +171,19 @@ class Repository:
         """
         return self._catalogue.cached(checkpoint).objects()
 
-    def lay_aside(
-        self, checkpoint: str, aside: Aside | None, number: MarkNumber
-    ) -> None:
-        """Seal a person's word about a checkpoint beside it, durably; idempotent.
+    def mark(self, checkpoint: str, said: Mark, number: MarkNumber) -> None:
+        """Seal a word about a checkpoint beside it, durably; idempotent.
 
         Args:
             checkpoint: its id.
-            aside: the word; None: it is set aside no more.
+            said: the word.
             number: of two words the one with the higher number counts.
 
         Raises:
             Refused: ``FORMER_SERVICE``: a later word stands there.
         """
         # Beside a delete it may stay behind, for a sweep; who waits for one waits long.
-        self._marks.put(self._catalogue.cached(checkpoint), aside, number)
+        self._marks.put(self._catalogue.cached(checkpoint), said, number)
 
     def mark_damage(self, checkpoint: str) -> list[Problem]:
         """Problems of a checkpoint's mark, which counts as none then."""
@@ -287,9 +285,10 @@ class Repository:
         """All committed checkpoints, oldest first; unreadable ones are logged."""
         # At the end of the class: what comes after means this by `list`.
         bodies = self._catalogue.all()
-        words, none = self._marks.of(bodies), (None, (0, 0))
+        words, none = self._marks.of(bodies), (Mark(), (0, 0))
         infos = []
         for body in bodies:
-            aside, word = words.get(body.info.id, none)
-            infos.append(msgspec.structs.replace(body.info, aside=aside, word=word))
+            said, word = words.get(body.info.id, none)
+            marked = msgspec.structs.asdict(said)
+            infos.append(msgspec.structs.replace(body.info, **marked, word=word))
         return sorted(infos, key=lambda info: (info.created, info.id))

@@ -23,7 +23,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Refused,
     StoreError,
 )
-from jupyterhub_gpu_reclaim.common.models import Aside, CheckpointInfo
+from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Mark
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
 from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
@@ -52,7 +52,7 @@ class Saved(NamedTuple):
     info: CheckpointInfo
     files: dict[str, bytes]
     #: the last word about it, and its number
-    mark: tuple[MarkNumber, Aside | None] = (MarkNumber(-1, 0), None)
+    mark: tuple[MarkNumber, Mark] = (MarkNumber(-1, 0), Mark())
 
 
 class Swept(NamedTuple):
@@ -219,18 +219,16 @@ class RepositoryInMemory:
             raise StoreError(Reason.STORE_FAILED)
         return 0
 
-    def lay_aside(
-        self, checkpoint: str, aside: Aside | None, number: MarkNumber
-    ) -> None:
+    def mark(self, checkpoint: str, said: Mark, number: MarkNumber) -> None:
         """Seal a word about it; idempotent."""
         found = self._found(checkpoint)
-        last, said = found.mark
+        last, word = found.mark
         if number <= last:
-            if said != aside:
+            if said != word:
                 raise Refused(Reason.FORMER_SERVICE, term=number.term, obeyed=last.term)
             return
         self.program.effect()
-        self.store.there[checkpoint] = found._replace(mark=(number, aside))
+        self.store.there[checkpoint] = found._replace(mark=(number, said))
         self.program.effect()
 
     def sweep(self, **more: Any) -> Swept:
@@ -252,7 +250,9 @@ class RepositoryInMemory:
         self.store.touch()
         infos = [
             msgspec.structs.replace(
-                saved.info, aside=saved.mark[1], word=max(saved.mark[0], (0, 0))
+                saved.info,
+                **msgspec.structs.asdict(saved.mark[1]),
+                word=max(saved.mark[0], (0, 0)),
             )
             for saved in self.store.there.values()
         ]

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import (
+    Aside,
     CheckpointInfo,
     Failure,
     HubState,
+    Mark,
     Phase,
     SessionKey,
     TreeState,
@@ -1326,7 +1328,8 @@ def _observed(state: State) -> Observed:
     trees = tuple(map(_seen, state.trees)) if state.answers else None
     if NODE in state.kinds and not state.trees:
         trees = ()  # that nothing of it is on that node, the cluster knows
-    words = {str(one): True for one in (*state.row.doomed, *state.row.hidden)}
+    left = Mark(aside=Aside(until=None))
+    words = {str(one): left for one in (*state.row.doomed, *state.row.hidden)}
     saved = None if store is None else _list(store)
     seen = Observed(trees, saved, state.hub, known, words)
     return accounts.living(state, seen)

@@ -11,6 +11,8 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.common.models import (
     Aside,
     Event,
+    GoneOn,
+    Mark,
     SessionKey,
     Tree,
     TreeState,
@@ -418,20 +420,24 @@ async def test_trees_and_checkpoints_of_a_key_are_all_of_it_and_nothing_else(nod
 async def check_words(node) -> None:
     """A word about a checkpoint is in the list until a later one."""
 
-    async def asides():
-        return {i.id: i.aside for i in await node.agent.checkpoints()}
+    async def marks():
+        return {i.id: i.mark for i in await node.agent.checkpoints()}
 
+    soon, left = Mark(aside=Aside(until=1234.5)), Mark(aside=Aside(until=None))
+    back = Mark(gone_on=GoneOn(incarnation="i2", since=1234.5))
     for _ in range(2):
-        await node.agent.lay_aside("c1", 1234.5, word=2)
-        assert await asides() == {"c1": Aside(until=1234.5), "c2": None}
-    late = node.agent.lay_aside("c1", None, aside=False, word=1)
+        await node.agent.mark("c1", soon, 2)
+        assert await marks() == {"c1": soon, "c2": Mark()}
+    late = node.agent.mark("c1", Mark(), 1)
     assert await refusal(late) is Reason.FORMER_SERVICE
-    await node.agent.lay_aside("c2", None, word=3)
-    await node.agent.lay_aside("c1", None, aside=False, word=4)
-    assert await asides() == {"c1": None, "c2": Aside(until=None)}
+    await node.agent.mark("c2", left, 3)
+    await node.agent.mark("c1", Mark(), 4)
+    assert await marks() == {"c1": Mark(), "c2": left}
+    await node.agent.mark("c1", back, 5)
+    assert await marks() == {"c1": back, "c2": left}
     words = {i.id: i.word for i in await node.agent.checkpoints()}
     assert words["c1"] > words["c2"] > (0, 0)
-    missing = node.agent.lay_aside("c3", None, word=5)
+    missing = node.agent.mark("c3", left, 6)
     assert await refusal(missing) is Reason.CHECKPOINT_MISSING
 
 

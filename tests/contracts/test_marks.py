@@ -3,7 +3,7 @@
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
-from jupyterhub_gpu_reclaim.common.models import Aside, SessionKey
+from jupyterhub_gpu_reclaim.common.models import Aside, GoneOn, Mark, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
 from jupyterhub_gpu_reclaim.store.format import layout
@@ -14,6 +14,7 @@ from tests.store.doubles import KEYS
 from tests.support.manual_clock import ManualClock
 
 ASIDE, FOR_EVER = Aside(until=1234.5), Aside(until=None)
+GONE_ON = GoneOn(incarnation="i2", since=1234.5)
 
 
 class Counted(BackendProxy):
@@ -57,7 +58,7 @@ def marks(backend):
 
 
 def lay(store, aside, term=1, word=1, checkpoint="c1"):
-    store.lay_aside(checkpoint, aside, MarkNumber(term, word))
+    store.mark(checkpoint, Mark(aside=aside), MarkNumber(term, word))
 
 
 def test_word_is_in_the_list_of_everybody_until_a_later_one(backend, store):
@@ -70,6 +71,27 @@ def test_word_is_in_the_list_of_everybody_until_a_later_one(backend, store):
     assert asides(store) == {"c1": FOR_EVER, "c2": None}
     lay(store, None, term=2)
     assert asides(store) == asides(opened(backend)) == {"c1": None, "c2": None}
+
+
+def test_return_is_in_the_list_until_a_later_word(backend, store):
+    """As any other word: what it was left as before does not count, nor after."""
+    saved(store)
+
+    def said():
+        assert store.list() == opened(backend).list()
+        return store.list()[0].mark
+
+    lay(store, ASIDE)
+    store.mark("c1", Mark(gone_on=GONE_ON), MarkNumber(1, 2))
+    assert said() == Mark(gone_on=GONE_ON)
+    store.mark("c1", Mark(gone_on=GONE_ON), MarkNumber(1, 2))
+    lay(store, FOR_EVER, word=3)
+    assert said() == Mark(aside=FOR_EVER)
+    with pytest.raises(Refused):
+        store.mark("c1", Mark(gone_on=GONE_ON), MarkNumber(1, 2))
+    store.mark("c1", Mark(), MarkNumber(1, 4))
+    assert said() == Mark()
+    assert len(marks(backend)) == 4
 
 
 def test_list_tells_which_word_is_the_later_one(backend, store):

@@ -14,7 +14,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Refused,
     StoreError,
 )
-from jupyterhub_gpu_reclaim.common.models import Aside, SessionKey
+from jupyterhub_gpu_reclaim.common.models import Aside, GoneOn, Mark, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
@@ -199,12 +199,15 @@ def test_file_that_a_checkpoint_lacks_is_an_error_of_the_store(store):
 
 def test_of_two_words_about_a_checkpoint_the_higher_one_counts(store):
     saved(store)
-    word = Aside(until=5.0)
+    left = Mark(aside=Aside(until=5.0))
+    back = Mark(gone_on=GoneOn(incarnation="i2", since=5.0))
     for _ in range(2):
-        store.lay_aside("c1", word, MarkNumber(2, 2))
-    assert refusal(store.lay_aside, "c1", None, MarkNumber(2, 1)).facts["obeyed"] == 2
-    assert [(info.aside, info.word) for info in store.list()] == [(word, (2, 2))]
-    store.lay_aside("c1", None, MarkNumber(3, 0))
-    assert [info.aside for info in store.list()] == [None]
-    missing = refusal(store.lay_aside, "c2", None, MarkNumber(9, 9))
+        store.mark("c1", left, MarkNumber(2, 2))
+    assert refusal(store.mark, "c1", Mark(), MarkNumber(2, 1)).facts["obeyed"] == 2
+    assert [(info.mark, info.word) for info in store.list()] == [(left, (2, 2))]
+    store.mark("c1", back, MarkNumber(3, 0))
+    assert [info.mark for info in store.list()] == [back]
+    store.mark("c1", Mark(), MarkNumber(3, 1))
+    assert [info.mark for info in store.list()] == [Mark()]
+    missing = refusal(store.mark, "c2", Mark(), MarkNumber(9, 9))
     assert missing.reason is Reason.CHECKPOINT_MISSING

@@ -1,4 +1,4 @@
-"""A person's word about a checkpoint is in the store, and outlives the journal."""
+"""What is said of a checkpoint is in the store, and outlives the journal."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
-from jupyterhub_gpu_reclaim.common.models import Aside
+from jupyterhub_gpu_reclaim.common.models import Aside, GoneOn, Mark
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, marks
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 from tests.controlplane.conftest import KEY
-from tests.controlplane.test_old_journal import contents, info, running, suspend
+from tests.controlplane.test_old_journal import (
+    Backup,
+    contents,
+    info,
+    restored_journal,
+    resume,
+    running,
+    suspend,
+)
 
 
 def word(world, checkpoint):
@@ -74,11 +82,11 @@ async def test_journal_lost_after_a_fresh_start_the_next_one_is_cold_and_offers_
 
 async def test_service_dies_between_journal_and_mark_the_next_one_writes_it(world):
     first = await running(world, "tensors")
-    world.node.lay_aside = away
+    world.node.mark = away
     saved = await put_aside(world, first)
     await world.kill(first)
     assert word(world, saved) is None
-    del world.node.lay_aside
+    del world.node.mark
     await world.controller()
     await world.until(lambda: word(world, saved))
 
@@ -96,6 +104,95 @@ async def test_mark_of_a_higher_term_raises_that_of_the_service(world, tmp_path)
     await second.users.bring_back(KEY, saved, "ada", save_running=True)
     await world.until(lambda: word(world, saved) is None)
     assert journal.term == 41
+
+
+def back(world, checkpoint):
+    """What has come back from a checkpoint, as the store says."""
+    gone_on = world.node.saved[checkpoint][0].gone_on
+    return gone_on.incarnation if gone_on else ""
+
+
+async def returned(world, **settings):
+    """Suspend it and bring it back; what it has come back from."""
+    world.change(**settings)
+    controller = await running(world, "tensors")
+    saved = await suspend(world, controller)
+    await resume(world, controller)
+    return controller, saved
+
+
+async def test_return_is_told_once_and_a_later_word_counts(world):
+    before = time.time()
+    controller, saved = await returned(world)
+    await world.until(lambda: back(world, saved) == world.hub.incarnations[KEY])
+    assert before < world.node.saved[saved][0].gone_on.since < time.time()
+    number = world.node.words[saved]
+    newer = await suspend(world, controller)
+    assert world.node.words == {saved: number}
+    await controller.users.bring_back(KEY, saved, "ada")
+    await world.until(lambda: word(world, newer))
+    await world.until(lambda: world.phase(controller) == "running")
+    await world.until(lambda: back(world, saved) == world.hub.incarnations[KEY])
+    assert world.node.words[saved] > world.node.words[newer]
+
+
+async def test_return_that_was_not_told_is_by_the_next_service(world):
+    world.node.mark = away
+    first, saved = await returned(world)
+    await world.kill(first)
+    assert back(world, saved) == ""
+    del world.node.mark
+    await world.controller()
+    await world.until(lambda: back(world, saved) == world.hub.incarnations[KEY])
+
+
+async def test_return_of_what_has_ended_since_is_told_as_well(world):
+    world.node.mark = away
+    controller, saved = await returned(world)
+    incarnation = world.hub.incarnations[KEY]
+    world.node.end(incarnation)
+    world.hub.states[KEY] = "stopped"
+    await world.until(lambda: world.phase(controller) == "suspended")
+    del world.node.mark
+    await world.until(lambda: back(world, saved) == incarnation)
+
+
+async def test_return_that_an_older_journal_has_missed_is_told(world, tmp_path):
+    world.node.mark = away
+    first = await running(world, "tensors")
+    saved = await suspend(world, first)
+    backup = Backup(world, tmp_path)
+    await resume(world, first)
+    del world.node.mark
+    await restored_journal(world, first, backup)
+    await world.until(lambda: back(world, saved) == world.hub.incarnations[KEY])
+
+
+async def test_wait_for_its_mark_keeps_no_checkpoint_from_expiring(world):
+    world.node.mark = away
+    controller, saved = await returned(world, grace=0.3)
+    await world.until(lambda: saved not in world.node.saved)
+    assert row(controller, saved) is None
+    assert world.phase(controller) == "running"
+
+
+async def test_session_that_is_found_running_keeps_its_own_save_point(world):
+    """It has not come back from that, and needs it as long as it runs."""
+    world.change(grace=0.2)
+    controller = await running(world, "tensors")
+    await controller.users.save(KEY, "ada", "")
+    await world.until(lambda: controller._sessions.row(KEY).checkpoint)
+    point = controller._sessions.row(KEY).checkpoint
+    incarnation = world.hub.incarnations[KEY]
+    place = world.node.places.pop(incarnation)
+    world.hub.states[KEY] = "stopped"
+    await world.until(lambda: world.phase(controller) == "suspended")
+    world.node.places[incarnation] = place
+    world.hub.states[KEY] = "running"
+    await world.until(lambda: world.phase(controller) == "running")
+    kept = row(controller, point)
+    assert (kept.keeping, kept.expires) == (Keeping.SUPERSEDED, None)
+    assert kept.info.gone_on is None
 
 
 async def test_what_the_service_has_passed_over_is_no_word_in_the_store(world):
@@ -117,10 +214,10 @@ async def test_store_is_away_while_a_person_starts_fresh_then_the_word_is_writte
 ):
     first = await running(world, "tensors")
     saved = await suspend(world, first)
-    world.node.checkpoints = world.node.lay_aside = away
+    world.node.checkpoints = world.node.mark = away
     await first.users.start_fresh(KEY, "ada")
     assert word(world, saved) is None
-    del world.node.checkpoints, world.node.lay_aside
+    del world.node.checkpoints, world.node.mark
     await world.until(
         lambda: word(world, saved) == Aside(until=row(first, saved).expires)
     )
@@ -154,9 +251,11 @@ class Recorded:
     def __init__(self, **refused):
         self.refused = refused
         self.words = []
+        self.said = []
 
-    async def lay_aside(self, checkpoint, until, *, aside=True, word=0):
-        self.words.append((checkpoint, aside, word))
+    async def mark(self, checkpoint, said, word):
+        self.words.append((checkpoint, said.aside is not None, word))
+        self.said.append(said)
         if checkpoint in self.refused:
             raise self.refused[checkpoint]
 
@@ -194,6 +293,53 @@ async def test_nothing_is_said_of_what_no_person_has_set_aside(world, quiet, sec
     assert [each[0] for each in agent.words] == ["c1", "c3"]
 
 
+async def test_return_that_only_the_store_knows_of_stays_and_another_is_told(
+    world, quiet
+):
+    sessions, agent = quiet._sessions, Recorded()
+    listed, _, _ = infos(world)
+    known = expiry.current(listed, time.time())
+    sessions.journal.keep([known])
+    sessions.update(KEY, checkpoint=listed.id)
+    shown = GoneOn(incarnation="i2", since=5.0)
+    keeper = marks.Marks(sessions, agent)
+    await keeper.settle([msgspec.structs.replace(listed, gone_on=shown)])
+    assert agent.words == []
+    sessions.journal.keep([known.went_on("i3", 6.0)])
+    await keeper.settle([msgspec.structs.replace(listed, gone_on=shown)])
+    assert agent.said == [Mark(gone_on=GoneOn(incarnation="i3", since=6.0))]
+
+
+async def test_return_is_told_late_only_where_the_session_still_goes_back_to_that(
+    world, quiet
+):
+    """Else it would count as chosen after what was set aside since."""
+    sessions, agent = quiet._sessions, Recorded()
+    first, *_ = infos(world)
+    sessions.journal.keep([expiry.current(first, time.time()).went_on("i3", 6.0)])
+    sessions.update(KEY, checkpoint="")
+    await marks.Marks(sessions, agent).settle(infos(world))
+    assert [each[0] for each in agent.words] == ["c2", "c3"]
+
+
+async def test_what_people_say_is_told_before_what_has_come_back(
+    world, quiet, monkeypatch
+):
+    monkeypatch.setattr(marks, "PER_TICK", 1)
+    sessions, agent = quiet._sessions, Recorded()
+    first, *_ = infos(world)
+    sessions.journal.keep([expiry.current(first, time.time()).went_on("i3", 6.0)])
+    sessions.update(KEY, checkpoint=first.id)
+    keeper = marks.Marks(sessions, agent)
+    for _ in range(4):
+        await keeper.settle(infos(world))
+    assert [each[:2] for each in agent.words] == [
+        ("c2", True),
+        ("c3", True),
+        ("c1", False),
+    ]
+
+
 async def test_nothing_is_said_of_a_session_that_was_not_compared(world, quiet):
     quiet._sessions.runtime(KEY).compared = False
     agent = Recorded()
@@ -209,13 +355,17 @@ async def test_older_one_that_is_chosen_is_said_to_be_after_what_was_left(world,
         msgspec.structs.replace(info, session="s", generation=number)
         for number, info in enumerate((older, newer), 1)
     )
-    sessions.journal.keep([expiry.current(older, time.time())])
+    # It was gone on from once, and then it was chosen.
+    sessions.journal.keep([expiry.current(older, time.time()).went_on("i2", 5.0)])
+    older = row(quiet, older.id).info
+    sessions.journal.keep(expiry.kept(sessions, older.id, Keeping.CURRENT))
     sessions.update(KEY, checkpoint=older.id)
     agent = Recorded()
     keeper = marks.Marks(sessions, agent)
     await keeper.settle([older, newer])
     await keeper.settle([older, newer])
     assert agent.words == [("c3", True, 1), ("c1", False, 2)]
+    assert agent.said[1] == Mark()
     # The store has been listed since.
     sessions.runtime(KEY).told = {}
     left = msgspec.structs.replace(

@@ -9,18 +9,28 @@ import pytest
 from jupyterhub_gpu_reclaim.common.models import (
     Aside,
     CheckpointInfo,
+    GoneOn,
     HubState,
+    Mark,
     Phase,
     SessionKey,
     Tree,
     TreeState,
 )
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-from jupyterhub_gpu_reclaim.controlplane.phase import State, derive, differs
+from jupyterhub_gpu_reclaim.controlplane.phase import (
+    State,
+    derive,
+    differs,
+    question,
+)
 
 KEY = SessionKey("ann")
 ASIDE = Aside(until=None)
+LEFT, CHOSEN = Mark(aside=ASIDE), Mark()
+BACK = GoneOn(incarnation="i9", since=9.0)
 
 
 def tree(state: str, checkpoint: str = "", **more) -> Tree:
@@ -156,7 +166,7 @@ def test_newest_counts_and_its_stamp_says_which_that_is():
 
 def test_what_is_set_aside_is_not_current_nor_what_it_came_from():
     assert current(saved(1), saved(2, aside=ASIDE, word=(1, 1))) == ""
-    assert current(saved(1), saved(2), c2=True) == ""
+    assert current(saved(1), saved(2), c2=LEFT) == ""
 
 
 def test_what_was_saved_since_is_current():
@@ -166,13 +176,21 @@ def test_what_was_saved_since_is_current():
 def test_older_one_that_was_chosen_since_is_current():
     left = saved(2, aside=ASIDE, word=(1, 1))
     assert current(saved(1, word=(1, 2)), left) == "c1"
-    assert current(saved(1), left, c1=False) == "c1"
-    assert current(saved(1), saved(2), c1=False, c2=True) == "c1"
+    assert current(saved(1), left, c1=CHOSEN) == "c1"
+    assert current(saved(1), saved(2), c1=CHOSEN, c2=LEFT) == "c1"
 
 
 def test_last_word_counts():
     assert current(saved(1, word=(1, 2)), saved(2, aside=ASIDE, word=(1, 3))) == ""
-    assert current(saved(1, word=(1, 2)), saved(2), c2=True) == ""
+    assert current(saved(1, word=(1, 2)), saved(2), c2=LEFT) == ""
+
+
+def test_to_go_on_from_an_older_one_is_to_choose_it():
+    left = saved(2, aside=ASIDE, word=(1, 1))
+    assert current(saved(1, gone_on=BACK, word=(1, 2)), left) == "c1"
+    assert current(saved(1), left, c1=Mark(gone_on=BACK)) == "c1"
+    left = saved(2, aside=ASIDE, word=(1, 3))
+    assert current(saved(1, gone_on=BACK, word=(1, 2)), left) == ""
 
 
 def test_another_session_of_that_name_says_nothing_of_this_one():
@@ -217,3 +235,32 @@ def test_what_it_is_suspended_in_and_cannot_be_seen_is_not_passed_over():
     found = phase([], [saved(1)], its=suspended)
     assert (found.phase, found.saved) == (Phase.SUSPENDED, None)
     assert not differs(suspended, found)
+
+
+# --- the question
+
+
+def asked(*, ruled=False, said=None, **more) -> Reason | None:
+    return question(saved(1, **more), {"c1": said} if said else {}, ruled=ruled)
+
+
+def test_save_point_comes_back_only_by_a_word():
+    assert asked(goes_on=True) is Reason.ENDED_SINCE_SAVED
+    assert asked(goes_on=True, word=(1, 1)) is None
+    assert asked(goes_on=True, said=CHOSEN) is None
+    assert asked() is None
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize(
+    ("ruled", "reason"),
+    [(True, Reason.ENDED_SINCE_SAVED), (False, Reason.ENDED_AFTER_RETURN)],
+)
+def test_what_a_session_has_gone_on_from_is_asked_about_where_it_is_kept(
+    goes_on, ruled, reason
+):
+    """It is kept until there is a newer one where a rule saves the session."""
+    told = Mark(gone_on=BACK)
+    assert asked(goes_on=goes_on, ruled=ruled, gone_on=BACK, word=(1, 1)) is reason
+    assert asked(goes_on=goes_on, ruled=ruled, said=told) is reason
+    assert asked(ruled=ruled, said=CHOSEN, gone_on=BACK, word=(1, 1)) is None

@@ -62,7 +62,7 @@ def test_order_of_a_former_service_is_refused_also_by_the_next_agent(agent, coun
             ("POST", of_session(counter, "thaw"), {}),
             ("POST", of_session(counter, "cancel"), {}),
             ("DELETE", "/v1/checkpoints/c", None),
-            ("PUT", "/v1/checkpoints/c/aside", {"aside": True}),
+            ("PUT", "/v1/checkpoints/c/mark", {"said": {}, "word": 1}),
             # what it saw would not be safe from the orders of the other one
             ("GET", "/v1/sessions", None),
         ):

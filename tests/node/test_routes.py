@@ -98,11 +98,13 @@ def test_wrong_method_is_refused(agent):
 
 def test_word_about_a_missing_checkpoint_is_not_found(agent):
     with agent.client() as client:
-        path = "/v1/checkpoints/none/aside"
-        response = client.put(path, json={"aside": True, "until": None, "word": 1})
+        path, said = "/v1/checkpoints/none/mark", {"aside": {"until": None}}
+        response = client.put(path, json={"said": said, "word": 1})
         assert response.status_code == 404
         assert response.json()["code"] == "checkpoint_missing"
-        for bad in ({}, {"aside": 1}, {"aside": True, "word": -1}):
+        for bad in ({"aside": 1}, {"gone_on": {"incarnation": "../i", "since": 0}}):
+            assert client.put(path, json={"said": bad, "word": 1}).status_code == 400
+        for bad in ({}, {"said": said}, {"said": said, "word": -1}):
             assert client.put(path, json=bad).status_code == 400
 
 

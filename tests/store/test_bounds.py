@@ -16,6 +16,8 @@ from jupyterhub_gpu_reclaim.common.errors import BadRequest, StoreError
 from jupyterhub_gpu_reclaim.common.models import (
     Aside,
     CheckpointInfo,
+    GoneOn,
+    Mark,
     SessionKey,
     Step,
 )
@@ -96,11 +98,20 @@ def test_index_that_cannot_be_is_refused(store, backend, ref):
     assert refused.value.reason is Reason.CHECKPOINT_DAMAGED
 
 
-@pytest.mark.parametrize("until", [1e308, -1.0])
-def test_mark_that_cannot_be_counts_as_none(store, until):
+@pytest.mark.parametrize(
+    "said",
+    [
+        Mark(aside=Aside(until=1e308)),
+        Mark(aside=Aside(until=-1.0)),
+        Mark(gone_on=GoneOn(incarnation="i", since=-1.0)),
+        Mark(gone_on=GoneOn(incarnation="a\nb", since=1.0)),
+        Mark(gone_on=GoneOn(incarnation="i" * 129, since=1.0)),
+    ],
+)
+def test_mark_that_cannot_be_counts_as_none(store, said):
     save(store)
-    store.lay_aside("good", Aside(until=until), MarkNumber(1, 1))
-    assert [one.aside for one in store.list()] == [None]
+    store.mark("good", said, MarkNumber(1, 1))
+    assert [one.mark for one in store.list()] == [Mark()]
     assert store.mark_damage("good")
 
 

@@ -19,12 +19,12 @@ from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, RolledBack
 from jupyterhub_gpu_reclaim.common.models import (
-    Aside,
     CheckpointInfo,
     Event,
     Failure,
     GpuSample,
     Identity,
+    Mark,
     Nap,
     SessionKey,
     Shortage,
@@ -450,21 +450,15 @@ class MemoryAgent(Generic[S]):
                 raise _wrong(session, "be discarded")
         self.drop(checkpoint)
 
-    async def lay_aside(
-        self,
-        checkpoint: str,
-        until: float | None,
-        *,
-        aside: bool = True,
-        word: int = 0,
-    ) -> None:
+    async def mark(self, checkpoint: str, said: Mark, word: int) -> None:
         """Note a word about a checkpoint, unless there is a later one; idempotent."""
-        info, said = self._info(checkpoint), Aside(until=until) if aside else None
+        info = self._info(checkpoint)
         number, last = (self.term(), word), self.words.get(checkpoint, (0, -1))
-        if number <= last and info.aside != said:
+        if number <= last and info.mark != said:
             raise Refused(Reason.FORMER_SERVICE, term=number[0], obeyed=last[0])
         self.words[checkpoint] = max(number, last)
-        info = msgspec.structs.replace(info, aside=said, word=self.words[checkpoint])
+        marked = msgspec.structs.asdict(said)
+        info = msgspec.structs.replace(info, **marked, word=self.words[checkpoint])
         self.saved[checkpoint] = info, self.saved[checkpoint][1]
 
     # --- what is shared

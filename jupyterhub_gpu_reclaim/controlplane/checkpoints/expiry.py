@@ -188,16 +188,19 @@ def came_from(
 ) -> list[CheckpointRow]:
     """Return the row of a session's parent checkpoint: kept for the time of grace.
 
-    If a rule saves the session, it is kept until that is done: the session always has
-    something to go back to.
+    If a rule saves the session, or it is a save point of the session itself, it is kept
+    until there is a newer one: the session always has something to go back to. That the
+    session has gone on from it is for the store to know, too (``marks``).
 
     Args:
         sessions: where the journal and the clock are.
-        row: the session.
+        row: the session, with the incarnation that runs.
         grace: seconds; None: until there is a newer one.
     """
-    seconds = None if sessions.saved_every(row.key) else grace
-    return kept(sessions, row.checkpoint, Keeping.SUPERSEDED, seconds)
+    known = sessions.journal.checkpoint(row.checkpoint)
+    seconds = None if until_newer(sessions, row, known) else grace
+    rows = kept(sessions, row.checkpoint, Keeping.SUPERSEDED, seconds)
+    return [each.went_on(row.incarnation, sessions.clock.now()) for each in rows]
 
 
 def settled(

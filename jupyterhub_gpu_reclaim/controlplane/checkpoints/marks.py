@@ -1,17 +1,20 @@
-"""Marks: a person's word about a checkpoint, kept beside it in the store.
+"""Marks: what is said of a checkpoint, kept beside it in the store.
 
-The journal is the wish, the mark its copy, so that a lost journal costs history and no
-word. Nothing is queued: a difference is told to the agent, until a list of the store
-shows it. A decision waits in the journal while the store is away.
+That it is set aside, or chosen, is a person's word; that a session has come back from
+it, and gone on, is what has happened since. The journal is the wish, the mark its copy,
+so that a lost journal costs history and no word. Nothing is queued: a difference is
+told to the agent, until a list of the store shows it. What is to be said waits in the
+journal while the store is away, and nothing waits for it.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.models import Aside, Mark
 from jupyterhub_gpu_reclaim.controlplane import phase
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 
@@ -19,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.common.models import (
-        Aside,
         CheckpointInfo,
         SessionKey,
     )
@@ -32,6 +34,14 @@ _log = logging.getLogger(__name__)
 #: Most words that one tick tells; the rest comes with the next.
 PER_TICK = 8
 _ASIDE = {Keeping.ASIDE, Keeping.FORMER}
+
+
+class _Word(NamedTuple):
+    """What is to be told."""
+
+    key: SessionKey
+    checkpoint: str
+    said: Mark
 
 
 class Marks:
@@ -54,28 +64,31 @@ class Marks:
 
         As with deletions, only for sessions that were found to be as the journal says.
         What was chosen comes after what was set aside for it: the later word counts.
+        Returns come last.
 
         Args:
             saved: the checkpoints, as the store was last listed.
         """
-        due = self._due(saved)
-        turn = sorted(due, key=lambda row: (row.id <= self._last, row.id))
-        turn.sort(key=lambda row: _wish(row) is None)
+        turn = sorted(self._due(saved), key=lambda word: word.checkpoint)
+        turn.sort(key=lambda word: (_rank(word), word.checkpoint <= self._last))
         refused: set[SessionKey] = set()
-        for row in turn[:PER_TICK]:
-            if row.key in refused and _wish(row) is None:
+        for word in turn[:PER_TICK]:
+            key, checkpoint, said = word
+            if key in refused and said.aside is None:
                 continue
-            self._last = row.id
+            self._last = checkpoint
             try:
-                await self._tell(row)
+                await self._agent.mark(checkpoint, said, next(self._words))
             except Unreachable as error:
-                _log.debug("%s: mark of %s: %s", row.key, row.id, error)
+                _log.debug("%s: mark of %s: %s", key, checkpoint, error)
                 return
             except ReclaimError as error:
-                refused.add(row.key)
-                _log.info("%s: mark of %s not written: %s", row.key, row.id, error)
+                refused.add(key)
+                _log.info("%s: mark of %s not written: %s", key, checkpoint, error)
+            else:
+                self._sessions.runtime(key).told[checkpoint] = said
 
-    def _due(self, saved: Iterable[CheckpointInfo]) -> list[CheckpointRow]:
+    def _due(self, saved: Iterable[CheckpointInfo]) -> list[_Word]:
         by_key: dict[SessionKey, list[CheckpointInfo]] = {}
         for info in saved:
             by_key.setdefault(info.key, []).append(info)
@@ -83,42 +96,38 @@ class Marks:
         for key, infos in by_key.items():
             runtime = self._sessions.runtime(key)
             if runtime.compared:
-                due += untold(self._sessions, key, infos, runtime.told)
+                words = untold(self._sessions, key, infos, runtime.told)
+                due += [_Word(key, *word) for word in words.items()]
         return due
 
-    async def _tell(self, row: CheckpointRow) -> None:
-        wish = _wish(row)
-        await self._agent.lay_aside(
-            row.id,
-            None if wish is None else wish.until,
-            aside=wish is not None,
-            word=next(self._words),
-        )
-        self._sessions.runtime(row.key).told[row.id] = wish
+
+def _rank(word: _Word) -> tuple[bool, bool]:
+    return word.said.aside is None, word.said.gone_on is not None
 
 
 def said(
     sessions: Sessions, key: SessionKey, saved: Collection[CheckpointInfo]
-) -> dict[str, bool]:
-    """People's words that the store does not show yet: ``Observed.said``."""
-    words = {row.id: _wish(row) is not None for row in untold(sessions, key, saved, {})}
+) -> dict[str, Mark]:
+    """What the store does not show yet: ``Observed.said``."""
+    words = untold(sessions, key, saved, {})
     rows = sessions.journal.checkpoints(key)
     gone = {row.id for row in rows if row.keeping is Keeping.TO_DELETE}
     runtime = sessions.runtimes.get(key)
     gone |= runtime.deleted if runtime is not None else frozenset()
-    return words | dict.fromkeys(gone, True)
+    return words | dict.fromkeys(gone, Mark(aside=Aside(until=None)))
 
 
 def untold(
     sessions: Sessions,
     key: SessionKey,
     saved: Collection[CheckpointInfo],
-    told: Mapping[str, Aside | None],
-) -> list[CheckpointRow]:
-    """Return the rows whose words the store does not show.
+    told: Mapping[str, Mark],
+) -> dict[str, Mark]:
+    """Return the words that the store does not show, by checkpoint.
 
     What a session goes on from is said to be chosen where something newer of it was set
-    aside: the store alone would not tell.
+    aside: the store alone would not tell. That it has come back is said of nothing
+    else: told late, that would count as a choice after what was set aside since.
 
     Args:
         sessions: where the journal is.
@@ -127,21 +136,24 @@ def untold(
         told: the words told since.
     """
     rows = {row.id: row for row in sessions.journal.checkpoints(key)}
-    there = [(info, rows[info.id]) for info in saved if info.id in rows]
-    due = {
-        info.id: row
-        for info, row in there
-        if _is_decided(row) and told.get(info.id, info.aside) != _wish(row)
-    }
-    said = {row.id: _wish(row) is not None for row in due.values()}
-    goes_on_from = sessions.row(key).checkpoint
-    chosen = [
-        row
-        for info, row in there
-        if info.id == goes_on_from and info.id not in {*due, *told}
-        if _is_decided(row) and phase.is_left(info, saved, said)
+    current = sessions.row(key).checkpoint
+    wishes = [
+        (info, _wish(rows[info.id], current))
+        for info in saved
+        if info.id in rows and _is_decided(rows[info.id])
     ]
-    return [*due.values(), *chosen]
+    due = {
+        info.id: said
+        for info, said in wishes
+        if _is_new(said, told.get(info.id, info.mark))
+    }
+    chosen = {
+        info.id: said
+        for info, said in wishes
+        if info.id == current and info.id not in {*due, *told}
+        if phase.is_left(info, saved, due)
+    }
+    return due | chosen
 
 
 def _is_decided(row: CheckpointRow) -> bool:
@@ -149,9 +161,18 @@ def _is_decided(row: CheckpointRow) -> bool:
 
     A checkpoint that the service has set aside by itself was only passed over.
     """
-    return row.keeping not in {*_ASIDE, Keeping.TO_DELETE} or _wish(row) is not None
+    decided = row.keeping not in {*_ASIDE, Keeping.TO_DELETE}
+    return decided or _wish(row, "").aside is not None
 
 
-def _wish(row: CheckpointRow) -> Aside | None:
-    aside = row.info.aside if row.info is not None else None
-    return aside if row.keeping in _ASIDE else None
+def _is_new(said: Mark, shown: Mark) -> bool:
+    """Whether the store lacks that; a return that the journal has missed stays."""
+    return said.aside != shown.aside or said.gone_on not in {None, shown.gone_on}
+
+
+def _wish(row: CheckpointRow, current: str) -> Mark:
+    if row.info is None:
+        return Mark()
+    if row.keeping in _ASIDE:
+        return Mark(aside=row.info.aside)
+    return Mark(gone_on=row.info.gone_on if row.id == current else None)

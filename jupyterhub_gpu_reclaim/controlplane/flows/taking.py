@@ -171,12 +171,14 @@ class Taker:
     ) -> None:
         """Take a checkpoint that is newer than what the row says for the session.
 
-        Unless the Hub remembers that session, too, and it is no save point, its user is
-        asked before it comes back. The checkpoints that it goes back to are superseded
-        by it; all others are set aside.
+        Unless the Hub remembers that session, too, and it has not gone on since, its
+        user is asked before it comes back. The checkpoints that it goes back to are
+        superseded by it; all others are set aside.
         """
         sessions, settings = self._sessions, self._settings
-        sure = lineage.is_of(newest, remembered) and not newest.goes_on
+        asks = _question(sessions, newest, observed)
+        found = asks.code == Reason.SAVED_FOUND.value
+        sure = found and lineage.is_of(newest, remembered)
         seconds = settings.set_aside if sure else None
         rows = _aside_rows(sessions, row, observed, seconds, besides=newest.id)
         rows += expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, seconds)
@@ -185,7 +187,7 @@ class Taker:
         sessions.apply(
             row.key,
             SessionEvent.FOUND_SAVED,
-            failure=None if sure else _question(newest, sessions.clock.now()),
+            failure=None if sure else asks,
             checkpoints=[*rows, _current(sessions, newest)],
             account=_account_in(row, newest),
             session=newest.session,
@@ -219,7 +221,8 @@ def running(
     came_from = bool(row.checkpoint) and row.checkpoint == _came_from(tree)
     if came_from:
         grace = None if observed.hub is HubState.STOPPED else settings.grace
-        kept = expiry.came_from(sessions, row, grace)
+        its = msgspec.structs.replace(row, incarnation=tree.incarnation)
+        kept = expiry.came_from(sessions, its, grace)
     else:
         kept = _older(sessions, row, _came_from(tree), observed, settings)
     ending.forget(sessions, row.key, tree.incarnation)
@@ -251,8 +254,9 @@ def lost(
     """Bring a session that ended back to where it came from, or to its save point.
 
     Its user is asked if they have seen more since: after a save point, or after a
-    return a while ago whose checkpoint is kept like one. Nobody is asked if the
-    administrator wants sessions that the cluster has ended to come back by themselves.
+    return whose checkpoint is kept like one, because a rule saves the session. Nobody
+    is asked if the administrator wants sessions that the cluster has ended to come back
+    by themselves.
 
     Args:
         sessions: the rows.
@@ -262,11 +266,9 @@ def lost(
         settings: the administrator's.
     """
     now = sessions.clock.now()
-    known = sessions.journal.checkpoint(saved.id)
     failure = failure_of(Reason.ENDED_AFTER_RETURN)
     order: dict[str, Any] = {}
-    stands = known is not None and expiry.is_fallback(known)
-    if saved.incarnation == row.incarnation or stands:
+    if saved.incarnation == row.incarnation or sessions.saved_every(row.key):
         how = "" if ended is None else f" ({_in_brackets(ended.message)})"
         runtime = sessions.runtime(row.key)
         seen = runtime.seen if runtime.sampled == row.incarnation else None
@@ -341,17 +343,23 @@ def _brought_back(
 
 
 def _current(sessions: Sessions, info: CheckpointInfo) -> CheckpointRow:
-    """Return its row, as what the session is suspended in; it keeps its name."""
+    """Return its row, as what the session is suspended in.
+
+    It keeps its name, and that the session has gone on, which the store may not show.
+    """
     known = sessions.journal.checkpoint(info.id)
-    name = known.name if known is not None else ""
+    if known is not None and known.info is not None and known.info.gone_on is not None:
+        info = msgspec.structs.replace(info, gone_on=known.info.gone_on)
     current = expiry.current(info, sessions.clock.now())
-    return msgspec.structs.replace(current, name=name)
+    return msgspec.structs.replace(current, name=known.name if known else "")
 
 
-def _question(found: CheckpointInfo, now: float) -> Failure:
+def _question(sessions: Sessions, found: CheckpointInfo, observed: Observed) -> Failure:
     """Make the question to the user before that checkpoint comes back."""
-    if found.goes_on:
-        return _ended_since_saved(found, 0.0, now)
+    ruled = bool(sessions.saved_every(found.key))
+    asks = phase.question(found, observed.said, ruled=ruled)
+    if asks is Reason.ENDED_SINCE_SAVED:
+        return _ended_since_saved(found, 0.0, sessions.clock.now())
     return failure_of(Reason.SAVED_FOUND, when=moment(found.created))
 
 
@@ -361,12 +369,13 @@ def _ended_since_saved(
     """Make the question whether a session that went on comes back as it was then.
 
     Args:
-        saved: its save point.
+        saved: its save point, or what it came from.
         seen: when it was last seen to run; 0: that is not known.
         now: when it had ended.
         how: what is known of its end.
     """
-    since, until = moment(max(seen, saved.created)), moment(now)
+    back = saved.gone_on.since if saved.gone_on is not None else saved.created
+    since, until = moment(max(seen, back)), moment(now)
     ended = f"between {since} and {until}" if since < until else f"on {until}"
     when = moment(saved.created)
     return failure_of(Reason.ENDED_SINCE_SAVED, ended=ended, how=how, when=when)
@@ -397,7 +406,11 @@ def _note_unknown(
         changes["checkpoint"] = parent
     before = {parent} | lineage.goes_back_to(parent or row.checkpoint, observed)
     rows += _passed_over(sessions, row.key, before)
-    rows = _supersede(rows, before, sessions.clock.now() + settings.grace)
+    now = sessions.clock.now()
+    rows = [
+        each.went_on(row.incarnation, now) if each.id == parent else each
+        for each in _supersede(rows, before, now + settings.grace)
+    ]
     known = sessions.journal.checkpoint(row.checkpoint)
     point = save_point_of(row, observed, known)
     points = [] if missing and point is None else _save_points(row, observed)

@@ -153,7 +153,7 @@ class Observer:
         return self.with_words(key, self._deletions.living(key, observed))
 
     def with_words(self, key: SessionKey, observed: Observed) -> Observed:
-        """Add the words of people that the store does not show yet."""
+        """Add the words that the store does not show yet."""
         words = marks.said(self._sessions, key, observed.saved or ())
         return observed._replace(said=words)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         Failure,
         HubState,
         Identity,
+        Mark,
         Sample,
         SessionKey,
         Tree,
@@ -28,7 +29,7 @@ class Agent(Protocol):
     """Carries out orders on the node. Every call may raise ``Unreachable``.
 
     ``Unreachable`` means that nothing is known. ``capture``, ``release``, ``restore``,
-    ``nap``, ``wake``, ``thaw``, ``kill``, ``cancel``, ``discard`` and ``lay_aside`` are
+    ``nap``, ``wake``, ``thaw``, ``kill``, ``cancel``, ``discard`` and ``mark`` are
     idempotent and may be repeated after any failure.
     """
 
@@ -149,24 +150,16 @@ class Agent(Protocol):
                 not run any more when it arrives.
         """
 
-    async def lay_aside(
-        self,
-        checkpoint: str,
-        until: float | None,
-        *,
-        aside: bool = True,
-        word: int = 0,
-    ) -> None:
-        """Seal a person's word about a checkpoint beside it; idempotent.
+    async def mark(self, checkpoint: str, said: Mark, word: int) -> None:
+        """Seal a word about a checkpoint beside it; idempotent.
 
-        ``CheckpointInfo.aside`` tells of it then.
+        ``CheckpointInfo.mark`` tells of it then.
 
         Args:
             checkpoint: its id.
-            until: when it may be deleted; None: not by itself.
-            aside: whether it is set aside, or no longer is.
-            word: number of the word; of two of one service the higher one counts, and
-                the lower one is refused where it comes later.
+            said: the word.
+            word: its number; of two of one service the higher one counts, and the lower
+                one is refused where it comes later.
         """
 
 

@@ -10,7 +10,12 @@ from jupyterhub_gpu_reclaim.common.models import TreeState
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, HubState, Tree
+    from jupyterhub_gpu_reclaim.common.models import (
+        CheckpointInfo,
+        HubState,
+        Mark,
+        Tree,
+    )
 
 
 class Observed(NamedTuple):
@@ -21,9 +26,9 @@ class Observed(NamedTuple):
     hub: HubState | None
     #: ids of checkpoints that the journal knows
     known: frozenset[str] = frozenset()
-    #: words of people that the store does not show yet: by checkpoint, whether it is
-    #: set aside or deleted, or chosen (False)
-    said: Mapping[str, bool] = MappingProxyType({})
+    #: by checkpoint: the last word, where the store does not show it yet; what is
+    #: deleted is set aside
+    said: Mapping[str, Mark] = MappingProxyType({})
 
     @property
     def silent(self) -> bool:

@@ -13,6 +13,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Aside,
     CheckpointInfo,
     Failure,
+    GoneOn,
     Phase,
     SessionKey,
     Value,
@@ -107,7 +108,7 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
     key: SessionKey
     generation: int
     keeping: Keeping
-    #: its facts; ``aside`` there is a person's word, which the store is told, too
+    #: its facts; ``mark`` there is the last word, which the store is told, too
     info: CheckpointInfo | None = None
     changed: float = 0.0
     expires: float | None = None  #: None: not by itself
@@ -130,13 +131,28 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
         *,
         by_word: bool = False,
     ) -> CheckpointRow:
-        """Return the row, kept for another reason, by a person's word or not."""
+        """Return the row, kept for another reason, by a person's word or not.
+
+        What is set aside by word, or chosen, is not what a session has gone on from.
+        """
         info, aside = self.info, Aside(until=expires) if by_word else None
         if info is not None:
-            info = msgspec.structs.replace(info, aside=aside)
+            chosen = by_word or keeping is Keeping.CURRENT
+            gone_on = None if chosen else info.gone_on
+            info = msgspec.structs.replace(info, aside=aside, gone_on=gone_on)
         return msgspec.structs.replace(
             self, keeping=keeping, changed=changed, expires=expires, info=info
         )
+
+    def went_on(self, incarnation: str, since: float) -> CheckpointRow:
+        """Return the row, now that this incarnation has come back from it."""
+        if self.info is None or self.is_of(incarnation):
+            return self
+        gone_on = self.info.gone_on
+        if gone_on is None or gone_on.incarnation != incarnation:
+            gone_on = GoneOn(incarnation=incarnation, since=since)
+        info = msgspec.structs.replace(self.info, gone_on=gone_on)
+        return msgspec.structs.replace(self, info=info)
 
 
 class AuditRow(Value, frozen=True, kw_only=True):

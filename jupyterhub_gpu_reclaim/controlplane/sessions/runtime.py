@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
-        Aside,
         Decision,
         Failure,
         GpuSample,
+        Mark,
         Nap,
         Sample,
         SessionKey,
@@ -61,7 +61,7 @@ class Runtime:
     #: its checkpoints deleted since the store was last listed
     deleted: frozenset[str] = frozenset()
     #: words about its checkpoints that the store has taken since it was last listed
-    told: dict[str, Aside | None] = field(default_factory=dict)
+    told: dict[str, Mark] = field(default_factory=dict)
     #: whether it was deleted while suspended, which the Hub has not been told
     end_untold: bool = False
     #: incarnations whose end was ordered and not answered (``flows/ending.py``)

@@ -23,6 +23,7 @@ from jupyterhub_gpu_reclaim.common.bounds import Count, Identifier
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import (
     Failure,
+    Mark,
     Sample,
     SessionKey,
     Value,
@@ -174,12 +175,11 @@ class ReleaseOrder(Value, frozen=True, kw_only=True):
     checkpoint: Identifier
 
 
-class AsideOrder(Value, frozen=True, kw_only=True):
-    """Body of ``aside``."""
+class MarkOrder(Value, frozen=True, kw_only=True):
+    """Body of ``mark``."""
 
-    aside: bool
-    until: float | None = None
-    word: Annotated[int, msgspec.Meta(ge=0, lt=10**10)] = 0
+    said: Mark
+    word: Annotated[int, msgspec.Meta(ge=0, lt=10**10)]
 
 
 class GetHealth(Handler):
@@ -352,15 +352,13 @@ class DeleteCheckpoint(Handler):
         self.finish()
 
 
-class PutAside(Handler):
-    """``PUT /v1/checkpoints/{id}/aside``."""
+class PutMark(Handler):
+    """``PUT /v1/checkpoints/{id}/mark``."""
 
     async def put(self, checkpoint: str) -> None:
         """Seal the word beside it."""
-        said = self.body(AsideOrder)
-        await self.node.lay_aside(
-            checkpoint, said.until, aside=said.aside, word=said.word
-        )
+        order = self.body(MarkOrder)
+        await self.node.mark(checkpoint, order.said, order.word)
         self.set_status(204)
         self.finish()
 
@@ -418,7 +416,7 @@ def make_application(
         ("/v1/samples", GetSamples),
         ("/v1/checkpoints", ListCheckpoints),
         (f"/v1/checkpoints/{name}", DeleteCheckpoint),
-        (f"/v1/checkpoints/{name}/aside", PutAside),
+        (f"/v1/checkpoints/{name}/mark", PutMark),
         (f"/v1/checkpoints/{name}/identity", GetIdentity),
     ]
     return Application(

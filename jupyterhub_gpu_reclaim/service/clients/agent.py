@@ -45,7 +45,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.common.drain import NodeNotice
-    from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Waiting
+    from jupyterhub_gpu_reclaim.common.models import (
+        Failure,
+        Mark,
+        SessionKey,
+        Waiting,
+    )
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 
 T = TypeVar("T")
@@ -277,17 +282,10 @@ class AgentClient:
             path += "?" + urlencode({"runs": runs})
         await self._ask("DELETE", path, limit=self._slow)
 
-    async def lay_aside(
-        self,
-        checkpoint: str,
-        until: float | None,
-        *,
-        aside: bool = True,
-        word: int = 0,
-    ) -> None:
-        """Have a person's word about a checkpoint sealed in the store."""
-        path = f"/v1/checkpoints/{checkpoint}/aside"
-        body = codec.encode({"aside": aside, "until": until, "word": word})
+    async def mark(self, checkpoint: str, said: Mark, word: int) -> None:
+        """Have a word about a checkpoint sealed in the store."""
+        path = f"/v1/checkpoints/{checkpoint}/mark"
+        body = codec.encode({"said": said, "word": word})
         await self._ask("PUT", path, limit=self._quick, body=body)
 
     # --- the border

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Event,
         Failure,
         Identity,
+        Mark,
         Sample,
         Waiting,
     )
@@ -421,17 +422,10 @@ class AgentRouter:
             lambda client: client.discard(checkpoint), seconds=_ORDER_SECONDS
         )
 
-    async def lay_aside(
-        self,
-        checkpoint: str,
-        until: float | None,
-        *,
-        aside: bool = True,
-        word: int = 0,
-    ) -> None:
-        """Have a person's word about a checkpoint sealed in the store."""
+    async def mark(self, checkpoint: str, said: Mark, word: int) -> None:
+        """Have a word about a checkpoint sealed in the store."""
         await self._agents.anyone(
-            lambda client: client.lay_aside(checkpoint, until, aside=aside, word=word),
+            lambda client: client.mark(checkpoint, said, word),
             seconds=_ORDER_SECONDS,
         )
 

@@ -1,4 +1,4 @@
-"""The marks beside the manifests: which checkpoints a person's word has set aside.
+"""The marks beside the manifests: what was left, chosen, and gone on from.
 
 A mark is never changed: a later word is another object with a higher number, and the
 highest counts, in whatever order they arrive. One that does not open counts as no mark,
@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.store.format import layout, mark
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from jupyterhub_gpu_reclaim.common.models import Aside
+    from jupyterhub_gpu_reclaim.common.models import Mark
     from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
     from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
     from jupyterhub_gpu_reclaim.store.format.manifest import Body
@@ -36,16 +36,16 @@ class Marks:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         #: Contents of the marks of the last list, by name; replaced as a whole.
-        self._read: dict[str, Aside | None] = {}
+        self._read: dict[str, Mark] = {}
 
-    def of(self, bodies: Iterable[Body]) -> dict[str, tuple[Aside | None, MarkNumber]]:
+    def of(self, bodies: Iterable[Body]) -> dict[str, tuple[Mark, MarkNumber]]:
         """The last word about each checkpoint; one list, and each mark is read once."""
         highest: dict[str, str] = {}
         for entry in self._backend.list(layout.MARKS):
             if layout.mark_number(entry.name):
                 highest[layout.id_of(entry.name) or ""] = entry.name
-        words: dict[str, tuple[Aside | None, MarkNumber]] = {}
-        said: dict[str, Aside | None] = {}
+        words: dict[str, tuple[Mark, MarkNumber]] = {}
+        said: dict[str, Mark] = {}
         for body in bodies:
             name = highest.get(body.info.id, "")
             if name in self._read:
@@ -58,20 +58,20 @@ class Marks:
         self._read = said
         return words
 
-    def put(self, body: Body, aside: Aside | None, number: MarkNumber) -> None:
+    def put(self, body: Body, said: Mark, number: MarkNumber) -> None:
         """Seal a word about a checkpoint, durably; idempotent.
 
         Raises:
             Refused: ``FORMER_SERVICE``: there is a later one.
         """
         name = layout.mark(body.info.id, number)
-        broken, said = [], False
+        broken, stands = [], False
         for other in reversed(self._names(body.info.id)):
-            if other < name or said:
+            if other < name or stands:
                 break
             try:
-                self._refuse(other, body, aside, number)
-                said = True
+                self._refuse(other, body, said, number)
+                stands = True
             except ObjectMissing:
                 continue
             except StoreError as error:
@@ -80,8 +80,8 @@ class Marks:
                 broken.append(other)
         if name in broken:  # where it has to stand
             self._backend.delete(name)
-        if not said:
-            self._publish(name, body, aside, number)
+        if not stands:
+            self._publish(name, body, said, number)
         for other in broken:
             if other != name:  # it would count still, as none
                 self._backend.delete(other)
@@ -103,7 +103,7 @@ class Marks:
         entries = self._backend.list(layout.mark_prefix(checkpoint))
         return sorted(e.name for e in entries if layout.mark_number(e.name))
 
-    def _look(self, name: str, body: Body, said: dict[str, Aside | None]) -> None:
+    def _look(self, name: str, body: Body, said: dict[str, Mark]) -> None:
         """Note what it says; nothing where it does not open, or has just gone."""
         try:
             said[name] = self._open(name, body)
@@ -115,23 +115,19 @@ class Marks:
                 raise
             log.warning("- %s counts as none: %s", name, error)
 
-    def _publish(
-        self, name: str, body: Body, aside: Aside | None, number: MarkNumber
-    ) -> None:
+    def _publish(self, name: str, body: Body, said: Mark, number: MarkNumber) -> None:
         try:
-            self._backend.publish(name, mark.encode(aside, name, body.origins[0]))
+            self._backend.publish(name, mark.encode(said, name, body.origins[0]))
         except ObjectExists:  # our own, whose answer was lost; or another's
-            self._refuse(name, body, aside, number)
+            self._refuse(name, body, said, number)
 
-    def _refuse(
-        self, name: str, body: Body, aside: Aside | None, number: MarkNumber
-    ) -> None:
+    def _refuse(self, name: str, body: Body, said: Mark, number: MarkNumber) -> None:
         """Refuse a word that comes after a later one, unless both say the same."""
         found = layout.mark_number(name)
-        if self._open(name, body) != aside and found is not None:
+        if self._open(name, body) != said and found is not None:
             raise Refused(Reason.FORMER_SERVICE, term=number.term, obeyed=found.term)
 
-    def _open(self, name: str, body: Body) -> Aside | None:
+    def _open(self, name: str, body: Body) -> Mark:
         """Read a mark.
 
         Raises:

@@ -1,4 +1,4 @@
-"""A mark: a person's word about a checkpoint, sealed for the place where it stands.
+"""A mark: the last word about a checkpoint, sealed for the place where it stands.
 
 Pure; ``FORMAT.md``, marks. Its key comes from the checkpoint's data key: whoever can
 read the manifest can read the mark, and a new master key changes nothing here.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import decoders
-from jupyterhub_gpu_reclaim.common.models import Aside, Value
+from jupyterhub_gpu_reclaim.common.models import Mark
 from jupyterhub_gpu_reclaim.store.format import crypto
 from jupyterhub_gpu_reclaim.store.format.index import damaged
 
@@ -25,26 +25,20 @@ MAX_BYTES = 4096
 _SALT_BYTES = 16
 
 
-class _Word(Value, frozen=True, kw_only=True):
-    """The part that only a holder of the key can read or write."""
-
-    aside: Aside | None
-
-
-def encode(aside: Aside | None, name: str, origin: Origin) -> bytes:
+def encode(said: Mark, name: str, origin: Origin) -> bytes:
     """The object's bytes.
 
     Args:
-        aside: the word; None: it is what its session goes on from, after all.
+        said: the word.
         name: of the object.
         origin: the checkpoint, with its data key.
     """
     salt = os.urandom(_SALT_BYTES)
-    plain = msgspec.json.encode(_Word(aside=aside))
+    plain = msgspec.json.encode(said)
     return MAGIC + salt + _sealer(salt, name, origin).seal(0, plain, MAGIC)
 
 
-def decode(data: bytes, name: str, origin: Origin) -> Aside | None:
+def decode(data: bytes, name: str, origin: Origin) -> Mark:
     """The word.
 
     Raises:
@@ -56,7 +50,7 @@ def decode(data: bytes, name: str, origin: Origin) -> Aside | None:
         raise damaged(f"{name} is no mark that this version knows")
     try:
         plain = _sealer(salt, name, origin).open(0, sealed, MAGIC)
-        return decoders.json_decoder(_Word).decode(plain).aside
+        return decoders.json_decoder(Mark).decode(plain)
     except (
         crypto.Forged,
         msgspec.DecodeError,
