@@ -142,9 +142,9 @@ class SimulatedAgent(MemoryAgent[Place]):
             yield event
 
     async def save(
-        self, incarnation: str, checkpoint: str, generation: int
+        self, incarnation: str, checkpoint: str, generation: int, *, name: str = ""
     ) -> AsyncIterator[Event]:
-        async for event in self.begin_save(incarnation, checkpoint, generation):
+        async for event in self.begin_save(incarnation, checkpoint, generation, name):
             yield event
 
     async def restore(

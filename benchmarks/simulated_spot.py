@@ -247,9 +247,9 @@ class SpotAgent(SimulatedAgent):
             yield _heard(event)
 
     async def save(
-        self, incarnation: str, checkpoint: str, generation: int
+        self, incarnation: str, checkpoint: str, generation: int, *, name: str = ""
     ) -> AsyncIterator[Event]:
-        async for event in super().save(incarnation, checkpoint, generation):
+        async for event in super().save(incarnation, checkpoint, generation, name=name):
             yield _heard(event)
 
     async def capturing(self, place: Place) -> AsyncIterator[Event]:

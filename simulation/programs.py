@@ -437,10 +437,18 @@ class AgentOverWire:
         )
 
     def save(
-        self, incarnation: str, checkpoint: str, generation: int, **more: Any
+        self,
+        incarnation: str,
+        checkpoint: str,
+        generation: int,
+        *,
+        name: str = "",
+        **more: Any,
     ) -> AsyncIterator[Event]:
         del more
-        return self._stream("save", incarnation, checkpoint, generation, silence=60.0)
+        return self._stream(
+            "save", incarnation, checkpoint, generation, silence=60.0, name=name
+        )
 
     def restore(
         self, incarnation: str, checkpoint: str, **more: Any
@@ -501,7 +509,7 @@ class AgentOverWire:
             lambda: self._wire.ask(name, *args, term=mine.stamp, order=order, **more)
         )
 
-    def _stream(self, name: str, *args: Any, **more: Any) -> AsyncIterator[Event]:
+    def _stream(self, name: str, /, *args: Any, **more: Any) -> AsyncIterator[Event]:
         mine = self._journal()
         return Authority(mine).stream(
             lambda: self._wire.stream(name, *args, term=mine.stamp, **more)

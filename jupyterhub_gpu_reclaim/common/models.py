@@ -324,6 +324,8 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     goes_on: bool = False
     #: Of a save point: files that its programs could write, and that it has not kept.
     not_kept: str = ""
+    #: Of a save point: what a person calls it.
+    name: Name = ""
     #: What the mark beside it says, where checkpoints are listed.
     aside: Aside | None = None
     gone_on: GoneOn | None = None

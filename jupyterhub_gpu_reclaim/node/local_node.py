@@ -217,7 +217,7 @@ class LocalNode:
         return self._begin(session, operation, self._again(session, attempt)).follow()
 
     async def save(
-        self, incarnation: str, checkpoint: str, generation: int
+        self, incarnation: str, checkpoint: str, generation: int, *, name: str = ""
     ) -> AsyncIterator[Event]:
         """Save it while it goes on, attach to that, or repeat how it ended.
 
@@ -225,6 +225,7 @@ class LocalNode:
             incarnation: of the session.
             checkpoint: id of the new checkpoint.
             generation: its number.
+            name: what a person calls it.
         """
         await self._await_turn(incarnation, trees.SAVE)
         known = await self._saved(incarnation, trees.SAVE, checkpoint, "be saved now")
@@ -234,7 +235,7 @@ class LocalNode:
         self.operations.work_for(session)
         operation = Operation(trees.SAVE, session.key, checkpoint)
         stamp = self.term.number, generation
-        work = save.Save(self.tools, session, operation, stamp)
+        work = save.Save(self.tools, session, operation, stamp, name=name)
         return self._begin(session, operation, work.run).follow()
 
     async def nap(

@@ -171,7 +171,7 @@ class Wire:
             return "error", self._unreachable(f"{name}: status 500")
 
     async def stream(
-        self, name: str, *args: Any, silence: float, **more: Any
+        self, name: str, /, *args: Any, silence: float, **more: Any
     ) -> AsyncGenerator[Any, None]:
         """A call that is answered by many lines.
 

@@ -358,6 +358,7 @@ def _finished(
         steps=list(more.get("steps", ())),
         frozen_seconds=more.get("frozen_seconds", 0.0),
         goes_on=more.get("goes_on", False),
+        name=more.get("name", ""),
     )
     return CheckpointInfo(**values)
 

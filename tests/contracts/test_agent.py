@@ -327,10 +327,11 @@ async def test_save_ends_with_its_checkpoint_and_a_tree_that_goes_on(node):
     """It is restored nowhere while that tree goes on."""
     name = node.run(ANN)
     for _ in range(2):
-        ended = await last(node.agent.save(name, "c1", 3))
+        ended = await last(node.agent.save(name, "c1", 3, name="before Monday"))
         info = ended.checkpoint
         assert (info.id, info.key, info.incarnation) == ("c1", ANN, name)
-        assert info.generation == 3
+        assert (info.generation, info.name) == (3, "before Monday")
+    assert [each.name for each in await node.agent.checkpoints()] == [info.name]
     tree = await node.agent.tree(name)
     assert (tree.state, tree.origin) == (TreeState.RUNNING, "c1")
     assert await stored(node) == ["c1"]

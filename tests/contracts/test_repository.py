@@ -197,6 +197,13 @@ def test_file_that_a_checkpoint_lacks_is_an_error_of_the_store(store):
         assert isinstance(refusal(look, "other"), StoreError)
 
 
+def test_name_of_a_save_point_is_listed(store):
+    writer = begin(store)
+    writer.add("memory", b"what it knows")
+    committed = writer.commit(goes_on=True, name="before Monday")
+    assert [info.name for info in [committed, *store.list()]] == ["before Monday"] * 2
+
+
 def test_of_two_words_about_a_checkpoint_the_higher_one_counts(store):
     saved(store)
     left = Mark(aside=Aside(until=5.0))

@@ -296,8 +296,8 @@ class NodeInMemory(MemoryAgent[Place]):
         self._take_up(seen)
         return self._told(self.begin_capture(incarnation, checkpoint, generation))
 
-    async def save(self, incarnation, checkpoint, generation):
-        return self._told(self.begin_save(incarnation, checkpoint, generation))
+    async def save(self, incarnation, checkpoint, generation, *, name=""):
+        return self._told(self.begin_save(incarnation, checkpoint, generation, name))
 
     async def restore(self, incarnation, checkpoint, *, put_files_back=False):
         self.files_back.append(put_files_back)

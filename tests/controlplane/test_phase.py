@@ -227,7 +227,7 @@ def test_what_is_left_of_a_suspend_that_was_taken_back_is_better_than_nothing():
     """The store was away as it was to be deleted, and its programs have ended since."""
     ended = row("running", incarnation="i1", generation=1)
     assert phase([], [saved(1)], its=ended).saved.id == "c1"
-    assert phase([], [saved(1)], its=ended, c1=True).phase is Phase.STOPPED
+    assert phase([], [saved(1)], its=ended, c1=LEFT).phase is Phase.STOPPED
 
 
 def test_what_it_is_suspended_in_and_cannot_be_seen_is_not_passed_over():

@@ -224,6 +224,22 @@ async def test_nobody_floods_the_store_with_names(world, monkeypatch):
     await saved(world, controller, "3")
 
 
+async def test_name_outlives_the_journal(world):
+    """It is in the manifest; and what has one is kept, whoever counts."""
+    world.change(save_points=1)
+    first, _ = await running(world)
+    named = await saved(world, first, "before Monday")
+    await saved(world, first)
+    assert world.node.saved[named][0].name == "before Monday"
+    second = await world.journal_lost(first)
+    await world.until(lambda: len(kept(second)) == 2)
+    await saved(world, second)
+    states = {each.id: each for each in second.users.session(KEY).kept}
+    assert states[named].name == "before Monday"
+    assert kept(second)[named] is Keeping.ASIDE
+    assert states[named].expires > time.time() + world.settings.set_aside - 60
+
+
 async def test_name_outlives_the_service(world):
     controller, _ = await running(world)
     world.node.hold_at = "dump"
@@ -439,10 +455,10 @@ async def test_what_is_ordered_before_the_agent_has_begun_calls_it_off(world):
     place, begin = world.node.places[incarnation], world.node.save
     asked, goes_on, saves = asyncio.Event(), asyncio.Event(), []
 
-    async def late(*order):
+    async def late(*order, **more):
         asked.set()
         await goes_on.wait()
-        events = await begin(*order)
+        events = await begin(*order, **more)
         saves.append(place.operation)
         return events
 

@@ -108,6 +108,15 @@ def test_word_about_a_missing_checkpoint_is_not_found(agent):
             assert client.put(path, json=bad).status_code == 400
 
 
+@pytest.mark.parametrize("name", ["two\nlines", "x" * 256, "\u202eturned", 7])
+def test_save_point_of_a_name_that_cannot_be_is_refused(agent, counter, name):
+    body = {"checkpoint": "c", "generation": 1, "name": name}
+    with agent.client() as client:
+        path = f"/v1/sessions/{counter.incarnation}/save"
+        assert client.post(path, json=body).status_code == 400
+    assert agent.get("/v1/checkpoints").json() == []
+
+
 def test_readyz_says_what_this_machine_lacks(agent):
     answer = agent.get("/readyz").json()
     assert answer["ready"], answer

@@ -48,6 +48,7 @@ FACTS = {
         SessionKey("e", "\x1b[2J"),
     ],
     "incarnation": ["i\u2028j"],
+    "name": ["a\nb", "\u202egnp", "x" * 256],
     "steps": [
         [msgspec.structs.replace(STEP, bytes=2**70)],
         [STEP, Step(step="a\nb", title="")],

@@ -273,7 +273,7 @@ class MemoryAgent(Generic[S]):
         return self._begin(session, "capture", checkpoint).follow()
 
     def begin_save(
-        self, incarnation: str, checkpoint: str, generation: int
+        self, incarnation: str, checkpoint: str, generation: int, name: str = ""
     ) -> AsyncIterator[Event]:
         """Save a session that goes on, attach to that, or repeat how it ended."""
         known = self._known_save(incarnation, "save", checkpoint)
@@ -284,7 +284,7 @@ class MemoryAgent(Generic[S]):
             raise _wrong(session, "be saved now")
         operation = session.operation = MemoryOperation("save", checkpoint)
         stamp = self.term(), generation
-        work = self._save(session, operation, stamp)
+        work = self._save(session, operation, stamp, name)
         operation.task = asyncio.create_task(work)
         return operation.follow()
 
@@ -310,7 +310,7 @@ class MemoryAgent(Generic[S]):
         return failure
 
     async def _save(
-        self, session: S, operation: MemoryOperation, stamp: tuple[int, int]
+        self, session: S, operation: MemoryOperation, stamp: tuple[int, int], name: str
     ) -> None:
         image = self.image(session)  # as it is at the beginning
         failure = await self._not_saved(session, operation)
@@ -323,6 +323,7 @@ class MemoryAgent(Generic[S]):
             term=stamp[0],
             generation=stamp[1],
             goes_on=True,
+            name=name,
         )
         self.keep(info, image)
         self._gpu_memory[info.id] = session.gpu_memory

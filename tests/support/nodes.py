@@ -69,9 +69,9 @@ class Agent(NodeInMemory):
         self._keep_login(incarnation, checkpoint)
         return await super().capture(incarnation, checkpoint, generation, **more)
 
-    async def save(self, incarnation, checkpoint, generation):
+    async def save(self, incarnation, checkpoint, generation, **more):
         self._keep_login(incarnation, checkpoint)
-        return await super().save(incarnation, checkpoint, generation)
+        return await super().save(incarnation, checkpoint, generation, **more)
 
     def _keep_login(self, incarnation, checkpoint):
         told = self.told[incarnation][-1]

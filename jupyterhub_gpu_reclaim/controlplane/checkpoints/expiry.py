@@ -61,11 +61,9 @@ def current(info: CheckpointInfo, now: float) -> CheckpointRow:
     )
 
 
-def save_point(info: CheckpointInfo, now: float, name: str = "") -> CheckpointRow:
+def save_point(info: CheckpointInfo, now: float) -> CheckpointRow:
     """The row of a save point of a session that goes on; kept as long as that runs."""
-    return msgspec.structs.replace(
-        current(info, now), keeping=Keeping.SUPERSEDED, name=name
-    )
+    return msgspec.structs.replace(current(info, now), keeping=Keeping.SUPERSEDED)
 
 
 def is_fallback(row: CheckpointRow) -> bool:

@@ -91,7 +91,9 @@ class Saver:
     async def _last_event(self, row: SessionRow) -> Event:
         """Return the last event of the order."""
         generation = self._sessions.next_generation(row.key)
-        events = self._agent.save(row.incarnation, self._new_id(), generation)
+        events = self._agent.save(
+            row.incarnation, self._new_id(), generation, name=row.save_name
+        )
         async for event in events:
             if event.step is None:
                 return event
@@ -121,7 +123,7 @@ class Saver:
             sessions.audit_line(row.key, by, "save point", note),
             checkpoints=[
                 *expiry.outdated(sessions, row.key, self._settings),
-                expiry.save_point(info, at, row.save_name),
+                expiry.save_point(info, at),
             ],
             checkpoint=info.id,
             failure=None,

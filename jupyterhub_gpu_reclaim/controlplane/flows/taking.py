@@ -345,13 +345,12 @@ def _brought_back(
 def _current(sessions: Sessions, info: CheckpointInfo) -> CheckpointRow:
     """Return its row, as what the session is suspended in.
 
-    It keeps its name, and that the session has gone on, which the store may not show.
+    That the session has gone on since is known here, where the store may not show it.
     """
     known = sessions.journal.checkpoint(info.id)
     if known is not None and known.info is not None and known.info.gone_on is not None:
         info = msgspec.structs.replace(info, gone_on=known.info.gone_on)
-    current = expiry.current(info, sessions.clock.now())
-    return msgspec.structs.replace(current, name=known.name if known else "")
+    return expiry.current(info, sessions.clock.now())
 
 
 def _question(sessions: Sessions, found: CheckpointInfo, observed: Observed) -> Failure:

@@ -98,7 +98,6 @@ checkpoints = Table(
     Column("info", Text),  # JSON of models.CheckpointInfo
     Column("changed", Float, nullable=False),
     Column("expires", Float),
-    Column("name", Text, nullable=False),
     Index("checkpoints_by_session", "user", "server"),
 )
 

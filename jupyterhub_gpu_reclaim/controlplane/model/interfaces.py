@@ -78,9 +78,11 @@ class Agent(Protocol):
         """
 
     def save(
-        self, incarnation: str, checkpoint: str, generation: int
+        self, incarnation: str, checkpoint: str, generation: int, *, name: str = ""
     ) -> AsyncIterator[Event]:
         """Save a running tree; the last event has ``checkpoint`` or ``failure``.
+
+        ``name`` is what a person calls the save point; it stands in its manifest.
 
         Any other order for the tree cancels the save, unless its agent has ended it
         already.

@@ -112,7 +112,11 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
     info: CheckpointInfo | None = None
     changed: float = 0.0
     expires: float | None = None  #: None: not by itself
-    name: str = ""  #: name that a person gave it
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return self.info.name if self.info is not None else ""
 
     @property
     def stamp(self) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from tornado.web import Application, HTTPError, RequestHandler
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.bounds import Count, Identifier
+from jupyterhub_gpu_reclaim.common.bounds import Count, Identifier, Name
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import (
     Failure,
@@ -147,6 +147,7 @@ class CaptureOrder(Value, frozen=True, kw_only=True):
     checkpoint: Identifier
     generation: Count = 1
     seen: float | None = None  #: when it was seen idle; none: somebody asks for it
+    name: Name = ""  #: of a save point
     key: SessionKey | None = None
     image: str = ""
     node_labels: dict[str, str] = msgspec.field(default_factory=dict)
@@ -330,7 +331,7 @@ class PostOrder(SessionHandler):
         )
         checkpoint, number = body.checkpoint, body.generation
         if order == "save":
-            return await self.node.save(incarnation, checkpoint, number)
+            return await self.node.save(incarnation, checkpoint, number, name=body.name)
         return await self.node.capture(incarnation, checkpoint, number, seen=body.seen)
 
 

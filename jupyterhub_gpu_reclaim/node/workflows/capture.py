@@ -163,6 +163,7 @@ class Capture:
 
     _goes_on = False  #: whether the session does, once it is copied
     _not_kept = ""  #: files that it could write, and that were not copied
+    _name = ""  #: of a save point
 
     def __init__(
         self,
@@ -409,6 +410,7 @@ class Capture:
                     gpus=gpus.held() if gpus else (),
                     goes_on=self._goes_on,
                     not_kept=self._not_kept,
+                    name=self._name,
                     timeout=self._limits.commit,
                     last_look=lambda: self._word(rehearsal),
                 ),

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -71,7 +71,12 @@ T = TypeVar("T")
 
 
 class Save(Capture):
-    """One save point of one session."""
+    """One save point of one session.
+
+    Args:
+        name: what a person calls it.
+        more: as of a capture.
+    """
 
     _goes_on = True
     _staging: Staging | None = None
@@ -80,6 +85,10 @@ class Save(Capture):
     _names: Names | None = None
     _kept: KeptFiles | None = None
     _files_bytes: int | None = None  #: of memory, for its files
+
+    def __init__(self, *more: Any, name: str) -> None:
+        super().__init__(*more)
+        self._name = name
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
         """Run it; the last event is the checkpoint."""

@@ -216,11 +216,17 @@ class AgentClient:
         checkpoint: str,
         generation: int,
         *,
+        name: str = "",
         pod: str = "",
         **facts: Any,
     ) -> AsyncIterator[Event]:
         """Save a tree that goes on, or attach to that; the last event is the end."""
-        body = {"checkpoint": checkpoint, "generation": generation, **facts}
+        body = {
+            "checkpoint": checkpoint,
+            "generation": generation,
+            "name": name,
+            **facts,
+        }
         return self._stream(_session(incarnation, "save", pod), body)
 
     def restore(

@@ -287,14 +287,14 @@ class AgentRouter:
                 yield event
 
     async def save(
-        self, incarnation: str, checkpoint: str, generation: int
+        self, incarnation: str, checkpoint: str, generation: int, *, name: str = ""
     ) -> AsyncIterator[Event]:
         """Save a tree that goes on, with what its return will need."""
         pod, client = await self._seat(incarnation, running=True)
         facts = await self._facts_of(pod)
         with named(pod.node):
             async for event in client.save(
-                incarnation, checkpoint, generation, **facts
+                incarnation, checkpoint, generation, name=name, **facts
             ):
                 yield event
 

@@ -159,6 +159,7 @@ class CheckpointWriter:
         gpus: Sequence[GpuSample] = (),
         goes_on: bool = False,
         not_kept: str = "",
+        name: str = "",
         timeout: float = 600.0,
         last_look: Callable[[], None] | None = None,
     ) -> CheckpointInfo:
@@ -170,6 +171,7 @@ class CheckpointWriter:
             gpus: what it held of which cards, for the record.
             goes_on: whether what was saved has gone on since.
             not_kept: names of files that it could write then, and that are not in it.
+            name: what a person calls it.
             timeout: seconds to wait for the disk.
             last_look: called when nothing but the manifest is missing; its error
                 bars the commit, and is raised.
@@ -191,6 +193,7 @@ class CheckpointWriter:
                     gpus=list(gpus),
                     goes_on=goes_on,
                     not_kept=not_kept,
+                    name=name,
                 )
             except BaseException as error:
                 self.fail(error)
