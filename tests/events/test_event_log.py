@@ -127,6 +127,7 @@ def test_what_does_not_fit_its_schema_is_not_written(place):
 
 #: What version 1 of the schema has no word for: it is `other`, with its own in `what`.
 WITHOUT_A_WORD = {
+    "call off",
     "ask to bring back",
     "ask to nap",
     "ask to save",

@@ -22,13 +22,12 @@ from tests.support.agent import criu_folder, goes_on, wait_for
 from tests.support.agent import places as make_places
 from tests.support.process_rights import (
     DOCKERS_DEFAULT,
-    MANIFEST,
     TLJH_UNIT,
     UNIT,
     AgentOf,
     ProcessRights,
     bits,
-    of_manifest,
+    of_chart,
     of_unit,
 )
 
@@ -46,10 +45,10 @@ while True:
     time.sleep(0.02)
 """
 AGENTS = {
-    "unit": of_unit(UNIT.read_text()),
-    "manifest": of_manifest(MANIFEST.read_text()),
+    "unit": lambda: of_unit(UNIT.read_text()),
+    "manifest": of_chart,
     # What an administrator narrows in a drop-in: no more than we need.
-    "narrow": ProcessRights(bits(*capabilities.NEEDED, "SYS_RESOURCE")),
+    "narrow": lambda: ProcessRights(bits(*capabilities.NEEDED, "SYS_RESOURCE")),
 }
 
 
@@ -97,7 +96,7 @@ def agents():
         def get(name: str) -> AgentOf:
             if name not in made:
                 (folder / name).mkdir()
-                made[name] = AgentOf(folder / name, criu_folder(), AGENTS[name])
+                made[name] = AgentOf(folder / name, criu_folder(), AGENTS[name]())
                 made[name].start()
             return made[name]
 
@@ -196,7 +195,7 @@ def test_user_loses_what_a_narrow_agent_lacks_and_could_not_be_used(begin):
     had, has = comes_back(begin, "narrow", TLJH_USER)
     for before, after in zip(had, has, strict=True):
         lacks = int(before.pop("CapBnd"), 16) & ~int(after.pop("CapBnd"), 16)
-        assert lacks == HUB_OF_TLJH.bounding & ~AGENTS["narrow"].bounding
+        assert lacks == HUB_OF_TLJH.bounding & ~AGENTS["narrow"]().bounding
         assert after == before
 
 

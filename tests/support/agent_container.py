@@ -11,13 +11,10 @@ import sys
 import uuid
 from pathlib import Path
 
-import yaml
-
 from jupyterhub_gpu_reclaim.linux import processes
+from tests.support import helm
 from tests.support.agent import Agent, wait_for
 from tests.support.containers import DEVPTS, PLACEMENT, leave_groups, mount, run
-
-MANIFEST = Path(__file__).parents[2] / "etc" / "kubernetes" / "base" / "agent.yaml"
 
 
 class AgentContainer(Agent):
@@ -106,9 +103,7 @@ class AgentContainer(Agent):
         run("runc", "--root", f"{self.folder}/runc", *words)
 
     def _config(self, words: list[str]) -> dict:
-        documents = yaml.safe_load_all(MANIFEST.read_text())
-        pod = next(one for one in documents if one["kind"] == "DaemonSet")
-        [container] = pod["spec"]["template"]["spec"]["containers"]
+        _, container = helm.agents(helm.LEAST)
         context = container["securityContext"]["capabilities"]
         # No more than the test's own root has.
         status = Path("/proc/self/status").read_text()

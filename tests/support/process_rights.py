@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from jupyterhub_gpu_reclaim.linux import capabilities, procfs
+from tests.support import helm
 from tests.support.agent import Agent
 
 ETC = Path(__file__).parents[2] / "etc"
 UNIT = ETC / "systemd" / "jupyterhub-gpu-reclaim-agent.service"
-MANIFEST = ETC / "kubernetes" / "base" / "agent.yaml"
 #: The lines of TLJH's ``jupyterhub.service`` (2.0) that concern rights.
 TLJH_UNIT = """
 [Service]
@@ -93,15 +91,10 @@ def of_unit(text: str) -> ProcessRights:
     )
 
 
-def of_manifest(text: str) -> ProcessRights:
+def of_chart() -> ProcessRights:
     """What a runtime gives the DaemonSet's container."""
-    objects = yaml.safe_load_all(text)
-    [pod] = [
-        one["spec"]["template"]["spec"]
-        for one in objects
-        if "template" in one.get("spec", {})
-    ]
-    return of_container(pod["containers"][0]["securityContext"])
+    _, container = helm.agents(helm.LEAST)
+    return of_container(container["securityContext"])
 
 
 def of_container(context: dict[str, Any]) -> ProcessRights:
