@@ -33,7 +33,7 @@ MUTANTS: dict[str, Mutant] = {
         " the only checkpoint of a tree that had ended meanwhile.",
         _READING.format("B6"),
         node.FAILED_THAW,
-        seed=20200000125,
+        seed=20310001042,
     ),
     "an-older-journal-starts-cold": Mutant(
         "A journal from a backup did not know of a newer checkpoint: cold start.",
