@@ -72,6 +72,11 @@ class Phase(StrEnum):
         """Whether the session runs, and nothing is done with it as a whole."""
         return self in {Phase.RUNNING, Phase.NAPPING, Phase.WARNED}
 
+    @property
+    def rests(self) -> bool:
+        """Whether it has no processes, and nothing is done with it as a whole."""
+        return self in {Phase.SUSPENDED, Phase.STOPPED}
+
 
 class TreeState(StrEnum):
     """State of the processes of one incarnation, as far as its agent knows."""

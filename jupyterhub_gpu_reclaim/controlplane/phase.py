@@ -10,28 +10,31 @@ what was computed last holds.
 tree (agent)                          Hub        phase
 ====================================  =========  ===================================
 no answer of agent or store           any        None
+any, of one at rest or in our return  other¹     None
 running, napping                      stopped    None, if its user has stopped it or
                                                  its pod ends
-running, napping, and our return      other¹     None
 running, napping                      any        RUNNING, NAPPING
-capturing, of a session that ran      any        SUSPENDING
-capturing, otherwise, or a save       any        RUNNING
 captured, in what is current          any        RELEASING
-captured, saved nowhere               any        SUSPENDING, if we saved it; else
-                                                 RUNNING: it is thawed
-holding, restoring                    any        None
-gone, and its capture was committed   any        RELEASING; SUSPENDED where the Hub
-                                                 has stopped it
-gone, and was being captured          any        SUSPENDED in what it goes back to;
+captured, in what was set aside       any        None
+captured, saved nowhere               any        None, if we saved it; else RUNNING: it
+                                                 is thawed
+capturing, of a session that ran      any        SUSPENDING
+capturing, otherwise, or a save       any        RUNNING; None, if it is released, or at
+                                                 rest and the Hub has stopped it
+gone², and its capture was committed  any        RELEASING
+gone², and was being captured         any        SUSPENDED in what it goes back to;
                                                  else STOPPED
-gone, and our return                  stopped²   SUSPENDED
-gone                                  stopped²   SUSPENDED in what is current; else
+gone, and released                    stopped,   SUSPENDED
+                                      spawning
+gone, and our return                  stopped,   SUSPENDED
+                                      running
+gone                                  stopped    SUSPENDED in what is current; else
                                                  STOPPED
-gone                                  any        None
+otherwise                             any        None
 ====================================  =========  ===================================
 
-¹ neither running nor stopped: the Hub has not finished its start. ² or, where the
-session has been released, spawning; a return also where the Hub takes it for running.
+¹ neither running nor stopped: the Hub asks about it, or has not finished its start.
+² or its init holds a place for nothing.
 
 The current checkpoint is the newest by stamp that is not set aside. Where a person has
 set one aside, nothing older of that session is current either, unless a later word (by
@@ -60,8 +63,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, RESTS
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
 
 if TYPE_CHECKING:
@@ -70,9 +74,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Mark, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-
-_SETTLED = (HubState.RUNNING, HubState.STOPPED)
-_RESTS = (Phase.SUSPENDED, Phase.STOPPED)
 
 
 class State(NamedTuple):
@@ -95,7 +96,7 @@ def take(row: SessionRow, seen: Observed) -> Action | None:
     if differs(row, state):
         kind = ActionKind.TAKE
         return Action(kind, state.tree, state.saved, state.patient, phase=state.phase)
-    settled = row.phase in {*LIVE, *_RESTS}
+    settled = row.phase in LIVE | RESTS
     return Action(ActionKind.NOTE) if settled and seen.unknown() else None
 
 
@@ -111,7 +112,7 @@ def derive(row: SessionRow, seen: Observed) -> State | None:
     tree = _its_tree(row, seen)
     if tree is None:
         return _of_gone(row, seen)
-    if row.phase in {Phase.RESUMING, *_RESTS} and seen.hub not in _SETTLED:
+    if row.phase in {Phase.RESUMING, *RESTS} and not seen.settled:
         return None  # the Hub asks about it, or has not finished its start
     return _of_running(row, seen, tree) if tree.runs else _of_frozen(row, seen, tree)
 
@@ -142,13 +143,13 @@ def _its_tree(row: SessionRow, seen: Observed) -> Tree | None:
         return own
     under_way = row.phase in {Phase.SUSPENDING, Phase.RELEASING}
     replaced = own is None and seen.hub is HubState.RUNNING
-    if under_way or not (row.phase in _RESTS or replaced):
+    if under_way or not (row.phase.rests or replaced):
         return None
     return seen.running() or seen.frozen()
 
 
 def _of_running(row: SessionRow, seen: Observed, tree: Tree) -> State | None:
-    ended = seen.hub is HubState.STOPPED and row.phase in _RESTS
+    ended = seen.hub is HubState.STOPPED and row.phase.rests
     over = row.phase is Phase.STOPPED or tree.ending or row.intent is Intent.RESUME
     if ended and over and tree.incarnation == row.incarnation:
         return None
@@ -160,14 +161,14 @@ def _of_running(row: SessionRow, seen: Observed, tree: Tree) -> State | None:
 def _of_frozen(row: SessionRow, seen: Observed, tree: Tree) -> State | None:
     saved = seen.checkpoint(tree.checkpoint)
     if tree.state is TreeState.CAPTURED and saved is not None:
-        over = takes_over(row, seen, saved, tree)
+        over = take_captured(row, seen, saved, tree)
         return State(Phase.RELEASING, tree, saved) if over else None
     back = goes_back_to(row, seen, tree)
     if tree.state is TreeState.CAPTURED:
         under_way = row.phase in {Phase.SUSPENDING, Phase.RELEASING}
         return None if under_way else State(Phase.RUNNING, tree, back)
     if row.phase is Phase.RELEASING or (
-        seen.hub is HubState.STOPPED and row.phase in _RESTS
+        seen.hub is HubState.STOPPED and row.phase.rests
     ):
         return None
     ran = row.phase in LIVE and tree.incarnation == row.incarnation
@@ -191,7 +192,7 @@ def _of_gone(row: SessionRow, seen: Observed) -> State | None:
             return State(Phase.SUSPENDED, None, saved) if over and not own else None
         case Phase.RESUMING:
             saved, patient = seen.checkpoint(row.checkpoint), hub is HubState.RUNNING
-            over = hub in _SETTLED and own is None
+            over = seen.settled and own is None
             return State(Phase.SUSPENDED, None, saved, patient) if over else None
     stands = (own is not None) if row.phase in LIVE else bool(seen.left())
     if hub is not HubState.STOPPED or stands or returns:
@@ -209,15 +210,15 @@ def _rests(row: SessionRow, seen: Observed) -> State:
 def current(row: SessionRow, seen: Observed) -> CheckpointInfo | None:
     """The checkpoint that a session without processes is suspended in; None: none."""
     saved, said = seen.saved or (), seen.said
-    newer = [
+    newer = lineage.newest(
         info
         for info in saved
         if info.stamp > row.stamp
         and not is_aside(info, said)
         and not is_left(info, saved, said)
-    ]
-    if newer:
-        return max(newer, key=lambda info: (info.stamp, info.id))
+    )
+    if newer is not None:
+        return newer
     if row.phase is Phase.STOPPED:
         return None
     if row.phase is Phase.SUSPENDED:
@@ -228,15 +229,14 @@ def current(row: SessionRow, seen: Observed) -> CheckpointInfo | None:
 def goes_back_to(row: SessionRow, seen: Observed, tree: Tree) -> CheckpointInfo | None:
     """What a session that runs goes back to: its newest save point, or its parent."""
     names = {tree.origin or ("" if tree.frozen else tree.checkpoint)}
-    if tree.incarnation == row.incarnation and row.phase not in _RESTS:
+    if tree.incarnation == row.incarnation and not row.phase.rests:
         names.add(row.checkpoint)
     point = _save_point(tree.incarnation, seen)
-    its = [
+    return lineage.newest(
         info
         for info in seen.saved or ()
         if (info.id in names and not is_aside(info, seen.said)) or info == point
-    ]
-    return max(its, key=lambda info: info.stamp, default=None)
+    )
 
 
 def _save_point(incarnation: str, seen: Observed) -> CheckpointInfo | None:
@@ -244,21 +244,23 @@ def _save_point(incarnation: str, seen: Observed) -> CheckpointInfo | None:
 
     It is a save point, or left of a suspend that was taken back.
     """
-    own = [i for i in seen.saved or () if i.incarnation == incarnation != ""]
-    newest = max(own, key=lambda info: info.stamp, default=None)
+    own = (i for i in seen.saved or () if i.incarnation == incarnation != "")
+    newest = lineage.newest(own)
     return None if newest is None or is_aside(newest, seen.said) else newest
 
 
-def takes_over(
+def take_captured(
     row: SessionRow, seen: Observed, saved: CheckpointInfo, tree: Tree
-) -> bool:
-    """Whether what a captured tree is saved as is the session from now on.
+) -> Action | None:
+    """Take a captured tree, and what it is saved as, for the session from now on.
 
-    Not if it was set aside, or something newer was decided about.
+    None where that was set aside, or something newer was decided about.
     """
-    own = tree.incarnation == row.incarnation and row.phase not in _RESTS
+    own = tree.incarnation == row.incarnation and not row.phase.rests
     new = saved.stamp > row.stamp and not is_aside(saved, seen.said)
-    return own or new or saved.id == row.checkpoint
+    if own or new or saved.id == row.checkpoint:
+        return Action(ActionKind.TAKE, tree, saved, phase=Phase.RELEASING)
+    return None
 
 
 def question(

@@ -14,7 +14,6 @@ from zoneinfo import ZoneInfo
 from traitlets import List, TraitError, Unicode, validate
 from traitlets.config import Configurable
 
-from jupyterhub_gpu_reclaim.common.models import Decision, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, moment
 from jupyterhub_gpu_reclaim.common.traits import Seconds
@@ -23,11 +22,8 @@ from jupyterhub_gpu_reclaim.policy.decide import deny
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jupyterhub_gpu_reclaim.common.models import SessionPolicy
+    from jupyterhub_gpu_reclaim.common.models import Decision, SessionPolicy
     from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
-
-
-_AT_REST = {Phase.SUSPENDED, Phase.STOPPED}
 
 
 class Guards(Configurable):
@@ -126,7 +122,7 @@ class Guards(Configurable):
 
     def _phase(self, snapshot: SessionSnapshot) -> Iterator[Decision]:
         phase = snapshot.phase
-        if phase in _AT_REST:
+        if phase.rests:
             yield deny(Reason.WRONG_PHASE, phase=phase.value, action="be suspended")
         elif not phase.live:
             yield deny(Reason.OPERATION_IN_FLIGHT, operation=phase.value)

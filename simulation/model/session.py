@@ -31,9 +31,9 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import Term
 from jupyterhub_gpu_reclaim.controlplane import phase
 from jupyterhub_gpu_reclaim.controlplane.api.questions import Answer, Questions
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
 from jupyterhub_gpu_reclaim.controlplane.flows import taking
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
+from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.actions import (
     ANSWERS,
     Action,
@@ -387,10 +387,7 @@ def _taken_note(
         case ActionKind.BRING_BACK if saved:
             return state.to(
                 SessionEvent.BROUGHT_BACK,
-                inc=saved.inc,
-                session=saved.account,
-                checkpoint=saved.id,
-                attempt=0,
+                **_as(saved),
                 dismissed=state.row.checkpoint or state.row.dismissed,
                 word=True,
             )
@@ -438,10 +435,7 @@ def _taken(
     if now is Phase.RELEASING:
         return state.to(
             SessionEvent.FOUND_CAPTURED,
-            inc=saved.inc,
-            session=saved.account,
-            checkpoint=saved.id,
-            attempt=0,
+            **_as(saved),
             **_noted(row, saved),
         )
     if (saved.term, saved.id) > (row.term, row.number):
@@ -539,6 +533,16 @@ def _adopted(state: State, inc: int) -> State:
     )
 
 
+def _as(saved: Saved) -> dict[str, Any]:
+    """What a row says of a session that is what was saved as that."""
+    return {
+        "inc": saved.inc,
+        "session": saved.account,
+        "checkpoint": saved.id,
+        "attempt": 0,
+    }
+
+
 def _living(state: State) -> list[Saved]:
     there = {each.id for each in _observed(state).saved or ()}
     return [one for one in state.store if str(one.id) in there]
@@ -569,10 +573,7 @@ def _found_saved(state: State, newest: Saved) -> State:
         doubt = Reason.ENDED_SINCE_SAVED.value
     return state.to(
         SessionEvent.FOUND_SAVED,
-        inc=newest.inc,
-        session=newest.account,
-        checkpoint=newest.id,
-        attempt=0,
+        **_as(newest),
         wanted=False,
         placed=False,
         dismissed=state.row.checkpoint or state.row.dismissed,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import phase
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, lineage
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
 from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.journal.lock import JournalLock
 from jupyterhub_gpu_reclaim.controlplane.loop import scheduler, start, stop
 from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
-from jupyterhub_gpu_reclaim.controlplane.model import phases
+from jupyterhub_gpu_reclaim.controlplane.model import lineage, phases
 from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE

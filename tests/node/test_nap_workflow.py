@@ -238,16 +238,21 @@ async def test_wake_that_waits_says_so_and_goes_on_as_soon_as_there_is_room(
     assert goes_on(counter)
 
 
-async def test_wake_that_is_called_off_while_it_waits_gives_its_turn_up(
-    recovery, counter, monkeypatch
-):
+async def waking_without_room(recovery, counter, monkeypatch):
+    """A wake that waits for room, and what tells how much it lacks."""
     card, accelerator = await waker_of(recovery, counter, monkeypatch)
     card.taken, accelerator.room_seconds = 100, 60
     waiting = asyncio.ensure_future(run(recovery, counter, accelerator, "wake"))
-    operation = await recovery.operations.next(counter.incarnation, "wake", 5)
     while accelerator.shortage_of(counter.incarnation) is None:
         await asyncio.sleep(0.01)
-    operation.cancel.set()
+    return accelerator, waiting
+
+
+async def test_wake_that_is_called_off_while_it_waits_gives_its_turn_up(
+    recovery, counter, monkeypatch
+):
+    accelerator, waiting = await waking_without_room(recovery, counter, monkeypatch)
+    recovery.operations.running(counter.incarnation).cancel.set()
     assert (await waiting).reason is Reason.CANCELLED
     assert accelerator.shortage_of(counter.incarnation) is None
     assert recovery.releases.records.find(counter.incarnation).naps
@@ -277,7 +282,7 @@ def node_of(recovery, cards) -> LocalNode:
 class Refused:
     """A capture, a save or a nap that fails at once."""
 
-    def __init__(self, *_) -> None:
+    def __init__(self, *_, **__) -> None:
         pass
 
     async def run(self, operation):
@@ -317,11 +322,7 @@ async def test_order_that_meets_a_wake_waits_for_its_end(
 async def test_suspend_calls_off_a_wake_that_waits_for_room(
     recovery, counter, monkeypatch
 ):
-    card, accelerator = await waker_of(recovery, counter, monkeypatch)
-    card.taken, accelerator.room_seconds = 100, 60
-    waiting = asyncio.ensure_future(run(recovery, counter, accelerator, "wake"))
-    while accelerator.shortage_of(counter.incarnation) is None:
-        await asyncio.sleep(0.01)
+    accelerator, waiting = await waking_without_room(recovery, counter, monkeypatch)
     node = node_of(recovery, accelerator)
     assert (await node.tree(counter.incarnation)).shortage.place == 1
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.drain import Drain
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound
-from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
@@ -104,6 +103,6 @@ class NodeApi:
     def _look_at_sessions_on(self, node: str) -> None:
         """Have every session on the node looked at that waits for a change."""
         for row in self._sessions.journal.sessions():
-            if row.node == node and row.phase not in {Phase.SUSPENDED, Phase.STOPPED}:
+            if row.node == node and not row.phase.rests:
                 self._sessions.touch(row.key)
                 self._queue.add(row.key)

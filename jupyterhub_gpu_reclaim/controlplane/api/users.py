@@ -460,7 +460,7 @@ class UserApi:
         row = self._sessions.row(key)
         if row.phase in LIVE and row.incarnation != before.incarnation:
             save_running = False  # what was asked for was not this session
-        if row.phase in bringing.FROM:
+        if row.phase.rests:
             bringing.take(
                 self._sessions, row, self._settings, checkpoint=checkpoint, by=by
             )

@@ -17,9 +17,9 @@ from jupyterhub_gpu_reclaim.common.kept_bytes import keeps
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
 from jupyterhub_gpu_reclaim.controlplane.journal import notes, schema
 from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
+from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     HIDDEN,

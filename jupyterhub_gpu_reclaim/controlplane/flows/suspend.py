@@ -24,7 +24,8 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry, lineage
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry
+from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SAVED, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping, SessionRow
 
@@ -326,16 +327,16 @@ class Suspender:
         """
         self._sessions.counters.ended("suspend", "failed", failure.code)
         # Not while it cannot be seen to run: it may be all that is left of it by then.
-        to_delete = expiry.kept(
+        given_up = expiry.kept(
             self._sessions, row.checkpoint, Keeping.SUPERSEDED, seconds=0
         )
-        to_delete += bring_back.rows_to_call_off(self._sessions, row, self._settings)
+        given_up += bring_back.rows_to_call_off(self._sessions, row, self._settings)
         back = expiry.back_again(self._sessions, row, self._settings.grace)
         after = self._sessions.apply(
             row.key,
             SessionEvent.THAWED,
             failure=failure,
-            checkpoints=[*to_delete, *back],
+            checkpoints=[*given_up, *back],
             checkpoint=back[0].id if back else "",
             failures=row.failures + 1,
             backoff_until=self._tried_at(row, 1),

@@ -15,9 +15,10 @@ from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.controlplane import phase
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, lineage
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.flows import ending, vanished
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
+from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
@@ -189,11 +190,7 @@ class Taker:
             SessionEvent.FOUND_SAVED,
             failure=None if sure else asks,
             checkpoints=[*rows, _current(sessions, newest)],
-            account=_account_in(row, newest),
-            session=newest.session,
-            incarnation=newest.incarnation,
-            checkpoint=newest.id,
-            **lineage.highest(row, observed.saved or ()),
+            **_columns(row, newest, observed.saved or ()),
         )
 
 
@@ -312,11 +309,7 @@ def captured(
         row.key,
         SessionEvent.FOUND_CAPTURED,
         checkpoints=rows,
-        account=_account_in(row, saved),
-        session=saved.session,
-        incarnation=saved.incarnation,
-        checkpoint=saved.id,
-        **lineage.highest(row, [saved]),
+        **_columns(row, saved, [saved]),
     )
 
 
@@ -380,9 +373,23 @@ def _ended_since_saved(
     return failure_of(Reason.ENDED_SINCE_SAVED, ended=ended, how=how, when=when)
 
 
-def _account_in(row: SessionRow, info: CheckpointInfo) -> str:
-    """Return whose the session is in that state; the next start asks the account."""
-    return info.account if lineage.is_anothers(row, info) else row.account
+def _columns(
+    row: SessionRow, info: CheckpointInfo, seen: Collection[CheckpointInfo]
+) -> dict[str, Any]:
+    """Return the row's columns, now that the session is what was saved as that.
+
+    Args:
+        row: as it was.
+        info: the checkpoint. Where it is another account's, the next start asks.
+        seen: all that have been taken into account.
+    """
+    return {
+        "account": info.account if lineage.is_anothers(row, info) else row.account,
+        "session": info.session,
+        "incarnation": info.incarnation,
+        "checkpoint": info.id,
+        **lineage.highest(row, seen),
+    }
 
 
 def _note_unknown(

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, TypeVar
 
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import HubState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import marks
@@ -45,12 +45,6 @@ class ObservedState:
         self._trees = None if trees is None else _by_key(trees)
         self._saved = None if saved is None else _by_key(in_order(saved))
         self._servers = servers
-
-    @property
-    def silent(self) -> str:
-        """Reason why a part did not answer; empty: all did."""
-        parts = {"agent": self._trees, "store": self._saved, "Hub": self._servers}
-        return ", ".join(name for name, answer in parts.items() if answer is None)
 
     def keys(self) -> set[SessionKey]:
         """Keys of every session that the agent has heard of."""
@@ -106,16 +100,6 @@ class Observer:
     def silent_parts(self) -> list[str]:
         """Names of the parts that did not answer the last time."""
         return sorted(self._silent)
-
-    @staticmethod
-    def refuse_silence(state: ObservedState) -> None:
-        """Raise unless everything answered, for callers that need the whole state.
-
-        Raises:
-            Unreachable: a part did not answer.
-        """
-        if state.silent:
-            raise Unreachable(Reason.AGENT_UNREACHABLE, detail=state.silent)
 
     async def _stored(self, every: float) -> list[CheckpointInfo] | None:
         now = self._sessions.clock.monotonic()

@@ -78,7 +78,6 @@ if TYPE_CHECKING:
 
 
 _ENDED = (HubState.STOPPED, HubState.SPAWNING)
-_SETTLED = (HubState.RUNNING, HubState.STOPPED)
 
 
 def settle(
@@ -150,7 +149,7 @@ def _live(row: SessionRow, observed: Observed) -> Action:
         return _second_tree(row, observed) or Action(ActionKind.READY, tree)
     if tree.state is TreeState.CAPTURING:
         return Action(ActionKind.CANCEL, tree)
-    if observed.hub not in _SETTLED:
+    if not observed.settled:
         return NOTHING
     if tree.state is TreeState.CAPTURED:
         return Action(ActionKind.THAW, tree)
@@ -221,14 +220,13 @@ def _processes_at_rest(row: SessionRow, observed: Observed) -> Action | None:
     """Settle what is left of a session at rest whose server the Hub has stopped."""
     suspended = row.phase is Phase.SUSPENDED
     for tree in observed.left():
-        kept = observed.checkpoint(tree.checkpoint)
-        same = tree.checkpoint == row.checkpoint
-        if tree.state is TreeState.CAPTURED:
-            return Action(ActionKind.KILL, tree, patient=True)
-        stopped = tree.runs and tree.incarnation == row.incarnation and not suspended
-        restoring = tree.state is TreeState.RESTORING and kept is not None
-        over = (restoring and same) if suspended else (restoring or stopped)
-        if over or tree.state is TreeState.HOLDING:
+        over = tree.state in {TreeState.CAPTURED, TreeState.HOLDING}
+        if tree.state is TreeState.RESTORING:
+            kept = observed.checkpoint(tree.checkpoint) is not None
+            over = kept and (tree.checkpoint == row.checkpoint or not suspended)
+        elif tree.runs:
+            over = tree.incarnation == row.incarnation and not suspended
+        if over:
             return Action(ActionKind.KILL, tree, patient=True)
     return None
 

@@ -12,20 +12,21 @@ RELEASING    any                                    as if nobody asked
 RESUMING     of this very start                     return it
              of another, which runs                 join it
              of another, being captured             refuse: in flight
-             of another, captured                   restored (→ RUNNING)
+             of another, captured                   take that
              of another, otherwise                  give that one up
 SUSPENDED    another one is to be brought back      take that
 any other    a tree runs                            join it
              being captured                         refuse: in flight
-             captured in what is current, or new    found captured
+             captured in what is current, or new    take it (→ RELEASING)
              captured in what was set aside         kill: that is kept
              captured, not committed                thaw
              restoring                              refuse: in flight
              holding for another start              kill: that one is over
-             a newer checkpoint                     found saved; in flight beside a tree
-RUNNING …    gone                                   lost, if what it came from is kept;
-                                                    else vanished
-SUSPENDED,   unknown checkpoints                    set them aside
+             a newer checkpoint                     take it (→ SUSPENDED); in flight
+                                                    beside a tree
+RUNNING …    gone                                   take that (→ SUSPENDED, if what it
+                                                    came from is kept, or STOPPED)
+SUSPENDED,   unknown checkpoints                    note them
 STOPPED
 SUSPENDED    a doubt that no person has settled     ask its user
              its checkpoint is not there            what the Hub remembers, if newer;
@@ -51,8 +52,8 @@ from jupyterhub_gpu_reclaim.common.models import HubState, Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.controlplane import phase
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
+from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.rows import HIDDEN, Intent
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
@@ -127,9 +128,8 @@ def _settle_captured(row: SessionRow, observed: Observed, tree: Tree) -> Action:
     saved = observed.checkpoint(tree.checkpoint)
     if saved is None:
         return Action(ActionKind.THAW, tree)
-    if phase.takes_over(row, observed, saved, tree):
-        return Action(ActionKind.TAKE, tree, saved, phase=Phase.RELEASING)
-    return Action(ActionKind.KILL, tree, saved)
+    taken = phase.take_captured(row, observed, saved, tree)
+    return taken or Action(ActionKind.KILL, tree, saved)
 
 
 def _settle_saved(row: SessionRow, observed: Observed, asked: Asked) -> Action:

@@ -8,7 +8,7 @@ known that nothing may come back. Pure.
 journal      agent, store                           action
 ===========  =====================================  ==================================
 SUSPENDING¹  any                                    refuse: in flight
-RESUMING¹    it has come back                       restored (→ RUNNING)
+RESUMING¹    it has come back                       take that (→ RUNNING)
              it is frozen again                     refuse: in flight
              gone                                   give the restore up (→ SUSPENDED)
              otherwise                              it is saved
@@ -18,13 +18,13 @@ any other    something of it is left, not frozen    end it
              another tree is there                  keep it: the Hub is older
              frozen, while anything is under way²   keep it
              being captured                         refuse: in flight
-             captured in what is current, or new    found captured (→ RELEASING)
+             captured in what is current, or new    take it (→ RELEASING)
              captured, not committed                keep it
              captured in what was set aside         as if none was there
-             a newer checkpoint, of it              found saved (→ SUSPENDED)
+             a newer checkpoint, of it              take it (→ SUSPENDED)
              the same, while anything is under way² keep it
              a newer checkpoint, of another         keep it: the reconciler asks
-             what it came from is kept¹             lost (→ SUSPENDED)
+             what it came from is kept¹             take that (→ SUSPENDED)
              it is being saved¹                     keep it: that may be committed yet
              something else may come back²          keep it
              the Hub's pointer names one that       keep it
@@ -47,7 +47,7 @@ from jupyterhub_gpu_reclaim.controlplane.loop.start import (
     is_accounted_for,
 )
 from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, RESTS, SAVED
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _by_what_is_saved(
 
 def _is_free(row: SessionRow) -> bool:
     """Whether nothing is under way that would have to be over first."""
-    return row.phase in {*LIVE, Phase.STOPPED, Phase.SUSPENDED}
+    return row.phase in LIVE | RESTS
 
 
 def _settle_frozen(row: SessionRow, tree: Tree, observed: Observed) -> Action | None:
@@ -136,9 +136,7 @@ def _settle_frozen(row: SessionRow, tree: Tree, observed: Observed) -> Action | 
     saved = observed.checkpoint(tree.checkpoint)
     if saved is None:  # as in a store that was put back: it is all there is
         return KEEP
-    if not phase.takes_over(row, observed, saved, tree):
-        return None
-    return Action(ActionKind.TAKE, tree, saved, phase=Phase.RELEASING)
+    return phase.take_captured(row, observed, saved, tree)
 
 
 def _settle_return(row: SessionRow, observed: Observed, asked: Asked) -> Action:

@@ -197,7 +197,7 @@ class Worker:
         It would be ended at the next visit, when its checkpoint may be gone. Where that
         is gone already, what is back is all there is.
         """
-        if row.phase not in {Phase.RESUMING, Phase.SUSPENDED, Phase.STOPPED}:
+        if not (row.phase.rests or row.phase is Phase.RESUMING):
             return False
         ordered = ending.is_ordered(self._sessions, row.key, row.incarnation)
         gone = observed.checkpoint(row.checkpoint) is None
@@ -243,9 +243,9 @@ class Worker:
         if action.tree is not None and row.intent is Intent.WAKE:
             # Whatever the Hub says: it only gets back what it had.
             return await self._nap_or_wake(row, action.tree)
-        if action.kind is ActionKind.READY and _may_begin(row, observed.hub):
+        if action.kind is ActionKind.READY and _may_begin(row, observed):
             return await self._act_when_ready(row, action)
-        if row.bring_back and row.phase in bring_back.FROM:
+        if row.bring_back and row.phase.rests:
             if observed.hub is HubState.STOPPED:
                 bring_back.take(self._sessions, row, self._settings)
             return self._settings.pace
@@ -488,12 +488,12 @@ class Worker:
         self._sessions.update(row.key, line, failure=failure)
 
 
-def _may_begin(row: SessionRow, hub: HubState | None) -> bool:
+def _may_begin(row: SessionRow, observed: Observed) -> bool:
     """Whether the Hub allows a suspend to begin.
 
     Not while the Hub does not answer, nor during a start or a stop by a person; but
     during a stop that we have asked for ourselves and that comes late (``Stops.plan``).
     """
-    if hub is HubState.STOPPING:
+    if observed.hub is HubState.STOPPING:
         return row.stop_asked is not None and row.intent is Intent.SUSPEND
-    return hub in {HubState.RUNNING, HubState.STOPPED}
+    return observed.settled

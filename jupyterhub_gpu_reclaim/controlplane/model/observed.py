@@ -5,14 +5,13 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from jupyterhub_gpu_reclaim.common.models import TreeState
+from jupyterhub_gpu_reclaim.common.models import HubState, TreeState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
-        HubState,
         Mark,
         Tree,
     )
@@ -37,6 +36,11 @@ class Observed(NamedTuple):
             return True
         return any(tree.state is TreeState.UNKNOWN for tree in self.trees)
 
+    @property
+    def settled(self) -> bool:
+        """Whether the Hub says that it runs, or that it is stopped, and no more."""
+        return self.hub in {HubState.RUNNING, HubState.STOPPED}
+
     def tree(self, incarnation: str) -> Tree | None:
         """Return that incarnation, if anything is left of it."""
         return next((t for t in self.left() if t.incarnation == incarnation), None)
@@ -60,10 +64,6 @@ class Observed(NamedTuple):
     def unknown(self) -> list[CheckpointInfo]:
         """Return the committed checkpoints that the journal does not know."""
         return [info for info in self.saved or () if info.id not in self.known]
-
-    def missed(self, checkpoint: str) -> bool:
-        """Whether that checkpoint is committed and the journal does not know it."""
-        return any(info.id == checkpoint for info in self.unknown())
 
     def checkpoint(self, checkpoint: str) -> CheckpointInfo | None:
         """Return that checkpoint, if it is committed."""

@@ -51,6 +51,8 @@ class SessionEvent(StrEnum):
 
 #: A session that runs, with no operation under way; its GPU programs may nap.
 LIVE = frozenset(phase for phase in Phase if phase.live)
+#: Without processes, and no operation is under way either.
+RESTS = frozenset(phase for phase in Phase if phase.rests)
 #: Phases in which the programs are, or are about to be, ended: they need a checkpoint.
 SAVED = frozenset({Phase.RELEASING, Phase.SUSPENDED})
 #: Phases in which the programs are, or may be, gone: only with a checkpoint.
@@ -199,12 +201,11 @@ def ended(event: SessionEvent, before: SessionRow, after: SessionRow) -> dict[st
 
 def is_needless(checkpoint: CheckpointRow, session: SessionRow) -> bool:
     """Whether a person may delete it: nothing that is under way needs it."""
-    rests = session.phase in {*LIVE, Phase.SUSPENDED, Phase.STOPPED}
     match checkpoint.keeping:
         case Keeping.ASIDE:
             return True
         case Keeping.SUPERSEDED:
-            return rests
+            return session.phase in LIVE | RESTS
         case Keeping.CURRENT:
             return session.phase is Phase.SUSPENDED
     return False

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
-_RESTS = {Phase.SUSPENDED, Phase.STOPPED}
 _SAVING = {Phase.SUSPENDING, Phase.RELEASING}
 
 
@@ -47,7 +46,7 @@ class Drains:
 
     def of_session(self, row: SessionRow) -> Drain | None:
         """Return the drain of the node that a session runs on."""
-        return self.of(row.node) if row.phase not in _RESTS else None
+        return None if row.phase.rests else self.of(row.node)
 
     def begin(self, drain: Drain) -> None:
         """Write down an order, in place of that node's last one.

@@ -63,7 +63,7 @@ def _cards(
 ) -> Iterator[tuple[SessionRow, GpuSample]]:
     """Yield each card that a session holds, with that session."""
     for row in rows:
-        if row.phase not in {Phase.SUSPENDED, Phase.STOPPED}:
+        if not row.phase.rests:
             for card in sessions.runtime(row.key).cards(row.incarnation):
                 yield row, card
 

@@ -49,7 +49,7 @@ def view_of(
             run.
         suspension: the facts for its user; None: it is not suspended.
     """
-    ended = row.phase in {Phase.SUSPENDED, Phase.STOPPED}
+    ended = row.phase.rests
     operation = runtime.operation
     return SessionView(
         key=row.key,

@@ -232,7 +232,7 @@ def _for_user(failure: Failure | None) -> Failure | None:
 def _states(view: SessionView, now: float) -> list[OtherCheckpoint]:
     """List checkpoints beside the one the session is in, the newest first."""
     live = view.phase.live
-    if not live and view.phase not in {Phase.SUSPENDED, Phase.STOPPED}:
+    if not live and not view.phase.rests:
         return []
     return [
         OtherCheckpoint(
