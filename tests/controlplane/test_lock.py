@@ -30,6 +30,20 @@ time.sleep(600)
 """
 
 
+#: One that is stopped in the middle of writing.
+WRITER = """
+import sys, time
+from jupyterhub_gpu_reclaim.controlplane.journal import schema
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+journal = Journal(sys.argv[1])
+assert journal.take()
+with journal._transaction() as connection:
+    connection.execute(schema.term.update().values(number=9))
+    print(True, flush=True)
+    time.sleep(600)
+"""
+
+
 @pytest.fixture(scope="module")
 def postgres():
     with running_postgres() as server:
@@ -97,6 +111,16 @@ def test_lock_of_a_service_that_has_ended_is_free_at_once(url, end):
             holder.wait(20)
             assert journal.take()
             assert journal.term == 2
+
+
+def test_journal_whose_holder_is_stopped_while_it_writes_is_held(url):
+    command = [sys.executable, "-c", WRITER, url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"True\n"
+        holder.send_signal(signal.SIGSTOP)
+        with closing(Journal(url)) as journal:
+            assert not journal.take()
+        holder.kill()
 
 
 def test_lock_outlives_the_file_that_a_backup_is_put_back_into(tmp_path):

@@ -418,7 +418,9 @@ async def test_save_by_rule_that_finds_others_under_way_is_tried_soon(world):
     for key in (KEY, other):
         await controller.users.nap(key, "root")
     places = list(world.node.places.values())
-    await world.until(lambda: any(each.running for each in places))
+    await world.until(
+        lambda: any(p.running and p.running.kind == "save" for p in places)
+    )
     await asyncio.sleep(0.2)
     assert sum(each.running is not None for each in places) == 1
     world.node.hold_at = ""

@@ -15,7 +15,7 @@ from tests.controlplane.test_save_points import lost, row, running, saved
 
 @pytest.fixture(autouse=True)
 def soon(world):
-    world.change(release_limit=0.3)
+    world.change(release_limit=3.0)
 
 
 async def taken_back(world, controller):

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Text,
     and_,
     bindparam,
+    inspect,
 )
 
 from jupyterhub_gpu_reclaim.common import codec, decoders
@@ -170,8 +171,10 @@ def create(connection: Connection) -> None:
     Raises:
         Refused: it has another version.
     """
-    _lock(connection)
-    schema.create(connection, checkfirst=True)
+    # A service that was stopped while it wrote would keep us from writing, not reading.
+    if not inspect(connection).has_table(schema.name):
+        _lock(connection)
+        schema.create(connection, checkfirst=True)
     found = connection.execute(schema.select()).scalars().all()
     if not found:
         metadata.create_all(connection)
