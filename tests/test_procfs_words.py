@@ -61,7 +61,7 @@ def test_words_that_come_late_are_read_anew(proc):
     hung = readers() - before
     (proc / "7" / "environ").write_bytes(b"A=b\0")
     for thread in hung:
-        thread.join(5)
+        thread.join(60)
     (proc / "7" / "environ").unlink()
     (proc / "7" / "environ").write_bytes(b"A=b\0C=d\0")
     assert procfs.words(7, "environ", proc=proc) == [b"A=b", b"C=d"]

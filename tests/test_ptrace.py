@@ -36,10 +36,10 @@ def program():
     """A program that sleeps, in two threads."""
     code = "import threading, time; threading.Thread(target=time.sleep, args=(99,))"
     child = subprocess.Popen([sys.executable, "-c", f"{code}.start(); time.sleep(99)"])
-    wait_until(lambda: len(ptrace.tasks(child.pid)) == 2, 20)
+    wait_until(lambda: len(ptrace.tasks(child.pid)) == 2, 60)
     yield child.pid
     child.kill()
-    child.wait(10)
+    child.wait(60)
 
 
 def states(pid: int) -> set[str]:
@@ -49,7 +49,7 @@ def states(pid: int) -> set[str]:
 def test_stopped_process_is_stopped_again_when_it_is_released(program):
     """Else it is taken for one that its user has continued, and a restore fails."""
     os.kill(program, signal.SIGSTOP)
-    wait_until(lambda: states(program) == {processes.STOPPED}, 5)
+    wait_until(lambda: states(program) == {processes.STOPPED}, 60)
     for _ in range(200):
         with ptrace.stopped(program, seconds=5) as traced:
             assert traced.call("prctl", PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
@@ -65,7 +65,7 @@ def test_running_process_goes_on_when_it_is_released(program):
 
 def test_stopped_process_that_is_continued_meanwhile_is_not_waited_for(program):
     os.kill(program, signal.SIGSTOP)
-    wait_until(lambda: states(program) == {processes.STOPPED}, 5)
+    wait_until(lambda: states(program) == {processes.STOPPED}, 60)
     begun = time.monotonic()
     with ptrace.stopped(program, seconds=60):
         os.kill(program, signal.SIGCONT)
@@ -76,7 +76,7 @@ def test_stopped_process_that_is_continued_meanwhile_is_not_waited_for(program):
 def test_process_that_is_continued_inside_a_block_goes_on_at_its_end(program):
     """As a restored server does, which is held until its kernels have answered."""
     os.kill(program, signal.SIGSTOP)
-    wait_until(lambda: states(program) == {processes.STOPPED}, 5)
+    wait_until(lambda: states(program) == {processes.STOPPED}, 60)
     begun = time.monotonic()
     with ptrace.standing(program, but={*ptrace.tasks(program)} - {program}, seconds=60):
         os.kill(program, signal.SIGCONT)
@@ -86,7 +86,7 @@ def test_process_that_is_continued_inside_a_block_goes_on_at_its_end(program):
 
 def test_process_that_stays_stopped_is_stopped_at_the_end_of_a_block(program):
     os.kill(program, signal.SIGSTOP)
-    wait_until(lambda: states(program) == {processes.STOPPED}, 5)
+    wait_until(lambda: states(program) == {processes.STOPPED}, 60)
     for _ in range(200):
         with ptrace.standing(program, but=(), seconds=5):
             pass
@@ -124,7 +124,7 @@ compute()
 @pytest.fixture
 def computing():
     child = subprocess.Popen([sys.executable, "-c", COMPUTES], stderr=subprocess.PIPE)
-    wait_until(lambda: len(ptrace.tasks(child.pid)) == 2, 20)
+    wait_until(lambda: len(ptrace.tasks(child.pid)) == 2, 60)
     yield child
     child.kill()
     child.communicate()
@@ -208,7 +208,7 @@ def test_agent_that_is_killed_while_it_makes_calls_ends_no_program(
     masks = blocked(computing.pid)
     for number in itertools.count(1):
         os.kill(computing.pid, signal.SIGSTOP)
-        wait_until(lambda: states(computing.pid) == {processes.STOPPED}, 5)
+        wait_until(lambda: states(computing.pid) == {processes.STOPPED}, 60)
         if not is_killed_at(number, work, computing.pid):
             break
         assert ptrace.give_back() == []

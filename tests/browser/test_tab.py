@@ -247,7 +247,7 @@ def test_save_whose_answer_the_suspend_cuts_off_is_no_conflict_after_the_return(
     edit_cell(notebook, 1, "print('saved later:', x + 1)")
     assert output_of(notebook, 1) == "saved later: 42"
     notebook.keyboard.press("Control+s")
-    wait_for(lambda: "saved later:" in file.read_text(), 20)
+    wait_for(lambda: "saved later:" in file.read_text(), 60)
     assert notebook.locator(".jp-Dialog").count() == 0
 
 

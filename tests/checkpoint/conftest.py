@@ -104,7 +104,7 @@ class Place:
             tree = freeze.stop(self.init_pid, self.init_start, timeout=20)
             inet.reset_all(self.init_pid, [one.pid for one in tree.processes])
         processes.kill_session(self.init_pid, self.init_start, timeout=20)
-        self.popen.wait(20)
+        self.popen.wait(60)
 
 
 def wait_for(condition, timeout: float = 20):

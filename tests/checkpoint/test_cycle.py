@@ -145,7 +145,7 @@ def test_cycle_of_many_things_in_one_session(places, engine, wait_for):
     # Its parent ends at once, as a terminal's shell does after `nohup train &`.
     world("subprocess.run(['sh', '-c', 'setsid sleep 1100 & echo'], check=True); 1")
     world("lives, dead = leave_orphans(1200), leave_orphans(1300)")
-    world("dead.kill(); dead.wait(10)")
+    world("dead.kill(); dead.wait(60)")
     root = world.place.tree.root.ns_pid
 
     def below_root() -> bool:
@@ -167,13 +167,13 @@ def test_cycle_of_many_things_in_one_session(places, engine, wait_for):
     assert world("one.recv(100)") == b"back"
     assert world("two.recv(100)") == b"again"
     assert world("waits.stdout.read1()") == b"before"
-    assert world("waits.stdin.close(); waits.wait(20)") == 0
+    assert world("waits.stdin.close(); waits.wait(60)") == 0
     assert orphans(world) == had
     for count in had:  # who ends is collected by the root, as before
         world(f"end_asleep({count})")
         wait_for(lambda count=count: not world(f"asleep({count})"))
-    assert world("event.set(); [t.join(10) for t in threads]; len(threads)") == 30
-    assert world("[c.kill() for c in children]; [c.wait(10) for c in children]") == (
+    assert world("event.set(); [t.join(60) for t in threads]; len(threads)") == 30
+    assert world("[c.kill() for c in children]; [c.wait(60) for c in children]") == (
         [-9] * 20
     )
 

@@ -152,7 +152,7 @@ def test_dump_called_off_tree_goes_on(world, engine):
     cancel, let_go, reached = Cancel(), threading.Event(), threading.Event()
 
     def call_off():
-        assert reached.wait(20)
+        assert reached.wait(60)
         cancel.set()
         time.sleep(0.2)
         let_go.set()

@@ -99,7 +99,7 @@ def test_memory_of_every_kind_comes_back(places, engine):
         proceed(tree, result.stopped)
         world = world.at(place)
         assert world("digest()") == before
-    assert world("done.set(); thread.join(10); thread.is_alive()") is False
+    assert world("done.set(); thread.join(60); thread.is_alive()") is False
     flags = [
         line
         for line in Path(f"/proc/{world.place.tree.server.pid}/smaps")

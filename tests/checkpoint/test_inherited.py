@@ -192,7 +192,7 @@ def begin(*arguments):
         time.sleep(1000)
     ready = threading.Event()
     threading.Thread(target=run, daemon=True).start()
-    assert ready.wait(10)
+    assert ready.wait(60)
 """
 
 

@@ -128,7 +128,7 @@ def test_tab_that_connects_again_at_once_is_not_taken_any_more(talk):
         ]
         assert len(taken) == 1, "its kernel, and nobody else"
         freeze.thaw(place.tree)
-        coming.join(10)
+        coming.join(60)
         assert not coming.is_alive(), "it hears again"
 
 

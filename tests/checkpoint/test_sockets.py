@@ -377,7 +377,7 @@ def test_cut_external_waits_for_output_on_its_way_but_not_for_ever(patience, who
             assert len(cut.destroyed) == 1
             if not whole:
                 reader.start()
-            reader.join(20)
+            reader.join(60)
             peer.close()
             process.kill()
     assert (sum(map(len, got)) == size) is whole

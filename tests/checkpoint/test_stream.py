@@ -163,7 +163,7 @@ class Hangs(Kept):
 
     def write(self, data):
         self.asked.set()
-        assert self.answers.wait(20)
+        assert self.answers.wait(60)
         super().write(data)
 
 
@@ -187,7 +187,7 @@ def hanging(tmp_path):
     sink = Hangs(answers)
     server, client, write_end = served(tmp_path, sink, b"x")
     os.close(write_end)
-    assert sink.asked.wait(20)
+    assert sink.asked.wait(60)
     yield server, client
     wake = server.fileno()
     os.fstat(wake)  # it is theirs until they have ended
@@ -200,7 +200,7 @@ def test_capture_that_is_called_off_breaks_the_pipe_of_a_sink_that_hangs(tmp_pat
     answers = threading.Event()
     sink = Hangs(answers)
     server, client, write_end = served(tmp_path, sink, bytes(BLOCK))
-    assert sink.asked.wait(20)
+    assert sink.asked.wait(60)
     server.fail(ReclaimError(Reason.CANCELLED))
     with pytest.raises(BrokenPipeError):
         os.write(write_end, b"y")
@@ -238,7 +238,7 @@ def test_capture_may_be_called_off_while_a_sink_is_waited_for(hanging):
 
 
 def _until_closed(descriptor):
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while time.monotonic() < until:
         try:
             os.fstat(descriptor)
@@ -307,7 +307,7 @@ def test_capture_that_fails_ends_who_empties_a_pipe(tmp_path):
     client.ask("pages-1.img")
     client.give(read_end)
     os.write(write_end, b"x")
-    assert sink.begun.wait(20)
+    assert sink.begun.wait(60)
     server.fail(ValueError("called off"))
     server.finish()
     client.close()

@@ -52,12 +52,12 @@ def serve(tmp_path):
             await server.close_all_connections()
 
     def there(coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(10)
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
 
     yield lambda make: there(listen(make))
     there(close())
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    thread.join(60)
     loop.close()
 
 

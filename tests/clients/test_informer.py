@@ -88,7 +88,7 @@ async def run(lists, watches=()):
     script = Script(clock, lists, watches)
     mirror = Informer(script, clock, namespace="hub", selector="x")
     task = asyncio.create_task(mirror.run())
-    await asyncio.wait_for(script.done.wait(), 5)
+    await asyncio.wait_for(script.done.wait(), 60)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     return mirror, script, clock

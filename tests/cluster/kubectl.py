@@ -125,7 +125,7 @@ class Forward:
     def _end(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(60)
             self._process = None
 
 

@@ -41,7 +41,7 @@ def test_output_of_an_agent_that_was_killed_ends_and_its_session_is_let_go_on(
     os.kill(contained.pid, signal.SIGKILL)
     contained.end_container()
 
-    wait_for(contained.output_has_ended, timeout=2)
+    wait_for(contained.output_has_ended, timeout=60)
     before = (home / "n").read_text()
     words = ["--recover", f"--AgentApp.state_dir={folder}/state"]
     agent = [sys.executable, "-m", "jupyterhub_gpu_reclaim.node"]

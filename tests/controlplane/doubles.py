@@ -480,7 +480,7 @@ class HubInMemory:
             raise
 
     async def _follow(self, placement: Placement) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 with contextlib.suppress(Unreachable):
                     async for event in self.service().progress(placement.key, 0):

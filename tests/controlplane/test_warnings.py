@@ -57,7 +57,7 @@ async def test_warned_session_after_a_restart_is_warned_anew_and_told(world, war
     await world.kill(await warned(warn_for=600.0))
     controller = await world.controller()
     changes = controller.users.changes()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         view = await anext(changes)
         while view.suspends_at is None:
             view = await anext(changes)

@@ -24,8 +24,8 @@ class StackWithinTls(Stack):
     """Whose Hub answers by TLS alone; people come through the proxy."""
 
     def _hub_answers(self) -> bool:
-        hub = requests.get(f"{self.url}/hub/health", timeout=5)
-        return hub.ok and requests.get(self.ready, timeout=5).ok
+        hub = requests.get(f"{self.url}/hub/health", timeout=60)
+        return hub.ok and requests.get(self.ready, timeout=60).ok
 
     @property
     def ready(self) -> str:

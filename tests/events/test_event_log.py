@@ -235,7 +235,7 @@ async def test_service_writes_while_it_runs_and_the_rest_at_its_end(
     monkeypatch.setattr(feed, "PACE", 0.01)
     async with feeding(journal, str(place), SystemClock()):
         happen(journal, "warned")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not place.read_text():
                 await asyncio.sleep(0.01)
         happen(journal, "stays")

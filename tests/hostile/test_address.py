@@ -51,7 +51,7 @@ class Thief(threading.Thread):
 
     def end(self) -> None:
         self._ended.set()
-        self.join(10)
+        self.join(60)
 
 
 stack = pytest.fixture(failing_service.stack)

@@ -148,7 +148,7 @@ async def test_socket_in_a_closed_folder_cannot_be_replaced_nor_asked(tmp_path):
     listening = unix_sockets.listening(path)
     assert path.stat().st_mode & 0o777 == 0o600
     done = Impostor(path)
-    assert done.process.wait(20) != 0
+    assert done.process.wait(60) != 0
     assert "Permission denied" in done.process.communicate()[1]
     assert "PermissionError" in asked_by_a_stranger(path)
     listening.close()

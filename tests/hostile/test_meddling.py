@@ -156,7 +156,7 @@ def test_process_that_its_user_kills_while_it_is_saved_harms_no_other(session, m
     stopped, _ = try_to_dump(engine, world.place, sink)
     assert once.seen == [{child.pid}]
     thaw(world.place.tree, stopped)
-    assert world("child.wait(10)") == -signal.SIGKILL
+    assert world("child.wait(60)") == -signal.SIGKILL
     assert world("len(data)") == 3 << 20
 
 

@@ -66,6 +66,6 @@ def test_session_of_ours_is_no_server_of_the_former_spawner():
     command = ["unshare", "--pid", "--fork", "--kill-child", "sleep", "600"]
     with subprocess.Popen(command, start_new_session=True) as outer:
         children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
-        inner = wait_until(children.read_text, 10).split()
+        inner = wait_until(children.read_text, 60).split()
         assert former_server.find(int(inner[0]), os.getuid(), now()) == Location()
         outer.kill()

@@ -37,7 +37,7 @@ def test_preflight_does_not_wait_for_a_file_system_that_never_answers(places, tm
         daemon=True,
     )
     look.start()
-    look.join(10)
+    look.join(60)
     place.kill()  # whoever waits for it goes on
     assert found, holder
 
@@ -57,7 +57,7 @@ def test_files_are_put_back_beside_a_file_system_that_never_answers(places, tmp_
     done = []
     putting = threading.Thread(target=lambda: done.append(then.put_back()), daemon=True)
     putting.start()
-    putting.join(20)
+    putting.join(60)
     world.place.kill()
     assert done
     assert path.read_bytes() == b"then"

@@ -60,7 +60,7 @@ async def posted(port: int, said: list[bytes]) -> bytes:
     for piece in said:
         writer.write(piece)
         await writer.drain()
-    answer = await asyncio.wait_for(reader.read(4096), 10)
+    answer = await asyncio.wait_for(reader.read(4096), 60)
     writer.close()
     return answer
 
@@ -118,7 +118,7 @@ async def test_slow_call_is_hung_up_on(service, said):
     async with serving(service.app, **limits) as (port, server):
         begun = time.monotonic()
         ((reader, writer),) = await crowd(port, said, 1)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await reader.read()
         assert time.monotonic() - begun >= 0.4
         writer.close()
@@ -144,7 +144,7 @@ async def test_answer_under_way_is_not_cut_off_by_a_crowd():
         await reader.readuntil(b"begun\n")
         pairs = await crowd(port, b"", 300)
         hold.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert b"ended" in await reader.read()
         for _, other in [(reader, writer), *pairs]:
             other.close()
@@ -154,7 +154,7 @@ async def test_body_that_is_too_long_is_refused_before_it_is_read(service):
     async with serving(service.app) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(SLOW_POST.replace(b"60000", b"6000000000"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert b"200" not in await reader.read()
         writer.close()
 

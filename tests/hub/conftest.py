@@ -215,7 +215,7 @@ class Left:
 
     def _answers(self, person: User) -> bool:
         with contextlib.suppress(requests.RequestException):
-            status = person.server().api("GET", "status", timeout=10)
+            status = person.server().api("GET", "status", timeout=60)
             return status.ok and person.logins == 1
         return False
 

@@ -59,7 +59,7 @@ def test_server_deleted_in_its_start_leaves_nothing(hub, service, name, server, 
     assert answer.status_code in {202, 204}, answer.text
     start.join(30)
     wait_until(lambda: hub.server(name, server) is None, 20, hub.log)
-    wait_until(lambda: gone(service, name, server), 20)
+    wait_until(lambda: gone(service, name, server), 60)
     made = "select note from api_tokens where note like ?"
     assert rows(hub, made, f"Server at /user/{name}/%") == []
 

@@ -31,7 +31,7 @@ def ask(hub, service):
         assert answer.status_code in {201, 202}, answer.text
         wait_until(lambda: hub.server(user)["ready"], 60, hub.log)
         port = hub.server(user)["state"]["gpu_reclaim"]["port"]
-        return requests.get(f"http://127.0.0.1:{port}/", timeout=10).json()
+        return requests.get(f"http://127.0.0.1:{port}/", timeout=60).json()
 
     yield asked
     for user in started:

@@ -190,7 +190,7 @@ def test_visit_right_after_the_processes_died_ends_in_the_session(
     os.kill(service.init(amy.name), signal.SIGKILL)  # the route still stands
     tab.goto(f"/user/{amy.name}/lab")
     comes_to_lab(tab, 90)
-    wait_until(lambda: service.called("placed") == 1, 5)
+    wait_until(lambda: service.called("placed") == 1, 60)
 
 
 def test_delete_of_a_suspended_server_asks_for_its_session_first(

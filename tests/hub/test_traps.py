@@ -201,7 +201,7 @@ def test_t6_t15_hub_killed_during_the_release_comes_back_suspended(hub, service,
     wait_until(lambda: service.called("release"), 30, hub.log)
     hub.kill()
     service.hold_release.set()
-    wait_until(lambda: gone(service, amy.name), 20)
+    wait_until(lambda: gone(service, amy.name), 60)
     hub.start()
     assert pointer(hub, amy.name)["phase"] == "releasing"
     assert not hub.server(amy.name)["ready"]
@@ -341,7 +341,7 @@ def test_t9_stop_during_a_resume_leaves_no_orphan_and_keeps_the_session(
     assert not gone(service, name)
     hub.stop_server(name)
     service.hold_restore.set()
-    wait_until(lambda: gone(service, name), 10)
+    wait_until(lambda: gone(service, name), 60)
     assert service.called("cancelled") >= 1
     assert pointer(hub, name)["phase"] == "suspended"
     assert tokens(hub, name) == before
@@ -359,9 +359,9 @@ def test_stop_during_a_resume_is_not_held_up_by_a_service_that_answers_late(
     assert hub.api("DELETE", f"users/{name}/server").status_code in {202, 204}
     assert not settled(hub, name)["ready"]
     service.hold_restore.set()
-    wait_until(lambda: gone(service, name), 10)
+    wait_until(lambda: gone(service, name), 60)
     # The place is ended first, and the pointer is written then.
-    wait_until(lambda: pointer(hub, name)["phase"] == "suspended", 10)
+    wait_until(lambda: pointer(hub, name)["phase"] == "suspended", 60)
     service.late.clear()
     assert comes_back(suspended)
 

@@ -113,10 +113,10 @@ async def test_nap_and_wake_go_to_the_agent_of_its_node(cluster, service, two):
 
     agent.next_wake = next_wake
     following = asyncio.ensure_future(all_of(service.fleet.next_wake(I1)))
-    await asyncio.wait_for(follows.wait(), 10)  # a wake that is over is not followed
+    await asyncio.wait_for(follows.wait(), 60)  # a wake that is over is not followed
     assert (await all_of(service.fleet.wake(I1)))[-1].tree.state is TreeState.RUNNING
     assert place.state is TreeState.RUNNING
-    followed = await asyncio.wait_for(following, 10)
+    followed = await asyncio.wait_for(following, 60)
     assert followed[-1].tree.state is TreeState.RUNNING
     with pytest.raises(NotFound):
         await all_of(service.fleet.nap("nobody"))

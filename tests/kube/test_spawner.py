@@ -183,7 +183,7 @@ async def test_the_end_of_a_pod_is_told_at_once_and_not_at_the_next_poll(cluster
     await asyncio.sleep(1.5)
     assert not told.is_set()
     cluster.delete_pod(cluster.pod("jupyter-ada"), 30)
-    await asyncio.wait_for(told.wait(), 10)
+    await asyncio.wait_for(told.wait(), 60)
     assert cluster.pod("jupyter-ada") is None
 
 
@@ -284,7 +284,7 @@ async def test_a_start_goes_on_whose_watch_has_given_up_in_the_middle(
     for node in cluster.nodes:
         node.schedulable = True
     cluster.schedule_again()
-    await asyncio.wait_for(starting, 10)
+    await asyncio.wait_for(starting, 60)
 
 
 async def test_a_watch_whose_first_list_failed_is_begun_anew(cluster, make):
@@ -456,7 +456,7 @@ async def test_progress_tells_nothing_of_the_former_pod_of_that_name(cluster, ma
     assert told == []
     await former.stop(now=True)
     await spawner.start()
-    await asyncio.wait_for(listening, 10)
+    await asyncio.wait_for(listening, 60)
     assert told
     assert not any("Stopping container" in each for each in told)
 
@@ -717,7 +717,7 @@ async def test_a_container_that_cannot_run_is_no_long_wait(cluster, make, monkey
     monkeypatch.setattr(node_class, "run", _without_python)
     spawner = make(start_timeout=60)
     with pytest.raises(Refused) as refused:
-        await asyncio.wait_for(spawner.start(), 10)
+        await asyncio.wait_for(spawner.start(), 60)
     assert refused.value.reason is Reason.POD_ENDED
     assert "python3" in refused.value.message
 
@@ -775,7 +775,7 @@ async def test_progress_tells_the_place_in_the_queue_of_a_new_session(cluster, m
     starts = [asyncio.ensure_future(spawner.start()) for spawner in spawners]
     await until(lambda: len(cluster.session_pods()) == 2)
     told = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for event in spawners[1].progress():
             told.append(event["message"])
             if "of 2 in the queue" in told[-1]:

@@ -404,14 +404,14 @@ def test_a_shell_that_gets_no_processor_is_waited_for_before_its_program_stops()
         survey = Survey(users=(program,))
         keeper = threading.Thread(target=keep_from_stopping)
         keeper.start()
-        assert kept.wait(5)
+        assert kept.wait(60)
         make(driver).empty(
             lambda: tree,
             survey,
             NO_LIMIT,
             standing=lambda: seen.append(processes.is_stopped(shell)),
         )
-        keeper.join(10)
+        keeper.join(60)
         assert seen == [True]
 
 

@@ -361,7 +361,7 @@ async def test_nap_that_fails_while_the_card_is_taken_is_ended_later(
     monkeypatch.setattr(wakers_module, "_FIRST_PAUSE", 0.05)
     wakers = Wakers(recovery.placements, records, recovery.operations, order)
     wakers.begin()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while records.find(counter.incarnation).naps:
             await asyncio.sleep(0.02)
     wakers.close()

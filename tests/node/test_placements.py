@@ -125,6 +125,6 @@ def test_list_real_program_with_the_words_but_no_namespace_is_no_session():
         mine = [s for s in LocalPlacements().list() if s.init_pid == fake.pid]
     finally:
         fake.kill()
-        fake.wait(10)
+        fake.wait(60)
     assert mine == []
     assert os.getpid() not in [s.init_pid for s in LocalPlacements().list()]

@@ -91,7 +91,7 @@ async def test_session_stays_busy_until_the_store_answers(
     assert tree_of(recovery, counter, operations).state is TreeState.CAPTURING
     assert all(process.stopped for process in counter.tree.processes)
     store.back = True
-    await operations.running(counter.incarnation).wait(10)
+    await operations.running(counter.incarnation).wait(60)
     assert tree_of(recovery, counter, operations).state is TreeState.RUNNING
     assert recovery.releases.records.find(counter.incarnation).stage is Stage.FAILED
     assert goes_on(counter)
@@ -112,7 +112,7 @@ async def test_store_that_was_away_is_swept_when_it_is_back(
 
     assert remains.exists()
     store.back = True
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while remains.exists():
             await asyncio.sleep(0.01)
 
@@ -150,7 +150,7 @@ async def test_what_has_gone_on_from_a_checkpoint_is_not_ended_for_it(
     assert goes_on(counter)
     assert records.find(counter.incarnation).stage is Stage.CONTINUING
     card.free = True
-    await recovery.operations.running(counter.incarnation).wait(10)
+    await recovery.operations.running(counter.incarnation).wait(60)
     assert records.find(counter.incarnation).stage is Stage.RESTORED
     assert goes_on(counter)
 

@@ -73,7 +73,7 @@ def agent(agent, gate, s3):
     gate.open()
     for one in agent.get("/v1/checkpoints").json():
         agent.delete(f"/v1/checkpoints/{one['id']}")
-    wait_for(lambda: names(s3) == ["hub/identity"], 20)
+    wait_for(lambda: names(s3) == ["hub/identity"], 60)
 
 
 def names(s3) -> list[str]:
@@ -108,8 +108,8 @@ def call_off(agent, place, order: Order) -> float:
     path = f"/v1/sessions/{place.incarnation}/cancel"
     assert agent.post(path).status_code == 202
     size = place.output.stat().st_size
-    wait_for(lambda: place.output.stat().st_size > size, 10)
-    order.join(10)
+    wait_for(lambda: place.output.stat().st_size > size, 60)
+    order.join(60)
     seconds = time.monotonic() - begun
     assert not order.is_alive()
     return seconds
@@ -183,7 +183,7 @@ def test_suspend_calls_a_save_off_at_once(agent, gate, request, moment):
     assert goes_on(place)
     begun = time.monotonic()
     suspend = Order(lambda: agent.capture(place, "cp-2", 2))
-    save.join(10)
+    save.join(60)
     seconds = time.monotonic() - begun
     gate.open()
     suspend.join(60)
@@ -212,7 +212,7 @@ def test_wake_calls_the_save_of_a_nap_off_at_once(agent, gate, start, moment):
     assert woken["tree"]["state"] == "running", woken
     computes(session)
     gate.open()
-    save.join(10)
+    save.join(60)
     assert save.events[-1]["failure"]["code"] == "cancelled", save.events[-1]
     wait_for(lambda: checkpoints(agent) == [])
     assert seconds < AT_ONCE

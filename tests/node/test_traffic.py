@@ -73,7 +73,7 @@ class Page:
         """Run a cell, and wait for the kernel's answer."""
         connection = wait_for(lambda: self.connection)
         message = self.server.execute(connection, self.session, code)
-        wait_for(lambda: message in self.answered, timeout=20)
+        wait_for(lambda: message in self.answered, timeout=60)
 
 
 def cycle(agent, place, places, checkpoint: str):

@@ -252,7 +252,7 @@ async def fails(operation: Operation):
 
 
 async def eventually(condition) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 

@@ -44,7 +44,7 @@ def hurried(monkeypatch):
 
 
 async def until(holds):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.01)
 

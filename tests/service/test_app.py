@@ -70,7 +70,7 @@ def run(tmp_path, programs):
         while process.is_alive():
             with contextlib.suppress(requests.RequestException):
                 url = f"http://127.0.0.1:{port}/services/gpu-reclaim/readyz"
-                answer = requests.get(url, timeout=5)
+                answer = requests.get(url, timeout=60)
                 assert answer.status_code == 503
                 if answer.json()["code"] == "service_broken":
                     heard = answer.json()["message"]

@@ -19,7 +19,7 @@ class Reader:
 
     async def block(self) -> dict[str, str]:
         """The next event, or comment, as its fields."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             text = (await self.stream.read_until(b"\n\n")).decode()
         fields = [line.partition(":") for line in text.splitlines() if line]
         # a chunk's length in hexadecimal stands on a line of its own
@@ -33,7 +33,7 @@ class Reader:
                 return fields["event"], json.loads(fields["data"])
 
     async def status(self) -> int:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             head = (await self.stream.read_until(b"\r\n\r\n")).decode()
         return int(head.split()[1])
 
@@ -58,7 +58,7 @@ async def connect(service):
 
 
 async def until(condition) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -116,7 +116,7 @@ async def test_reader_who_is_dropped_by_the_source_gets_an_end(service, connect)
     await reader.status()
     await reader.event()
     service.control.readers[0].put_nowait(None)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         rest = await reader.stream.read_until(b"0\r\n\r\n")  # the last chunk
     assert rest
 

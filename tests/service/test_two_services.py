@@ -127,7 +127,7 @@ class Service:
     def close(self) -> None:
         self.client.close()
         self.process.kill()
-        self.process.join(20)
+        self.process.join(60)
 
 
 class World:

@@ -196,7 +196,7 @@ def test_person_logs_in_once_and_sees_the_card(stack):
     assert "1.5 GB" in page.text
     for address in re.findall(r'(?:src|href)="(/[^"]+)"', page.text):
         if "static" in address or "logo" in address:
-            answer = requests.get(stack.hub.url + address, timeout=20)
+            answer = requests.get(stack.hub.url + address, timeout=60)
             assert answer.status_code == 200, address
 
 
@@ -222,8 +222,8 @@ def test_events_pass_the_proxy_at_once(stack):
 
 def test_metrics_come_from_the_running_orchestrator(stack):
     address = stack.service + "metrics"
-    assert requests.get(address, timeout=20).status_code == 401
-    answer = requests.get(address, headers=stack.token("admin"), timeout=20)
+    assert requests.get(address, timeout=60).status_code == 401
+    answer = requests.get(address, headers=stack.token("admin"), timeout=60)
     assert 'sessions{phase="suspended"} 3.0' in answer.text
     assert "sample_age_seconds" in answer.text
 

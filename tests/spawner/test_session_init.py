@@ -31,7 +31,7 @@ def session(mode, *command, options=(), unshare=UNSHARE, **popen):
 
 
 def init_pid(popen):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         children = Path(f"/proc/{popen.pid}/task/{popen.pid}/children").read_text()
         for child in children.split():
@@ -275,7 +275,7 @@ def test_relay_never_blocks_when_the_reader_is_gone():
 def test_relay_leaves_the_readers_pipe_blocking():
     read_end, write_end = os.pipe()
     popen = session("start", "true", options=("--relay",), stdout=write_end)
-    assert popen.wait(20) == 0
+    assert popen.wait(60) == 0
     assert os.get_blocking(write_end)
     os.close(read_end)
     os.close(write_end)

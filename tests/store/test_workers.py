@@ -79,7 +79,7 @@ class Feeder:
     def end(self):
         """Close the reading end, which ends a write that is under way."""
         os.close(self.reading)
-        self.thread.join(20)
+        self.thread.join(60)
         assert not self.thread.is_alive()
         if not self.close:
             # Only now: the thread, or whoever got the same number, wrote into it.
@@ -320,7 +320,7 @@ def test_pipe_without_an_end_is_cancelled(store, root, how):
         file.cancel()
     else:
         writer.abort()
-    thread.join(20)
+    thread.join(60)
     assert seen == [Reason.CANCELLED]
     feeder.end()
     with pytest.raises(StoreError):
@@ -350,7 +350,7 @@ def test_worker_that_dies_is_an_error_and_never_a_wait(working, root):
     while writer.logical_bytes < 5_000_000:
         time.sleep(0.01)
     os.kill(workers_of(working)[1], signal.SIGKILL)
-    thread.join(20)
+    thread.join(60)
     assert "ended unexpectedly" in seen[0].message
     feeder.end()
     with pytest.raises(StoreError):
@@ -364,7 +364,7 @@ def test_workers_of_a_dead_server_die_and_a_new_one_comes(working):
     workers = workers_of(working)
     assert len(workers) == 3
     working._pool._server.kill()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -416,7 +416,7 @@ def test_workers_end_with_their_agent(tmp_path):
     agent.kill()
     agent.wait()
     agent.stdout.close()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while any(_alive(pid) for pid in (server, *children)):
         assert time.monotonic() < until
         time.sleep(0.01)

@@ -59,7 +59,7 @@ class Elsewhere:
     def close(self) -> None:
         self.do(self.cluster.close)
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self.loop.close()
 
 

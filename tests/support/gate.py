@@ -46,7 +46,7 @@ class Gate:
         self._pause = seconds
 
     def wait_until_shut(self) -> None:
-        wait_for(lambda: self._shut, 20)
+        wait_for(lambda: self._shut, 60)
 
     def open(self) -> None:
         """Everything that waits goes on, and nothing waits any more."""

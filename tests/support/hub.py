@@ -148,14 +148,14 @@ class HubUnderTest:
         assert self.process is not None
         assert self.process.poll() is None, f"the Hub ended:\n{self.log()[-4000:]}"
         with contextlib.suppress(requests.RequestException):
-            return requests.get(f"{self.url}/hub/api/", timeout=5).ok
+            return requests.get(f"{self.url}/hub/api/", timeout=60).ok
         return False
 
     def service_ready(self) -> bool:
         """Whether our service, which this Hub does not wait for, has begun to work."""
         with contextlib.suppress(requests.RequestException):
             health = f"{self.url}/services/gpu-reclaim/readyz"
-            return requests.get(health, timeout=5).ok
+            return requests.get(health, timeout=60).ok
         return False
 
     def kill(self) -> None:
@@ -179,7 +179,7 @@ class HubUnderTest:
             self.process.wait(40)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
         self.process = None
 
     def close(self) -> None:
@@ -271,7 +271,7 @@ class HubUnderTest:
                 return culler.poll() or 0
             finally:
                 culler.kill()
-                culler.wait(10)
+                culler.wait(60)
 
     def _looks_of_cullers(self) -> int:
         return len(re.findall(r"GET /hub/api/users.*cull-idle", self.log()))

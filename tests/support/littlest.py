@@ -172,7 +172,7 @@ class LittlestStack(Stack):
     def _hub_answers(self) -> bool:
         if self.suspends:
             return super()._hub_answers()
-        return requests.get(f"{self.url}/hub/health", timeout=5).ok
+        return requests.get(f"{self.url}/hub/health", timeout=60).ok
 
     def restart_hub(self) -> None:
         """End it and start it again."""

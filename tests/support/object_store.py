@@ -86,7 +86,7 @@ def _server(port: int, log):
         yield server
     finally:
         server.terminate()
-        server.wait(10)
+        server.wait(60)
 
 
 class _Forward(http.server.BaseHTTPRequestHandler):

@@ -32,7 +32,7 @@ def other_machine() -> Iterator[subprocess.Popen[bytes]]:
     machine = subprocess.Popen(["unshare", "--net", sys.executable, "-c", ECHO])
     there = ["nsenter", f"--net=/proc/{machine.pid}/ns/net"]
     try:
-        wait_until(lambda: _is_apart(machine.pid) and _listens(there), 20)
+        wait_until(lambda: _is_apart(machine.pid) and _listens(there), 60)
         cable = ("type", "veth", "peer", "name", "far", "netns", str(machine.pid))
         _run("ip", "link", "add", "near", *cable)
         _run("ip", "address", "add", f"{OUR_ADDRESS}/24", "dev", "near")
@@ -42,7 +42,7 @@ def other_machine() -> Iterator[subprocess.Popen[bytes]]:
         yield machine
     finally:
         machine.kill()
-        machine.wait(20)
+        machine.wait(60)
         subprocess.run(["ip", "link", "delete", "near"], check=False)
 
 

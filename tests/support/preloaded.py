@@ -132,7 +132,7 @@ class _Server:
 
     def _end(self) -> None:
         self._socket.close()
-        self._process.wait(20)
+        self._process.wait(60)
 
     def ask(self, request: bytes, descriptors: list[int]) -> int:
         """The pid of what it has started."""

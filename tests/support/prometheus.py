@@ -61,7 +61,7 @@ def scraping(stack: Stack, folder: Path, program: str) -> Iterator[str]:
         yield f"http://{address}"
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def asked(prometheus: str, expression: str) -> list[dict[str, Any]]:

@@ -164,7 +164,7 @@ class RelaunchingService:
                 check=True,
                 timeout=20,
             )
-            until = time.monotonic() + 20
+            until = time.monotonic() + 60
             while not children(init) and time.monotonic() < until:
                 time.sleep(0.02)
             root = children(init)[0]
@@ -205,7 +205,7 @@ class RelaunchingService:
             self.hold_release.wait(60)
             init = self.init(*key)
             os.kill(init, signal.SIGKILL)
-            until = time.monotonic() + 20
+            until = time.monotonic() + 60
             while _alive(init) and time.monotonic() < until:
                 time.sleep(0.02)
         if call == "forget":

@@ -51,7 +51,7 @@ def server(tmp_path_factory):
 
     def answers() -> bool:
         with contextlib.suppress(requests.RequestException):
-            return requests.get(f"{url}api", timeout=5).ok
+            return requests.get(f"{url}api", timeout=60).ok
         return False
 
     try:
@@ -76,7 +76,7 @@ def test_request_for_a_pass_is_no_use_of_the_session(server):
     headers = {"Authorization": "token token-of-ada"}
 
     def used() -> str:
-        told = requests.get(f"{server}api/status", headers=headers, timeout=20).json()
+        told = requests.get(f"{server}api/status", headers=headers, timeout=60).json()
         return str(told["last_activity"])
 
     before = used()

@@ -63,7 +63,7 @@ def in_thread(work):
         time.sleep(10000)
     ready = threading.Event()
     threading.Thread(target=run, daemon=True).start()
-    assert ready.wait(10)
+    assert ready.wait(60)
 
 def flags_of(area):
     wanted = ctypes.addressof(ctypes.c_char.from_buffer(area))
