@@ -39,6 +39,13 @@ if TYPE_CHECKING:
 MONDAY = 1_735_516_800.0
 
 
+#: What a dead program's coroutines say when they are collected.
+_DEATHS = (
+    "no running event loop",
+    "GeneratorExit",
+    "never awaited",
+    "didn't stop after athrow",
+)
 #: Runs between two collections of garbage, which take as long as a run.
 COLLECT_EVERY = 20
 _CLOSED = itertools.count(1)
@@ -292,8 +299,7 @@ def _silence(before: Callable[[Any], object]) -> Callable[[Any], object]:
     def hook(told: Any) -> None:
         words = str(told.exc_value)
         ours = isinstance(told.exc_value, Killed) or any(
-            each in words
-            for each in ("no running event loop", "GeneratorExit", "never awaited")
+            each in words for each in _DEATHS
         )
         if not ours:
             before(told)

@@ -63,7 +63,7 @@ from simulation.doubles.store import RepositoryInMemory
 from simulation.loop import MONDAY, Killed, LoopClock, Program
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import Event, Failure
@@ -179,9 +179,9 @@ class PlacementsOnMachine:
         )
 
     def find(self, incarnation: str, pod: str = "") -> Session:
-        del pod
         place = self._machine.places.get(incarnation)
-        if place is None:
+        pod = pod or self._hints.get(incarnation, PodHint()).pod
+        if place is None or (pod and pod != place.pod):
             raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
         return self._session(place)
 
@@ -189,7 +189,9 @@ class PlacementsOnMachine:
         self._hints[incarnation] = hint
 
     def _session(self, place: Place) -> Session:
-        hint = PodHint(pod=place.pod) if place.pod else PodHint()
+        hint = self._hints.get(place.incarnation, PodHint())
+        if hint.pod != place.pod:
+            hint = PodHint(pod=place.pod)
         return Session(
             place.incarnation,
             place.key,
@@ -273,11 +275,12 @@ class MachineSampler:
     async def samples(self, known: list[Tree]) -> list[Sample]:
         await asyncio.sleep(0.01)
         places = self._machine.places
-        return [
+        found = [
             self._sample(places[tree.incarnation], naps=tree.state is TreeState.NAPPING)
             for tree in known
             if tree.incarnation in places and places[tree.incarnation].tree is not None
         ]
+        return self._machine.measured(found)
 
     async def cards(self) -> list[Any]:
         """None that anybody is told of."""
@@ -616,6 +619,7 @@ class Service:
         number: int,
         nap_after: float,
         room_after: float,
+        changes: Mapping[str, Any] | None = None,
     ) -> None:
         self.program = program
         self.controller: Controller | None = None
@@ -630,6 +634,8 @@ class Service:
         self.number = number
         self._nap_after = nap_after
         self._room_after = room_after
+        #: what a test gives the controller otherwise
+        self._changes = changes or {}
         self._names = 0
 
     async def run(self) -> None:
@@ -657,18 +663,19 @@ class Service:
         )
         guards = Guards(min_age=60.0, cool_down=COOL_DOWN)
         interval = self._settings.sample_interval
-        return Controller(
-            journal=rows,
-            agent=self._agent,
-            hub=self._hub,
-            decide=Decider(guards, [idle]),
-            naps=NapDecider(guards, naps) if self._nap_after else None,
-            window=lambda: Window(span=IDLE_SECONDS, interval=interval),
-            clock=self._clock,
-            settings=self._settings,
-            new_id=self._name,
-            folder=self._folder,
-        )
+        parts: dict[str, Any] = {
+            "journal": rows,
+            "agent": self._agent,
+            "hub": self._hub,
+            "decide": Decider(guards, [idle]),
+            "naps": NapDecider(guards, naps) if self._nap_after else None,
+            "window": lambda: Window(span=IDLE_SECONDS, interval=interval),
+            "clock": self._clock,
+            "settings": self._settings,
+            "new_id": self._name,
+            "folder": self._folder,
+        }
+        return Controller(**parts | dict(self._changes))
 
     def _name(self) -> str:
         self._names += 1

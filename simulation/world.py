@@ -60,7 +60,7 @@ from simulation.programs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.common.models import Tree
     from jupyterhub_gpu_reclaim.common.term import Term
@@ -291,8 +291,12 @@ class World:
         spawn(program, self.hub.run())
         self.start_service()
 
-    def start_service(self) -> Service:
-        """Start one run of the service."""
+    def start_service(self, changes: Mapping[str, Any] | None = None) -> Service:
+        """Start one run of the service.
+
+        Args:
+            changes: what its controller is given otherwise.
+        """
         self._numbers += 1
         program = self._program("the service", "node1")
         agent = self._agent(program, lambda: service.journal)
@@ -311,6 +315,7 @@ class World:
             number=self._numbers,
             nap_after=self.plan.nap_after,
             room_after=CROWDED_ROOM_AFTER if self.plan.crowded else 0.0,
+            changes=changes,
         )
         self.services.append(service)
 

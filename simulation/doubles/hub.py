@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -113,6 +114,7 @@ class HubProcess:
         self.pending: dict[SessionKey, str] = {}
         self.cleanups: dict[SessionKey, asyncio.Task[None]] = {}
         self._starts: dict[SessionKey, asyncio.Task[Any]] = {}
+        self.refusals: dict[SessionKey, str] = {}  #: why a start failed last
         self._ports = 40_000
 
     # --- its start
@@ -207,6 +209,7 @@ class HubProcess:
             if isinstance(error, Killed):
                 raise error
             self.told(f"the start of {key} fails: {error!r}")
+            self.refusals[key] = _code(error)
             if not isinstance(error, StartRefused | TimeoutError):
                 _log.error("the start of %s", key, exc_info=error)
             raise Refused(Reason.HUB_REFUSED, why=str(error), retryable=False)
@@ -360,3 +363,10 @@ class HubProcess:
         """A free port."""
         self._ports += 1
         return self._ports
+
+
+def _code(error: BaseException) -> str:
+    """The reason of a start that was refused, as its page has it."""
+    page = getattr(error, "jupyterhub_html_message", "")
+    found = re.search('data-code="([a-z_]+)"', page)
+    return found[1] if found else type(error).__name__

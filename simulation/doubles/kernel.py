@@ -127,6 +127,8 @@ class Kernel:
         self.rng = rng
         self.wrong = wrong
         self.failing = 0.0  #: share of dumps, restores and fills that fail
+        #: told in the middle of each work: a test holds it up there, or lets it fail
+        self.at: Callable[[str, Place, Any], None] = lambda work, place, cancel: None
         self.fails_late = False  #: also a driver that has moved the memory out
         self.rehearses = False  #: whether a return is tried, as older seeds do not
         #: told of each tree that goes on, and whether it was just restored
@@ -275,6 +277,7 @@ class Kernel:
             with sinks("pages-1.img") as file:
                 file.write(memory[:8])
                 self.takes(0.2, 3.0)
+                self.at("dump", place, cancel)
                 cancel.check()
                 file.write(memory[8:])
             if self.fails() or place.tree.on_gpu:  # it cannot save an open card
@@ -350,6 +353,7 @@ class Kernel:
         data = b"".join(bytes(part) for part in source.stream("pages-1.img"))
         saved = msgspec.json.decode(data, type=Memory)
         self.takes(0.1, 1.5)
+        self.at("criu", place, more["cancel"])
         more["cancel"].check()
         place = self.place(init.init_pid, init.init_start)
         if saved.stuck or self.fails():
@@ -420,6 +424,8 @@ class Kernel:
         self.takes(0.05, 0.5)
         settle()
         self.takes(0.1, 2.0)
+        for task in tasks:
+            self.at("gpu out", self.place(task.pid), cancel)
         if self.fails():
             raise RolledBack(Reason.GPU_FAILED, pid=KERNEL, name="python")
         if cancel is not None and cancel.is_set:
@@ -434,7 +440,9 @@ class Kernel:
         if self.fails_late and self.fails():
             raise RolledBack(Reason.GPU_FAILED, pid=KERNEL, name="python")
 
-    def fill_gpu(self, driver: object, tasks: Any, **more: Any) -> None:
+    def fill_gpu(
+        self, driver: object, tasks: Any, cancel: Any = None, **more: Any
+    ) -> None:
         """The driver looks for room when it moves memory, not when it is asked to."""
         del driver, more
         self._promise([tree for task in tasks if (tree := self.tree(task.pid))], tasks)
@@ -444,6 +452,7 @@ class Kernel:
             if tree is None or tree.on_gpu:
                 continue
             tree.filled_by = None
+            self.at("gpu back", self.place(task.pid), cancel)
             if self.fails():
                 raise ReclaimError(Reason.GPU_DRIVER_SILENT)
             if self.machines.of(task.pid)[0].room < tree.gpu_bytes:
@@ -504,6 +513,7 @@ class Kernel:
             memory=GIB,
             gpus=gpus,
             image=session.hint.image,
+            node_labels=session.hint.node_labels,
         )
 
     def compare(

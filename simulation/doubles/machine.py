@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asyncio import Task
     from collections.abc import Callable, Iterator
 
-    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.common.models import Sample, SessionKey
     from simulation.loop import Program
 
 GIB = 1 << 30
@@ -135,6 +135,8 @@ class Machine:
         self.records: dict[str, bytes] = {}  #: the agent's, as they are on the disk
         self.term = b""  #: likewise, which service it obeys
         self.reserved: set[str] = set()
+        #: what its agent tells of its samples: a test has them say something else
+        self.measured: Callable[[list[Sample]], list[Sample]] = list
         self._ended = ended
         self._pids = itertools.count(number * 10_000_000 + 10_000, 1000)
 

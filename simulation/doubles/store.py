@@ -359,6 +359,7 @@ def _finished(
         frozen_seconds=more.get("frozen_seconds", 0.0),
         goes_on=more.get("goes_on", False),
         name=more.get("name", ""),
+        gpus=list(more.get("gpus", ())),
     )
     return CheckpointInfo(**values)
 

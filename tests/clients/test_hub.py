@@ -95,6 +95,37 @@ async def test_hub_servers_reads_all_pages_and_leaves_stopped_ones_out(hub):
     }
 
 
+@pytest.mark.parametrize(
+    ("sent", "options"),
+    [
+        (
+            {
+                "profile": "h100-big",
+                "gpu_reclaim": ["off"],
+                "flag": True,
+                "deep": {"a": [1, {}]},
+                "many": [None, 7, "x" * 10_000],
+            },
+            {
+                "profile": ["h100-big"],
+                "gpu_reclaim": ["off"],
+                "flag": ["true"],
+                "deep": [],
+                "many": ["7", "x" * 10_000],
+            },
+        ),
+        (["no", "dictionary"], {}),
+    ],
+)
+async def test_options_may_be_anything_that_somebody_has_sent(hub, sent, options):
+    server = {"name": "big one", "ready": True, "user_options": sent}
+    found = {"items": [{"name": KEY.user, "servers": {"big one": server}}]}
+    query = "GET /hub/api/users?state=active&offset=0&limit=200"
+    hub.answers[query] = (200, found | {"_pagination": {}})
+    await hub.servers()
+    assert hub.options(KEY) == options
+
+
 @pytest.mark.parametrize("status", [202, 204, 404])
 async def test_hub_stop_that_is_taken_or_needless_is_fine(hub, status):
     hub.answers["DELETE /hub/api/users/ada@x/servers/big%20one"] = (status, {})

@@ -26,6 +26,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from jupyterhub_gpu_reclaim.sampling.window import Window
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
+from simulation.loop import VirtualLoop
 from tests.controlplane.doubles import (
     TOKEN,
     HubInMemory,
@@ -33,6 +34,7 @@ from tests.controlplane.doubles import (
     serve_hub,
     serve_node,
 )
+from tests.support import simulated
 
 KEY = SessionKey("ada")
 DELETED = Deletion(user="ada")  # without a file
@@ -169,6 +171,12 @@ class World:
         for server in self._servers:
             server.stop()
             await server.close_all_connections()
+
+
+def pytest_asyncio_loop_factories(config, item):
+    """The simulator's loop, where a file takes the simulator's world."""
+    simulated_one = vars(item.module).get("world") is simulated.world
+    return {"loop": VirtualLoop if simulated_one else asyncio.new_event_loop}
 
 
 @pytest.fixture(scope="session")

@@ -1,48 +1,42 @@
-"""One session through its life, with real clients, journal and loops."""
+"""One session through its life, with agent, spawner, journal and loops."""
 
 from __future__ import annotations
 
 import asyncio
 
-from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import RolledBack
-from jupyterhub_gpu_reclaim.common.models import Decision, GpuSample
-from jupyterhub_gpu_reclaim.common.reasons import Reason
-from tests.controlplane.conftest import KEY
+from jupyterhub_gpu_reclaim.common.models import Decision, Failure
+from tests.support.simulated import KEY, world
+
+__all__ = ["world"]
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 
 
 async def test_session_idle_is_suspended_and_released(world):
-    await world.running("tensors")
-    controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "running")
+    controller, _ = await world.started("tensors")
     world.verdict = IDLE
-    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.reaches(controller, "suspended")
     assert world.node.places == {}
     assert world.hub.states[KEY] == "stopped"
-    assert [c for _, c in world.node.saved.values()] == ["tensors"]
-    assert world.hub.plans == ["stop release"]
+    assert [world.node.contents(one) for one in world.node.saved] == ["tensors"]
+    assert world.hub.plans[-1] == "stop release"
     view = controller.users.session(KEY)
     assert view.generation == 1
-    assert view.last_suspend.logical_bytes == 1000
-    assert [step.step for step in view.steps] == ["preflight", "dump", "commit"]
+    assert view.last_suspend.logical_bytes > 0
+    assert [step.step for step in view.steps][-1] == "commit"
 
 
 async def test_session_resumed_by_button_runs_with_its_contents(world):
-    await world.running("tensors")
-    controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "running")
+    controller, _ = await world.started("tensors")
     await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.reaches(controller, "suspended")
     await controller.users.resume(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "running")
-    assert [p.contents for p in world.node.places.values()] == ["tensors"]
-    assert world.hub.plans == ["stop release", "start restore"]
+    await world.reaches(controller, "running")
+    assert world.node.works() == ["tensors"]
+    assert world.hub.plans[-2:] == ["stop release", "start restore"]
     assert controller.users.session(KEY).checkpoint  # kept for the time of grace
     whats = [line.what for line in reversed(controller.users.audit(KEY))]
-    assert whats == [
-        "found_running",
+    assert whats[1:] == [
         "ask to suspend",
         "suspend",
         "committed",
@@ -54,59 +48,50 @@ async def test_session_resumed_by_button_runs_with_its_contents(world):
 
 
 async def test_capture_failure_leaves_session_running_with_backoff(world):
-    await world.running("tensors")
-    controller = await world.controller()
-    from jupyterhub_gpu_reclaim.common.models import Failure
-
-    told = Failure(code="io_uring", message="No.", retryable=True)
-    world.node.capture_failure = told
-    await world.until(lambda: world.phase(controller) == "running")
-    await controller.users.suspend(KEY, "ada")
-    await world.until(
-        lambda: (f := controller.users.session(KEY).failure) and f.code == "io_uring"
+    controller, _ = await world.started("tensors")
+    world.node.failures["dump"] = Failure(
+        code="io_uring", message="No.", retryable=True
     )
+    await controller.users.suspend(KEY, "ada")
+    failure = await world.until(lambda: controller.users.session(KEY).failure)
+    assert failure.code == "io_uring"
+    assert failure.at  # of the attempt: pages tell it as what was
     assert world.phase(controller) == "running"
-    view = controller.users.session(KEY)
-    assert view.facts.backoff_until
-    assert view.failure.at  # of the attempt: pages tell it as what was
+    assert controller.users.session(KEY).facts.backoff_until
     assert world.hub.orders == []
 
 
 async def test_session_that_would_not_come_back_goes_on_and_says_why(world):
-    incarnation = await world.running("tensors")
-    controller = await world.controller()
-    why = "the file /tmp/#12 of process 310 (python3) cannot be opened"
-    error = RolledBack(Reason.WOULD_NOT_RETURN, why=why)
-    world.node.capture_failure = codec.failure_of(error)
-    await world.until(lambda: world.phase(controller) == "running")
+    controller, incarnation = await world.started("tensors")
+    tree = world.node.places[incarnation].tree
+    tree.stuck = True
     await controller.users.suspend(KEY, "ada")
     failure = await world.until(lambda: controller.users.session(KEY).failure)
     assert failure.code == "would_not_return"
-    assert why in failure.message
+    assert "It has an odd file open." in failure.message
     assert not failure.retryable
     assert world.phase(controller) == "running"
     view = controller.users.session(KEY)
     assert (view.facts.intent, view.checkpoint) == ("", "")
     assert view.facts.backoff_until  # the policy waits
-    await asyncio.sleep(0.2)
-    assert world.node.seen == [None]  # one attempt, at a person's word
+    await asyncio.sleep(5.0)
+    lines = [line.what for line in controller.users.audit(KEY)]
+    assert lines.count("suspend") == 1  # one attempt, at a person's word
     assert (world.hub.orders, world.node.saved) == ([], {})
-    world.node.capture_failure = None
+    tree.stuck = False
     await controller.users.suspend(KEY, "ada")  # a person need not
-    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.reaches(controller, "suspended")
     assert world.node.saved
     assert incarnation not in world.node.places
 
 
 async def test_gpu_of_a_session_is_counted_and_freed_also_after_a_restart(world):
-    world.node.gpus = [GpuSample(uuid="a", name="A100", memory=9, sm_percent=50.0)]
-    await world.running("tensors")
-    controller = await world.controller()
+    controller, _ = await world.started("tensors", gpu=9)
     view = await world.until(lambda: (v := controller.users.sessions()) and v[0].gpus)
-    assert [card.name for card in view] == ["A100"]
+    assert [card.name for card in view] == ["H200"]
     assert [one.state for one in controller.gpus()] == ["in_use"]
     await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.reaches(controller, "suspended")
     counted = controller.metrics_snapshot()
     assert counted.counters.whole["suspend"].count == 1
     assert counted.counters.still.count == 1
@@ -117,7 +102,7 @@ async def test_gpu_of_a_session_is_counted_and_freed_also_after_a_restart(world)
     view = controller.users.session(KEY)
     assert (view.gpus, view.facts.gpus_held) == ([], 1)
     (gpu,) = controller.gpus()
-    assert (gpu.model, gpu.state, gpu.number) == ("A100", "freed", 1)
+    assert (gpu.model, gpu.state, gpu.number) == ("H200", "freed", 1)
     await controller.users.resume(KEY, "ada")
     await world.until(lambda: controller.users.session(KEY).facts.resumed)
     assert controller.users.session(KEY).facts.resumed.at is not None
@@ -126,16 +111,15 @@ async def test_gpu_of_a_session_is_counted_and_freed_also_after_a_restart(world)
     assert counted.counters.whole["resume"].count == 1
     assert (counted.suspended_bytes, counted.kept) == (0, 0)
     (gpu,) = await world.until(lambda: controller.metrics_snapshot().gpus)
-    assert (gpu.model, gpu.state) == ("A100", "in_use")
+    assert (gpu.model, gpu.state) == ("H200", "in_use")
 
 
 async def test_gpu_that_no_sample_has_seen_yet_counts_as_the_capture_found_it(world):
-    world.node.samples_fail = True
-    incarnation = await world.running("tensors")
-    world.node.places[incarnation].gpu_memory = 5
+    world.change(sample_interval=3600.0)
     controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.running("tensors", gpu=5)
+    await world.reaches(controller, "running")
     await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.reaches(controller, "suspended")
     assert controller.users.session(KEY).facts.gpus_held == 1
     assert [(one.state, one.number) for one in controller.gpus()] == [("freed", 1)]

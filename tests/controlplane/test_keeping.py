@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused
-from tests.controlplane.conftest import KEY
+from tests.support.simulated import KEY, world
+
+__all__ = ["world"]
 
 HOUR = 3600.0
 
 
 async def test_keep_of_a_session_is_bound_for_users_and_survives_a_restart(world):
-    world.settings = dataclasses.replace(world.settings, keep_limit=2 * HOUR)
-    await world.running("tensors")
-    controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "running")
+    controller, _ = await world.started(keep_limit=2 * HOUR)
     await controller.users.keep(KEY, HOUR, "ada")
     kept = controller.users.session(KEY).kept_until
     await world.kill(controller)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.policy import probe
-from tests.controlplane.conftest import KEY
+from tests.support.simulated import KEY, world
+
+__all__ = ["world"]
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle for 31 min.")
 BOB = SessionKey("bob")
@@ -30,12 +31,12 @@ async def test_probe_that_hangs_spares_its_own_session_alone(world):
         asked.append(key)
         if key == KEY:
             await asyncio.sleep(600)
-        return f"idle since {time.time() - 3600}"
+        return f"idle since {world.now() - 3600}"
 
     await world.running("work")
     await world.running("more", BOB)
     controller = await world.controller(decide=_decide, probe=ask)
-    await world.until(lambda: world.phase(controller, BOB) == "suspended")
+    await world.reaches(controller, "suspended", BOB)
     assert world.phase(controller) == "running"
     (verdict,) = controller.users.why(KEY)
     assert "it has not answered yet" in verdict.message
@@ -44,7 +45,7 @@ async def test_probe_that_hangs_spares_its_own_session_alone(world):
 
 
 async def test_session_that_the_probe_calls_used_at_the_last_moment_stays(world):
-    answers = [f"idle since {time.time() - 3600}", f"in use until {time.time() + 600}"]
+    answers = [f"idle since {world.now() - 3600}", f"in use until {world.now() + 600}"]
 
     async def ask(key):
         return answers[0] if len(answers) == 1 else answers.pop(0)

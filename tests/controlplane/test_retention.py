@@ -10,17 +10,19 @@ import pytest
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.expiry import give_notice
 from jupyterhub_gpu_reclaim.policy.retention import Retention
-from tests.controlplane.conftest import KEY
 from tests.support.manual_clock import ManualClock
+from tests.support.simulated import KEY, world
+
+__all__ = ["world"]
 
 BOB = SessionKey("bob")
 
 
 async def suspended(world, controller, key):
     await world.running("work of " + key.user, key)
-    await world.until(lambda: world.phase(controller, key) == "running")
+    await world.reaches(controller, "running", key)
     await controller.users.suspend(key, key.user)
-    await world.until(lambda: world.phase(controller, key) == "suspended")
+    await world.reaches(controller, "suspended", key)
 
 
 def limited(world, **limits):
@@ -30,13 +32,15 @@ def limited(world, **limits):
 
 @pytest.mark.parametrize("phase", ["suspended", "put aside"])
 async def test_quota_takes_the_only_one_where_that_is_allowed(world, phase):
-    limited(world, total_bytes=1, takes_current=True)
-    await suspended_without_limits(world)
-    controller = await world.controller()
+    controller = await world.suspended()
     if phase == "put aside":
         await controller.users.start_fresh(KEY, "ada")
+    await world.kill(controller)
+    limited(world, total_bytes=1, takes_current=True)
+    world.give_up()
+    controller = await world.controller()
     await world.until(lambda: not world.node.saved)
-    await world.until(lambda: world.phase(controller) == "stopped")
+    await world.reaches(controller, "stopped")
     view = controller.users.session(KEY)
     assert view.checkpoint == ""
     if phase == "suspended":
@@ -47,23 +51,14 @@ async def test_quota_takes_the_only_one_where_that_is_allowed(world, phase):
     assert await world.hub.start(KEY) == "cold"
 
 
-async def suspended_without_limits(world):
-    limits = world.settings
-    world.settings = dataclasses.replace(limits, retention=Retention())
-    controller = await world.controller()
-    await suspended(world, controller, KEY)
-    await world.kill(controller)
-    world.settings = limits
-
-
 async def test_quota_never_takes_what_is_suspended(world):
     limited(world, total_bytes=1, user_bytes=1, seconds=0.01)
     controller = await world.controller()
     await suspended(world, controller, KEY)
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(5.0)
     assert len(world.node.saved) == 1
     assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.reaches(controller, "running")
 
 
 async def test_quota_takes_what_was_put_aside_and_leaves_the_rest(world):
@@ -73,7 +68,7 @@ async def test_quota_takes_what_was_put_aside_and_leaves_the_rest(world):
     await suspended(world, controller, KEY)
     await controller.users.start_fresh(KEY, "ada")
     await world.until(lambda: len(world.node.saved) == 1)
-    assert [info.key for info, _ in world.node.saved.values()] == [BOB]
+    assert [info.key for info, *_ in world.node.saved.values()] == [BOB]
     lines = [line for line in controller.users.audit(KEY) if line.what == "retention"]
     assert len(lines) == 1
     assert "quota" in lines[0].message

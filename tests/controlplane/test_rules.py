@@ -14,27 +14,44 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import SessionPolicies
 from jupyterhub_gpu_reclaim.policy.rules import Rules
 from jupyterhub_gpu_reclaim.sampling.window import Window
-from tests.controlplane.conftest import KEY
+from tests.support.simulated import KEY, world
+
+__all__ = ["world"]
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 
 
-class NoLabels:
+class Told:
+    """What Hub and cluster tell of a user and a server."""
+
+    def __init__(self) -> None:
+        self.of_user: list[str] | None = None  #: None: we may not see them
+
+    def groups(self, user):
+        return self.of_user
+
+    def options(self, key):
+        return {"gpu_reclaim": ["off"]}
+
     def labels(self, key):
         return {}
 
 
 @pytest.fixture
-def ruled(world):
+def told():
+    return Told()
+
+
+@pytest.fixture
+def ruled(world, told):
     """A service with rules, and a session that it has seen."""
 
     async def start(*rules, **settings):
         world.change(**settings)
-        agent, hub = world.clients()
-        policies = SessionPolicies(Rules(rules=list(rules)), hub, NoLabels())
+        policies = SessionPolicies(Rules(rules=list(rules)), told, told)
         await world.running("tensors")
-        controller = await world.controller(agent=agent, hub=hub, policies=policies)
-        await world.until(lambda: world.phase(controller) == "running")
+        controller = await world.controller(policies=policies)
+        await world.reaches(controller, "running")
         return controller
 
     return start
@@ -45,13 +62,13 @@ def _terms(controller):
     return msgspec.to_builtins(terms) if terms else {}
 
 
-async def test_groups_that_the_hub_tells_decide_and_change(world, ruled):
-    world.hub.groups = {"ada": ["staff"]}
+async def test_groups_that_the_hub_tells_decide_and_change(world, ruled, told):
+    told.of_user = ["staff"]
     controller = await ruled({"group": "staff", "idle_after": 60, "warn_for": 0})
     await world.until(lambda: _terms(controller).get("idle_after") == 60)
     assert _terms(controller)["warn_for"] == 0
     assert _terms(controller)["by"]["idle_after"] == "group staff"
-    world.hub.groups = {"ada": []}
+    told.of_user = []
     await world.until(lambda: _terms(controller) == {})
 
 
@@ -60,31 +77,15 @@ async def test_groups_that_we_may_not_see_are_not_known(world, ruled):
     await world.until(lambda: _terms(controller).get("unknown") == "its user's groups")
 
 
-async def test_options_may_be_anything_that_somebody_has_sent(world, ruled):
-    world.hub.options[KEY] = {
-        "profile": "h100-big",
-        "gpu_reclaim": ["off"],
-        "flag": True,
-        "deep": {"a": [1, {}]},
-        "many": [None, 7, "x" * 10_000],
-    }
-    controller = await ruled(
-        {"profile": "h100*", "min_age": 5},
-        {"option": "gpu_reclaim=off", "never": True},
-        {"option": ["flag=true"], "cool_down": 7},
-        {"option": ["deep", "many=8"], "idle_after": 1},
-    )
+async def test_options_of_its_start_decide(world, ruled):
+    controller = await ruled({"option": "gpu_reclaim=off", "never": True})
     await world.until(lambda: _terms(controller).get("never"))
-    assert (_terms(controller)["min_age"], _terms(controller)["cool_down"]) == (5, 7)
-    assert "idle_after" not in _terms(controller)
-    world.hub.options[KEY] = ["no", "dictionary"]
-    await world.until(lambda: _terms(controller) == {})
 
 
 async def test_warning_is_as_long_as_the_rule_says(world, ruled):
     controller = await ruled({"user": "ada", "warn_for": 900}, warn_for=0.0)
     world.verdict = IDLE
-    await world.until(lambda: world.phase(controller) == "warned")
+    await world.reaches(controller, "warned")
     left = (
         controller.users.session(KEY).suspends_at - controller.users.session(KEY).since
     )

@@ -17,8 +17,8 @@ from jupyterhub_gpu_reclaim.hub.client import ServiceClient
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from jupyterhub_gpu_reclaim.service.settings import validation
-from tests.controlplane.doubles import TOKEN
 from tests.service.conftest import service
+from tests.support.simulated_node import TOKEN
 
 __all__ = ["service"]
 

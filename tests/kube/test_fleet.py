@@ -70,7 +70,7 @@ async def test_nodes_are_those_with_an_agent_or_a_gpu_that_a_session_holds(
 ):
     names = sorted(node.name for node in cluster.nodes)
     assert service.fleet.nodes() == names
-    assert (await service.fleet.status(names[0])).host == "memory"
+    assert (await service.fleet.status(names[0])).host == names[0]
     with pytest.raises(Unreachable) as caught:
         await service.fleet.status("gone")
     assert caught.value.reason is Reason.NODE_SILENT
@@ -78,8 +78,8 @@ async def test_nodes_are_those_with_an_agent_or_a_gpu_that_a_session_holds(
 
 async def test_what_a_pod_claims_to_be_is_not_believed(cluster, service, two):
     bob = node_of(cluster, two[1])
-    forged = bob.agent.run(ADA, "forged", I1)  # Bob's pod says that it is Ada's
-    forged.pod = two[1]["metadata"]["uid"]
+    # Bob's pod says that it is Ada's.
+    bob.simulated.run(ADA, "forged", I1, pod=two[1]["metadata"]["uid"])
     assert [t.pod for t in await service.fleet.trees(ADA)] == [
         two[0]["metadata"]["uid"]
     ]
@@ -92,17 +92,17 @@ async def test_capture_tells_the_agent_what_the_return_needs(cluster, service, t
     identity = await service.fleet.identity("c1")
     assert "@sha256:" in identity.image
     assert identity.node_labels == {MODEL: "NVIDIA-H200"}
-    told = node_of(cluster, two[0]).agent.told[I1][-1]
+    told = node_of(cluster, two[0]).agent.placements._hints[I1]
     assert (told.key, told.pod) == (ADA, two[0]["metadata"]["uid"])
 
 
 async def test_nap_and_wake_go_to_the_agent_of_its_node(cluster, service, two):
-    place = node_of(cluster, two[0]).agent.places[I1]
-    place.gpu_memory = 5
+    tree = node_of(cluster, two[0]).places[I1].tree
+    tree.gpu_bytes, tree.on_gpu = 5, True
     assert (await all_of(service.fleet.nap(I1)))[-1].tree.state is TreeState.NAPPING
-    assert place.state is TreeState.NAPPING
-    (tree,) = await service.fleet.trees(ADA)
-    assert (tree.runs, tree.nap.bytes) == (True, 5)
+    assert not tree.on_gpu
+    (told,) = await service.fleet.trees(ADA)
+    assert (told.runs, told.nap.bytes) == (True, 5)
     assert {s.key for s in await service.fleet.samples()} == {ADA, BOB}
     agent, follows = node_of(cluster, two[0]).agent, asyncio.Event()
     follow = agent.next_wake
@@ -115,7 +115,7 @@ async def test_nap_and_wake_go_to_the_agent_of_its_node(cluster, service, two):
     following = asyncio.ensure_future(all_of(service.fleet.next_wake(I1)))
     await asyncio.wait_for(follows.wait(), 60)  # a wake that is over is not followed
     assert (await all_of(service.fleet.wake(I1)))[-1].tree.state is TreeState.RUNNING
-    assert place.state is TreeState.RUNNING
+    assert tree.on_gpu
     followed = await asyncio.wait_for(following, 60)
     assert followed[-1].tree.state is TreeState.RUNNING
     with pytest.raises(NotFound):
@@ -170,7 +170,7 @@ async def test_restore_goes_to_the_node_where_the_pod_landed(cluster, service, t
     events = await all_of(service.fleet.restore(I3, "c1"))
     assert events[-1].tree.state is TreeState.RUNNING
     assert node_of(cluster, held).serves(held["metadata"]["uid"])
-    assert node_of(cluster, held).agent.told[I3][-1].image.partition("@")[2]
+    assert node_of(cluster, held).agent.placements._hints[I3].image.partition("@")[2]
 
 
 async def test_a_silent_node_makes_its_own_sessions_unknown_and_no_others(
@@ -332,9 +332,9 @@ async def test_those_who_wait_for_a_gpu_are_known_in_their_order(cluster, servic
 
 async def test_kill_while_the_capture_runs_leaves_the_pod(cluster, service, two):
     node = node_of(cluster, two[0])
-    node.agent.hold_at = "dump"
+    node.nodes.held = "dump"
     capture = asyncio.create_task(all_of(service.fleet.capture(I1, "c1", 1)))
-    await until(lambda: node.agent.places[I1].state is TreeState.CAPTURING)
+    await until(lambda: node.places[I1].tree.frozen)
     with pytest.raises(Refused):
         await service.fleet.kill(I1)
     assert "deletionTimestamp" not in cluster.pod("jupyter-ada")["metadata"]

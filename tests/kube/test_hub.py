@@ -7,7 +7,6 @@ import itertools
 import pytest
 
 from demo.stack import free_port
-from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from tests.kube.conftest import MODEL
 from tests.support.certificates import certificate
 from tests.support.cluster import NAMESPACE
@@ -144,7 +143,7 @@ def test_a_session_is_suspended_and_comes_back_on_the_other_node(hub, elsewhere,
         wait(lambda: phase(hub, user) == "running", hub)
         assert second["url"] == first["url"]
         pod, node = held, held["spec"]["nodeName"]
-    works = [p.contents for n in cluster.nodes for p in n.agent.places.values()]
+    works = [work for node in cluster.nodes for work in node.works()]
     assert len(works) == 1
     assert works[0].startswith("work of ")
     assert cluster.violations == []
@@ -203,14 +202,14 @@ def test_an_agent_that_moves_in_the_middle_of_a_capture_goes_on(hub, elsewhere, 
     wait(lambda: phase(hub, user) == "running", hub)
     name = cluster.pod(f"jupyter-{user}")["spec"]["nodeName"]
     node = next(n for n in cluster.nodes if n.name == name)
-    (place,) = node.agent.living(SessionKey(user))
-    node.agent.hold_at = "dump"
+    (place,) = node.places.values()
+    node.nodes.held = "dump"
     assert reclaim(hub, "POST", f"sessions/{user}/-/suspend").ok
     wait(lambda: phase(hub, user) == "suspending", hub)
-    wait(lambda: place.state is TreeState.CAPTURING, hub)  # the order has come there
+    wait(lambda: place.tree.frozen, hub)  # the order has come there
     elsewhere.do(node.stop_agent)
     elsewhere.do(node.start_agent)
-    node.agent.hold_at = ""
+    node.nodes.held = ""
     wait(lambda: phase(hub, user) == "suspended", hub)
     wait(lambda: cluster.pod(f"jupyter-{user}") is None, hub)
 
@@ -238,12 +237,7 @@ def test_a_cycle_ends_the_same_whatever_the_api_server_does(hub, elsewhere, user
     assert second["metadata"]["uid"] != first["metadata"]["uid"]
     assert notebook(second)["command"][3] == "hold"
     wait(lambda: phase(hub, user) == "running", hub)
-    work = [
-        place.contents
-        for node in cluster.nodes
-        for place in node.agent.places.values()
-        if place.key.user == user
-    ]
+    work = [each for node in cluster.nodes for each in node.works(user)]
     label = first["metadata"]["labels"]["gpu-reclaim/incarnation"]
     assert work == [f"work of {label}"]
     assert cluster.violations == []
@@ -296,8 +290,8 @@ def test_a_session_whose_node_is_lost_comes_back_elsewhere_as_it_was_saved(
     path = f"sessions/{user}/-"
     assert reclaim(hub, "POST", f"{path}/save").ok
     wait(lambda: reclaim(hub, "GET", path).json().get("checkpoint"), hub)
-    (place,) = [p for p in node.agent.places.values() if p.key.user == user]
-    place.contents = "later"
+    (place,) = [p for p in node.places.values() if p.key.user == user]
+    place.tree.contents = "later"
     # its kubelet and agent are silent; the cloud's controller removes node and pod
     node.lost, node.schedulable = True, False
     elsewhere.do(node.silence_agent)
@@ -312,17 +306,12 @@ def test_a_session_whose_node_is_lost_comes_back_elsewhere_as_it_was_saved(
     assert reclaim(hub, "POST", f"{path}/resume").ok
     wait(lambda: phase(hub, user) == "running", hub, 60)
     assert cluster.pod(f"jupyter-{user}")["spec"]["nodeName"] != node.name
-    (back,) = [
-        p
-        for other in cluster.nodes
-        if other is not node
-        for p in other.agent.places.values()
-        if p.key.user == user
-    ]
-    assert back.contents != "later"
+    others = [each for each in cluster.nodes if each is not node]
+    (back,) = [work for other in others for work in other.works(user)]
+    assert back != "later"
     assert cluster.violations == []
     node.lost, node.schedulable = False, True
-    node.agent.places.clear()
+    node.places.clear()
     elsewhere.do(node.stop_agent)
     elsewhere.do(node.start_agent)
 

@@ -152,7 +152,7 @@ async def test_a_pod_counts_as_dead_when_the_kubelet_says_so_and_not_before(
     await asyncio.sleep(0.3)
     assert not died.done()
     for node in cluster.nodes:
-        node.agent.places.clear()  # its processes are ended; the pod is still there
+        node.places.clear()  # its processes are ended; the pod is still there
     assert await died
     assert cluster.pod("jupyter-ada") is not None
 
@@ -162,7 +162,7 @@ async def test_a_container_that_was_killed_ends_with_its_own_status(cluster, mak
     spawner = make()
     await spawner.start()
     for node in cluster.nodes:
-        node.agent.places.clear()
+        node.places.clear()
     seen = []
 
     async def ended():
@@ -200,9 +200,7 @@ async def test_a_pod_that_is_ending_is_waited_for_and_never_forced(cluster, make
     assert "has not ended yet" in await until(spawner._waits_for)
     await starting
     assert cluster.pod("jupyter-ada")["metadata"]["uid"] != uid
-    running = [
-        place.incarnation for n in cluster.nodes for place in n.agent.places.values()
-    ]
+    running = [place.incarnation for n in cluster.nodes for place in n.places.values()]
     assert running == ["b" * 32]
 
 
@@ -260,7 +258,7 @@ async def test_nothing_rests_on_a_list_that_stands_still(cluster, make, hasty):
     assert refused.value.reason is Reason.CLUSTER_UNREACHABLE
     cluster.come_back()
     for node in cluster.nodes:
-        node.agent.places.clear()
+        node.places.clear()
 
     async def ended():
         return await SessionPodSpawner.poll(spawner)

@@ -1,8 +1,8 @@
 """Nodes of the cluster's double: a kubelet, and an agent with the real agent's routes.
 
-A pod whose container begins with our init becomes a place on the agent's node in memory
-(``tests.controlplane.doubles``); its server answers on the pod's address while its tree
-runs. What is saved is in one store for all nodes.
+A pod whose container begins with our init becomes a place on a machine of the simulator
+(``tests/support/simulated_node.py``); its server answers on the pod's address while its
+tree runs. What is saved is in one store for all nodes.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ import itertools
 import socket
 import ssl
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
 
-from jupyterhub_gpu_reclaim.common.models import Identity, SessionKey, TreeState
+from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.node.http.routes import make_application
 from jupyterhub_gpu_reclaim.service.settings.placement import AGENT_NAME
 from jupyterhub_gpu_reclaim.session_init import session_init
-from tests.controlplane.doubles import TOKEN, NodeInMemory
 from tests.support.certificates import certificate
 from tests.support.cluster import NAMESPACE, Cluster, now
+from tests.support.simulated_node import TOKEN, simulated_nodes
+
+if TYPE_CHECKING:
+    from simulation.doubles.machine import Place
 
 SERVER_PORT, AGENT_PORT = 8888, 8099
 AGENT_LABELS = {"app.kubernetes.io/name": "gpu-reclaim-agent"}
@@ -57,40 +60,6 @@ def address(port: int) -> tuple[str, socket.socket]:
     raise AssertionError
 
 
-class Agent(NodeInMemory):
-    """One node's agent; all have the same store."""
-
-    def __init__(self, store: dict[str, Any], logins: dict[str, Identity]) -> None:
-        super().__init__()
-        self.saved, self.logins = store, logins
-        self.tokens: dict[str, str] = {}  # of each incarnation's pod
-
-    async def capture(self, incarnation, checkpoint, generation, **more):
-        self._keep_login(incarnation, checkpoint)
-        return await super().capture(incarnation, checkpoint, generation, **more)
-
-    async def save(self, incarnation, checkpoint, generation, **more):
-        self._keep_login(incarnation, checkpoint)
-        return await super().save(incarnation, checkpoint, generation, **more)
-
-    def _keep_login(self, incarnation, checkpoint):
-        told = self.told[incarnation][-1]
-        self.logins[checkpoint] = Identity(
-            api_token=self.tokens[incarnation],
-            port=SERVER_PORT,
-            image=told.image,
-            node_labels=told.node_labels,
-        )
-
-    async def restore(self, incarnation, checkpoint, **more):
-        self.tokens[incarnation] = self.logins[checkpoint].api_token
-        return await super().restore(incarnation, checkpoint, **more)
-
-    async def identity(self, checkpoint):
-        await super().identity(checkpoint)
-        return self.logins[checkpoint]
-
-
 class Node:
     """A machine of the cluster."""
 
@@ -103,9 +72,14 @@ class Node:
         self._servers: dict[str, HTTPServer] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._addresses: dict[str, str] = {}
-        former = cluster.nodes[0].agent if cluster.nodes else Agent({}, {})
-        self.agent = Agent(former.saved, former.logins)
-        self.agent.words = former.words
+        self._opened = ExitStack()
+        self.nodes = (
+            cluster.nodes[0].nodes
+            if cluster.nodes
+            else self._opened.enter_context(simulated_nodes())
+        )
+        self.simulated = self.nodes.add(name)
+        self.agent = self.simulated.agent
         self._agent_server: HTTPServer | None = None
         self._agent_pod: dict[str, Any] = {}
         self.tell(ready=True)
@@ -132,6 +106,20 @@ class Node:
             if server is not None:
                 server.stop()
                 await server.close_all_connections()
+        self._opened.close()
+
+    @property
+    def places(self) -> dict[str, Place]:
+        """The sessions there, by incarnation."""
+        return self.simulated.machine.places
+
+    def works(self, user: str = "") -> list[str]:
+        """What the sessions there hold in memory; of that user, or of all."""
+        return [
+            place.tree.contents
+            for place in self.places.values()
+            if place.tree is not None and user in {"", place.key.user}
+        ]
 
     # --- the agent's pod
     def start_agent(self, shown: Path | None = None) -> None:
@@ -201,19 +189,19 @@ class Node:
         )
 
     def _place(self, pod: dict[str, Any], init: Any) -> None:
-        key = SessionKey(init.user, init.server)
-        if init.mode == "hold":
-            self.agent.hold(key, init.incarnation)
-        else:
-            self.agent.run(key, f"work of {init.incarnation}", init.incarnation)
-        place = self.agent.places[init.incarnation]
-        place.pod = pod["metadata"]["uid"]
         env = {e["name"]: e.get("value", "") for e in notebook(pod).get("env", [])}
-        self.agent.tokens[init.incarnation] = env.get("JUPYTERHUB_API_TOKEN", "")
+        login = (env.get("JUPYTERHUB_API_TOKEN", ""), SERVER_PORT)
+        whose = {"session": init.session, "account": init.account}
+        place: dict[str, Any] = {"pod": pod["metadata"]["uid"], **whose}
+        key, name = SessionKey(init.user, init.server), init.incarnation
+        if init.mode == "hold":
+            self.simulated.hold(key, name, **place)
+        else:
+            self.simulated.run(key, f"work of {name}", name, login=login, **place)
 
     async def _follow(self, pod: dict[str, Any], ip: str, init: Any) -> None:
         """The container is dead as soon as its init is."""
-        while init is None or init.incarnation in self.agent.places:
+        while init is None or init.incarnation in self.places:
             await asyncio.sleep(0.02)
         killed = {"exitCode": 137, "reason": "Error"}
         self._report(pod, ip, killed, ("notebook",))
@@ -269,8 +257,8 @@ class Node:
     def end(self, pod: dict[str, Any]) -> None:
         """The pod was deleted: its containers end in peace, unless they have."""
         uid = pod["metadata"]["uid"]
-        for place in [p for p in self.agent.places.values() if p.pod == uid]:
-            self.agent.end(place.incarnation)
+        for place in [p for p in self.places.values() if p.pod == uid]:
+            self.simulated.machine.end(place, "the kubelet")
         if (watch := self._watches.pop(uid, None)) is not None:
             watch.cancel()
             peace = {"exitCode": 0, "reason": "Completed"}
@@ -289,8 +277,8 @@ class Node:
     def serves(self, uid: str) -> bool:
         """Whether a tree runs in that pod."""
         return any(
-            place.pod == uid and place.state is TreeState.RUNNING
-            for place in self.agent.places.values()
+            place.pod == uid and place.tree is not None and place.tree.runs
+            for place in self.places.values()
         )
 
 

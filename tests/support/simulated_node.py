@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tornado.httpserver import HTTPServer
 
@@ -39,7 +39,9 @@ class Nodes:
         self.kernel = Kernel(self.machines, random.Random(1), self._wrong)
         self.kernel.rehearses = True
         self.kernel.takes = self._takes
+        self.kernel.at = self._at
         self.seconds = 0.0  #: that each step of an operation takes
+        self.held = ""  #: work that waits until it is let go on, or called off
         self.store = StoreInMemory(random.Random(1), committed=_nothing)
         self.store.deleted = _nothing
         self._names = 0
@@ -54,7 +56,12 @@ class Nodes:
         return f"i-{self._names}"
 
     def _takes(self, *_: float) -> None:
-        time.sleep(self.seconds)
+        time.sleep(self.seconds or 0.002)
+
+    def _at(self, work: str, place: Place, cancel: Any) -> None:
+        del place
+        while self.held == work and not cancel.is_set:
+            time.sleep(0.002)
 
     @staticmethod
     def _wrong(law: str, what: str) -> None:
@@ -79,9 +86,17 @@ class Node:
     def run(
         self, key: SessionKey, contents: str = "work", incarnation: str = "", **more
     ) -> Place:
-        """A session that was started there; its GPU memory is in bytes (``gpu``)."""
-        gpu = more.pop("gpu", 0)
-        tree = ProgramTree(contents, "a-login", 8888, gpu, on_gpu=gpu > 0)
+        """A session that was started there.
+
+        Args:
+            key: whose.
+            contents: stands for its memory.
+            incarnation: its name; empty: a new one.
+            more: bytes that it has on the GPU (``gpu``), its token and port
+                (``login``), and what else a :class:`Place` has.
+        """
+        gpu, login = more.pop("gpu", 0), more.pop("login", ("a-login", 8888))
+        tree = ProgramTree(contents, *login, gpu, on_gpu=gpu > 0)
         name = incarnation or self.nodes.name()
         return self.machine.add(key, name, tree=tree, **more)
 
