@@ -47,7 +47,7 @@ from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
 from jupyterhub_gpu_reclaim.node.operations.operations import Operations, TimeLimits
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records
 from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
-from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint, Session
+from jupyterhub_gpu_reclaim.node.session import PodHint, Session
 from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
 from jupyterhub_gpu_reclaim.node.workflows.release import Releases

@@ -33,9 +33,9 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
     Operations,
     in_thread,
 )
+from jupyterhub_gpu_reclaim.node.session import Session
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.sessions.ended import EndedSessions
-from jupyterhub_gpu_reclaim.node.sessions.placements import Session
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap, save
 from jupyterhub_gpu_reclaim.node.workflows.again import looking_again
 from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
     from jupyterhub_gpu_reclaim.node.operations.records import Record
     from jupyterhub_gpu_reclaim.node.operations.store_presence import StorePresence
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Placements, PodHint
+    from jupyterhub_gpu_reclaim.node.session import PodHint
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
     from jupyterhub_gpu_reclaim.node.sessions.samples import TreeSampler
     from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
     from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.processes import Process
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.node.session import Session
 
 
 class GpuCard(Value, frozen=True, kw_only=True):

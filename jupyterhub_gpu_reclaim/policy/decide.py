@@ -27,8 +27,6 @@ from jupyterhub_gpu_reclaim.policy import probe
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jupyterhub_gpu_reclaim.policy.guards import Guards
-
 
 class Decider:
     """Asks the guards, then the policies, and last the administrator's own probe.
@@ -41,7 +39,7 @@ class Decider:
     """
 
     def __init__(
-        self, guards: Guards, policies: Sequence[Policy], *, probed: bool = False
+        self, guards: Forbids, policies: Sequence[Policy], *, probed: bool = False
     ) -> None:
         self.guards = guards
         self.policies = policies
@@ -95,6 +93,13 @@ class SessionSnapshot(Value, frozen=True, kw_only=True):
     made_room_at: float | None = None  #: when it last napped for another session
     #: Number of sessions that wait for a GPU, if this one was selected to go.
     wanted: int = 0
+
+
+class Forbids(Protocol):
+    """Rules that come before the policies: ``Guards``."""
+
+    def denials(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
+        """Return what forbids a suspend now, the most telling first; may be empty."""
 
 
 class Policy(Protocol):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         Endpoint,
         TcpConnection,
     )
-    from jupyterhub_gpu_reclaim.sampling.sampler import SampleTarget
+    from jupyterhub_gpu_reclaim.sampling.target import SampleTarget
 
 #: Most open files of a session that are looked at; with more, it is not known.
 MAX_FILES = 16_384

@@ -21,7 +21,6 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.common.models import (
     KernelSample,
     Sample,
-    SessionKey,
     TerminalSample,
 )
 from jupyterhub_gpu_reclaim.sampling import jupyter_api, process_tree
@@ -34,7 +33,7 @@ from jupyterhub_gpu_reclaim.sampling.gpu import NoCards, samples_of
 from jupyterhub_gpu_reclaim.sampling.scheduled_jobs import Scheduled, Schedulers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
     from datetime import datetime
 
     from tornado.httpclient import AsyncHTTPClient
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import GpuSample
     from jupyterhub_gpu_reclaim.sampling.gpu import CardSource, CardUse
+    from jupyterhub_gpu_reclaim.sampling.target import SampleTarget
 
 
 T = TypeVar("T")
@@ -62,21 +62,6 @@ NOTEBOOKS_AT_ONCE = 8
 NAME_CHARACTERS = 256
 #: Most characters of what a sample says is missing.
 PROBLEM_CHARACTERS = 1500
-
-
-@dataclass(frozen=True, slots=True)
-class SampleTarget:
-    """A running session to sample; all pids are the host's."""
-
-    incarnation: str
-    key: SessionKey
-    init_pid: int
-    root_pid: int
-    pids: list[int]
-    address: jupyter_api.ServerAddress | None
-    stopped: bool = False
-    pod: str = ""
-    kernels: Collection[int] = ()  #: of those pids
 
 
 @dataclass(frozen=True, slots=True)

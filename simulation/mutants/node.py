@@ -27,7 +27,7 @@ from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
 from simulation.mutants.patch import Patch, nothing
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.node.session import Session
 
 _undo_capture = Releases.undo_capture
 _settle = Recovery._settle

@@ -13,7 +13,7 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.models import Failure, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
+from jupyterhub_gpu_reclaim.controlplane.model.actions import failure_of
 from tests.controlplane.conftest import KEY
 from tests.controlplane.test_faults import (
     KillsLate,

@@ -18,8 +18,8 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
     Waiting,
 )
-from jupyterhub_gpu_reclaim.controlplane.decide.judge import snapshot_of
 from jupyterhub_gpu_reclaim.controlplane.decide.preemption import SETTLE, Preemption
+from jupyterhub_gpu_reclaim.controlplane.decide.snapshot import snapshot_of
 from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent

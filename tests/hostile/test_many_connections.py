@@ -27,7 +27,8 @@ from jupyterhub_gpu_reclaim.linux.sock_diag import (
 )
 from jupyterhub_gpu_reclaim.sampling.connections import Connections
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
-from jupyterhub_gpu_reclaim.sampling.sampler import Sampler, SampleTarget
+from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
+from jupyterhub_gpu_reclaim.sampling.target import SampleTarget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+from jupyterhub_gpu_reclaim.node.session import Session
 from jupyterhub_gpu_reclaim.node.workflows import lost_rights
 from jupyterhub_gpu_reclaim.session_init.command_line import (
     InitArguments,

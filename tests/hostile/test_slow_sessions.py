@@ -12,7 +12,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.node.sessions import samples
 from jupyterhub_gpu_reclaim.node.sessions.samples import TreeSampler, find_kernels
-from jupyterhub_gpu_reclaim.sampling.sampler import SampleTarget
+from jupyterhub_gpu_reclaim.sampling.target import SampleTarget
 
 
 class Sampled:

@@ -110,11 +110,9 @@ async def test_login_that_is_revoked_while_the_session_runs_revokes_the_key(worl
 class Memory:
     """A journal of marks, and one session."""
 
-    def __init__(self) -> None:
-        self.phase, self.journal = Phase.RUNNING, self
-        self.clock = SimpleNamespace(now=lambda: 1000.5)
+    phase = Phase.RUNNING
 
-    def row(self, key):
+    def session(self, key):
         return SimpleNamespace(phase=self.phase)
 
     def read(self, query):
@@ -126,7 +124,7 @@ class Memory:
 
 @pytest.fixture
 def keys():
-    return TabKeys(Memory())
+    return TabKeys(Memory(), SimpleNamespace(now=lambda: 1000.5))
 
 
 def identity(made: float) -> Identity:

@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
     in_thread,
 )
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
-from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+from jupyterhub_gpu_reclaim.node.session import Session
 
 KEY = SessionKey("ann")
 

@@ -10,7 +10,7 @@ import pytest
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure, SessionKey
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
-from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+from jupyterhub_gpu_reclaim.node.session import Session
 from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
 
 KEY = SessionKey("ada")

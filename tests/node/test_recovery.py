@@ -20,8 +20,8 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
+from jupyterhub_gpu_reclaim.node.session import PodHint
 from jupyterhub_gpu_reclaim.node.sessions import trees
-from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint
 from jupyterhub_gpu_reclaim.node.workflows import recovery as recovery_module
 from jupyterhub_gpu_reclaim.node.workflows.recovery import _CRIU_WORDS
 from tests.support.agent import goes_on, wait_for

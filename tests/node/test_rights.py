@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.node.requirements import (
     refuse_user_namespace,
     rights_of,
 )
-from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint, Session
+from jupyterhub_gpu_reclaim.node.session import PodHint, Session
 
 SAME = Rights(
     uids=[1000], capabilities=0xA80425FB, filtered=True, no_new_privileges=True

@@ -219,7 +219,7 @@ class _Reader:
         mm = images.parse("mm_entry", images.only(memory, images.MM_MAGIC))
         if mm.dumpable != 1:
             saved.hidden.add(pid)
-        if undumpable.close(mm, who):
+        if undumpable.close(mm, who.uid):
             saved.closed.add(pid)
         reserved.do_not_count(mm)
         mm.exe_file_id = self._use(pid, "exe", mm.exe_file_id, os.O_RDONLY)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import run_as
-from jupyterhub_gpu_reclaim.checkpoint.files.reopen import identity
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class Names:
         """Whether the file that stood there was another one than this."""
         with self._lock:
             held = self._held.get(path)
-            return held is not None and identity(held) != identity(found)
+            return held is not None and not os.path.sameopenfile(held, found)
 
     def open(self, path: bytes) -> int:
         """Another descriptor of the file that stood there.

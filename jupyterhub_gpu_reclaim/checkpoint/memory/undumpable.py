@@ -31,7 +31,6 @@ from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
 _log = logging.getLogger(__name__)
@@ -42,14 +41,14 @@ _PR_SET_DUMPABLE: Final = 4
 _MEMORY: Final = re.compile(r"/(\d+)(?:/task/(\d+))?/mem$")
 
 
-def close(memory: Any, who: Credentials) -> bool:
+def close(memory: Any, uid: int) -> bool:
     """Have CRIU make a process that is not dumpable; whether it was before. Pure.
 
     Args:
         memory: its ``mm_entry``, changed in place.
-        who: its user. Root's memory is closed to others in any case.
+        uid: its user. Root's memory is closed to others in any case.
     """
-    if who.uid == 0 or memory.dumpable != 1 or architecture.here() is None:
+    if uid == 0 or memory.dumpable != 1 or architecture.here() is None:
         return False
     memory.dumpable = 0
     return True

@@ -19,6 +19,7 @@ from jupyterhub_gpu_reclaim.controlplane.api.stops import StopPlanner
 from jupyterhub_gpu_reclaim.controlplane.api.users import UserApi
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.decide.draining import Draining
+from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue
 from jupyterhub_gpu_reclaim.controlplane.decide.jobs import JobWakes
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
 from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
@@ -29,7 +30,6 @@ from jupyterhub_gpu_reclaim.controlplane.decide.saving import Saving
 from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
 from jupyterhub_gpu_reclaim.controlplane.decide.turns import Turns
 from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
-from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
 from jupyterhub_gpu_reclaim.controlplane.flows.nap import Napper
 from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
 from jupyterhub_gpu_reclaim.controlplane.flows.save_point import Saver
@@ -60,10 +60,10 @@ if TYPE_CHECKING:
         StopPlan,
         Waiting,
     )
-    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Decide, DecideNap
     from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Choose
     from jupyterhub_gpu_reclaim.controlplane.decide.probing import Ask
     from jupyterhub_gpu_reclaim.controlplane.decide.room import CrowdedCard
+    from jupyterhub_gpu_reclaim.controlplane.decide.snapshot import Decide, DecideNap
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
         GpuCount,

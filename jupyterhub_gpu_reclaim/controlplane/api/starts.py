@@ -30,10 +30,9 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.flows import ending, taking
-from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.journal import notes
 from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
-from jupyterhub_gpu_reclaim.controlplane.model.actions import ActionKind
+from jupyterhub_gpu_reclaim.controlplane.model.actions import ActionKind, failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.asked import Want
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow

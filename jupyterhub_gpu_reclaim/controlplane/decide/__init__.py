@@ -2,8 +2,9 @@
 
 ``sampler`` keeps the agents' samples in one window per incarnation. ``judge`` asks the
 policy about one session, with a snapshot of row, usage and rules; ``preemption`` asks
-it which sessions to select for those that wait for a GPU. ``warning`` warns a session,
-and samples and judges once more before a suspend begins.
+it which sessions to select for those that wait for a GPU, and ``gpu_queue`` says whose
+turn it is. ``warning`` warns a session, and samples and judges once more before a
+suspend begins.
 
 Nothing here suspends, and the policies themselves are in ``policy``, which does not
 import this room. An agent that does not answer gives no sample, and nothing is made up

@@ -6,17 +6,18 @@ with the Hub's other answers, labels with the pods that are watched.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from jupyterhub_gpu_reclaim.common.models import Phase, SessionPolicy
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.decide.snapshot import snapshot_of
 from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot, deny
 from jupyterhub_gpu_reclaim.policy.rules import Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from jupyterhub_gpu_reclaim.common.models import (
         Decision,
@@ -24,34 +25,15 @@ if TYPE_CHECKING:
     )
     from jupyterhub_gpu_reclaim.controlplane.decide.draining import Draining
     from jupyterhub_gpu_reclaim.controlplane.decide.probing import Probing
+    from jupyterhub_gpu_reclaim.controlplane.decide.snapshot import Decide, DecideNap
     from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, HubFacts
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
     from jupyterhub_gpu_reclaim.policy.rules import Rules
 
-    #: Returns every reason for or against a suspend, the deciding one first; pure.
-    Decide = Callable[[SessionSnapshot, float], Sequence[Decision]]
-
 
 _PROBE = Reason.PROBE.value
-
-
-class DecideNap(Protocol):
-    """Decides whether a session naps; pure."""
-
-    def after(self, terms: SessionPolicy, /) -> float:
-        """Seconds of idleness needed; 0: the session never naps by itself."""
-
-    def __call__(self, snapshot: SessionSnapshot, now: float, /) -> Sequence[Decision]:
-        """Return every reason, the deciding one first."""
-
-    @property
-    def room_after(self) -> float:
-        """Seconds of idleness needed to nap for another session; 0: never."""
-
-    def for_room(self, snapshot: SessionSnapshot, now: float, /) -> Sequence[Decision]:
-        """Decide on a nap for a session that wakes and needs the GPU's memory."""
 
 
 class SessionPolicies:
@@ -198,29 +180,3 @@ class Judge:
     def why(self, key: SessionKey) -> Decision:
         """Return the deciding reason of the last decision."""
         return self._sessions.runtime(key).decisions[0]
-
-
-def snapshot_of(sessions: Sessions, row: SessionRow) -> SessionSnapshot:
-    """Make a session's snapshot for the policies, from its row, usage and rules."""
-    runtime = sessions.runtime(row.key)
-    usage, probed = runtime.usage, runtime.probed_of(row.incarnation)
-    if usage is not None and probed is not None and probed.since is not None:
-        usage = usage.used_at(probed.since, "the administrator's probe")
-    return SessionSnapshot(
-        key=row.key,
-        phase=row.phase,
-        since=row.since,
-        usage=usage,
-        probed=probed,
-        started_at=row.started_at,
-        resumed_at=row.resumed_at,
-        kept_until=row.kept_until,
-        kept_by=row.kept_by,
-        opted_out_by=row.opted_out_by,
-        backoff_until=row.backoff_until,
-        failure=row.failure,
-        gpus=runtime.gpus_to_free(row.incarnation),
-        terms=sessions.policy_of(row) or SessionPolicy(),
-        wanted=runtime.wanted,
-        waking=runtime.shortage_of(row.incarnation) is not None,
-    )

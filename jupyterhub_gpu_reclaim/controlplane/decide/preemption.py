@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Phase
-from jupyterhub_gpu_reclaim.controlplane.decide.judge import snapshot_of
+from jupyterhub_gpu_reclaim.controlplane.decide.snapshot import snapshot_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.policy.pressure import Want
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Shortage
+    from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
-    from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions

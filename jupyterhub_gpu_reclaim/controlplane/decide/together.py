@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
-from jupyterhub_gpu_reclaim.controlplane.decide.judge import snapshot_of
+from jupyterhub_gpu_reclaim.controlplane.decide.snapshot import snapshot_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jupyterhub_gpu_reclaim.common.models import Decision, Failure, SessionKey
-    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Decide
+    from jupyterhub_gpu_reclaim.controlplane.decide.snapshot import Decide
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 

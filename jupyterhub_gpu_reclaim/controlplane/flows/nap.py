@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -21,7 +20,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Event, Phase
 from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
-from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
+from jupyterhub_gpu_reclaim.controlplane.model.actions import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import (
     LIVE,
     NO_ORDER,
@@ -32,6 +31,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.registry import (
     MAKES_ROOM,
     SERVICE,
 )
+from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import NapTrouble
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -57,26 +57,6 @@ _SAME_PHASE: Final = {
     (Phase.NAPPING, SessionEvent.NAPS),
     (Phase.RUNNING, SessionEvent.WAKES),
 }
-
-
-@dataclass(frozen=True)
-class NapTrouble:
-    """The failure of an incarnation's last nap or wake; in memory only."""
-
-    incarnation: str
-    failure: Failure
-    failures: int  #: naps failed in a row
-    until: float | None  #: no nap by policy before; None: it was a wake
-
-    @property
-    def is_wake(self) -> bool:
-        """Whether a wake has failed, not a nap."""
-        return self.until is None
-
-    @property
-    def is_short(self) -> bool:
-        """Whether nothing has failed, but a nap was over too soon."""
-        return bool(self.failure.code == Reason.NAP_SHORT.value)
 
 
 class Napper:

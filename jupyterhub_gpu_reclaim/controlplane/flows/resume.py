@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Tree
-    from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
+    from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions

@@ -26,6 +26,7 @@ from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry
 from jupyterhub_gpu_reclaim.controlplane.model import lineage
+from jupyterhub_gpu_reclaim.controlplane.model.actions import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SAVED, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping, SessionRow
 
@@ -50,11 +51,6 @@ _log = logging.getLogger(__name__)
 
 #: Part of the time that a drain has left, for which it waits after a failure.
 _PAUSED_PART = 0.25
-
-
-def failure_of(reason: Reason, **facts: Any) -> Failure:
-    """A reason as stored in a row."""
-    return codec.failure_of(Refused(reason, **facts))
 
 
 def _gpus_held(info: CheckpointInfo) -> dict[str, Any]:

@@ -17,9 +17,12 @@ from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.controlplane import phase
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.flows import ending, vanished
-from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model import lineage
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
+from jupyterhub_gpu_reclaim.controlplane.model.actions import (
+    Action,
+    ActionKind,
+    failure_of,
+)
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     HIDDEN,

@@ -55,8 +55,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import no_room
-from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
+from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import no_room
 from jupyterhub_gpu_reclaim.controlplane.loop.start import UNANSWERED, settle_start
 from jupyterhub_gpu_reclaim.controlplane.loop.stop import settle_stop
 from jupyterhub_gpu_reclaim.controlplane.model.actions import (
@@ -64,6 +63,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.actions import (
     WAIT,
     Action,
     ActionKind,
+    failure_of,
 )
 from jupyterhub_gpu_reclaim.controlplane.model.asked import Want
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE

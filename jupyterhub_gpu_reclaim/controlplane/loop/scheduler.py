@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
     from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
+    from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue
     from jupyterhub_gpu_reclaim.controlplane.decide.jobs import JobWakes
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
     from jupyterhub_gpu_reclaim.controlplane.decide.saving import Saving
     from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
-    from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
     from jupyterhub_gpu_reclaim.controlplane.loop.observer import (
         ObservedState,
         Observer,

@@ -52,9 +52,12 @@ from jupyterhub_gpu_reclaim.common.models import HubState, Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.controlplane import phase
-from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model import lineage
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
+from jupyterhub_gpu_reclaim.controlplane.model.actions import (
+    Action,
+    ActionKind,
+    failure_of,
+)
 from jupyterhub_gpu_reclaim.controlplane.model.rows import HIDDEN, Intent
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 

@@ -23,9 +23,12 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back
 from jupyterhub_gpu_reclaim.controlplane.flows import ending
-from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
+from jupyterhub_gpu_reclaim.controlplane.model.actions import (
+    Action,
+    ActionKind,
+    failure_of,
+)
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, NO_ORDER
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import Refused
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
@@ -12,6 +15,7 @@ if TYPE_CHECKING:
         Phase,
         Tree,
     )
+    from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 
 class ActionKind(StrEnum):
@@ -75,3 +79,8 @@ ANSWERS = frozenset(
         ActionKind.KEEP,
     }
 )
+
+
+def failure_of(reason: Reason, **facts: Any) -> Failure:
+    """A reason as stored in a row."""
+    return codec.failure_of(Refused(reason, **facts))

@@ -101,7 +101,7 @@ class Sessions:
         self._retention = settings.retention
         self.drains = Drains(journal)  #: nodes that are to be free of sessions
         self.silences: dict[str, Finding] = {}  #: why nodes do not answer, by name
-        self.tab_keys = TabKeys(self)
+        self.tab_keys = TabKeys(journal, clock)
         self.resume_times = suspensions.ResumeTimes()
         #: the highest generation known under a name, or given out by this service
         self._generations: dict[SessionKey, int] = {}

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         Decision,
@@ -23,11 +25,30 @@ if TYPE_CHECKING:
         Usage,
         Waiting,
     )
-    from jupyterhub_gpu_reclaim.controlplane.flows.nap import NapTrouble
     from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.streams import OperationEvents
     from jupyterhub_gpu_reclaim.policy.probe import Probed
     from jupyterhub_gpu_reclaim.sampling.window import Window
+
+
+@dataclass(frozen=True)
+class NapTrouble:
+    """The failure of an incarnation's last nap or wake; in memory only."""
+
+    incarnation: str
+    failure: Failure
+    failures: int  #: naps failed in a row
+    until: float | None  #: no nap by policy before; None: it was a wake
+
+    @property
+    def is_wake(self) -> bool:
+        """Whether a wake has failed, not a nap."""
+        return self.until is None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether nothing has failed, but a nap was over too soon."""
+        return bool(self.failure.code == Reason.NAP_SHORT.value)
 
 
 @dataclass(slots=True, eq=False)

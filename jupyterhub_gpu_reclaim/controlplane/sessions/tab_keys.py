@@ -23,8 +23,10 @@ from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 if TYPE_CHECKING:
     from typing import Any
 
+    from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import Identity, SessionKey
-    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+    from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+
 _KINDS = (NoteKind.TAB_KEY, NoteKind.NO_TAB_KEYS)
 
 
@@ -32,11 +34,13 @@ class TabKeys:
     """Knows which keys of tabs count.
 
     Args:
-        sessions: the rows, and the journal.
+        journal: the rows.
+        clock: the time.
     """
 
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
+    def __init__(self, journal: Journal, clock: Clock) -> None:
+        self._journal = journal
+        self._clock = clock
         self._times: dict[NoteKind, dict[str, float]] | None = None
 
     def count(self, key: SessionKey, made: float) -> bool:
@@ -44,7 +48,8 @@ class TabKeys:
 
         A session that began before this was noted has none noted; any key counts then.
         """
-        if self._sessions.row(key).phase is Phase.STOPPED:
+        row = self._journal.session(key)
+        if row is None or row.phase is Phase.STOPPED:
             return False
         if made <= self._time_of(NoteKind.NO_TAB_KEYS, key, 0.0):
             return False
@@ -72,7 +77,7 @@ class TabKeys:
 
     def revoke(self, key: SessionKey) -> None:
         """Revoke the keys of all starts until now."""
-        now = math.ceil(self._sessions.clock.now())
+        now = math.ceil(self._clock.now())
         self._note(
             NoteKind.NO_TAB_KEYS,
             key,
@@ -91,12 +96,11 @@ class TabKeys:
         return self._noted(kind).get(key.path, default)
 
     def _note(self, kind: NoteKind, key: SessionKey, value: float) -> None:
-        self._sessions.journal.write(*notes.note(kind, key.path, value))
+        self._journal.write(*notes.note(kind, key.path, value))
         self._noted(kind)[key.path] = value
 
     def _noted(self, kind: NoteKind) -> dict[str, float]:
         """Return the times by path, read once: this service alone writes them."""
         if self._times is None:
-            journal = self._sessions.journal
-            self._times = {each: notes.read_all(journal, each) for each in _KINDS}
+            self._times = {each: notes.read_all(self._journal, each) for each in _KINDS}
         return self._times[kind]

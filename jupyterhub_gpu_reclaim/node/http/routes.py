@@ -31,7 +31,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import TERM, Term
 from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
-from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint
+from jupyterhub_gpu_reclaim.node.session import PodHint
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -32,7 +32,7 @@ from jupyterhub_gpu_reclaim.sampling import jupyter_api
 if TYPE_CHECKING:
     from tornado.httpclient import AsyncHTTPClient
 
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.node.session import Session
 
 _log = logging.getLogger(__name__)
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.node.operations.operations import Operations
     from jupyterhub_gpu_reclaim.node.operations.records import NapRecord, Records
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Placements, Session
+    from jupyterhub_gpu_reclaim.node.session import Session
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader
 
 #: The login of the session: ``common.models.Identity``.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.node.operations.records import Record, Records
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.node.session import Session
 
 _log = logging.getLogger(__name__)
 

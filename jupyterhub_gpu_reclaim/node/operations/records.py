@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.node.session import Session
 
 _log = logging.getLogger(__name__)
 

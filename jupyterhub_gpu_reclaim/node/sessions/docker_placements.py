@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.linux import cgroups
+from jupyterhub_gpu_reclaim.node.session import PodHint
 from jupyterhub_gpu_reclaim.node.sessions.placements import (
     PATIENCE,
-    PodHint,
     PodPlacements,
     as_told,
 )
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from collections.abc import Set as AbstractSet
 
+    from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.node.sessions.docker_engine import DockerEngine
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
 
 
 def _parse(table: str) -> cgroups.ContainerCgroup | None:

@@ -20,16 +20,17 @@ import os
 import re
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound
-from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
+from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
+from jupyterhub_gpu_reclaim.node.session import PodHint, Session
 from jupyterhub_gpu_reclaim.session_init import command_line, session_init
 
 if TYPE_CHECKING:
@@ -46,44 +47,6 @@ _PAUSE = 0.05
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: Incarnations whose pod is remembered; a node has some hundred pods.
 _REMEMBERED = 4096
-
-
-class PodHint(Value, frozen=True, kw_only=True):
-    """The service's facts about a session, which the session itself cannot change."""
-
-    pod: str = ""  #: uid of the pod that it lives in; empty outside of Kubernetes
-    key: SessionKey | None = None  #: whose it is; None where that was not said
-    image: str = ""  #: of its container, as the kubelet names it
-    #: Of its node, for a later restore.
-    node_labels: dict[str, str] = msgspec.field(default_factory=dict)
-    session: str = ""  #: id of the session
-    account: str = ""  #: that it belongs to
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """One incarnation on this node.
-
-    Attributes:
-        init_pid: host pid of its init.
-        init_start: the init's start time in clock ticks since boot; with the pid it
-            names one process for ever.
-        holding: the init was started to wait for a tree (``hold``).
-        container: id of the container that it lives in; empty outside of Kubernetes.
-        hint: the service's facts about it. Its ``pod`` is where it was found.
-        id: of the session, through all its returns; empty: not known.
-        account: at the Hub that it belongs to; empty: not known.
-    """
-
-    incarnation: str
-    key: SessionKey
-    init_pid: int
-    init_start: int
-    holding: bool
-    container: str = ""
-    hint: PodHint = field(default_factory=PodHint)
-    id: str = ""
-    account: str = ""
 
 
 class Placements(Protocol):

@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.node.jupyter.connection import is_started_as_kernel
 from jupyterhub_gpu_reclaim.node.jupyter.server import read_login
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
-from jupyterhub_gpu_reclaim.sampling.sampler import Sampler, SampleTarget
+from jupyterhub_gpu_reclaim.sampling.target import SampleTarget
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Sample, Tree
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
+    from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.operations.records import NapRecord, Records
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.node.session import Session
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 #: Stopped by us; also where taking that back has failed, so that it can be tried again.

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.requirements import Gpus, HostRequirements
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 

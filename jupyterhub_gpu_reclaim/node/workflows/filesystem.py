@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
     from jupyterhub_gpu_reclaim.node.jupyter.server import ServerState
     from jupyterhub_gpu_reclaim.node.requirements import Gpus
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader
     from jupyterhub_gpu_reclaim.store.write.writer import (
         CheckpointWriter,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
         CheckpointContents,
     )
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.node.session import Session
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from jupyterhub_gpu_reclaim.node.sessions import trees
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.operations import Operations
     from jupyterhub_gpu_reclaim.node.operations.records import Records
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Placements, Session
+    from jupyterhub_gpu_reclaim.node.session import Session
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
     from jupyterhub_gpu_reclaim.store.repository import Repository
 
 _SAVED = frozenset({Stage.CAPTURED, Stage.RELEASING})

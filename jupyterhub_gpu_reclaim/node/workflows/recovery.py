@@ -37,8 +37,9 @@ from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
 from jupyterhub_gpu_reclaim.linux.processes import Process
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
+from jupyterhub_gpu_reclaim.node.session import PodHint
 from jupyterhub_gpu_reclaim.node.sessions import trees
-from jupyterhub_gpu_reclaim.node.sessions.placements import LocalPlacements, PodHint
+from jupyterhub_gpu_reclaim.node.sessions.placements import LocalPlacements
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
     from jupyterhub_gpu_reclaim.node.operations.operations import Operations
     from jupyterhub_gpu_reclaim.node.operations.records import Records
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Placements, Session
+    from jupyterhub_gpu_reclaim.node.session import Session
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
     from jupyterhub_gpu_reclaim.node.workflows.release import Releases
 
 _log = logging.getLogger(__name__)

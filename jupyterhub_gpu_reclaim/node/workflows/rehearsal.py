@@ -26,7 +26,7 @@ from jupyterhub_gpu_reclaim.node.operations.operations import StepReporter, in_t
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 
 

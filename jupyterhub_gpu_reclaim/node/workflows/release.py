@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation, TimeLimits
     from jupyterhub_gpu_reclaim.node.operations.records import Records
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.store.repository import Repository
 
 _log = logging.getLogger(__name__)

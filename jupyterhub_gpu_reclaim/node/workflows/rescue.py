@@ -36,9 +36,9 @@ from jupyterhub_gpu_reclaim.node.operations.records import (
     Records,
     Stage,
 )
+from jupyterhub_gpu_reclaim.node.session import PodHint
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.sessions.placement_kinds import make_placements
-from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint
 from jupyterhub_gpu_reclaim.node.state_folder import HELD, RECORDS, LastStart
 from jupyterhub_gpu_reclaim.node.workflows import nap, recovery
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Placements, Session
+    from jupyterhub_gpu_reclaim.node.session import Session
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
 
 _log = logging.getLogger(__name__)
 

@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 
 T = TypeVar("T")

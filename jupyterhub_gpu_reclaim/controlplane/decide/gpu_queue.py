@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.common.fair_order import fair
 from jupyterhub_gpu_reclaim.common.models import Event, Failure, Phase, Step, Waiting
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
-from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
+from jupyterhub_gpu_reclaim.controlplane.model.actions import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 
 if TYPE_CHECKING:
