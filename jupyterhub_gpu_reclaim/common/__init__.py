@@ -1,9 +1,5 @@
 """Code that every part of the product shares: data, errors, reasons, text, time, HTTP.
 
-``models`` holds the values of every API, ``reasons`` every sentence that a person
-reads, ``errors`` the one error tree. ``codec`` turns values into JSON and back;
-``clock`` is the time, passed in. ``auth`` and ``http`` connect our own programs.
-
 Nothing here imports another room, and nothing here decides about a session. No error
 but those of ``errors`` crosses the border of a room, and each has a stable code with a
 sentence (law 7). Files are written whole or not at all (``durable``).

@@ -1,8 +1,7 @@
-"""Bounds of numbers and names, as types: what lies beyond is refused where it is read.
+"""Bounds of numbers and names, as types that ``msgspec`` checks at every decode.
 
 A number that no column, clock or page can take, or a name that would make two lines of
-one, must not get past the file or message that holds it: there it is one file that is
-refused. ``msgspec`` checks these types at every decode.
+one, must not get past the file or message that holds it.
 """
 
 from __future__ import annotations
@@ -40,5 +39,5 @@ Seconds = Annotated[float, Meta(ge=0, le=1e10)]
 
 
 def is_name(text: str) -> bool:
-    """Whether a user or a server may be called that."""
+    """Whether it can be the name of a user or a server."""
     return re.search(_LINE, text) is not None and len(text) <= 255

@@ -17,21 +17,17 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Seconds that never jump; only differences mean anything."""
 
-    async def sleep(self, seconds: float) -> None:
-        """Wait for that many seconds of this clock."""
+    async def sleep(self, seconds: float) -> None: ...
 
 
 class SystemClock:
     """The machine's own clock."""
 
     def now(self) -> float:
-        """Wall clock, seconds since the epoch (UTC)."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds that never jump; only differences mean anything."""
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for that many seconds of real time."""
         await asyncio.sleep(seconds)

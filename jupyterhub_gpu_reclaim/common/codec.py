@@ -1,8 +1,7 @@
 """Values to JSON and back, with errors for the caller.
 
 For HTTP bodies, NDJSON streams and the agent's files. A value that does not fit its
-type is a :class:`~jupyterhub_gpu_reclaim.common.errors.BadRequest` that names the
-field, never a traceback.
+type is a ``BadRequest`` that names the field, never a traceback.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(value: Any) -> bytes:
-    """Encode one value as compact JSON (UTF-8, no newline)."""
     return _encoder.encode(value)
 
 
@@ -39,8 +37,8 @@ def decode(data: bytes | str, kind: type[T]) -> T:
     """JSON to a value of that type.
 
     Raises:
-        BadRequest: it is not JSON or not UTF-8, or does not fit; the message names
-            the field.
+        BadRequest: not JSON, not UTF-8, or it does not fit; the message names the
+            field.
     """
     try:
         return json_decoder(kind).decode(data)
@@ -57,12 +55,12 @@ class _Versioned(Value, frozen=True, kw_only=True):
 
 
 def decode_kept(data: bytes | str, kind: type[T], what: str) -> T:
-    """As :func:`decode`, of something that is kept and says its version.
+    """As :func:`decode`, of something that is kept and has a version.
 
     Args:
-        data: it.
+        data: the JSON.
         kind: its type.
-        what: it is called, e.g. "The record".
+        what: its name in errors, e.g. "The record".
 
     Raises:
         BadRequest: likewise; ``other_version``: another release has written it.

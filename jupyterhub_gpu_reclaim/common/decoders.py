@@ -1,9 +1,9 @@
 """Decoders by type, made by one thread at a time.
 
-msgspec works out what a type is made of when it first meets it. A second thread that
-meets the same type meanwhile, or one that it is part of, finds half of it and crashes
-the program (msgspec 0.22: a segmentation fault in ``_core``). So nobody asks msgspec
-for a value of a type but by a decoder from here; afterwards any thread may use it.
+msgspec examines a type when it first meets it. A second thread that meets the same type
+meanwhile, or one that it is part of, finds half of it and crashes the program (msgspec
+0.22: a segmentation fault in ``_core``). So decoders are only made here; afterwards any
+thread may use them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ _msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """The decoder of JSON for that type; always the same one."""
     found = _json.get(kind)
     if found is None:
         with _lock:
@@ -30,7 +29,6 @@ def json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """The decoder of MessagePack for that type, or union; always the same one."""
     found = _msgpack.get(kind)
     if found is None:
         with _lock:
@@ -39,7 +37,7 @@ def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 def convert(value: Any, kind: type[T], **options: Any) -> T:
-    """Convert as ``msgspec.convert`` does, which takes the options.
+    """As ``msgspec.convert``, with its options.
 
     Raises:
         msgspec.ValidationError: the value does not fit.

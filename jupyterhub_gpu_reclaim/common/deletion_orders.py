@@ -57,16 +57,11 @@ class Deletion(Value, frozen=True, kw_only=True):
 
     @property
     def key(self) -> SessionKey:
-        """The server."""
         return SessionKey(self.user, self.server)
 
 
 def write(folder: Path, deletion: Deletion) -> Path:
-    """Write an order, durably; its name is that of the file.
-
-    Args:
-        folder: the service's own; that of the orders is made in it.
-        deletion: what is to be deleted.
+    """Write an order, durably, into a subfolder of the service's; named by its file.
 
     Raises:
         OSError: it cannot be written.
@@ -96,7 +91,7 @@ def pending(folder: Path) -> Iterator[tuple[Path, Deletion]]:
 
 
 def is_left(folder: Path, order: str) -> bool:
-    """Whether the file of that order, by its name without the ending, is there."""
+    """Whether the file of that order (its name without the ending) is still there."""
     return (folder / FOLDER / f"{order}{_SUFFIX}").exists()
 
 

@@ -35,12 +35,12 @@ class Drain(Value, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The node's, at the beginning of a sentence."""
+        # At the beginning of a sentence.
         return self.node or "This machine"
 
     @property
     def because(self) -> str:
-        """The cluster's notice in brackets, as part of a sentence."""
+        # As part of a sentence.
         return f" ({self.why})" if self.why else ""
 
 
@@ -67,5 +67,4 @@ class DrainReport(Value, frozen=True, kw_only=True):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing runs there any more."""
         return all(each.state == "saved" for each in self.sessions)

@@ -1,4 +1,4 @@
-"""How a session's programs ended that nobody stopped, as a reason with its words."""
+"""How a session's programs ended without a stop, as a reason with its words."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _SIGNALS = signal.valid_signals()
 
 
 def by_itself(how: str) -> Refused:
-    """An end of which nothing more is known than that."""
+    """An end of which nothing more is known."""
     return Refused(Reason.SESSION_ENDED, how=how)
 
 
 def by_status(status: int) -> Refused:
-    """Error for an exit status: Popen's (-n for a signal), or a shell's (128 + n)."""
+    """An end with an exit status: Popen's (-n for a signal), or a shell's (128 + n)."""
     number = -status if status < 0 else status - 128
     if number in _SIGNALS:
         return Refused(Reason.SESSION_KILLED, signal=signal.Signals(number).name)

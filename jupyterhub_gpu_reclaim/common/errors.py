@@ -1,19 +1,15 @@
 """The one error tree: every failure has a code, a sentence, and whether to retry.
 
-::
+ReclaimError
+├── Refused          nothing was touched; the reason is in the code
+├── RolledBack       something was begun and undone; the session runs as before
+├── RestoreFailed    the checkpoint is kept; the user chooses what to do
+├── StoreError       the store could not write, read or authenticate something
+├── Unreachable      a part of ours did not answer; nothing is known
+├── NotFound         no such session, checkpoint or operation
+└── BadRequest       the caller's arguments are invalid
 
-    ReclaimError
-    ├── Refused          nothing was touched; the reason stands in the code
-    ├── RolledBack       something was begun and undone; the session runs as before
-    ├── RestoreFailed    the checkpoint is kept; the user chooses what to do
-    ├── StoreError       the store could not write, read or authenticate something
-    ├── Unreachable      a part of ours did not answer; nothing is known
-    ├── NotFound         no such session, checkpoint or operation
-    └── BadRequest       the caller's arguments are invalid
-
-No other error crosses the border of a room. ``message`` is for a person and never holds
-an internal path, a token or a traceback; ``detail`` is for the log. Codes are
-:class:`~jupyterhub_gpu_reclaim.common.reasons.Reason` members.
+``message`` is for people and never holds an internal path, token or traceback.
 """
 
 from __future__ import annotations

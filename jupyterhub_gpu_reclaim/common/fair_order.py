@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 def fair(
     waiting: Iterable[tuple[SessionKey, float]], held: Mapping[str, int]
 ) -> list[SessionKey]:
-    """The order in which they are served.
+    """First come, first served; but each user's first session before any second.
 
-    First come, first served, per user: each user's first session comes before any
-    user's second, so that a user with many servers does not block the others.
+    So a user with many servers does not block the others.
 
     Args:
         waiting: each session and since when it waits, in seconds since the epoch.

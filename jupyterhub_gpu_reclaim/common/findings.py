@@ -1,4 +1,4 @@
-"""Make a finding, or the error for a file, out of a reason. It judges nothing."""
+"""A finding, or the error for a file, made of a reason. It judges nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def finding(reason: Reason, *, fatal: bool = True, **facts: Any) -> Finding:
-    """Make a finding of a reason, with its sentence filled in."""
     return Finding(
         code=reason.value,
         message=reason.sentence(**facts),
@@ -34,11 +33,7 @@ def refused(
 
 
 def refuse_fatal(found: Iterable[Finding], kind: type[ReclaimError]) -> None:
-    """Raise the first finding that is fatal.
-
-    Raises:
-        ReclaimError: of that kind, with the finding's reason and sentence.
-    """
+    """Raise the first fatal finding as an error of that kind."""
     fatal = [finding for finding in found if finding.fatal]
     if not fatal:
         return

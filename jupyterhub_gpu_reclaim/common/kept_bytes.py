@@ -1,4 +1,4 @@
-"""How much of the store checkpoints keep: what several need counts once.
+"""How much of the store checkpoints keep: shared bytes count once.
 
 A generation needs of an earlier one's bytes at most what those between them need. So of
 all that are kept, the one that needs most of them keeps what the others need, too.
@@ -33,11 +33,10 @@ class KeptBytes:
 
     @property
     def total(self) -> int:
-        """The sum."""
         return sum(sizes[-1] for sizes in self._needs.values() if sizes)
 
     def drop(self, one: Mapping[str, int]) -> int:
-        """Take a checkpoint away that was among them; how much that frees."""
+        """Remove one of the checkpoints; how much that frees."""
         freed = 0
         for written_by, size in one.items():
             sizes = self._needs[written_by]
@@ -48,5 +47,4 @@ class KeptBytes:
 
 
 def kept_bytes(infos: Iterable[CheckpointInfo]) -> int:
-    """Bytes that checkpoints keep together."""
     return KeptBytes(map(keeps, infos)).total

@@ -1,9 +1,8 @@
 """Logging for all our programs: one line, UTC, session first.
 
-It does not decide what is logged: modules take ``logging.getLogger(__name__)`` and
-write
-``%``-style messages whose first word is ``user/server`` and whose last is the reason. A
-secret must never be passed to a logger.
+Modules take ``logging.getLogger(__name__)`` and write ``%``-style messages whose first
+word is ``user/server`` and whose last is the reason. A secret must never be passed to a
+logger.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _LONGEST = 16_000
 
 
 def _short(text: str) -> str:
-    """Shorten a text that is longer than anybody reads to its beginning and end."""
+    """The beginning and the end of a text that is too long."""
     left_out = len(text) - _LONGEST
     if left_out <= 0:
         return text
@@ -58,8 +57,7 @@ class OneLineFormatter(logging.Formatter):
     """A record as one line: control characters are shown, not obeyed.
 
     Names of users, paths and programs come from people; none of them may start a line
-    of its own in the log. A traceback keeps its lines, indented; the message is always
-    one line.
+    of its own in the log. A traceback keeps its lines, indented.
     """
 
     converter = staticmethod(time.gmtime)
@@ -68,15 +66,12 @@ class OneLineFormatter(logging.Formatter):
         super().__init__(_FORMAT, _DATES)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's
-        """The record's one line, without its traceback."""
         return shown(_short(super().formatMessage(record)))
 
     def formatException(self, ei: object) -> str:  # noqa: N802 - logging's name
-        """A traceback, whose text is not trusted either."""
         return _indented(super().formatException(ei))  # type: ignore[arg-type]
 
     def formatStack(self, stack_info: str) -> str:  # noqa: N802 - logging's name
-        """The stack at the record."""
         return _indented(super().formatStack(stack_info))
 
 
@@ -98,7 +93,7 @@ class Throttle(logging.Filter):
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to write it; the first one after a gap says how many are missing."""
+        # The first one after a gap says how many are missing.
         kind = (record.name, str(record.msg)[:200])
         if len(self._kinds) > _MOST_KINDS:
             self._kinds.clear()
@@ -115,13 +110,8 @@ class Throttle(logging.Filter):
 def set_up(level: int | str = logging.INFO, stream: TextIO | None = None) -> None:
     """Send our package's log to a stream (standard error), in our format.
 
-    Other libraries' warnings go there in the same format.
-
-    Args:
-        level: the lowest level shown, by number or name.
-        stream: where to; None for standard error.
-
-    Calling it again replaces the former set-up.
+    Other libraries' warnings go there in the same format. Calling it again replaces the
+    former set-up.
     """
     logger = logging.getLogger(_PACKAGE)
     for former in list(logger.handlers):

@@ -1,8 +1,7 @@
 """Metrics of a verification, in a file for Prometheus' node exporter.
 
-A verification has ended long before somebody scrapes it. Its figures are written into a
-file that the exporter's textfile collector reads (``*.prom`` in a folder of its own).
-The file is replaced as a whole, so that no half of it is read.
+A verification has ended long before it could be scraped. So its figures are written for
+the exporter's textfile collector (``*.prom`` in a folder of its own), atomically.
 """
 
 from __future__ import annotations

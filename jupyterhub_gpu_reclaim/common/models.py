@@ -1,8 +1,8 @@
 """The values that all parts share: sessions, phases, samples, checkpoints, progress.
 
-Plain frozen values, checked when they are decoded (``msgspec``); no I/O and no
-decisions. As JSON they are the wire format of all our APIs: see ``common/codec.py``.
-All times are seconds since the epoch (UTC), all durations seconds, all sizes bytes.
+Frozen values, checked when they are decoded (``msgspec``); no I/O and no decisions. As
+JSON they are the wire format of all our APIs: see ``common/codec.py``. All times are
+seconds since the epoch (UTC), all durations seconds, all sizes bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SessionKey(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def of_path(cls, user: str, server: str) -> SessionKey:
-        """The key of two segments, decoded, that :attr:`path` has made."""
+        """The key of two decoded segments of :attr:`path`."""
         return cls(user, server if server.strip("-") else server[:-1])
 
 
@@ -103,7 +103,6 @@ class GpuSample(Value, frozen=True, kw_only=True):
 
     @property
     def model(self) -> str:
-        """The card's name without its maker; "GPU" where it has none."""
         return self.name.removeprefix("NVIDIA ") or "GPU"
 
 
@@ -175,7 +174,7 @@ class Usage(Value, frozen=True, kw_only=True):
     sample_age: float  #: age of the newest sample
     last_active: float | None
     last_active_what: str = ""
-    busy_kernel: str | None = None  #: one that runs a cell and waits for nobody
+    busy_kernel: str | None = None  #: one whose cell runs without waiting for input
     unknown_kernel: str | None = None
     prompt_kernel: str | None = None  #: whose cell was the last to ask for an answer
     prompt_since: float | None = None  #: and when that was
@@ -207,13 +206,13 @@ class Usage(Value, frozen=True, kw_only=True):
         return (self.gpu_memory or 0) + (self.memory or 0)
 
     def used_at(self, at: float, what: str) -> Usage:
-        """The same, with a use at that time, which may be older than the last one."""
+        """The same with a use at that time, if it is later than the last one."""
         if self.last_active is not None and self.last_active >= at:
             return self
         return msgspec.structs.replace(self, last_active=at, last_active_what=what)
 
     def used_since(self, at: float) -> bool:
-        """Whether anything was used, as far as is known; a cell that runs is."""
+        """Whether anything was used, as far as is known; a running cell counts."""
         active = self.last_active
         return self.busy_kernel is not None or active is None or active > at
 
@@ -266,7 +265,7 @@ class Failure(Value, frozen=True, kw_only=True):
 
     @property
     def told(self) -> str:
-        """The sentence for later: what may have passed since is told as what it was."""
+        """The sentence for later, when an attempt may succeed again."""
         if not (self.retryable and self.at):
             return self.message
         return f"The last attempt failed at {text.moment(self.at)}: {self.message}"
@@ -340,12 +339,11 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
 
     @property
     def mark(self) -> Mark:
-        """What is said of it, where checkpoints are listed."""
         return Mark(aside=self.aside, gone_on=self.gone_on)
 
     @property
     def stamp(self) -> tuple[int, int]:
-        """The higher one is the newer state; no clock is asked."""
+        """The higher one is the newer state; no clock is involved."""
         return self.term if self.term <= BELIEVED else 0, self.generation
 
 
@@ -390,7 +388,6 @@ class Nap(Value, frozen=True, kw_only=True):
 
     @property
     def bytes(self) -> int:
-        """GPU memory that is host memory meanwhile."""
         return sum(gpu.memory or 0 for gpu in self.gpus)
 
 
@@ -429,8 +426,7 @@ class Tree(Value, frozen=True, kw_only=True):
     pod: str = ""  #: uid of the pod that it was found in; empty outside of Kubernetes
     container: str = ""  #: id of the container there
     node: str = ""  #: name of its node, as the API server says; empty: this machine
-    #: whether it is being killed, or that pod deleted, by whomever: that cannot be
-    #: taken back
+    #: whether it is being killed, or its pod deleted: that cannot be undone
     ending: bool = False
     nap: Nap | None = None  #: its nap, if it has one and its agent tells of it
     shortage: Shortage | None = None  #: if it wakes, and waits for memory
@@ -461,7 +457,7 @@ _OfOne = TypeVar("_OfOne", Tree, CheckpointInfo)
 
 
 def of_session(key: SessionKey | None, values: list[_OfOne]) -> list[_OfOne]:
-    """Values of one session alone; without a key, all."""
+    """Values of one session; without a key, all."""
     return [value for value in values if key in {None, value.key}]
 
 
@@ -505,10 +501,10 @@ class Placement(Value, frozen=True, kw_only=True):
     generation: int = 0
     #: of a fresh start: the time of its key for tabs (``common/auth/tab_tokens.py``)
     tab_key: float = 0.0
-    #: why a start was cancelled, if only the spawner knows; how a session ended that
-    #: nobody stopped
+    #: why a start was cancelled, if only the spawner knows; how a session ended
+    #: without a stop
     failure: Failure | None = None
-    by: str = ""  #: who asked the Hub for a stop; empty: nobody, or not known
+    by: str = ""  #: who asked the Hub for a stop; empty if unknown
     culled: bool = False  #: whether that is a program that ends idle servers
     #: of a stop: whether a restarted Hub has looked, and not taken the server up (yet)
     checked: bool = False
@@ -591,7 +587,7 @@ class SessionPolicy(Value, frozen=True, kw_only=True, omit_defaults=True):
     unknown: str = ""  #: facts that are missing for a decision
 
     def rule(self, setting: str) -> str:
-        """The end of a sentence about that setting: who says so, if not all get it."""
+        """The end of a sentence about that setting: the rule, if there is one."""
         return f" by the rule for {self.by[setting]}" if setting in self.by else ""
 
 

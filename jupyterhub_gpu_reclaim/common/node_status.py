@@ -1,6 +1,6 @@
-"""How one node is, and what is wrong with it: the one list of faults for people.
+"""How one node is, and its faults: the one list of faults for people.
 
-Pages, metrics, alerts and the command line all tell :attr:`NodeHealth.faults`. Nothing
+Pages, metrics, alerts and the command line all show :attr:`NodeHealth.faults`. Nothing
 is decided by it: what is placed, moved or refused goes by what an order itself finds.
 """
 
@@ -73,7 +73,6 @@ class NodeStatus(Value, frozen=True, kw_only=True):
 
     @property
     def ready(self) -> bool:
-        """Whether it can save sessions."""
         return not self.faults
 
     @property
@@ -103,7 +102,6 @@ class NodeHealth(Value, frozen=True, kw_only=True):
 
     @property
     def ready(self) -> bool:
-        """Whether it answers, and can save sessions."""
         heard = self.silent_since is None and self.status is not None
         return heard and self.status is not None and self.status.ready
 
@@ -125,7 +123,7 @@ class NodeHealth(Value, frozen=True, kw_only=True):
 
 
 def closed(drain: Drain) -> Finding:
-    """Find that nothing is to run on a node, since when and until when."""
+    """The finding that nothing is to run on a node, since when and until when."""
     since = text.moment(drain.since)
     if drain.node:
         why = f" since {since}{drain.because}"
@@ -134,7 +132,7 @@ def closed(drain: Drain) -> Finding:
 
 
 def no_return(nodes: Sequence[NodeHealth]) -> Decision | None:
-    """Say to a user why nothing can be resumed now; None: some node can, or may.
+    """For a user: why nothing can be resumed now; None: some node can, or may.
 
     Its code is that of the fault, which administrators see on their pages. A full store
     prevents no return, and where one node of a cluster is drained, there are others.

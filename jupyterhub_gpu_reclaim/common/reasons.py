@@ -20,7 +20,6 @@ class Reason(Enum):
     def __new__(
         cls, code: str, template: str, hint: str = "", retryable: bool = False
     ) -> Self:
-        """Build a member whose value is the code alone."""
         member = object.__new__(cls)
         member._value_ = code
         member.template = template
@@ -1489,17 +1488,15 @@ _LASTING = "Your administrator needs to look at this. You have done nothing wron
 
 
 def plainly(reason: Reason, *, retryable: bool) -> str:
-    """Words for a user in place of what only an administrator understands; else none.
-
-    Pages have the sentence and its hint elsewhere, for the administrator who is asked.
-    """
+    """For a user: plain words if only an administrator understands; else empty."""
+    # Pages have the sentence and its hint elsewhere, for the administrator.
     if reason not in OPERATORS_OWN:
         return ""
     return _PASSING if retryable else _LASTING
 
 
 class _Facts(dict[str, Any]):
-    """Facts for a template; what is missing shows as its own name."""
+    """Facts for a template; a missing one shows as its own name."""
 
     def __missing__(self, key: str) -> _Unknown:
         return _Unknown(key)

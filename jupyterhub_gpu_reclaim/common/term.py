@@ -1,9 +1,7 @@
-"""The service's term, on each request to an agent: whose request it is.
+"""The service's term, sent with each request to an agent.
 
-The journal counts the services that have worked on it, one after the other.
-
-The header is as trustworthy as the order beside it: both count only from a caller with
-the agents' token.
+The journal counts the services that have worked on it, one after the other. The header
+is as trustworthy as the order beside it: both need the agents' token.
 """
 
 from __future__ import annotations
@@ -36,17 +34,17 @@ class Term(Value, frozen=True, kw_only=True):
         return f"{self.number} {self.holder}"
 
     def is_before(self, other: Term) -> bool:
-        """Whether its orders are void for who has seen the other one first."""
+        """Whether its orders are void for an agent that has seen the other one."""
         if self.number == other.number:
             return self.holder != other.holder
         return self.number < other.number
 
     @classmethod
     def of_header(cls, text: str) -> Term | None:
-        """Parse the header as it was sent; None: nothing was.
+        """Parse the header; None: there was none.
 
         Raises:
-            BadRequest: it is no term.
+            BadRequest: it is not a term.
         """
         if not text:
             return None

@@ -1,6 +1,6 @@
 """Sizes, durations and counts for people: "1.5 GB", "12 min"; terminal-safe text.
 
-It rounds, so nothing may be computed from its answers.
+It rounds, so nothing may be computed from its results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def size(count: float) -> str:
 
 
 def room(free: float, capacity: float | None) -> str:
-    """Free room, and of how much where that is known: ``"1.5 GB of 2.0 TB"``."""
+    """Free room, and the total if it is known: ``"1.5 GB of 2.0 TB"``."""
     return size(free) + (f" of {size(capacity)}" if capacity else "")
 
 
@@ -45,7 +45,7 @@ def duration(seconds: float) -> str:
 
 
 def about(seconds: float) -> str:
-    """A guess of a duration, no finer than it is good: ``"about 20 s"``."""
+    """An estimated duration, coarsely: ``"about 20 s"``."""
     if seconds < 10:
         return f"about {max(1, round(seconds))} s"
     if seconds < 57.5:
@@ -69,7 +69,7 @@ def sentence(words: str) -> str:
 
 
 def plain(value: object) -> str:
-    """Write a value as text in which nothing moves a terminal's cursor."""
+    """A value as text in which nothing moves a terminal's cursor."""
     return "".join(
         c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value)
     )

@@ -1,4 +1,4 @@
-"""Lets something happen now and then for each name, and counts what it holds back."""
+"""Rate limits by name, with a count of what was held back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Throttle:
     _most: int = _NAMES
 
     def lets(self, name: Hashable, now: float) -> bool:
-        """Whether it may happen now for that name; counts it, or what is held back.
+        """Whether it may happen now for that name.
 
         Args:
             name: whose turn it is.
@@ -41,7 +41,7 @@ class Throttle:
         return True
 
     def held_back(self, name: Hashable) -> int:
-        """How often it was not let for that name since this was asked last."""
+        """How often that name was held back since the last call."""
         return self._held.pop(name, 0)
 
     def _has(self, name: Hashable, now: float) -> float:

@@ -1,7 +1,4 @@
-"""Configuration values with a unit, checked when they are set.
-
-An invalid value is an error at the start, with a sentence, and not at its use.
-"""
+"""Configuration values with a unit; an invalid one is an error at the start."""
 
 from __future__ import annotations
 
@@ -23,11 +20,6 @@ class Amount(Float[Any, Any]):
         super().__init__(default, **kwargs)
 
     def validate(self, obj: Any, value: Any) -> Any:
-        """Reject anything else.
-
-        Raises:
-            TraitError: negative, infinite or no number.
-        """
         value = super().validate(obj, value)
         if value is not None and not math.isfinite(value):
             name = f"{type(obj).__name__}.{self.name}"
@@ -59,11 +51,7 @@ class Address(Unicode[str, Any]):
     info_text = "like https://host/path"
 
     def validate(self, obj: Any, value: Any) -> Any:
-        """Reject what cannot be one.
-
-        Raises:
-            TraitError: it cannot; it is not repeated, since it may hold a secret.
-        """
+        # The value is not repeated in the error, since it may hold a secret.
         url: str = super().validate(obj, value)
         if url and not self._is_one(url):
             name = f"{type(obj).__name__}.{self.name}"
@@ -86,11 +74,6 @@ class AgentAddress(Unicode[str, Any]):
     info_text = "like unix:/path or https://host:port: by plain HTTP nothing is sent"
 
     def validate(self, obj: Any, value: Any) -> Any:
-        """Reject any other.
-
-        Raises:
-            TraitError: it is one.
-        """
         address: str = super().validate(obj, value)
         if not re.fullmatch(r"unix:/.+|https://[^/]+", address):
             name = f"{type(obj).__name__}.{self.name}"

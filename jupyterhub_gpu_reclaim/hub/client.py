@@ -5,7 +5,7 @@ started, and one that does not listen yet, for a while; nothing else is retried.
 answer within the time limit is ``Unreachable(SERVICE_UNREACHABLE)``; a refusal is
 raised in the service's own words.
 
-The socket is in the service's folder, and is believed if its listener is root, or runs
+The socket is in the service's folder, and is trusted if its listener is root, or runs
 as the Hub does. The calls are listed in ``docs/explanation/architecture.md``.
 """
 
@@ -71,14 +71,10 @@ class ServiceClient:
         self._http = Connection(address, lambda: {"Content-Type": "application/json"})
 
     def close(self) -> None:
-        """Close connections; calls in flight fail."""
         self._http.close()
 
     async def plan_start(self, placement: Placement) -> StartPlan:
-        """Ask how to start. Idempotent.
-
-        The service may cancel a running capture first, hence the long limit.
-        """
+        """Ask how to start. Idempotent; may cancel a running capture first."""
         return await self._request_plan("plan-start", placement, StartPlan)
 
     async def placed(self, placement: Placement) -> None:
@@ -101,7 +97,7 @@ class ServiceClient:
         await self._call("release", placement, limit=self._slow_timeout)
 
     async def stopped(self, placement: Placement) -> None:
-        """Report that a real stop has happened. Idempotent."""
+        """Report a real stop. Idempotent."""
         await self._call("stopped", placement)
 
     async def login_revoked(self, placement: Placement) -> None:
@@ -113,7 +109,7 @@ class ServiceClient:
         await self._call("forget", deletion)
 
     async def progress(self, key: SessionKey, after: int) -> AsyncIterator[Event]:
-        """Steps of the restore under way, from event number ``after`` on, to its end.
+        """Steps of the restore under way, from event number ``after`` to its end.
 
         Raises:
             Unreachable: the stream broke; call again with the number of events seen.
@@ -131,7 +127,6 @@ class ServiceClient:
     # --- one call ------------------------------------------------------------------
 
     async def _request_plan(self, call: str, placement: Placement, kind: type[T]) -> T:
-        """Request a plan, whose answer may take the agent's time."""
         body = await self._call(call, placement, limit=self._slow_timeout)
         return _decode(body, kind, call)
 
@@ -167,7 +162,7 @@ def _unreachable(detail: str) -> Unreachable:
 
 
 def _decode(data: bytes, kind: type[T], path: str) -> T:
-    """Decode an answer; any other is not our service's, or a newer one's."""
+    # Anything else is from a newer service, or from another program.
     try:
         return codec.decode(data, kind)
     except BadRequest as error:
@@ -175,5 +170,5 @@ def _decode(data: bytes, kind: type[T], path: str) -> T:
 
 
 def _refusal(answer: Answer, path: str) -> ReclaimError:
-    """Read the service's answer as our error; without our words it counts as none."""
+    # An error without our code counts as no answer.
     return answer.refusal() or _unreachable(f"{path}: status {answer.status}")

@@ -1,14 +1,13 @@
 """``configure(c)``: everything that a ``jupyterhub_config.py`` needs, in one call.
 
 It is the last line of the administrator's configuration. It only adds: lists and roles
-that are there already are kept and extended, and a value that is set is never changed.
-It starts nothing and makes no connection; it makes two secrets (files of mode 0600) in
-the service's folder if they are missing.
+are extended, and a value that is set is never changed. It starts nothing and makes no
+connection; it makes two secrets (files of mode 0600) in the service's folder if they
+are missing.
 
 A mistake in its arguments does not keep the Hub from starting: it is reported in the
-Hub's log and on the service's page, and until it is corrected every session is left
-alone. ``strict=True``, or ``jupyterhub-gpu-reclaim config check``, makes mistakes
-errors.
+Hub's log and on the service's page, and every session is left alone until it is
+corrected. ``strict=True``, or ``config check``, makes mistakes errors.
 """
 
 from __future__ import annotations
@@ -183,7 +182,7 @@ _only_judging = False
 
 @contextlib.contextmanager
 def only_judging() -> Iterator[None]:
-    """Have ``configure`` make no folder and no secret."""
+    """Have ``configure`` make no folder and no secret (``config check``)."""
     global _only_judging  # noqa: PLW0603 - a configuration file gives no way to ask
     _only_judging = True
     try:
@@ -203,7 +202,7 @@ def report(c: Any, problems: list[str]) -> None:
 
 
 def _add_to_lists(c: Any, spec: dict[str, Any], *, repeated: bool = False) -> None:
-    """Add the service, its roles and the pages to their lists, where they are missing.
+    """Add the service, its roles and the pages to their lists, if missing.
 
     Args:
         c: the Hub's configuration.
@@ -249,7 +248,7 @@ def _make_folder(path: Path, problems: list[str]) -> bool:
 
 
 def _own_address(placement: str, problems: list[str]) -> str:
-    """The address by which the proxy reaches a program beside the Hub, as in a URL."""
+    """The address by which the proxy reaches a program beside the Hub."""
     if placement != "kubernetes" or "KUBERNETES_SERVICE_HOST" not in os.environ:
         return "127.0.0.1"
     try:
@@ -263,7 +262,6 @@ def _own_address(placement: str, problems: list[str]) -> str:
 
 
 def _roles(c: Any) -> None:
-    """Add the minimal scopes for the service and for users."""
     hub = c.JupyterHub
     major = int(version("jupyterhub").partition(".")[0])
     scopes = dict(current(hub, "custom_scopes", {}))
@@ -289,7 +287,6 @@ def _roles(c: Any) -> None:
 
 
 def _spawner(c: Any, folder: Path) -> None:
-    """Set how the spawner reaches the service, and what a resume needs of the Hub."""
     # At its end the Hub would stop every server, and nothing would be saved.
     default(c.JupyterHub, "cleanup_servers", False)
     default(c.Spawner, "start_timeout", START_TIMEOUT)
@@ -298,21 +295,17 @@ def _spawner(c: Any, folder: Path) -> None:
 
 
 def _api_server() -> dict[str, str]:
-    """The API server's address from the kubelet: the Hub passes little else on."""
+    # The Hub passes on little else of what the kubelet sets.
     told = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
     return {name: os.environ[name] for name in told if name in os.environ}
 
 
 def _program() -> list[str]:
-    """The service's program, by the interpreter that runs the Hub.
-
-    Without the working directory in its path (``-P``), in which anything may be.
-    """
+    # ``-P``: without the working directory in its path, where anything may be.
     return [sys.executable, "-P", "-m", "jupyterhub_gpu_reclaim.service"]
 
 
 def _arguments(options: Mapping[str, Any]) -> list[str]:
-    """Settings as words of a command line; what is None is left to its default."""
     words = []
     for name, value in options.items():
         if value is not None:
@@ -321,7 +314,6 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
 
 
 def _secret(path: Path, problems: list[str], usable: bool) -> str:
-    """The secret in that file; if it cannot be used, a random one."""
     if usable:
         try:
             return _read_or_make_secret(path)
@@ -331,7 +323,6 @@ def _secret(path: Path, problems: list[str], usable: bool) -> str:
 
 
 def _read_or_make_secret(path: Path) -> str:
-    """Read a secret from a file that only its owner can read; make it if missing."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with contextlib.suppress(FileExistsError):
         fd = os.open(path, flags, 0o600)
@@ -339,7 +330,7 @@ def _read_or_make_secret(path: Path) -> str:
             file.write(secrets.token_hex(32) + "\n")
     text = path.read_text().strip()
     if len(text) < 32:
-        raise ValueError(f"{path} holds no secret; remove it, and it is made anew")
+        raise ValueError(f"{path} holds no secret; remove it, and a new one is made")
     if path.stat().st_mode & 0o077:
         path.chmod(0o600)
     return text

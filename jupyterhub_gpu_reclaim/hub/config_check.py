@@ -1,7 +1,7 @@
 """Checks what a ``jupyterhub_config.py`` passes to us, before the Hub acts on it.
 
 A mistake there must never keep a Hub from starting: after an unattended restart, no
-user would have a server. So each function returns what can be used and, apart from it,
+user would have a server. So each function returns the valid part and, apart from it,
 sentences about the rest; ``configure(c)`` passes those to the service, which shows them
 and leaves every session alone. Nothing is started, read or written.
 """
@@ -54,7 +54,7 @@ SHORT = {
 def arguments(
     given: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The arguments of ``configure``, each valid or its default, and what is wrong.
+    """The arguments of ``configure``, each valid or its default, and the mistakes.
 
     Args:
         given: by name, including unknown ones.
@@ -76,7 +76,7 @@ def arguments(
 
 
 def options(given: Mapping[str, Any]) -> list[str]:
-    """Find what is wrong with settings of the service, given by their full names."""
+    """Mistakes in settings of the service, given by their full names."""
     found, config = [], Config()
     for name, value in given.items():
         section, dot, trait = str(name).partition(".")
@@ -94,7 +94,7 @@ def options(given: Mapping[str, Any]) -> list[str]:
 
 
 def spawners(c: Any, *, mend: bool = False) -> list[str]:
-    """Find what is wrong with the settings of our spawners.
+    """Mistakes in the settings of our spawners.
 
     Args:
         c: the Hub's configuration.
@@ -124,7 +124,7 @@ def spawners(c: Any, *, mend: bool = False) -> list[str]:
 
 
 def sections(c: Any) -> tuple[dict[str, Any], list[str]]:
-    """Read settings of the service in its own sections, such as ``c.IdlePolicy``.
+    """Settings of the service in its own sections, such as ``c.IdlePolicy``.
 
     Returns:
         values by their full names, and sentences about invalid ones.
@@ -141,7 +141,7 @@ def sections(c: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def twice(in_sections: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    """Find settings that a section and the call of ``configure`` set differently."""
+    """Settings that a section and the call of ``configure`` set differently."""
     return [
         f"{name} is {str(value)[:40]!r} in c.{name}, and {str(own[name])[:40]!r} in the"
         " call of configure(c)."
@@ -151,7 +151,7 @@ def twice(in_sections: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
 
 
 def together(c: Any, sound: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    """Find settings that are valid alone but contradict the Hub's.
+    """Settings that are valid alone but contradict the Hub's.
 
     Args:
         c: the Hub's configuration.
@@ -300,7 +300,6 @@ def _hub_ports(c: Any) -> dict[int, str]:
 
 
 def _port_of(url: Any) -> int:
-    """The port in a URL; 0: none."""
     try:
         return int(urlsplit(url).port or 0)
     except (TypeError, ValueError, AttributeError):

@@ -1,8 +1,7 @@
-"""Reads a ``jupyterhub_config.py`` as the Hub would, and says what is wrong with it.
+"""Reads a ``jupyterhub_config.py`` as the Hub would, and reports mistakes in it.
 
-JupyterHub's own loader runs the file in this process, for as long as it takes; nothing
-is started, and ``configure(c)`` in it makes nothing on this machine. Whatever else the
-file does when it is run, it does.
+JupyterHub's own loader runs the file in this process, for as long as it takes, with
+whatever it does; nothing is started, and ``configure(c)`` makes nothing here.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def problems_of(file: Path, notes: list[str]) -> list[str]:
-    """Find what is wrong with a configuration, in sentences.
+    """The mistakes in a configuration, in sentences.
 
     Args:
         file: the configuration.
@@ -54,7 +53,7 @@ def problems_of(file: Path, notes: list[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _hub() -> Iterator[JupyterHub]:
-    """A Hub that is never started; it and the file print nothing among our answers."""
+    """A Hub that is never started; the file's own output goes to stderr."""
     hub = JupyterHub.instance()
     hub.raise_config_file_errors = True
     disabled = logging.root.manager.disable

@@ -1,13 +1,14 @@
 """Has jupyterhub-idle-culler ask us before it ends a server.
 
-For the culler's own configuration file (version 2 or later); ``docs/how-to/cullers.md``
-says how::
+For the culler's own configuration file (version 2 or later); see
+``docs/how-to/cullers.md``::
 
     from jupyterhub_gpu_reclaim.hub.culler_hook import asking
+
     c.IdleCuller.cull_arbiter_hook = asking("http://127.0.0.1:10101")
 
 It then ends only what we cannot save: servers that we do not know, and sessions whose
-last suspend has failed. Where there is no answer, nothing is ended.
+last suspend has failed. Without an answer, nothing is ended.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def asking(
 
 
 def _key(server: dict[str, Any]) -> SessionKey:
-    """The key of a server: newer versions of JupyterHub name it, older ones its URL."""
+    # Newer versions of JupyterHub give the full name, older ones only a URL.
     name = str(server.get("name") or "")
     if "full_name" in server:
         return SessionKey(str(server["full_name"]).partition("/")[0], name)

@@ -1,9 +1,9 @@
-"""Judges other cullers of servers and kernels, which end them before they are saved.
+"""Finds cullers of servers and kernels that would end them before they are saved.
 
 jupyterhub-idle-culler is a service of the Hub; Zero to JupyterHub and TLJH configure
-it, too, each by its own keys, and in the end all are words of a command. Jupyter's own
-cullers are settings of the server inside a session: as far as the Hub sets them, by
-arguments or in files of this machine, they can be seen here.
+it, too, each by its own keys, but all of it becomes words of a command. Jupyter's own
+cullers are settings of the server inside a session: they are seen here if the Hub sets
+them, by arguments or in files of this machine.
 """
 
 from __future__ import annotations
@@ -63,14 +63,13 @@ def is_culler(service: Mapping[str, Any]) -> bool:
 
 
 def of_services(services: Iterable[Mapping[str, Any]]) -> list[Culler]:
-    """Find the cullers among a Hub's services, as far as their commands are known."""
     return [
         _read(service) for service in services if _words(service) and is_culler(service)
     ]
 
 
 def early(services: Iterable[Mapping[str, Any]], times: IdleTimes) -> list[str]:
-    """Say which of a Hub's cullers end a session before it is saved."""
+    """Sentences about cullers of the Hub that end a session before it is saved."""
     found = []
     saved_after = times.idle_after + times.warn_for
     for culler in of_services(services):
@@ -101,7 +100,7 @@ def early(services: Iterable[Mapping[str, Any]], times: IdleTimes) -> list[str]:
 def inside_servers(
     c: Any, idle_after: float, folders: Iterable[str] = FOLDERS
 ) -> list[str]:
-    """Say which cullers of kernels and servers act before ours.
+    """Sentences about cullers of kernels and servers that act before ours.
 
     Args:
         c: the Hub's configuration.
@@ -154,7 +153,7 @@ def _number(words: str, name: str) -> float | None:
 
 
 def _number_in_python(text: str, trait: str) -> float | None:
-    """The number that a configuration in Python sets; a computed one is not seen."""
+    # A computed one is not seen.
     found = re.findall(
         rf"^[^#]*IdleCuller\.{trait}\s*=\s*(\d+(?:\.\d+)?)", text, re.MULTILINE
     )

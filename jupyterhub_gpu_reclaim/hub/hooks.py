@@ -1,8 +1,8 @@
-"""Says what becomes of an administrator's hooks where a stop is no end.
+"""Tells which of an administrator's hooks run at a suspend and at a return.
 
 JupyterHub has one stop and one start. To its hooks a suspend looks like a stop, and a
-return like a start, unless we keep the one from running or the other looks. None of
-that is a mistake, so ``jupyterhub-gpu-reclaim config check`` tells it beside those.
+return like a start, unless we prevent that. None of it is a mistake, so
+``jupyterhub-gpu-reclaim config check`` lists it beside those.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SEEN = {
 
 
 def told(hub: Any) -> list[str]:
-    """Tell which hooks a Hub has, and when each of them runs.
+    """Which hooks a Hub has, and when each of them runs.
 
     Args:
         hub: a ``JupyterHub`` that has read its configuration.
@@ -66,7 +66,7 @@ def _hooks(hub: Any) -> Iterator[tuple[str, tuple[str, str, str]]]:
 
 
 def _of_logins(hub: Any) -> Iterator[tuple[str, tuple[str, str, str]]]:
-    """An authenticator's own, which JupyterHub calls in pairs; a suspend is one."""
+    # JupyterHub calls these in pairs; a suspend is one half.
     owner = hub.authenticator_class
     runs = "it runs; spawner.reclaim_suspended is true"
     for name, seen in {

@@ -1,8 +1,8 @@
 """A Hub's configuration as set so far, read and added to.
 
-Lists may be unset, set, or only extended (``.append``); what is set stays as it is.
-An assignment below the call of ``configure`` would take out again what it added, so the
-configuration is looked at once more when all has been read.
+Lists may be unset, set, or only extended (``.append``). An assignment below the call of
+``configure`` would undo what it added, so the configuration is checked once more when
+all of it has been read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def service_of(c: Any) -> dict[str, Any] | None:
 
 
 def current(section: Any, name: str, empty: Any = ()) -> Any:
-    """The value set so far, also where it was only extended (``.append``)."""
+    """The value set so far, also if it was only extended (``.append``)."""
     value = section.get(name) if name in section else None
     if isinstance(value, LazyConfigValue):
         value = value.get_value(type(empty)() if empty != () else [])
@@ -36,12 +36,10 @@ def current(section: Any, name: str, empty: Any = ()) -> Any:
 
 
 def extend(section: Any, name: str, items: list[Any]) -> None:
-    """Add to a list."""
     section[name] = [*current(section, name), *items]
 
 
 def default(section: Any, name: str, value: Any) -> None:
-    """Set a value that the administrator has not set."""
     if name not in section:
         section[name] = value
 

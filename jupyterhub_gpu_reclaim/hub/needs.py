@@ -1,12 +1,11 @@
-"""Names what our package lacks in a Hub whose other packages are not of our choice.
+"""Names what our package lacks in a Hub that brings its own packages.
 
-In the Hub's pod of Zero to JupyterHub they are its image's, which comes first and is
-another one after an upgrade of that chart. So this is asked before anything of ours
-that needs more than Python and ``packaging``, which JupyterHub brings.
+In the Hub's pod of Zero to JupyterHub they come with the image, and change with an
+upgrade of that chart. So this is checked before anything of ours that needs more than
+Python and ``packaging``, which JupyterHub brings.
 
-A Hub that lacks something does not start: with plain KubeSpawner in our place it would
-start users anew who have a suspended session (law 4), and an upgrade that waits for the
-Hub would not notice.
+A Hub that lacks something does not start: with plain KubeSpawner instead it would give
+users with a suspended session a new one (law 4), unnoticed by an upgrade that waits.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _COMPILED = ("msgspec",)
 
 
 def check(extra: str) -> None:
-    """Refuse to go on without what we need.
+    """Refuse to go on without our requirements.
 
     Args:
         extra: of our package, such as ``kubernetes``.
@@ -42,12 +41,12 @@ def check(extra: str) -> None:
         raise RuntimeError(
             f"{_OURS} {version(_OURS)} cannot run in this Hub, which lacks"
             f" {', '.join(missing)}. Take another release of it, or of the Hub; without"
-            " it, nobody gets a suspended session back."
+            " it, no suspended session comes back."
         )
 
 
 def lacking(lines: list[str], extra: str) -> list[str]:
-    """Which of these requirements nothing here fulfils, each with what is here."""
+    """Which of these requirements are not fulfilled, each with what is installed."""
     missing = []
     for one in map(Requirement, lines):
         if one.marker and not any(

@@ -3,11 +3,9 @@
 JupyterHub takes a page from the first folder of ``template_paths`` that has it, so a
 Hub's own ``not_running.html`` would hide ours, or ours would hide it. Here ours is
 taken first, and it extends ``beneath/`` and its own name: the page that would be shown
-without us. Its templates come by an extension of Jinja, which ``configure(c)`` adds to
+without us. The templates come by an extension of Jinja that ``configure(c)`` adds to
 ``c.JupyterHub.jinja_environment_options``; ``template_paths`` is the administrator's.
-
-Ours fills blocks of JupyterHub's pages. One beneath that has no such block hides what
-stands in it: :func:`hidden` says so.
+A page beneath that lacks a block which ours fills hides it: see :func:`hidden`.
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ _BENEATH = "beneath"
 
 
 def add(c: Any) -> None:
-    """Add the extension to a Hub's configuration, where it is missing."""
     options = dict(current(c.JupyterHub, "jinja_environment_options", {}))
     extensions = list(options.get("extensions", ()))
     if EXTENSION not in extensions:
@@ -48,7 +45,7 @@ def add(c: Any) -> None:
 
 
 class _Beneath(BaseLoader):
-    """The pages without ours; of an error without a page of its own, the common one."""
+    """The pages without ours; for an error without its own page, the common one."""
 
     def __init__(self, loader: BaseLoader) -> None:
         self._loader = loader
@@ -56,7 +53,6 @@ class _Beneath(BaseLoader):
     def get_source(
         self, environment: Environment, template: str
     ) -> tuple[str, str | None, Callable[[], bool] | None]:
-        """See ``BaseLoader``."""
         try:
             return self._loader.get_source(environment, template)
         except TemplateNotFound:
@@ -66,7 +62,7 @@ class _Beneath(BaseLoader):
 
 
 class OurPages(Extension):
-    """Has an environment look for a page among ours first."""
+    """An environment with it looks for a page among ours first."""
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
@@ -80,7 +76,7 @@ def _over(loader: BaseLoader) -> BaseLoader:
 
 
 def hidden(folders: list[str], own: str) -> list[str]:
-    """Name the administrator's pages that hide what ours say, in sentences.
+    """Sentences about the administrator's pages that hide parts of ours.
 
     Args:
         folders: ``template_paths``.
@@ -112,7 +108,7 @@ def hidden(folders: list[str], own: str) -> list[str]:
 
 
 def _blocks(environment: Environment, name: Any) -> Iterator[str]:
-    """The blocks of a page and of all that it extends, as far as that is written."""
+    """The blocks of a page and of all that it extends, unless that is computed."""
     while isinstance(name, str) and environment.loader is not None:
         source, _, _ = environment.loader.get_source(environment, name)
         page = environment.parse(source)

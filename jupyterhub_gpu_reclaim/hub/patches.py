@@ -1,23 +1,14 @@
-"""Repairs JupyterHub itself and adds to it, once, as ``configure`` is called.
+"""Wraps methods of JupyterHub itself, once, as ``configure`` is called.
 
-A failing service of ours must not end the Hub. If a managed service exits or does not
-answer in time, ``JupyterHub.start`` calls ``exit(1)`` (trap T21). So the first wrapper
-starts ours without waiting for it, looks every second whether it has ended, and starts
-it again; one that somebody has stopped (SIGSTOP), which can do nothing about that
-itself, is ended. It also holds the service's address for as long as the Hub lives
-(``service/process/held_socket.py``), and has the Hub's whole configuration looked at
-(``self_check.py``).
+``JupyterHub.start_service``: if a managed service exits or does not answer in time, the
+Hub calls ``exit(1)`` (trap T21). Ours is started without waiting, watched, restarted.
+The delete of the API's server handler: a spawner is not told who asks for a stop (T28),
+but a stop that our service requested must never end what is not saved: :data:`ASKER`.
+``User.spawn``: a return that fails must not count as a failure of the Hub, which may
+end itself after some (T16). Hooks, profiles and logins fail outside of a spawner.
 
-A stop that our service has asked for, to release what is saved, must never end what is
-not, and a culler's is none that the user has asked for. A spawner is not told who asks
-for a stop (trap T28): another wrapper, of the API's handler, notes it in :data:`ASKER`.
-
-A return that fails must not count as a failure of the Hub, which may end itself after
-some of them (trap T16). Hooks, profiles and logins fail before a spawner is called, and
-time limits beside it: the wrapper of ``User.spawn`` lets our spawner say what that is.
-
-``spawner/kept_logins.py`` and ``spawner/kept_users.py`` have one more each, for Hubs
-with a spawner of ours. Nothing else of JupyterHub is ever changed.
+``spawner/kept_logins.py`` and ``spawner/kept_users.py`` have one more each. Nothing
+else of JupyterHub is ever changed.
 """
 
 from __future__ import annotations
@@ -67,13 +58,12 @@ class Asker(NamedTuple):
 
     @property
     def ours(self) -> bool:
-        """Whether the caller is our service."""
         return self.who == OURS.who
 
 
 #: Our service.
 OURS = Asker(of_service(SERVICE_NAME), program=True)
-#: Caller who asked for the stop or deletion under way; None: nobody by the API. The
+#: Caller who asked for the stop or deletion under way; None: not the API. The
 #: Hub's task that does it has it from the request's.
 ASKER: ContextVar[Asker | None] = ContextVar("ASKER", default=None)
 
@@ -85,8 +75,8 @@ def apply(
 ) -> bool:
     """Wrap the methods; returns whether all are in place afterwards.
 
-    If a method of the Hub is not the one we know (missing, other arguments), it is left
-    alone, with a warning that says what is not repaired then.
+    A method that is not as we know it (missing, other arguments) is left alone, with a
+    warning that says what is not repaired then.
     """
     spared = wrap(
         hub,
@@ -121,13 +111,13 @@ def wrap(
     wrapper: Callable[[Any], Any],
     otherwise: str,
 ) -> bool:
-    """Wrap a method that has these parameters; a warning says what is lost if not.
+    """Wrap a method that has these parameters, else warn.
 
     Args:
         owner: the class.
         name: of the method.
         parameters: those that we know.
-        wrapper: takes the method and returns what takes its place.
+        wrapper: takes the method and returns its replacement.
         otherwise: what this JupyterHub does then.
 
     Returns:
@@ -186,7 +176,7 @@ def _noting_who_asks(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _ask_spawner(user: Any, server_name: str) -> None:
-    """Let the spawner of a server look first whether our service's stop is for it.
+    """Let the spawner of a server check first whether our service's stop is for it.
 
     Before the stop: after a failed one the Hub forgets what runs, and it gives up any
     start that is pending.
@@ -201,7 +191,7 @@ async def _ask_spawner(user: Any, server_name: str) -> None:
 
 
 def asker(handler: Any) -> Asker | None:
-    """The caller of one of the Hub's API handlers; None: nobody is known."""
+    """The caller of one of the Hub's API handlers; None if unknown."""
     asks, hub = handler.current_user, handler.authenticator.parent
     if asks is None:
         return None
@@ -227,7 +217,7 @@ def _sparing_the_hub(original: Callable[..., Any]) -> Callable[..., Any]:
             self.log.warning("gpu-reclaim: the self-check failed", exc_info=True)
         await _hold_address(service)
         service.start = functools.partial(_start, service, service.start)
-        # Kept, since asyncio does not keep what nobody waits for.
+        # Kept, since asyncio does not keep an unawaited task.
         service.gpu_reclaim_starting = asyncio.ensure_future(service.start())
         return True
 
@@ -259,7 +249,7 @@ async def _start(service: Any, start: Callable[[], Any]) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped that process; a debugger's hold is another state."""
+    # By a signal; a debugger's hold is another state.
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -268,7 +258,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 async def _hold_address(service: Any) -> None:
-    """Hold the service's address, also while the service itself is away."""
+    # Also while the service itself is away: service/process/held_socket.py.
     with contextlib.suppress(ValueError):
         url = urlsplit(service.url)
         if url.hostname and url.port:

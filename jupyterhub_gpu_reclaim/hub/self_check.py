@@ -1,9 +1,8 @@
-"""Looks at a Hub's whole configuration as it starts, and says what defeats ours.
+"""Checks a Hub's whole configuration as it starts.
 
-``configure`` sees what is above its call. What nobody knows before the Hub has read
-everything is looked at here: another spawner, cullers, what was set too late. Nothing
-is changed and nothing is refused: the sentences go to the Hub's log, to the strip of
-the service's pages, and to ``jupyterhub-gpu-reclaim config check``.
+``configure`` sees only what is above its call. Other spawners, cullers and settings
+that come too late are found here. Nothing is changed or refused: the sentences go to
+the Hub's log, to the strip of the service's pages, and to ``config check``.
 
 Problems are mistakes in our own settings, for which every session is left alone;
 warnings are about the rest, and the service works.
@@ -45,7 +44,7 @@ _OURS = {
 
 
 def look(hub: Any, environment: dict[str, str]) -> None:
-    """Write what is wrong into the log and the service's environment.
+    """Write problems and warnings into the log and the service's environment.
 
     Args:
         hub: a ``JupyterHub`` that has read its configuration.
@@ -78,7 +77,7 @@ def say(problems: list[str], spec: dict[str, Any], *, strict: bool) -> None:
 
 
 def found_wrong(c: Any) -> list[str] | None:
-    """Read from ``c`` what ``configure`` found wrong; None: it was not called."""
+    """The problems that ``configure`` has noted in ``c``; None: it was not called."""
     service = service_of(c)
     if service is None or "environment" not in service:
         return None
@@ -86,7 +85,7 @@ def found_wrong(c: Any) -> list[str] | None:
 
 
 def late(c: Any, environment: Mapping[str, str]) -> list[str]:
-    """Find settings below the call of ``configure``, which has not seen them."""
+    """Settings below the call of ``configure``, which has not seen them."""
     if PROBLEMS in environment:
         return []  # the service was given no settings
     passed = {word.partition("=")[0] for word in json.loads(environment[OPTIONS])}
@@ -95,7 +94,7 @@ def late(c: Any, environment: Mapping[str, str]) -> list[str]:
 
 
 def warnings(hub: Any, environment: Mapping[str, str]) -> list[str]:
-    """Find what in a Hub's configuration keeps sessions from being saved.
+    """Whatever in a Hub's configuration keeps sessions from being saved.
 
     Args:
         hub: a ``JupyterHub`` that has read its configuration.
@@ -117,7 +116,6 @@ def warnings(hub: Any, environment: Mapping[str, str]) -> list[str]:
 
 
 def _options(environment: Mapping[str, str]) -> dict[str, str]:
-    """The service's settings by their full names."""
     words = [word.partition("=") for word in json.loads(environment[OPTIONS])]
     return {name.removeprefix("--"): value for name, _, value in words}
 
@@ -179,7 +177,6 @@ def _starts_processes(spawner: type[Any]) -> bool:
 
 
 def _ends(hub: Any) -> list[str]:
-    """Say what makes the Hub itself end servers that run."""
     found = []
     if hub.cleanup_servers:
         found.append(
@@ -189,7 +186,7 @@ def _ends(hub: Any) -> list[str]:
     if hub.shutdown_on_logout:
         found.append(
             "c.JupyterHub.shutdown_on_logout is True: users who log out end their"
-            " running servers, and nothing is saved. Take it out: what nobody uses is"
+            " running servers, and nothing is saved. Take it out: an unused session is"
             " suspended."
         )
     return found
@@ -210,7 +207,7 @@ def _contradictions(options: Mapping[str, str]) -> list[str]:
 
 
 def _unwritable(path: str) -> str:
-    """Say why a file cannot be written to or made; empty: it can."""
+    """Why a file cannot be written to or made; empty: it can."""
     # Not by ``pathlib``, which raises where a folder above may not be looked into.
     parent = os.path.dirname(path) or "."  # noqa: PTH120
     if os.path.isdir(path):  # noqa: PTH112

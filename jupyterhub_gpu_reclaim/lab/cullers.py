@@ -1,7 +1,7 @@
 """Tells after how long the server itself ends idle kernels, or itself.
 
 Its own configuration decides that, from the image, a volume or its user's files, which
-nobody else reads. Administrators are told where that comes before a suspend.
+nothing else reads. Administrators are warned if that comes before a suspend.
 """
 
 from __future__ import annotations
@@ -13,12 +13,7 @@ FIELD: Final = "gpu_reclaim_culls_after"
 
 
 def install(server: Any, facts: dict[str, Any]) -> None:
-    """Read a server's settings once: they hold as long as it runs.
-
-    Args:
-        server: a ``jupyter_server.serverapp.ServerApp``.
-        facts: fields of its status.
-    """
+    """Read a ``ServerApp``'s settings once: they hold as long as it runs."""
     kernels = getattr(server.kernel_manager, "cull_idle_timeout", 0)
     itself = getattr(server, "shutdown_no_activity_timeout", 0)
     if times := [seconds for seconds in (kernels, itself) if seconds > 0]:

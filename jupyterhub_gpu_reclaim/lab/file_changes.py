@@ -1,9 +1,9 @@
-"""Tells when somebody last changed a file through the server.
+"""Tells when a file was last changed through the server.
 
 A person may write a text or sort files in JupyterLab with no kernel and no terminal,
 and their requests are lost among those that open pages send by themselves. The server
-tells its extensions of each change; this adds the time of the last one to its status
-(``status.py``). Opening a file or a folder is no change: pages do that by themselves.
+tells its extensions of each change; the time of the last one is added to its status.
+Opening a file or a folder is no change: pages do that by themselves.
 """
 
 from __future__ import annotations
@@ -17,13 +17,7 @@ _CHANGES: Final = frozenset({"copy", "create", "delete", "rename", "save"})
 
 
 def install(server: Any, facts: dict[str, Any]) -> None:
-    """Note a server's changes of files.
-
-    Args:
-        server: a ``jupyter_server.serverapp.ServerApp``; one whose contents manager
-            tells of no events is left alone.
-        facts: fields of its status.
-    """
+    # A contents manager may have no events.
     schema = getattr(server.contents_manager, "event_schema_id", None)
     if schema is None:
         return

@@ -1,15 +1,12 @@
 """Keeps a notebook's kernel from being replaced by a page that does not know it yet.
 
 JupyterLab 4 shows a notebook before it has read which kernels the server runs. A cell
-that is run in between makes the page ask for a new one, under a name of its own; once
-that is up, the page deletes the session that it has found meanwhile, and with it the
-kernel with all variables. Our extension makes the cell wait (``attach.js``). This is
-the same promise on the server's side, for pages without the extension: a page that asks
-for a new kernel for a notebook that has one of that kind gets that one, and a kernel
-lives as long as one of its sessions.
-
-A person who wants another kernel is not hindered: "Restart Kernel" and "Change Kernel"
-are other calls.
+that is run in between makes the page ask for a new one; once that is up, the page
+deletes the session that it has found meanwhile, and with it the kernel and all
+variables. Our extension makes the cell wait (``attach.js``). This is the same promise
+on the server's side, for pages without the extension: a notebook that has a kernel of
+that kind gets that one, and a kernel lives as long as one of its sessions. "Restart
+Kernel" and "Change Kernel" are other calls.
 """
 
 from __future__ import annotations
@@ -19,11 +16,7 @@ from typing import Any
 
 
 def install(manager: Any) -> None:
-    """Wrap the calls of a server's session manager that start and end kernels.
-
-    Args:
-        manager: a ``jupyter_server.services.sessions.SessionManager``.
-    """
+    """Wrap the calls of a ``SessionManager`` that start and end kernels."""
     create, delete = manager.create_session, manager.delete_session
 
     async def create_session(

@@ -1,14 +1,13 @@
 """Tells when a person last changed something through the server's pages.
 
 A person who commits in jupyterlab-git, or scales a cluster in dask-labextension, may
-use no kernel, no terminal and no file of the server's. Their pages' requests are then
-lost among the requests that open pages send by themselves: those of one panel have
-the same method and come every few seconds. The page knows which of them a person has
-caused, and marks them (``labextension/static/requests.js``); this adds the time of the
-last one that the server has done to its status (``status.py``).
+use no kernel, no terminal and no file of the server's, and their requests look like
+those that open pages send by themselves. The page knows which requests a person caused,
+and marks them (``labextension/static/requests.js``); the time of the last one that the
+server has done is added to its status.
 
-A mark says no more than a user of the server could say by running a cell: that of a
-request which was refused, or sent to a login, does not count.
+A mark says no more than a user of the server could say by running a cell: a request
+that was refused, or sent to a login, does not count.
 """
 
 from __future__ import annotations
@@ -26,13 +25,6 @@ _CHANGES: Final = frozenset({"DELETE", "PATCH", "POST", "PUT"})
 
 
 def install(server: Any, facts: dict[str, Any]) -> None:
-    """Note a server's requests that a person has caused.
-
-    Args:
-        server: a ``jupyter_server.serverapp.ServerApp``.
-        facts: fields of its status.
-    """
-
     class Noted(OutputTransform):
         """Sees each answer, of whichever extension, and leaves it as it is.
 

@@ -1,11 +1,10 @@
 """Counts the data of pages for their programs behind the server (jupyter-server-proxy).
 
-Users of VS Code, Streamlit or a dashboard there may use no kernel and no terminal
-of the server's. From outside, only connections that last are seen, and no UNIX sockets:
-a page that sends a request for each click (Dash, Gradio, TensorBoard) is not. The
-server passes all of it on, so it is counted there, and told with its status
-(``status.py``): the path and the body of each request, and each message of a websocket.
-Headers are not, which say nothing of a person, nor what shows that a connection lives.
+Users of VS Code, Streamlit or a dashboard there may use no kernel and no terminal of
+the server's. From outside, only connections that last are seen, and no UNIX sockets: a
+page that sends a request for each click (Dash, Gradio, TensorBoard) is not. So it is
+counted here, and told with the server's status: the path and the body of each request,
+and each message of a websocket, but no headers, nor what keeps a connection alive.
 """
 
 from __future__ import annotations
@@ -22,11 +21,6 @@ FIELD: Final = "gpu_reclaim_paged"
 
 
 def install(facts: dict[str, Any]) -> None:
-    """Count from now on, where jupyter-server-proxy is installed.
-
-    Args:
-        facts: fields of the server's status.
-    """
     if ProxyHandler is None:
         return
     prepare, on_message = ProxyHandler.prepare, ProxyHandler.on_message
@@ -36,7 +30,7 @@ def install(facts: dict[str, Any]) -> None:
         prepared = prepare(self, *args, **kwargs)
         if prepared is not None:
             await prepared
-        if self.current_user:  # anybody may try, and is refused
+        if self.current_user:  # others are refused
             facts[FIELD] += len(self.request.uri) + len(self.request.body)
 
     def counted_message(self: Any, message: str | bytes) -> Any:

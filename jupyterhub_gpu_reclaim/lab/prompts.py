@@ -1,11 +1,10 @@
 """Tells since when a kernel's cell has been waiting for an answer of its user.
 
-A cell in ``input()`` or at a debugger's prompt computes nothing, and its server calls
-the kernel "busy" for as long as nobody answers. The question and the answer pass
-through the server on the kernel's stdin channel, page by page: this listens there, and
-adds the time of an open question to the kernel's model (``GET api/kernels``). A
-question that no page of this server has got is not seen, and neither is that of a
-kernel which runs elsewhere (a gateway's); such a kernel is "busy", as without us.
+A cell in ``input()`` or at a debugger's prompt computes nothing, but its server calls
+the kernel "busy". The question and the answer pass through the server on the kernel's
+stdin channel, page by page: this listens there, and adds the time of an open question
+to the kernel's model (``GET api/kernels``). A question that no page of this server has
+got is not seen, nor that of a kernel which runs elsewhere (a gateway's).
 """
 
 from __future__ import annotations
@@ -21,11 +20,7 @@ FIELD = "gpu_reclaim_prompt_since"
 
 
 def install(manager: Any) -> None:
-    """Let a server's kernel manager tell of open questions.
-
-    Args:
-        manager: a ``jupyter_server.services.kernels.MappingKernelManager``.
-    """
+    """Let a ``MappingKernelManager`` tell of open questions."""
     watch, model = manager.start_watching_activity, manager.kernel_model
     prompts: dict[str, _Prompt] = {}
 
@@ -48,11 +43,7 @@ def install(manager: Any) -> None:
 
 
 class _Prompt:
-    """The open question of one kernel, if there is one.
-
-    Args:
-        kernel: a ``jupyter_server`` kernel manager; its stdin channels are listened to.
-    """
+    """The open question of one kernel, if there is one."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -68,15 +59,12 @@ class _Prompt:
         kernel.observe(self._close_at_end, names="execution_state")
 
     def _close_at_end(self, change: Any) -> None:
-        """Close the question when its cell has ended, by an interrupt too."""
+        # By an interrupt, too.
         if change.new != "busy":
             self.since = None
 
     def _listen(self, stream: Any) -> Any:
-        """Listen to what passes through the stdin channel of a page.
-
-        The reader changes: the page, or the server's buffer while that is closed.
-        """
+        # The reader changes: the page, or the server's buffer while that is closed.
         on_recv, send = stream.on_recv, stream.send_multipart
 
         def listened(

@@ -1,8 +1,8 @@
 """Keeps a page's own questions to a kernel from counting as use of that kernel.
 
-The server notes when a kernel was last active. A page that nobody looks at may ask its
-kernel for its use every few seconds (jupyter-resource-usage), and would keep a GPU for
-ever. The server has a list of kinds that do not count, on which some are missing.
+The server notes when a kernel was last active. An unattended page may ask its kernel
+for its use every few seconds (jupyter-resource-usage), and would keep a GPU for ever.
+The server has a list of kinds that do not count, on which some are missing.
 """
 
 from __future__ import annotations
@@ -13,12 +13,7 @@ from jupyterhub_gpu_reclaim.common.kernel_messages import QUIET_REQUESTS
 
 
 def install(manager: Any) -> None:
-    """Add the missing kinds to the list of a server's kernel manager.
-
-    Args:
-        manager: a ``jupyter_server.services.kernels.MappingKernelManager``; one without
-            such a list (a gateway's) is left alone.
-    """
+    # A gateway's manager has no such list.
     known = getattr(manager, "untracked_message_types", None)
     if known is None:
         return

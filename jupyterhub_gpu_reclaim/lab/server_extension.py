@@ -2,10 +2,7 @@
 
 Jupyter Server loads it where the package is installed in the session's environment
 (``etc/jupyter/jupyter_server_config.d``). It has one call, open to everyone who may use
-that server and sends its XSRF token. Next: ``common/auth/tab_tokens.py``,
-``lab/kernel_keeper.py``, ``lab/quiet_messages.py``, ``lab/prompts.py``,
-``lab/status.py``, ``lab/file_changes.py``, ``lab/person_requests.py``,
-``lab/program_pages.py`` and ``lab/cullers.py``.
+that server and sends its XSRF token. Next: ``common/auth/tab_tokens.py``.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ class PassHandler(APIHandler):  # type: ignore[misc,unused-ignore]
 
     @authenticated
     def post(self) -> None:
-        """Answer with a token. A POST, so that the XSRF token is always needed."""
+        # A POST, so that the XSRF token is always needed.
         text = tab_tokens.made(os.environ, time.time())
         self.set_header("Cache-Control", "no-store")
         self.finish(json.dumps({"pass": text}))

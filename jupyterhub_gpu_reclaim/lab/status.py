@@ -16,7 +16,6 @@ class StatusHandler(APIStatusHandler):  # type: ignore[misc,unused-ignore]
     """``GET api/status``, with our facts."""
 
     def finish(self, chunk: Any = None) -> Any:
-        """Add the facts to an answer that is a status."""
         facts = self.settings[_SETTING]
         if facts and self.get_status() == 200 and isinstance(chunk, str):
             chunk = json.dumps({**json.loads(chunk), **facts}, sort_keys=True)
@@ -24,11 +23,7 @@ class StatusHandler(APIStatusHandler):  # type: ignore[misc,unused-ignore]
 
 
 def install(server: Any) -> dict[str, Any]:
-    """Let a server tell facts of ours: those put into the returned mapping.
-
-    Args:
-        server: a ``jupyter_server.serverapp.ServerApp``.
-    """
+    """Let a ``ServerApp`` tell facts of ours: those put into the returned mapping."""
     facts: dict[str, Any] = {}
     settings = server.web_app.settings
     settings[_SETTING] = facts

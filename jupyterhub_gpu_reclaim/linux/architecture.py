@@ -1,7 +1,7 @@
 """Differences of Linux between processors: numbers of system calls, registers.
 
 Calls that came with Linux 5.1 or later have one number everywhere and are not here
-(``<asm-generic/unistd.h>``); so are pages, whose size the kernel tells.
+(``<asm-generic/unistd.h>``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Architecture(NamedTuple):
-    """How a call is made by ptrace(2), and what it is called.
+    """How a call is made by ptrace(2), and its number.
 
     Attributes:
         calls: numbers of system calls by their name.
@@ -26,8 +26,8 @@ class Architecture(NamedTuple):
         arguments: where its arguments go, in their order.
         result: where its result is found.
         counter: the address of the next instruction.
-        no_restart: where -1 says that no earlier call is to be taken up again; None
-            where a changed ``counter`` says so.
+        no_restart: where -1 says that no earlier call is to be resumed; None where a
+            changed ``counter`` says so.
         flags: the processor's flags, and which of them are cleared before a call.
         instruction: that makes a call; it begins at a multiple of ``alignment``.
         alignment: of instructions, in bytes.
@@ -46,7 +46,6 @@ class Architecture(NamedTuple):
 
     @property
     def registers(self) -> struct.Struct:
-        """``user_regs_struct``."""
         return struct.Struct(f"{self.words}Q")
 
 
@@ -149,12 +148,11 @@ TRIED: Final = frozenset({"x86_64"})
 
 
 def name() -> str:
-    """This machine's architecture, as ``uname -m`` has it."""
+    """This machine's architecture, as in ``uname -m``."""
     return platform.machine()
 
 
 def here() -> Architecture | None:
-    """This machine's architecture; None when it is not known."""
     return KNOWN.get(name())
 
 
@@ -162,7 +160,7 @@ def call(name: str) -> int:
     """The number of a system call on this machine.
 
     Raises:
-        OSError: nothing is known of this kind of machine.
+        OSError: this kind of machine is unknown.
     """
     known = here()
     if known is None:

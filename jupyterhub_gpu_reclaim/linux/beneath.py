@@ -30,7 +30,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def open_in_root(root: int, path: bytes, flags: int) -> int:
-    """Open a path as a process sees it whose root folder is ``root``.
+    """Open a path as seen by a process whose root folder is ``root``.
 
     Absolute links and ``..`` stay inside. Returns a descriptor.
 
@@ -43,10 +43,10 @@ def open_in_root(root: int, path: bytes, flags: int) -> int:
 def open_file_in_root(root: int, path: bytes) -> int:
     """Open a regular file for reading, as :func:`open_in_root` finds it.
 
-    What is no regular file is not opened at all: to open a device can do something.
+    Anything else is not opened at all: opening a device can have effects.
 
     Raises:
-        OSError: as ``open`` does; EINVAL for what is no regular file.
+        OSError: as ``open`` does; EINVAL if it is not a regular file.
     """
     name = open_in_root(root, path, os.O_PATH)
     try:
@@ -75,12 +75,11 @@ def open_root(path: str | os.PathLike[str]) -> int:
 
 
 def names_in(folder: int) -> list[bytes]:
-    """Names in an open folder."""
     return [os.fsencode(name) for name in os.listdir(folder)]
 
 
 def mode_of(parent: int, name: bytes) -> int | None:
-    """Type and mode of what an open folder has under that name; None for nothing.
+    """Type and mode of that name in an open folder; None if there is none.
 
     Raises:
         OSError: EXDEV for the place of another mount.
@@ -146,14 +145,13 @@ def empty(top: int) -> None:
 
 
 def _unlink(folder: int, name: bytes) -> bool:
-    """Remove what is no folder; false when it is one.
-
-    The kernel refuses to remove the place of a mount only to programs of the mount's
-    own namespace; for all others it takes the mount away.
+    """Remove anything but a folder; False for a folder.
 
     Raises:
         OSError: EXDEV for the place of another mount.
     """
+    # The kernel refuses to remove the place of a mount only to programs of the mount's
+    # own namespace; for all others it removes the mount, too.
     mode = mode_of(folder, name)
     if mode is None:
         return True

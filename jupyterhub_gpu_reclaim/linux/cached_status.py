@@ -1,8 +1,8 @@
-"""A file's status as the kernel knows it, without asking who serves the file.
+"""A file's status as the kernel knows it, without asking the file's server.
 
 stat(2) of a file of a FUSE or network file system waits for its server: a program of
-the user's that may never answer, or that stands still. statx(2) can leave that out;
-what it tells then may be old.
+the user's that may never answer, or that is stopped. statx(2) can skip that; its result
+may be old.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STATX: Final = struct.Struct("=16xIIIH2xQQQ8xqI4x16xqI4xqI4xIIII112x")
 
 
 def cached_status(path: str) -> os.stat_result:
-    """Status of a file as stat(2) tells it, as far as the kernel has it cached.
+    """As stat(2), from the kernel's cache.
 
     Raises:
         OSError: as stat(2) does.

@@ -3,8 +3,8 @@
 On a machine of its own an agent has them all; in a cluster a manifest lists them by
 name, and CRIU does not say which one is missing: it stops in the middle of a restore,
 or waits for ever. The needed set was measured (``docs/explanation/trust.md``).
-CAP_SYS_RESOURCE, without which the sessions of root can be saved all the same, is
-judged for each session (``checkpoint.preflight``).
+CAP_SYS_RESOURCE, which root's sessions can do without, is judged for each session
+(``checkpoint.preflight``).
 """
 
 from __future__ import annotations
@@ -51,12 +51,11 @@ def has(capability: str) -> bool:
 
 
 def name(number: int) -> str:
-    """A capability's name, e.g. ``CAP_SYS_ADMIN``; its number where it is too new."""
+    """A capability's name, e.g. ``CAP_SYS_ADMIN``; its number if it is too new."""
     return f"CAP_{NAMES[number]}" if number < len(NAMES) else f"capability {number}"
 
 
 def names(bits: int) -> list[str]:
-    """The names of a set."""
     return [name(n) for n in range(bits.bit_length()) if bits >> n & 1]
 
 
@@ -67,7 +66,7 @@ def missing(needed: int, has: int) -> Iterator[Finding]:
 
 
 def findings() -> Iterator[Finding]:
-    """Find the capabilities that the agent lacks to do anything at all."""
+    """The capabilities that the agent lacks to do anything at all."""
     yield from missing(_bits(NEEDED), own())
 
 

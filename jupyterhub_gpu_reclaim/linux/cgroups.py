@@ -1,25 +1,14 @@
 """The control groups of a process: its pod and container, its limits, v1 and v2.
 
-A process cannot leave the groups into which the kubelet and the container runtime have
-put it, and the kernel reports them; so :func:`container_of`, unlike a command line,
-cannot be forged. It knows the systemd and the cgroupfs driver, containerd, CRI-O and
-cri-dockerd::
-
-    /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/
-        cri-containerd-<id>.scope          (crio-<id>.scope, docker-<id>.scope)
-    /kubepods/besteffort/pod<uid>/<id>     (crio-<id>, <id>/container)
-
-Whatever a cluster puts before ``kubepods`` (kind, k3s, a prefix of the administrator's,
-the ``..`` of a control group namespace of our own) is skipped. Below its container a
+A process cannot leave the groups into which kubelet and runtime have put it; so
+:func:`container_of`, unlike a command line, cannot be forged. Below its container a
 user may be allowed to make groups of any name; so the outermost pod counts.
 
 A restored tree is accounted where its new init lives, and the memory limit is lifted
-while GPU memory is moved into the host's. Nothing here moves a process between sessions
-or deletes a group that holds one. An agent in a container may have only its own groups
-mounted: where our mounts do not show a group, the host's do (``host``). On a hybrid
-machine the controllers stand in v1 hierarchies and a v2 tree without controllers stands
-beside them; :func:`groups_of` lists all of them, and a look-up by controller returns
-the hierarchy that has it.
+while GPU memory is moved into the host's. Nothing here moves a process between
+sessions. An agent in a container may have only its own groups mounted: if our mounts do
+not show a group, the host's do (``host``). On a hybrid machine there are v1
+hierarchies with controllers and a v2 tree without.
 """
 
 from __future__ import annotations
@@ -62,15 +51,19 @@ class ContainerCgroup(NamedTuple):
 
 
 def container_of(pid: int) -> ContainerCgroup | None:
-    """The container of a process; None for one that is in no pod, or has ended."""
+    # None: it is in no pod, or has ended.
     return parse_container(procfs.text(pid, "cgroup"))
 
 
 def parse_container(table: str) -> ContainerCgroup | None:
-    """The container named in a /proc/<pid>/cgroup; pure.
-
-    None also where the hierarchies name different pods: then nothing is known.
-    """
+    """The container named in a /proc/<pid>/cgroup; pure."""
+    # It knows the systemd and the cgroupfs driver, containerd, CRI-O and cri-dockerd:
+    #   /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/
+    #     cri-containerd-<id>.scope          (crio-<id>.scope, docker-<id>.scope)
+    #   /kubepods/besteffort/pod<uid>/<id>     (crio-<id>, <id>/container)
+    # Anything before ``kubepods`` (kind, k3s, a prefix of the administrator's, the
+    # ``..`` of a control group namespace of our own) is skipped. If the hierarchies
+    # name different pods, nothing is known.
     paths = [
         line.split(":", 2)[2] for line in table.splitlines() if line.count(":") > 1
     ]
@@ -88,9 +81,9 @@ def parse_engine_container(table: str) -> ContainerCgroup | None:
 
     Docker names a group after the container whatever is above it: ``/docker/<id>``
     (cgroupfs), ``/system.slice/docker-<id>.scope`` (systemd), or below an
-    administrator's ``--cgroup-parent``. What a container has made inside its own group
-    lies further down, so the outermost name counts. None also where the hierarchies
-    name different containers.
+    administrator's ``--cgroup-parent``. Groups made inside a container are further
+    down, so the outermost name counts. None also if the hierarchies name different
+    containers.
     """
     paths = [
         line.split(":", 2)[2] for line in table.splitlines() if line.count(":") > 1
@@ -108,7 +101,7 @@ def owners(pid: int, pod: str) -> frozenset[int]:
 
     Root's are those of engine and kubelet. Users may be allowed to make groups below
     one of their own, of any name (systemd gives each who logs in such a one). Empty:
-    it has ended, or is in none of that name that a mounted hierarchy shows.
+    it has ended, or no mounted hierarchy shows one of that name.
 
     Args:
         pid: whose.
@@ -151,7 +144,7 @@ _NO_LIMIT: Final = 1 << 62
 
 
 class Group(NamedTuple):
-    """One process' place in one hierarchy."""
+    """One process's place in one hierarchy."""
 
     controllers: frozenset[str]  #: empty for a v2 tree without controllers, "name=…"
     version: int
@@ -247,7 +240,7 @@ def headroom(pid: int, lifted: LimitRecord | None = None) -> dict[str, int]:
 
     Args:
         pid: whose.
-        lifted: limits that do not count, since they are taken off.
+        lifted: limits that do not count, since they are lifted.
 
     Returns:
         Bytes by the folder of each group that has a limit.
@@ -275,7 +268,7 @@ def join(pid: int, other: int) -> None:
     """Move a process into every group that another one is in. Idempotent.
 
     Raises:
-        Refused: a group does not take it (``internal``).
+        Refused: a group rejects it (``internal``).
     """
     mine = {(g.version, g.controllers): g.folder for g in groups_of(pid)}
     for group in groups_of(other):
@@ -287,7 +280,7 @@ def take(group: Group, pid: int) -> None:
     """Move a process into a group. Idempotent.
 
     Raises:
-        Refused: the group does not take it (``internal``).
+        Refused: the group rejects it (``internal``).
     """
     _write(group.folder / "cgroup.procs", str(pid))
 
@@ -297,9 +290,9 @@ def find_memory_limit(pid: int, pod: str = "") -> LimitRecord:
 
     Args:
         pid: whose.
-        pod: uid of the pod that it lives in. The kubelet gives the pod's own group a
-            limit as well, that of all its containers together. Limits of groups
-            further up belong to others and are left alone.
+        pod: uid of the pod that it lives in. The kubelet limits the pod's own group,
+            too, for all its containers together. Limits of groups further up belong to
+            others and are left alone.
     """
     group = _memory_group(pid)
     if group is None:
@@ -317,7 +310,7 @@ def find_memory_limit(pid: int, pod: str = "") -> LimitRecord:
 
 
 def lift_memory_limit(record: LimitRecord) -> None:
-    """Take a limit off; the record puts it back. Idempotent.
+    """Lift a limit; the record restores it. Idempotent.
 
     Write the record down first: :func:`restore_memory_limit` takes it also in another
     process, after a crash.
@@ -333,7 +326,7 @@ def lift_memory_limit(record: LimitRecord) -> None:
 
 
 def restore_memory_limit(record: LimitRecord) -> bool:
-    """Put a lifted limit back. Idempotent; true also when its group is gone.
+    """Restore a lifted limit. Idempotent; true also when its group is gone.
 
     False when more than the limit is in use: v1 would refuse (EBUSY), v2 would kill a
     process to make it fit. Try again when memory has become free.
@@ -426,7 +419,7 @@ def _reach(roots: Iterable[_Root], path: str) -> Path | None:
 
 
 def _up_to_pod(group: Group, pod: str) -> list[Path]:
-    """The folder and those above it up to the pod's own; that alone without a pod."""
+    """The folder and those above it up to the pod's own; only itself without a pod."""
     folders = []
     for folder in _upwards(group):
         folders.append(folder)

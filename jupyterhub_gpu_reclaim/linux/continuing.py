@@ -1,11 +1,9 @@
-"""Continues stopped processes, without a signal that they would hear.
-
-Also (:func:`stopped`) after having stopped them.
+"""Stops processes, and continues them without a signal that they would hear.
 
 Only SIGCONT continues what a signal has stopped. A program that handles it would run
-its handler at each save, though nobody has sent it one: mpirun tells of it, editors
-draw their screen anew. So the signal is taken away again from a program that handles
-or blocks it, before any of its threads runs.
+its handler at each save: mpirun reports it, editors redraw their screen. So the signal
+is removed again from a program that handles or blocks it, before any of its threads
+runs.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _SIGCONT: Final = 1 << (signal.SIGCONT - 1)
 
 
 def go_on(process: Process) -> None:
-    """Continue one process; nothing where it has ended or runs."""
+    """Continue one process; nothing if it has ended or runs."""
     if _hears(process):
         # Where it is held by somebody else, it hears of it.
         with contextlib.suppress(OSError), processes.held(process) as pidfd:
@@ -39,16 +37,17 @@ def go_on(process: Process) -> None:
 
 @contextlib.contextmanager
 def stopped(process: Process, seconds: float) -> Iterator[None]:
-    """Have a signal stop a process inside the block; where one had, it stays so.
+    """Have a signal stop a process inside the block; unless one had already.
 
-    It goes on afterwards, also where the agent is killed inside (``ptrace.give_back``).
+    It is continued afterwards, also if the agent is killed inside
+    (``ptrace.give_back``).
 
     Args:
         process: which.
         seconds: that it may take to stop; then the block begins all the same.
 
     Raises:
-        OSError: what is done to it cannot be written down; nothing is.
+        OSError: it cannot be noted before; nothing is done.
     """
     if processes.is_stopped(process):
         yield

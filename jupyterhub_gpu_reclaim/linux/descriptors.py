@@ -1,4 +1,4 @@
-"""Waits for descriptors, looks at what they hold, and copies those of other processes.
+"""Waits for descriptors, inspects them, and copies those of other processes.
 
 An agent with many sessions has thousands of descriptors open; select(2) takes none
 above 1023, so :func:`readable` polls. :func:`copied` is pidfd_getfd(2), Linux 5.6: the
@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 
 class HasDescriptor(Protocol):
-    """An object that has a descriptor."""
-
-    def fileno(self) -> int:
-        """The number of the descriptor."""
+    def fileno(self) -> int: ...
 
 
 T = TypeVar("T", bound=HasDescriptor)
@@ -36,11 +33,11 @@ _SIOCUNIXFILE: Final = 0x89E0  # <linux/un.h>
 
 
 def readable(watched: Iterable[T], seconds: float) -> list[T]:
-    """Wait until some can be read from, or have ended, and return these.
+    """Those that can be read from, or have ended; empty when the time is up.
 
     Args:
         watched: what to wait for.
-        seconds: how long; 0 or less only looks. Empty when the time is up.
+        seconds: how long; 0 or less only looks.
     """
     by_number = {one.fileno(): one for one in watched}
     poll = select.poll()
@@ -63,7 +60,7 @@ def unread_bytes(descriptor: int) -> int:
     """How many bytes wait to be read from a pipe, a socket or a terminal.
 
     Raises:
-        OSError: that cannot be told of such a file.
+        OSError: such a file has no answer.
     """
     answer = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))
     return int.from_bytes(answer, sys.byteorder, signed=True)
@@ -84,7 +81,7 @@ def copied(pidfd: int, descriptor: int) -> int:
 
 
 def copied_from(pid: int, descriptor: int) -> int:
-    """The same by a pid, which may be another process's by now: who asks judges that.
+    """The same by a pid, which may be another process's by now.
 
     Raises:
         OSError: as :func:`copied`.
@@ -100,7 +97,7 @@ def as_socket(descriptor: int) -> socket.socket:
     """Make a socket object, which closes the descriptor; so does a failure.
 
     Raises:
-        OSError: it is none.
+        OSError: it is not a socket.
     """
     try:
         try:

@@ -1,11 +1,9 @@
-"""Watches descriptors of other processes for new input, and holds none of them.
+"""Watches descriptors of other processes for new input, without holding them.
 
 A copy of a descriptor (``descriptors.copied``) is registered and may be closed at once:
 epoll(7) watches the open file behind it, for as long as any process has that open. So a
 program that ends really closes its sockets, and the next one finds its ports free.
-
-Edge-triggered: input is told once when it comes, and again when more comes, never
-because it is still there.
+Edge-triggered: input is reported once when it comes, and again when more comes.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ class EdgeSet:
         return self._epoll.fileno()
 
     def add(self, descriptor: int, number: int) -> None:
-        """Watch the open file behind a descriptor of ours. Adding it again is nothing.
+        """Watch the open file behind a descriptor of ours. Idempotent.
 
         Args:
             descriptor: may be closed afterwards, if another process has it open.
@@ -64,5 +62,4 @@ class EdgeSet:
         return [number for number, _ in self._epoll.poll(0, most)]
 
     def close(self) -> None:
-        """Watch nothing any more."""
         self._epoll.close()

@@ -1,11 +1,11 @@
 """Finds out whether the file systems that a session uses answer, before they must.
 
-Who asks one that does not (FUSE, NFS) waits, mostly for ever: CRIU, with the session
+A call to one that does not (FUSE, NFS) waits, mostly for ever: CRIU, with the session
 frozen, or a thread of ours. So a child asks first (``far_probe.py``), and is left
 behind if it cannot be ended. One that falls silent later is noticed by where its
-callers wait (:class:`FarWaits`), which the kernel tells in ``/proc/<pid>/task/*/stack``
-to root with CAP_SYS_ADMIN; where it does not tell, nobody is noticed. Which ones a
-session uses is read in /proc, which asks nobody.
+callers wait (:class:`FarWaits`), which the kernel shows in ``/proc/<pid>/task/*/stack``
+to root with CAP_SYS_ADMIN; without that, it goes unnoticed. Which ones a session uses
+is read in /proc, which asks no file system.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _hanging: dict[str, subprocess.Popen[bytes]] = {}
 
 
 class FarUse(NamedTuple):
-    """One process that uses a far file system, and by what link of /proc."""
+    """One process that uses a far file system, and by which link of /proc."""
 
     process: Process
     link: str
@@ -65,7 +65,7 @@ class FarUse(NamedTuple):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What ``files_silent`` says."""
+        # Of ``files_silent``.
         return {
             "path": self.mount.target,
             "kind": self.mount.kind,
@@ -75,25 +75,18 @@ class FarUse(NamedTuple):
 
 
 class FarFiles:
-    """The far file systems of one session.
-
-    Args:
-        init_pid: its init.
-        init_start: when that has started.
-    """
-
     def __init__(self, init_pid: int, init_start: int) -> None:
         self._init = init_pid, init_start
 
     @cached_property
     def exist(self) -> bool:
-        """Whether it has any; asked once."""
+        # Looked up once.
         return bool(_far_mounts(self._init[0]))
 
     def facts(self) -> dict[str, Any]:
-        """What ``files_silent`` says where it is not known which one it is.
+        """The facts of ``files_silent`` if it is not known which one it is.
 
-        Empty where there is none, or the session has ended.
+        Empty if there is none, or the session has ended.
         """
         try:
             tree = processes.snapshot(*self._init)
@@ -107,7 +100,7 @@ class FarFiles:
 
 
 def used(tree: Snapshot) -> list[FarUse]:
-    """The far file systems that a tree uses, each with one that does."""
+    """The far file systems that a tree uses, each with one of its users."""
     far = _far_mounts(tree.init.pid)
     found: dict[str, FarUse] = {}
     for process in tree.processes if far else ():
@@ -120,9 +113,9 @@ def used(tree: Snapshot) -> list[FarUse]:
 
 
 def silent(tree: Snapshot) -> FarUse | None:
-    """A far file system that a tree uses and that does not answer; None is good.
+    """A far file system that a tree uses and that does not answer; else None.
 
-    It takes some tens of milliseconds, and where one does not answer four seconds.
+    It takes some tens of milliseconds, and four seconds if one does not answer.
     """
     uses = used(tree)
     if not uses:
@@ -170,10 +163,8 @@ def _probe(uses: list[FarUse]) -> FarUse | None:
 
 
 def _waiting(tree: Snapshot, uses: list[FarUse]) -> FarUse | None:
-    """The same, where one answers that child alone, and lets a program wait.
-
-    Such a program could not be stopped.
-    """
+    """The same, for one that answers that child alone, and lets a program wait."""
+    # Such a program could not be stopped.
     waits = FarWaits()
     tasks = [
         (process.pid, tid)
@@ -189,7 +180,7 @@ def _waiting(tree: Snapshot, uses: list[FarUse]) -> FarUse | None:
 
 
 def _links(pid: int) -> Iterator[tuple[str, str]]:
-    """The links of a process that lead to files, and where they lead."""
+    """The links of a process that lead to files, and their targets."""
     for name in ("cwd", "exe", "root"):
         yield name, procfs.link(pid, name)
     for fd, target in procfs.descriptors(pid):
@@ -199,12 +190,11 @@ def _links(pid: int) -> Iterator[tuple[str, str]]:
 
 
 def this_thread() -> Task:
-    """The caller."""
     return os.getpid(), threading.get_native_id()
 
 
 def tasks_below(pid: int) -> Iterator[Task]:
-    """The threads of a process, and of those that it has started."""
+    """The threads of a process, and of its descendants."""
     for tid in ptrace.tasks(pid):
         yield pid, tid
         for child in procfs.text(pid, f"task/{tid}/children").split():
@@ -218,7 +208,7 @@ class FarWaits:
         self._since: dict[Task, tuple[str, float]] = {}
 
     def silent(self, tasks: Iterable[Task]) -> bool:
-        """Whether one of them waits in vain; ask again and again."""
+        """Whether one of them waits in vain; call it again and again."""
         now = time.monotonic()
         former, self._since = self._since, {}
         for task in tasks:
@@ -229,12 +219,12 @@ class FarWaits:
 
     @property
     def any(self) -> bool:
-        """Whether one of them was in such a wait when that was asked last."""
+        """Whether one of them was in such a wait at the last look."""
         return bool(self._since)
 
 
 def _wait(pid: int, tid: int) -> str:
-    """What tells one wait of that task from the next; empty where it is in none."""
+    """Identifies one wait of that task; empty if it is in none."""
     stack = procfs.text(pid, f"task/{tid}/stack")
     if not _FUNCTIONS.search(stack):
         return ""

@@ -1,7 +1,7 @@
-"""Asks who serves some files for their status, and says when it has each answer.
+"""Reads the status of some files from their servers, and reports each answer.
 
-A program of its own (``python -I -S far_probe.py PATH…``): who asks may wait for ever,
-and this one may. It imports nothing of ours.
+A program of its own (``python -I -S far_probe.py PATH…``), since it may wait for ever.
+It imports nothing of ours.
 """
 
 import ctypes

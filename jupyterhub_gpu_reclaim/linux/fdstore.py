@@ -1,4 +1,4 @@
-"""Descriptors that systemd keeps for a service while it is started again.
+"""Descriptors that systemd keeps for a service across a restart.
 
 The unit needs ``FileDescriptorStoreMax=`` (sd_notify(3), "FDSTORE=1"). Elsewhere
 nothing is kept, and nothing fails. systemd hands all of them over at the next start,
@@ -35,7 +35,7 @@ def received() -> list[tuple[str, int]]:
 
 
 def keep(name: str, descriptors: Sequence[int]) -> None:
-    """Have them kept, under a name that ``forget`` knows; never fails."""
+    """Have them kept under a name; never fails."""
     for at in range(0, len(descriptors), _AT_ONCE):
         # A socket that is bound and no more looks hung up, and would be dropped.
         text = f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0"

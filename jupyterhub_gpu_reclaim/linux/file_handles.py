@@ -1,8 +1,8 @@
 """The kernel's own names for files, which last as long as these (open_by_handle_at).
 
-A handle leads to one file whatever it is called, and to none once that file is gone:
-another one that got its number has another handle. Not every file system has them
-(overlays and FUSE mostly do not). To open one takes CAP_DAC_READ_SEARCH.
+A handle leads to one file under any name, and to none once that file is gone: another
+one that got its number has another handle. Not every file system has them (overlays and
+FUSE mostly do not). Opening one takes CAP_DAC_READ_SEARCH.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def open_handle(mount: int, handle: FileHandle) -> int:
         handle: which file.
 
     Raises:
-        OSError: as ``open`` does; ESTALE when there is no such file any more.
+        OSError: as ``open`` does; ESTALE if there is no such file any more.
     """
     given = _Handle(len(handle.data), handle.kind)
     ctypes.memmove(given.data, handle.data, min(len(handle.data), MAX_BYTES))

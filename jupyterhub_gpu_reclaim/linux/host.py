@@ -1,8 +1,8 @@
-"""The host's own view, for an agent that may live in a container itself.
+"""The host's own view, for an agent that may be in a container itself.
 
-Mounts of runtime and kubelet, and the paths of control groups, are given as the host
-sees them, which is the view of the first process (``hostPID``). Nothing is changed
-except, once, the agent's own view of control groups.
+Mounts of runtime and kubelet, and the paths of control groups, are as the host sees
+them, which is the view of the first process (``hostPID``). Nothing is changed except,
+once, the agent's own view of control groups.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ _FIRST_CGROUPS: Final = "cgroup:[4026531835]"
 
 
 def mounts() -> list[Mount]:
-    """The mounts of the host."""
     return read_mounts(PID)
 
 

@@ -1,4 +1,4 @@
-"""Reads which programs of this machine get huge pages.
+"""Which programs of this machine get huge pages.
 
 The driver takes host memory inside of the user's process and does not ask for huge
 pages there; ``always`` makes its checkpoint 1.4 times as fast
@@ -14,7 +14,7 @@ _SETTING: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def setting() -> str:
-    """The machine's: always, madvise or never; empty where there are none."""
+    """The machine's: always, madvise or never; empty if there are none."""
     try:
         text = _SETTING.read_text(encoding="ascii")
     except OSError:

@@ -1,9 +1,9 @@
-"""Keeps what a thread had before it is made to call, for when we are killed meanwhile.
+"""Keeps a thread's state before it is made to call, in case we are killed meanwhile.
 
-The kernel lets such a thread go then, as it is: with the registers of a call that is
+The kernel then lets such a thread go as it is: with the registers of a call that is
 not its own, and deaf to signals. It would end as soon as it ran. One whose process a
-signal has stopped does not run yet, so it gets all back (``ptrace.give_back``) before
-anybody continues it. A process that runs is stopped for the calls, which is kept, too
+signal has stopped does not run yet, so its state is restored (``ptrace.give_back``)
+before it is continued. A running process is stopped for the calls, which is noted, too
 (``continuing.stopped``).
 """
 
@@ -26,7 +26,7 @@ _START: Final = 19
 
 
 class Kept(NamedTuple):
-    """What one thread had."""
+    """One thread's state."""
 
     tid: int
     mask: int  #: the signals that it blocked
@@ -34,9 +34,9 @@ class Kept(NamedTuple):
 
 
 class KeptRegisters:
-    """A file for each thread that is just made to call; none without a folder.
+    """A file for each thread that is being made to call; none without a folder.
 
-    Files that are not ours are left alone.
+    Other files are left alone.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class KeptRegisters:
         self._folder = folder
 
     def keep(self, kept: Kept) -> None:
-        """Write it down; nothing of the thread may be changed before.
+        """Write it down, before anything of the thread is changed.
 
         Raises:
             OSError: it cannot be written.
@@ -61,7 +61,7 @@ class KeptRegisters:
         self._write(str(kept.tid), kept.tid, kept.mask, kept.registers)
 
     def drop(self, tid: int) -> None:
-        """The thread has all of it again."""
+        """The thread has its state again."""
         self._remove(str(tid))
 
     def keep_running(self, pid: int) -> None:
@@ -77,7 +77,7 @@ class KeptRegisters:
         self._remove(f"{pid}{_RUNS}")
 
     def left(self) -> Iterator[Kept]:
-        """What those before us have kept and not dropped, of threads that are there."""
+        """What former agents have kept and not dropped, of threads that still exist."""
         for tid, mask, registers in self._left(""):
             if registers:
                 yield Kept(tid, mask, registers)
@@ -85,7 +85,7 @@ class KeptRegisters:
                 self.drop(tid)
 
     def left_running(self) -> Iterator[int]:
-        """The processes that those before us have stopped and not continued."""
+        """The processes that former agents have stopped and not continued."""
         for pid, _, _ in self._left(_RUNS):
             yield pid
 

@@ -1,9 +1,9 @@
-"""Finds threads that have confined themselves with Landlock, which no file tells.
+"""Finds threads that have confined themselves with Landlock, which no file shows.
 
 The kernel lets a confined thread look at no process outside of its confinement
 (``Documentation/userspace-api/landlock.rst``, "Ptrace restrictions"), whatever else it
-may or may not do. So the thread is made to compare itself with a process that it could
-look at by its user and capabilities. It changes nothing in either.
+may do. So the thread is made to compare itself with a process that it could look at by
+its user and capabilities. It changes nothing in either.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def is_confined(
     *,
     seconds: float,
 ) -> bool:
-    """Whether a thread of it is; all of them stand still for that.
+    """Whether a thread of it is; all of them are held for that.
 
     Args:
         process: which.
         witnesses: others in its pid namespace, first those that surely are not.
-        seconds: that its threads have to stand still in.
+        seconds: for its threads to stand still.
 
     Raises:
-        OSError: they do not stand still, or are another's to trace.
+        OSError: they do not stand still, or another process traces them.
     """
     statuses = {
         tid: procfs.status(process.pid, tid) for tid in ptrace.tasks(process.pid)
@@ -93,7 +93,6 @@ class _Rights(NamedTuple):
 def _witness(
     process: Process, rights: _Rights, witnesses: Sequence[Process]
 ) -> Process | None:
-    """The first that a thread with those rights could look at."""
     for one in witnesses:
         # Whether another of root's is dumpable (prctl(2)) cannot be seen.
         if one == process or (one.uid == 0 and one != witnesses[0]):

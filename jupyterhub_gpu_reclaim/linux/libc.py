@@ -11,14 +11,11 @@ AT_FDCWD: Final = -100
 
 
 def checked(result: int, *name: str) -> int:
-    """The result of a call that is negative where it has failed.
+    """The result of a call of the C library; a negative one is an error.
 
     Args:
         result: of a library that was loaded with ``use_errno=True``.
         name: what the error names: the call, or its path.
-
-    Raises:
-        OSError: it has failed.
     """
     if result < 0:
         code = ctypes.get_errno()

@@ -1,7 +1,4 @@
-"""Reads mount tables, and finds a session's mounts whose data ends with it.
-
-Reads /proc/<pid>/mountinfo (see proc_pid_mountinfo(5)), mounts nothing.
-"""
+"""Reads mount tables (/proc/<pid>/mountinfo), and finds a session's private mounts."""
 
 from __future__ import annotations
 
@@ -34,7 +31,6 @@ class Mount(NamedTuple):
     parent: int = 0  #: which mount it is mounted on
 
     def option(self, name: str) -> str | None:
-        """The value of ``name=value`` among the file system's options."""
         for one in self.super_options:
             key, equals, value = one.partition("=")
             if equals and key == name:
@@ -43,7 +39,7 @@ class Mount(NamedTuple):
 
 
 def mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
-    """The mount that a path lies on, of these; of several there, the last one."""
+    """The mount of these that a path lies on; of several there, the last one."""
     found = None
     for mount in mounts:
         target = str(mount.target)
@@ -54,7 +50,7 @@ def mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
 
 
 def parse_mounts(table: str) -> list[Mount]:
-    """A mountinfo table; lines that do not fit are left out."""
+    """A mountinfo table; malformed lines are left out."""
     mounts = []
     for line in table.split("\n"):
         before, separator, after = line.partition(" - ")

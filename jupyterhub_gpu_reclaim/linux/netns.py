@@ -1,9 +1,8 @@
 """Makes a socket in the network namespace of another process.
 
 A session in a container answers on the loopback address of its own namespace, and the
-kernel's list of its sockets has to be requested there. A socket belongs to the
-namespace in which it was made, for ever; so only its making needs a visit. Nothing is
-bound or sent here.
+kernel's list of its sockets has to be requested there. A socket belongs for ever to the
+namespace in which it was made; so only its making needs a visit.
 """
 
 from __future__ import annotations
@@ -29,16 +28,13 @@ def make_socket(
 ) -> socket.socket:
     """A new socket in the network namespace of ``pid``.
 
-    ``setns`` holds for one thread, so a foreign namespace is entered by a thread that
-    ends at once.
-
     Args:
         pid: whose namespace, in our own pid namespace.
-        family: as ``socket.socket`` takes it; likewise the next two.
+        family: as for ``socket.socket``; likewise the next two.
         kind: see there.
         protocol: see there.
-        start: the process' start time (clock ticks since boot), where it matters that
-            the pid has not been given to another process.
+        start: the process's start time (clock ticks since boot), if it matters that the
+            pid is not another process's by now.
 
     Raises:
         OSError: there is no such process, or its namespace may not be entered.
@@ -68,7 +64,7 @@ def connect(
         seconds: until it is connected, and the time limit of the socket afterwards.
 
     Raises:
-        OSError: nobody listens there, or as :func:`make_socket`.
+        OSError: there is no listener, or as :func:`make_socket`.
     """
     made = make_socket(
         pid or os.getpid(), socket.AF_INET, socket.SOCK_STREAM, start=start
@@ -83,6 +79,7 @@ def connect(
 
 
 def _make_inside(namespace: int, *what: int) -> socket.socket:
+    # ``setns`` holds for one thread, so a thread that ends at once does it.
     result: list[socket.socket | OSError] = []
 
     def work() -> None:

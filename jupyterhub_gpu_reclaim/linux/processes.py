@@ -1,4 +1,4 @@
-"""A session's processes, as /proc tells them: list, continue, end.
+"""A session's processes, from /proc: list, continue, end.
 
 A process is identified by its pid and its start time together, so that a pid given to
 another process is never touched. Nothing here starts a process.
@@ -49,7 +49,6 @@ class Process:
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal has stopped it (Ctrl-Z, SIGSTOP)."""
         return self.state == STOPPED
 
 
@@ -72,7 +71,7 @@ class Snapshot:
 
     @cached_property
     def server(self) -> Process | None:
-        """The session's own program: the first process that the root made."""
+        """The session's own program: the first child of the root."""
         if self.root is None:
             return None
         children = [p for p in self.processes if p.ppid == self.root.pid]
@@ -104,7 +103,6 @@ def start_time(pid: int) -> int | None:
 
 
 def is_stopped(process: Process) -> bool:
-    """Whether a signal has stopped it by now."""
     stat = _stat(process.pid)
     return stat is not None and stat[1] == STOPPED and stat[3] == process.start_time
 
@@ -112,7 +110,7 @@ def is_stopped(process: Process) -> bool:
 def times_run(process: Process) -> list[int]:
     """How long each thread of it has been on a processor, in ns (proc(5), schedstat).
 
-    Empty where it has ended, or the kernel does not count.
+    Empty if it has ended, or the kernel does not count.
     """
     tasks = sorted((procfs.PROC / str(process.pid) / "task").glob("*"))
     told = [procfs.text(process.pid, f"task/{task.name}/schedstat") for task in tasks]
@@ -144,7 +142,7 @@ def _depth(pid: int) -> int:
 
 
 def is_namespace_init(status: bytes) -> bool:
-    """Whether that /proc/<pid>/status is of pid 1 of a namespace below ours."""
+    # Of a namespace below ours.
     return _NAMESPACE_INIT.search(status) is not None
 
 
@@ -216,7 +214,7 @@ def wake_parents(inside: Sequence[Process]) -> None:
 
 
 def has_children(init_pid: int) -> bool:
-    """Whether that process has children; quick where it has. False when it is gone."""
+    """Whether that process has children; quick if it has. False when it is gone."""
     for path in (procfs.PROC / str(init_pid) / "task").glob("*/children"):
         with contextlib.suppress(OSError):
             if path.read_bytes():
@@ -234,7 +232,7 @@ def snapshot(
 
     Args:
         init_pid: pid of the session's init, in our own namespace.
-        start: its start time, where it is known, against a pid used again.
+        start: its start time, if known, against a pid used again.
         children: the recent result of ``families``, when many sessions are looked up.
 
     Raises:
@@ -273,7 +271,7 @@ def held(process: Process) -> Iterator[int | None]:
 
 @contextlib.contextmanager
 def named(process: Process, what: str) -> Iterator[None]:
-    """Have what the kernel refuses for that process end a capture by its name.
+    """A refusal of the kernel for that process ends a capture with its name.
 
     Raises:
         ReclaimError: ``capture_failed``: the process, and ``what``.
@@ -359,9 +357,9 @@ def wait_gone(processes: Iterable[Process], deadline: float) -> list[Process]:
 
 
 def kill_tree(init_pid: int, start: int | None = None, *, timeout: float) -> None:
-    """End everything below the init, and leave the init: after a failed restore.
+    """End everything below the init, but not the init: after a failed restore.
 
-    Whatever was stopped beside the tree goes on, the init first.
+    Anything stopped beside the tree goes on, the init first.
 
     Raises:
         NotFound: there is no such init.
@@ -384,7 +382,7 @@ def kill_tree(init_pid: int, start: int | None = None, *, timeout: float) -> Non
 
 
 def kill_session(init_pid: int, start: int, *, timeout: float) -> None:
-    """End the init, and so, by the kernel, all of its pid namespace. Gone is gone.
+    """End the init, and so, by the kernel, all of its pid namespace. Idempotent.
 
     An init that has an image's entry point above it (tini) is not the first process of
     its namespace: that one is ended, and the container with it.

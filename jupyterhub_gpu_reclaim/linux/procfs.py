@@ -1,14 +1,13 @@
 """Small readers of /proc/<pid> for processes that may end at any moment.
 
 A process that has gone reads as nothing, never as an error (but for :func:`read` and
-:func:`words`); nothing is written. All processes of the machine are read every few
-seconds, and ``pathlib`` would take four times as long.
+:func:`words`). All processes of the machine are read every few seconds, and ``pathlib``
+would take four times as long.
 
 ``environ`` and ``cmdline`` are memory of the program itself: reading them takes the
-lock of its address space, which it can keep for as long as it likes, and they are as
-long as it likes. So :func:`words` reads each in a thread of its own, with a limit of
-time and of size, and never a second time while a first reader hangs in it. Nothing here
-logs or keeps what was read.
+lock of its address space, which it can hold as long as it likes, and they are as long
+as it likes. So :func:`words` reads each in a thread of its own, with a limit of time
+and of size, and never a second time while a first reader hangs in it.
 """
 
 # ruff: noqa: PTH115, PTH208
@@ -54,7 +53,7 @@ class Mapping(NamedTuple):
 
 
 def pids(proc: Path = PROC) -> list[int]:
-    """Every process of the machine, as far as that /proc shows them."""
+    """Every process of the machine that this /proc shows."""
     return [int(name) for name in os.listdir(proc) if name.isdecimal()]
 
 
@@ -81,7 +80,7 @@ def text(pid: int | str, name: str, proc: Path = PROC) -> str:
 
 
 def link(pid: int, name: str) -> str:
-    """Target of a link of /proc/<pid>; empty when it is not there."""
+    """Target of a link of /proc/<pid>; empty if it is not there."""
     try:
         return os.readlink(f"{PROC}/{pid}/{name}")
     except OSError:
@@ -89,9 +88,9 @@ def link(pid: int, name: str) -> str:
 
 
 def target_status(pid: int, name: str) -> os.stat_result | None:
-    """Status of what a link in /proc/<pid> leads to, even if that has lost its name.
+    """Status of the target of a link in /proc/<pid>, even if it has lost its name.
 
-    Nobody who serves that file is asked.
+    No file server is asked.
     """
     try:
         return cached_status(f"{PROC}/{pid}/{name}")
@@ -114,21 +113,18 @@ def inner_id(pid: int, thread: int) -> int:
 
 
 def name(pid: int) -> str:
-    """The process' short name; ``?`` when it is gone."""
+    """The process's short name; ``?`` when it is gone."""
     return text(pid, "comm").strip() or "?"
 
 
 def stat(pid: int, thread: int | None = None) -> list[str]:
-    """The fields of /proc/<pid>/stat from the state on; empty when it is gone.
-
-    Before them stands the name, which may hold anything.
-    """
+    """The fields of /proc/<pid>/stat from the state on; empty when it is gone."""
+    # The name comes before them, and may hold anything.
     name = "stat" if thread is None else f"task/{thread}/stat"
     return text(pid, name).rpartition(")")[2].split()
 
 
 def has_terminal(pid: int) -> bool:
-    """Whether a process has a controlling terminal."""
     return terminal(pid) != 0
 
 
@@ -139,7 +135,6 @@ def terminal(pid: int) -> int:
 
 
 def descriptors(pid: int) -> Iterator[Descriptor]:
-    """The open descriptors of a process."""
     # One by one: there may be a million, of which a caller looks at a part.
     with contextlib.suppress(OSError), os.scandir(f"{PROC}/{pid}/fd") as entries:
         for entry in entries:
@@ -234,7 +229,7 @@ def words(
     Raises:
         OSError: the process has ended or may not be read, or there is more than the
             limit.
-        TimeoutError: (an OSError) it does not come in time.
+        TimeoutError: (an OSError) it takes too long.
     """
     path = proc / str(pid) / file
     start = _start_text(proc, pid)
@@ -263,13 +258,12 @@ def _run(key: tuple[Path, str], read: _Read) -> None:
 
 
 def _start_text(proc: Path, pid: int) -> str:
-    """Start time of a process as ``stat`` has it: with the pid it names one process."""
+    """Start time of a process as in ``stat``: with the pid it names one process."""
     stat = (proc / str(pid) / "stat").read_text(errors="replace")
     return stat.rpartition(")")[2].split()[19]
 
 
 def _read_at_most(path: Path, most: int) -> bytes:
-    """Read all of a file that has an end soon enough."""
     pieces, size = [], 0
     with path.open("rb", buffering=0) as file:
         while piece := os.read(file.fileno(), 1 << 20):

@@ -1,19 +1,14 @@
 """Holds a process still, or makes it run system calls that it did not ask for.
 
-:func:`standing` holds threads; :func:`stopped` also makes calls. Held threads continue
-as if nothing had been: registers, signal mask and memory are put back, so that a call
-in which one slept is restarted by the kernel. On AArch64 a wait that was told how long
-to wait, and not until when, begins its time anew where calls were made. The caller
-decides what is held and called. There is a limit for holding, and for each call; to put
-all back and let go has none: a thread that was left in the middle would go on with our
-registers, or never.
+Held threads continue as if nothing had happened: registers, signal mask and memory are
+restored, so that the kernel restarts a call in which one slept. (On AArch64 a relative
+timeout begins again.) There is a limit for holding, and for each call, but none for
+restoring: a thread left in the middle would go on with our registers, or never.
 
 If the agent is killed, the kernel lets the threads continue, unless a signal has
-stopped their process; in the milliseconds of a call it does so in the middle of it. A
-process that runs then ends, the same as with any debugger: a signal must stop it before
-(``continuing.stopped``). One that is stopped stands with our registers until it is
-continued: before that, the next agent gives its own back (:func:`give_back`), which
-were kept in a file.
+stopped their process; in the milliseconds of a call that ends a running process, so a
+signal must stop it before (``continuing.stopped``). A stopped one keeps our registers
+until the next agent restores its own from a file (:func:`give_back`).
 """
 
 from __future__ import annotations
@@ -123,7 +118,7 @@ class Traced:
 
     @contextlib.contextmanager
     def thread(self, tid: int) -> Iterator[Traced]:
-        """Yield a thread of the process, to make its own calls inside the block.
+        """A thread of the process, to make its own calls inside the block.
 
         Raises:
             TraceFailed: it has ended.
@@ -141,7 +136,7 @@ class Traced:
             thread.end()
 
     def call(self, name: str, *arguments: int) -> int:
-        """Let it run one system call; what the call returned.
+        """Let it run one system call, and return its result.
 
         Raises:
             TraceFailed: with the call's own errno, or because the process ended.
@@ -152,10 +147,10 @@ class Traced:
         return result
 
     def dispatch(self, tid: int) -> tuple[int, ...]:
-        """System calls that a thread is asked about first, as Wine wants it.
+        """The system calls that a thread wants to emulate itself, as Wine does.
 
-        Mode, selector, offset and length (PR_SET_SYSCALL_USER_DISPATCH); all 0 where it
-        is asked about none, or this kernel (before Linux 6.4) does not tell.
+        Mode, selector, offset and length (PR_SET_SYSCALL_USER_DISPATCH); all 0 if there
+        are none, or this kernel (before Linux 6.4) does not tell.
         """
         buffer = ctypes.create_string_buffer(_DISPATCH.size)
         with contextlib.suppress(OSError):
@@ -163,10 +158,10 @@ class Traced:
         return _DISPATCH.unpack(buffer.raw)
 
     def set_dispatch(self, tid: int, wanted: Collection[int]) -> None:
-        """Set what :meth:`dispatch` tells.
+        """Restore the result of :meth:`dispatch`.
 
         Raises:
-            OSError: the kernel does not take it.
+            OSError: the kernel rejects it.
         """
         buffer = ctypes.create_string_buffer(_DISPATCH.pack(*wanted), _DISPATCH.size)
         _ptrace(_SET_DISPATCH, tid, len(buffer), ctypes.addressof(buffer))
@@ -189,16 +184,16 @@ class Traced:
 def stopped(pid: int, *, seconds: float) -> Iterator[Traced]:
     """Hold a process with all its threads; they go on at the end of the block.
 
-    A process that a signal had stopped is stopped again when the block has ended.
-    Must be used by one thread from begin to end, as the kernel wants it.
+    A process that a signal had stopped is stopped again when the block has ended. Must
+    be used by one thread from begin to end.
 
     Args:
         pid: of the process.
-        seconds: in which it has to stand still; likewise for each call.
+        seconds: for it to stand still; likewise for each call.
 
     Raises:
         TraceFailed: it has ended, is traced by another process, does not stand still in
-            time, or this kind of machine is not known.
+            time, or this kind of machine is unknown.
     """
     machine = _machine()
     with _held(pid, frozenset(), seconds) as threads:
@@ -224,18 +219,16 @@ def _machine() -> Architecture:
 def standing(
     pid: int, *, but: Collection[int], seconds: float
 ) -> Iterator[Collection[int]]:
-    """Hold all threads of a process but some, which go on; the ids of those held.
+    """Hold all threads of a process but some; the ids of those held.
 
-    They go on at the end of the block.
-
-    A signal that stops the process inside the block holds them from then on; one that
-    lets a stopped process go on inside it leaves the others standing.
-    Must be used by one thread from begin to end, as the kernel wants it.
+    They go on at the end of the block. A signal that stops the process inside the block
+    holds the others, too; one that continues it leaves these standing. Must be used by
+    one thread from begin to end.
 
     Args:
         pid: of the process.
         but: ids of the threads that go on.
-        seconds: that each of the others has to stand still in.
+        seconds: for each of the others to stand still.
 
     Raises:
         TraceFailed: as :func:`stopped`.
@@ -245,13 +238,13 @@ def standing(
 
 
 def begin_again(pid: int, calls: Mapping[int, int], *, seconds: float) -> None:
-    """Have the kernel begin calls again that it would only take up, or end; blocks.
+    """Have the kernel restart calls that it would only resume, or end; blocks.
 
     A thread that was not in such a call is left as it was.
 
     Args:
         pid: of a process that a signal has stopped; it stays so.
-        calls: thread → the number of the call in which the signal has met it.
+        calls: thread → the number of the call that the signal has interrupted.
         seconds: until its threads must stand still.
 
     Raises:
@@ -298,12 +291,12 @@ def stop_plainly(pid: int, pidfd: int, *, seconds: float) -> None:
 
 
 def give_back() -> list[OSError]:
-    """Give threads what they had when an agent was killed that made them call.
+    """Restore threads that a killed agent was making call.
 
-    Nobody may have continued their processes since. Those that ran before go on.
+    Their processes must not have been continued since. Those that ran before go on.
 
     Returns:
-        Why some did not get it.
+        Why some could not be restored.
     """
     failed = []
     for one in kept.left():
@@ -363,8 +356,6 @@ def _held(
 
 
 class _Thread:
-    """One thread that we hold."""
-
     def __init__(self, tid: int, seconds: float, deadline: float) -> None:
         self._tid = tid
         self._seconds = seconds
@@ -377,10 +368,10 @@ class _Thread:
         self._mask = 0
 
     def wait_stopped(self) -> int:
-        """Wait for the stop that was asked for.
+        """Wait for the stop that was requested.
 
         Returns:
-            The signal that has stopped its process; ``SIGTRAP`` where none has.
+            The signal that has stopped its process; ``SIGTRAP`` if none has.
         """
         while (status := self._wait()) >> 16 != _EVENT_STOP:
             # A signal came first. It is delivered, and the stop comes next: any other
@@ -391,10 +382,10 @@ class _Thread:
         return self.stopped_by
 
     def begin(self) -> None:
-        """Remember where it stood, and keep signals off it.
+        """Remember its state, and keep signals off it.
 
         Raises:
-            OSError: it has ended, or what it has cannot be kept.
+            OSError: it has ended, or its state cannot be kept.
         """
         self._begin(_WORD)
 
@@ -438,17 +429,15 @@ class _Thread:
         return result - (1 << 64) if result >> 63 else result
 
     def end(self) -> None:
-        """Bring it to the kind of stop where it was found, and put all back.
-
-        Only from there does the kernel take up a call again that was interrupted.
-        """
+        """Bring it to the kind of stop where it was found, and restore it."""
+        # Only from there does the kernel resume a call that was interrupted.
         self._stop()
         _set_registers(self._tid, self._registers)
         self._block(self._mask)
         kept.drop(self._tid)
 
     def give_back(self, one: Kept, machine: Architecture, code: int) -> None:
-        """Give it what was kept, unless it has that, or has gone on with it."""
+        """Restore what was kept, unless it has that, or has gone on with it."""
         now = _get_registers(self._tid)
         if len(now) == machine.registers.size == len(one.registers):
             counter = machine.registers.unpack(now)[machine.counter]
@@ -458,7 +447,7 @@ class _Thread:
             self._block(one.mask)
 
     def begin_again(self, machine: Architecture, number: int) -> None:
-        """See the function of that name; not for a 32-bit program."""
+        # Not for a 32-bit program.
         registers = _get_registers(self._tid)
         if len(registers) != machine.registers.size:
             return
@@ -487,7 +476,6 @@ class _Thread:
             kept.drop(self._tid)
 
     def _blocked(self) -> int:
-        """The signals that it blocks."""
         held = ctypes.create_string_buffer(8)
         _ptrace(_GETSIGMASK, self._tid, 8, ctypes.addressof(held))
         return int.from_bytes(held.raw, sys.byteorder)
@@ -497,11 +485,8 @@ class _Thread:
         _ptrace(_SETSIGMASK, self._tid, 8, ctypes.addressof(wanted))
 
     def detach(self) -> None:
-        """Let it go; one that has ended meanwhile needs nothing.
-
-        One that still runs is waited for: nobody else could let it go, and it is to
-        stop.
-        """
+        """Let it go; one that has ended meanwhile needs nothing."""
+        # A running one is waited for: only we can let it go, and it is going to stop.
         self._deadline = math.inf
         with contextlib.suppress(OSError):
             if self._runs:
@@ -509,11 +494,9 @@ class _Thread:
             _ptrace(_DETACH, self._tid, 0, self._signal)
 
     def is_to_stop_again(self) -> bool:
-        """Whether a signal had stopped its process, and none has continued it since.
-
-        The kernel says so at each stop (``ptrace(2)``, group-stop), so it makes one
-        more of these.
-        """
+        """Whether a signal had stopped its process, and it was not continued since."""
+        # The kernel says so at each stop (``ptrace(2)``, group-stop), so it makes
+        # another.
         if not self._was_stopped:
             return False
         self._deadline = math.inf
@@ -525,7 +508,7 @@ class _Thread:
             return False  # it has ended
 
     def wait_stopped_again(self) -> None:
-        """Wait until it is stopped, as it was found: the kernel wakes it for that."""
+        """Wait until it is stopped again: the kernel wakes it for that."""
         until = time.monotonic() + _STOP_SECONDS
         while not self._is_stopped() and time.monotonic() < until:
             time.sleep(_PAUSE_SECONDS)
@@ -554,7 +537,7 @@ class _Thread:
             self._go_on(_CONT)
 
     def _keep_signal(self, status: int) -> None:
-        """Keep what it was stopped by for when we let go."""
+        """Keep the signal that stopped it for when we let go."""
         if status >> 16 == 0 and os.WSTOPSIG(status) != _SYSCALL_STOP:
             self._signal = os.WSTOPSIG(status)
 
@@ -637,7 +620,7 @@ def tasks(pid: int) -> list[int]:
 
 
 def _find_code(pid: int, machine: Architecture) -> int:
-    """The address of an instruction that makes a call: the kernel's own vdso has some.
+    """The address of an instruction that makes a call, in the kernel's own vdso.
 
     Raises:
         Unsuited: there is none.

@@ -30,13 +30,12 @@ KCMP_VM, KCMP_FILES, KCMP_FS = 1, 2, 3  # <linux/kcmp.h>
 
 
 def io_priority(tid: int) -> int:
-    """Class and level in one number; 0 where none was set."""
+    """Class and level in one number; 0 if none was set."""
     number = architecture.call("ioprio_get")
     return int(checked(_libc.syscall(number, IOPRIO_WHO_PROCESS, tid), "ioprio_get"))
 
 
 def set_io_priority(tid: int, value: int) -> None:
-    """Set what :func:`io_priority` tells."""
     number = architecture.call("ioprio_set")
     done = _libc.syscall(number, IOPRIO_WHO_PROCESS, tid, value)
     checked(done, "ioprio_set")
@@ -58,7 +57,6 @@ def with_slice(tid: int, value: int) -> bytes:
 
 
 def set_slice(tid: int, value: int) -> None:
-    """Set what :func:`slice_of` tells."""
     number = architecture.call("sched_setattr")
     packed = with_slice(tid, value)
     checked(_libc.syscall(number, tid, ctypes.c_char_p(packed), 0), "sched_setattr")
@@ -73,12 +71,12 @@ def _attributes(tid: int) -> list[int]:
 
 
 def shares(one: int, other: int, kind: int) -> bool:
-    """Whether two tasks have that in common: memory, table of files, or folders."""
+    """Whether two tasks share that: memory, table of files, or folders."""
     return _compared(one, other, kind) == 0
 
 
 def sharers(tids: Iterable[int], kind: int) -> list[tuple[int, int]]:
-    """Pairs of those tasks that have that in common; one that has ended has nothing.
+    """Pairs of those tasks that share that; one that has ended shares nothing.
 
     The kernel puts any two in an order, so not every pair has to be asked for.
     """

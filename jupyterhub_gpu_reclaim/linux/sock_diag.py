@@ -1,10 +1,9 @@
 """The kernel's own list of inet sockets, and its way to end one (netlink sock_diag).
 
-It decides nothing. ``/proc/<pid>/net/tcp`` would list the same, but only sock_diag can
-end a socket (``SOCK_DESTROY``, Linux 4.5, CONFIG_INET_DIAG_DESTROY), and one source of
-truth for both is safer than two; ``ss -K`` is the same call, but a program that the
-agent's machine may lack, with output to parse. Layouts: ``linux/inet_diag.h``,
-``linux/netlink.h``, ``linux/rtnetlink.h``.
+``/proc/<pid>/net/tcp`` would list the same, but only sock_diag can end a socket
+(``SOCK_DESTROY``, Linux 4.5, CONFIG_INET_DIAG_DESTROY), and one source is safer than
+two; ``ss -K`` is the same call, but the machine may lack it. Layouts:
+``linux/inet_diag.h``, ``linux/netlink.h``, ``linux/rtnetlink.h``.
 """
 
 from __future__ import annotations
@@ -75,13 +74,12 @@ class TcpState(IntEnum):
 
 
 class Endpoint(NamedTuple):
-    """An address and a port; both are zero where nothing is bound."""
+    """An address and a port; both are zero if nothing is bound."""
 
     address: Address
     port: int
 
     def __str__(self) -> str:
-        """Write the endpoint as ``address:port``, with brackets around IPv6."""
         v6 = isinstance(self.address, IPv6Address)
         return f"[{self.address}]:{self.port}" if v6 else f"{self.address}:{self.port}"
 
@@ -162,10 +160,9 @@ class Diag:
         ]
 
     def destroy(self, one: InetSocket) -> bool:
-        """End a socket at once; a TCP peer gets a reset. True when it is no more.
+        """End a socket at once; a TCP peer gets a reset. Idempotent.
 
         False when this kernel cannot do that (CONFIG_INET_DIAG_DESTROY) or refuses.
-        Repeating it is harmless.
         """
         request = _REQUEST_V2.pack(
             one.family, one.protocol, 0, 0, 1 << one.state, one.key
@@ -183,8 +180,6 @@ class Diag:
 
 
 class UnixSocket(NamedTuple):
-    """One socket of the UNIX family."""
-
     inode: int
     kind: int  #: ``SOCK_STREAM``, …
     state: TcpState
@@ -201,7 +196,7 @@ class UnixSocket(NamedTuple):
 
 
 def _is_among(inodes: Container[int] | None, kind: int, payload: bytes) -> bool:
-    """Whether a message is about one of those sockets; quicker than to read it all."""
+    """Whether a message is about one of those sockets; quicker than reading it all."""
     if kind != _BY_FAMILY or len(payload) < _MESSAGE.size:
         return False
     return inodes is None or _INODE.unpack_from(payload, _INODE_AT)[0] in inodes
@@ -282,7 +277,6 @@ def own_addresses(pid: int) -> frozenset[Address]:
 
 
 def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The netlink attributes of a message: (type, value)."""
     at = 0
     while at + 4 <= len(data):
         length, kind = struct.unpack_from("=HH", data, at)
@@ -342,7 +336,6 @@ def _converse(
 
 
 def _in_namespace_of(pid: int, protocol: int) -> socket.socket:
-    """A netlink socket in the network namespace of ``pid``."""
     try:
         made = netns.make_socket(pid, socket.AF_NETLINK, socket.SOCK_RAW, protocol)
     except OSError as error:

@@ -1,8 +1,4 @@
-"""The decision about a session, from all guards and policies, with every reason.
-
-A policy takes and returns frozen values; it makes no requests, and its only time is
-``now``. Pure: the same snapshot at the same time always gets the same answer.
-"""
+"""The decision about a session, from all guards and policies, with every reason."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ class Decider:
         guards: one denial is enough.
         policies: one that says "reclaim" is enough; if none does, the reasons of the
             first policy are given.
-        probed: whether there is a probe; what it has not said yet is a denial.
+        probed: whether there is a probe; until it answers, that is a denial.
     """
 
     def __init__(
@@ -46,7 +42,7 @@ class Decider:
         self.probed = probed
 
     def __call__(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Return every reason, the deciding one first; never empty.
+        """Every reason, the deciding one first; never empty.
 
         If every reason against a suspend is known to end, the deciding one's ``at`` is
         the time when the last of them does.
@@ -66,10 +62,11 @@ class Decider:
 
 
 class SessionSnapshot(Value, frozen=True, kw_only=True):
-    """A session at one moment, as policies see it. ``None`` means not known.
+    """A session at one moment, as policies see it; ``None``: unknown.
 
-    Nothing in it may take a look at all other sessions: it is made for each, every few
-    seconds. Rules about several of them belong to ``controlplane/decide/together.py``.
+    Nothing in it may require a look at all other sessions: it is made for each, every
+    few seconds. Rules about several of them belong to
+    ``controlplane/decide/together.py``.
     """
 
     key: SessionKey
@@ -106,7 +103,7 @@ class Policy(Protocol):
     """A reason to suspend sessions, such as idleness or pressure."""
 
     def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Return the reasons for or against, the deciding one first; never empty.
+        """The reasons for or against, the deciding one first; never empty.
 
         Either the one verdict that says ``reclaim``, or every reason against it. An
         unknown fact is a reason against it.
@@ -114,26 +111,14 @@ class Policy(Protocol):
 
 
 def allow(reason: Reason, now: float, **facts: Any) -> Decision:
-    """A reason for a suspend, which may begin at once.
-
-    Args:
-        reason: its code and its sentence.
-        now: seconds since the epoch.
-        **facts: for the sentence.
-    """
+    """A reason for a suspend, which may begin at once."""
     return Decision(
         reclaim=True, code=reason.value, message=reason.sentence(**facts), at=now
     )
 
 
 def deny(reason: Reason, at: float | None = None, **facts: Any) -> Decision:
-    """A reason against a suspend.
-
-    Args:
-        reason: its code and its sentence.
-        at: when it may be over, in seconds since the epoch, if that can be known.
-        **facts: for the sentence.
-    """
+    """A reason against a suspend; ``at``: when it may be over, if that can be known."""
     return Decision(
         reclaim=False, code=reason.value, message=reason.sentence(**facts), at=at
     )

@@ -1,7 +1,7 @@
 """Guards: rules that forbid a suspend, and a nap, however idle the session is.
 
-Each guard gives a reason for the user, and the time when it ends if that can be known.
-They come before the policies: see ``decide.py``.
+Each gives a reason for the user, and the time when it ends if that can be known. They
+come before the policies: see ``decide.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Guards(Configurable):
-    """Checks everything that forbids a suspend, and says why."""
+    """Everything that forbids a suspend."""
 
     min_age = Seconds(
         300.0,
@@ -93,7 +93,7 @@ class Guards(Configurable):
         return name
 
     def made_room(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Return why the session must not nap for another so soon again; else empty."""
+        """Why the session must not nap for another so soon again; else empty."""
         at, cool_down = snapshot.made_room_at, self._cool_down(snapshot.terms)
         if at is None or not 0 <= now - at < cool_down:
             return []  # a moment to come is of a clock that was put back
@@ -111,7 +111,7 @@ class Guards(Configurable):
         return self.cool_down if terms.cool_down is None else terms.cool_down
 
     def denials(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Return what forbids a suspend now, the most telling first; may be empty."""
+        """The reasons that forbid a suspend now, most telling first; may be none."""
         return [
             *self._phase(snapshot),
             *self._people(snapshot, now),
@@ -204,7 +204,7 @@ class Period(NamedTuple):
     end: time
 
     def end_after(self, now: float, zone: tzinfo | None) -> float | None:
-        """Return when the current period ends; None outside of the period.
+        """When the current period ends; None outside of the period.
 
         Args:
             now: seconds since the epoch.

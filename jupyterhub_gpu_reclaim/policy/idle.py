@@ -106,7 +106,7 @@ class IdlePolicy(Configurable):
 
         So much more than twice what the session's pages have sent in the quietest 90 s
         since ``idle_after``, each time the most of 10 s: a click in Streamlit or Shiny
-        sends 30 to 200 bytes, and a page that nobody touches the same all the time.
+        sends 30 to 200 bytes, and an untouched page the same all the time.
         Lower sees smaller clicks; higher lets pages be forgotten that ask for news less
         often than every 90 s. None: ``page_data_rate`` alone counts. Example: 20.
         """,
@@ -120,8 +120,8 @@ class IdlePolicy(Configurable):
         A cell in ``input()`` or at a debugger's prompt is busy for its server until
         somebody answers. Counted from the question, or from the session's return; the
         session comes back at the same prompt. Shorter gives GPUs back sooner; longer
-        whoever thinks about an answer a resume. 0: such a cell is no work, and the
-        question counts as use like any other. None: it is busy for ever, as it is where
+        spares people who think about an answer a resume. 0: such a cell is no work,
+        and the question counts as use like any other. None: it is busy for ever, as it is where
         our server extension is not installed in the session. Example: 7200.
         """,
     ).tag(config=True)
@@ -174,7 +174,7 @@ class IdlePolicy(Configurable):
         server) tells nothing of what its user does. False: such a session is left
         alone. True: it is judged by the processor (its server's own program, too),
         GPUs and data (``busy_cpu_percent``, ``busy_gpu_percent``, ``busy_data_rate``,
-        and what its page sends, ``page_burst_rate``): whoever only reads the page
+        and what its page sends, ``page_burst_rate``): anyone who only reads the page
         counts as away, and sees no warning. Example: True where such programs compute
         on GPUs.
         """,
@@ -184,7 +184,7 @@ class IdlePolicy(Configurable):
     max_sample_age = Seconds(60.0)
 
     def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Return every reason against idleness, or the one that says it is idle."""
+        """Every reason against idleness, or the one that says it is idle."""
         terms = snapshot.terms
         limit = self.idle_after if terms.idle_after is None else terms.idle_after
         rule = terms.rule("idle_after")
@@ -205,7 +205,7 @@ class IdlePolicy(Configurable):
         return mode_for_jobs(snapshot.terms, self.wake_for_jobs)
 
     def jobs_due(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Return the reason if a scheduled job prevents a suspend."""
+        """The reason if a scheduled job prevents a suspend."""
         usage, mode = snapshot.usage, self._for_jobs(snapshot)
         if usage is None or not usage.jupyter or mode == "never" or usage.job_due == 0:
             return []
@@ -219,13 +219,13 @@ class IdlePolicy(Configurable):
     def against(
         self, snapshot: SessionSnapshot, now: float, idle_after: float, rule: str = ""
     ) -> list[Decision]:
-        """Return why the session was not idle for that long; empty if it was.
+        """Why the session was not idle for that long; empty if it was.
 
         Args:
             snapshot: the session.
             now: seconds since the epoch.
             idle_after: the seconds.
-            rule: which rule set them, as the end of a sentence.
+            rule: the rule that set them, as the end of a sentence.
         """
         usage = snapshot.usage
         if usage is not None and not usage.jupyter and not self.without_jupyter:
@@ -236,7 +236,7 @@ class IdlePolicy(Configurable):
         return busy + _too_soon(usage, now, idle_after, rule)
 
     def connected(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Return the reason if connections to other machines prevent a suspend."""
+        """The reason if connections to other machines prevent a suspend."""
         usage, limit = (
             snapshot.usage,
             self._setting_for(snapshot.terms, "connections_after"),
@@ -258,7 +258,7 @@ class IdlePolicy(Configurable):
         ]
 
     def _setting_for(self, terms: SessionPolicy, setting: str) -> float | None:
-        """Return a session's value of a setting: its rule's, None included, or ours."""
+        """A session's value of a setting: its rule's, None included, or ours."""
         found: float | None = getattr(terms if setting in terms.by else self, setting)
         return found
 
@@ -316,7 +316,6 @@ class IdlePolicy(Configurable):
     def _pages_in_use(
         self, usage: Usage, terms: SessionPolicy, idle_after: float
     ) -> Iterator[Decision]:
-        """Return the reason if pages of programs are in use."""
         setting, rate = "page_data_rate", usage.page_peak_rate
         limit, quiet = self._setting_for(terms, setting), usage.page_quiet_rate
         if limit is None or rate is None:
@@ -336,7 +335,6 @@ class IdlePolicy(Configurable):
     def _open_prompt(
         self, name: str, terms: SessionPolicy, age: float, now: float
     ) -> Iterator[Decision]:
-        """Return the reason if a cell that waits for an answer still counts as work."""
         limit = self._setting_for(terms, "prompt_idle_after")
         if limit is None:
             yield deny(Reason.KERNEL_BUSY, name=name)
@@ -355,7 +353,7 @@ def mode_for_jobs(terms: SessionPolicy | None, usual: str) -> str:
 
 
 def job_told(usage: Usage | None, *, wakes: bool) -> str:
-    """What a suspend means for its next scheduled job, in a sentence; empty: none."""
+    """What a suspend means for its next scheduled job, in a sentence."""
     if usage is None or not usage.job_due:
         return ""
     due = moment(usage.job_due)

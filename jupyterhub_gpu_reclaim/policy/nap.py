@@ -48,7 +48,7 @@ class NapPolicy(Configurable):
         Kubernetes a pod keeps its GPU all the same. Shorter gives GPU memory to others
         sooner; longer spares people in a pause the seconds of a wake. What counts as
         use and as work, Keep and all guards are those of ``IdlePolicy`` and ``Guards``;
-        nobody is warned. Less than ``IdlePolicy.idle_after`` makes sense, which is
+        there is no warning. Less than ``IdlePolicy.idle_after`` makes sense, which is
         counted from the last use, whether the session naps or not. None: 180 where
         sessions share GPUs (``ReclaimService.seats_per_gpu``), else 0, since a GPU that
         one session has for itself is of no use to others meanwhile. 0: no session naps
@@ -63,10 +63,10 @@ class NapPolicy(Configurable):
         Where a session wakes and its card is full, others on that card that have been
         idle, and awake, for so long are put to nap at once: as few as are enough, the
         longest idle with the most memory first. None that is in use or at work, none
-        that a guard holds, and none twice within ``Guards.cool_down``. Shorter lets
-        whoever wakes wait less; longer spares people in a pause, and keeps two sessions
-        from taking the memory from each other in turns. Only where sessions nap
-        (``nap_after``). 0: nobody naps for others. Example: 30.
+        that a guard holds, and none twice within ``Guards.cool_down``. Shorter makes
+        a waking session wait less; longer spares people in a pause, and keeps two
+        sessions from taking the memory from each other in turns. Only where sessions nap
+        (``nap_after``). 0: none naps for others. Example: 30.
         """,
     ).tag(config=True)
 
@@ -88,7 +88,6 @@ class NapPolicy(Configurable):
         return self.usually_after if terms.nap_after is None else terms.nap_after
 
     def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Return the reasons against a nap, or the one for it."""
         limit, rule = self.after(snapshot.terms), snapshot.terms.rule("nap_after")
         if limit == 0:
             return [deny(Reason.NAP_OFF, rule=rule)]
@@ -103,7 +102,7 @@ class NapPolicy(Configurable):
     def _reasons_against(
         self, snapshot: SessionSnapshot, now: float, limit: float, rule: str = ""
     ) -> list[Decision]:
-        """Return every reason why it was not idle and awake for that long."""
+        """Every reason why it was not idle and awake for that long."""
         against = self._idle.against(snapshot, now, limit, rule)
         if snapshot.usage is not None and snapshot.usage.gpu_memory == 0:
             against = [deny(Reason.GPU_UNUSED), *against]
@@ -116,7 +115,7 @@ class NapPolicy(Configurable):
         return against
 
     def reasons_for_room(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Return the reasons against a nap for another session, or the one for it."""
+        """The reasons against a nap for another session, or the one for it."""
         if self.after(snapshot.terms) == 0:
             return [deny(Reason.NAP_OFF, rule=snapshot.terms.rule("nap_after"))]
         if self.room_after == 0:
@@ -128,12 +127,7 @@ class NapPolicy(Configurable):
 
 
 class NapDecider:
-    """Decides whether a session naps, from guards and the policy.
-
-    Args:
-        guards: one denial is enough, as for a suspend.
-        policy: says whether it is idle for long enough.
-    """
+    """Decides whether a session naps, from guards and the policy."""
 
     def __init__(self, guards: Guards, policy: NapPolicy) -> None:
         self._decide = Decider(guards, [policy])
@@ -143,12 +137,10 @@ class NapDecider:
         self.after = policy.after
 
     def __call__(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Return every reason, the deciding one first; never empty."""
         return self._decide(snapshot, now)
 
     @property
     def room_after(self) -> float:
-        """Seconds of idleness needed to nap for another session."""
         seconds: float = self._policy.room_after
         return seconds
 

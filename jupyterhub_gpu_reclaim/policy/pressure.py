@@ -3,8 +3,7 @@
 ``PressurePolicy`` is one more policy of ``decide``: it applies to a selected session,
 and asks for its suspend if that is idle by the usual reasons, for a shorter time.
 ``PreemptionPolicy`` selects, once per tick, from all sessions and the GPU queue: only
-as many as are needed, the longest idle with the most GPU memory first. Both are pure
-and suspend nothing.
+as many as are needed, the longest idle with the most GPU memory first. Both are pure.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class PressurePolicy(Configurable):
         ``IdlePolicy`` and ``Guards``. Shorter lets others wait less; longer spares
         people in a pause. At most ``IdlePolicy.idle_after`` makes sense; with
         ``IdlePolicy.idle_after = 0`` sessions go under pressure only. 0: waiting
-        changes nothing, so that nobody goes earlier than ``idle_after`` promises.
+        changes nothing, so that none goes earlier than ``idle_after`` promises.
         Example: 300.
         """,
     ).tag(config=True)
@@ -65,7 +64,7 @@ class PressurePolicy(Configurable):
         self._idle = idle
 
     def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Return the reasons to stay, or the one to go, which says for whom."""
+        """The reasons to stay, or the one to go, which names the waiting sessions."""
         limit = self.pressure_idle_after
         if not limit or not snapshot.wanted:
             return [deny(Reason.NOBODY_WAITS)]
@@ -83,7 +82,7 @@ class PreemptionPolicy:
 
     Args:
         decide: the one decision about a session. A session is judged as if it were
-            selected, so that whatever forbids its suspend forbids its selection.
+            selected, so that anything that forbids its suspend forbids its selection.
     """
 
     def __init__(
@@ -94,11 +93,11 @@ class PreemptionPolicy:
     def __call__(
         self, snapshots: Iterable[SessionSnapshot], wants: Sequence[Want], now: float
     ) -> dict[SessionKey, SessionKey]:
-        """Select the sessions that go, and for whom; empty if none need to, or may.
+        """The sessions that go, and for which; empty if none need to, or may.
 
         Args:
             snapshots: all sessions. Those that were selected before (``wanted``) come
-                first, so that a warning stands until its end.
+                first, so that a warning stays until its end.
             wants: what is lacking, in the order of the queue.
             now: seconds since the epoch.
         """
@@ -130,7 +129,7 @@ def _holds_gpu(snapshot: SessionSnapshot) -> bool:
 
 
 def _has_wanted_gpu(snapshot: SessionSnapshot, want: Want) -> bool:
-    """Whether the session's GPU would do; an unknown one may."""
+    # An unknown one may do.
     names = {gpu.name for gpu in snapshot.gpus}
     return not want.gpu or not names or want.gpu in names
 
@@ -138,7 +137,7 @@ def _has_wanted_gpu(snapshot: SessionSnapshot, want: Want) -> bool:
 def _sort_key(
     snapshot: SessionSnapshot, now: float
 ) -> tuple[bool, float, int, SessionKey]:
-    """Sort key: longest idle times most GPU memory, then the cheapest restore."""
+    """Longest idle times most GPU memory first, then the cheapest restore."""
     usage = snapshot.usage
     # One that naps in a pod holds a GPU without using memory of it.
     held = (usage and usage.gpu_memory) or sum(g.memory or 0 for g in snapshot.gpus)

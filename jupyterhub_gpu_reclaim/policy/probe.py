@@ -1,8 +1,8 @@
 """The word of an administrator's own probe on whether a session is used.
 
 It only adds to what is seen: a session is suspended if the policy and the probe agree.
-Whatever is not understood, late or missing is silence, and silence is use (law 5).
-Pure; ``controlplane/decide/probing.py`` asks, ``service/probe.py`` runs it.
+An answer that is missing, late or not understood counts as use (law 5). Pure;
+``controlplane/decide/probing.py`` asks, ``service/probe.py`` runs it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Probed(Value, frozen=True, kw_only=True):
 
 
 def read(said: str, now: float) -> Probed:
-    """Read ``in use until TIME`` or ``idle since TIME``.
+    """Parse ``in use until TIME`` or ``idle since TIME``.
 
     A time is ISO 8601 with its zone, or seconds since the epoch.
     """
@@ -49,7 +49,7 @@ def read(said: str, now: float) -> Probed:
 
 
 def against(probed: Probed | None, now: float) -> tuple[str, float | None]:
-    """What the probe says against a suspend (empty: nothing), and until when."""
+    """The probe's reason against a suspend (empty: none), and until when."""
     if probed is None:
         return "it has not answered yet", None
     if probed.trouble:

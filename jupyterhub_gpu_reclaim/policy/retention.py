@@ -1,8 +1,8 @@
 """Selects the checkpoints to delete, by age and quota.
 
 Pure; ``controlplane/checkpoints/expiry.py`` carries it out at every tick. It only
-drops checkpoints that are not in use. What two of a session share counts once, and is
-freed with the second (``common/kept_bytes.py``).
+drops checkpoints that are not in use. Bytes that two of a session share count once, and
+are freed with the second (``common/kept_bytes.py``).
 """
 
 from __future__ import annotations
@@ -85,18 +85,15 @@ class _Plan:
         self.dropped: list[Dropped] = []
 
     def left(self) -> list[Kept]:
-        """Checkpoints not dropped so far, the oldest first."""
         return list(self._left.values())
 
     def of_users(self) -> list[list[Kept]]:
-        """Checkpoints not dropped so far, by user."""
         of: dict[str, list[Kept]] = defaultdict(list)
         for each in self.left():
             of[each.key.user].append(each)
         return [of[user] for user in sorted(of)]
 
     def by_age(self, now: float) -> None:
-        """Drop what is older than the limit."""
         seconds = self._retention.seconds
         if not seconds:
             return
@@ -104,7 +101,6 @@ class _Plan:
             self._drop(each, f"checkpoints are kept for {text.duration(seconds)}")
 
     def by_size(self, kept: list[Kept], quota: int, why: str) -> None:
-        """Drop what exceeds the quota."""
         if not quota:
             return
         held = KeptBytes(each.keeps for each in kept)

@@ -1,7 +1,7 @@
 """Selects the sessions that nap for those that wake and find their card full.
 
-As few as are enough, and none where all of them together are not: nobody's memory moves
-for nothing. Pure; it puts nobody to nap.
+As few as are enough, and none if all of them together are not: no memory is moved in
+vain. Pure.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def held(snapshot: SessionSnapshot, cards: Iterable[str]) -> int:
 def _fewest_that_suffice(
     able: Sequence[SessionSnapshot], lacking: Mapping[str, int], now: float
 ) -> list[SessionKey]:
-    """Choose as few as give what is lacking on each card; empty if all do not."""
+    """As few as free enough of each card; none if all do not."""
 
     def order(snapshot: SessionSnapshot) -> tuple[float, SessionKey]:
         return -idle_for(snapshot, now) * held(snapshot, lacking), snapshot.key

@@ -1,7 +1,7 @@
 """Rules: other thresholds for some sessions, by user, group, profile, option or label.
 
-Pure; configured by administrators. A fact that a rule asks for and that is not known is
-never taken for "no": the session is left alone until it is known (law 5).
+Pure; configured by administrators. An unknown fact that a rule asks for is never taken
+for "no": the session is left alone until it is known (law 5).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _LONGEST = 366 * 86400.0
 
 
 class Subject(Value, frozen=True, kw_only=True):
-    """Facts about a session's owner and start; ``None``: not known now."""
+    """Facts about a session's owner and start; ``None``: unknown now."""
 
     key: SessionKey
     groups: list[str] | None = None  #: the Hub's groups of its user
@@ -66,7 +66,7 @@ class _RuleList(List[Rule]):
     """A list of rules, also on a command line."""
 
     def from_string_list(self, s_list: list[str]) -> list[Any]:
-        """Parse one rule from each string, or all from one, as of ``hub_config``."""
+        # One rule from each string, or all from one, as of ``hub_config``.
         found: list[Any] = []
         for value in map(literal_eval, s_list):
             found += value if isinstance(value, list) else [value]
@@ -97,8 +97,8 @@ class Rules(Configurable):
         ``wake_for_jobs``. For each of these the first rule that fits and sets it
         decides; where none does, ``IdlePolicy``,
         ``NapPolicy``, ``Guards`` and ``ReclaimService`` do. Options, and so profiles,
-        are what users say at the start: with a rule for an option you let whoever says
-        it have what it sets. While something that a rule asks for is not known, the
+        are what users say at the start: with a rule for an option, anyone who says it
+        gets what it sets. While something that a rule asks for is not known, the
         session is not suspended. Empty: the same for all. Example:
         [{"group": "course-101", "idle_after": 3600, "warn_for": 600},
         {"profile": "h100*", "idle_after": 600}, {"option": "gpu_reclaim=off",
@@ -117,7 +117,7 @@ class Rules(Configurable):
         return rules
 
     def policy_for(self, about: Subject) -> SessionPolicy:
-        """Return a session's settings, each from the first rule that fits."""
+        """A session's settings, each from the first rule that fits."""
         found: dict[str, Any] = {}
         by: dict[str, str] = {}
         unknown: list[str] = []
@@ -140,7 +140,7 @@ class Rules(Configurable):
 
 
 def name_of(rule: Rule) -> str:
-    """Name a rule as sentences do: ``group course-101 and profile h100*``."""
+    """A rule's name in sentences: ``group course-101 and profile h100*``."""
     parts = [
         f"{name} {' or '.join(_as_list(rule[name]))}" for name in _MATCH & rule.keys()
     ]
@@ -226,7 +226,9 @@ def _check_rule(rule: Rule) -> None:
         known = ", ".join([*_MATCH, *SETTINGS])
         raise ValueError(f"{strange[0]!r} is not one of {known}")
     if not _MATCH & rule.keys():
-        raise ValueError(f"it is for nobody; name one of {', '.join(_MATCH)}")
+        raise ValueError(
+            f"it does not say whom it is for; name one of {', '.join(_MATCH)}"
+        )
     if not rule.keys() & set(SETTINGS):
         raise ValueError(f"it sets nothing; set one of {', '.join(SETTINGS)}")
     if "together" in rule and (others := sorted(_MATCH & rule.keys() - _ALWAYS_KNOWN)):
@@ -270,7 +272,7 @@ def _check_setting(name: str, value: Any) -> None:
 
 
 def _check_idleness(name: str, value: Any) -> None:
-    """Check a setting of ``IdlePolicy`` as the policy itself does."""
+    # As the policy itself does.
     trait = IdlePolicy.class_traits()[name]
     is_good = isinstance(value, bool) == isinstance(trait, Bool)
     try:

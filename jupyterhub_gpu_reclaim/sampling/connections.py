@@ -1,25 +1,14 @@
-"""Looks at the TCP connections of sessions: what moves on them, and who is connected.
+"""The TCP connections of sessions: what moves on them, and who is connected.
 
-What a program sends or receives leaves no trace in its processes: a server keeps an
-upload in memory until it is complete, and what goes into a socket is often not counted
-as written. The kernel counts what each connection has carried. One that opens and
-closes between two looks is not seen, but what such small requests bring is written
-soon, and counted there (``process_tree``).
+Sending and receiving leave no trace in a process, and are often not counted as written;
+but the kernel counts what each connection has carried. One that opens and closes
+between two looks is not seen, but what such small requests bring is written soon, and
+counted there (``process_tree``).
 
-A page of a program behind the server (VS Code, RStudio, Streamlit) reaches the program
-by a connection from the server. What comes to the program there was sent by the page:
-little while nobody looks at it, and more when somebody types or clicks. What kernels
-are sent is left out, since their server tells of it. What goes through a UNIX socket,
-which counts nothing, and single requests, which are over before the next look, the
-server tells of where our extension is installed (``lab/program_pages.py``).
-
-A suspend ends the connections to other machines of what runs in the session (a
-database, a login by ssh, the workers of a cluster), so those are told. The server's own
-are not: it is called by the Hub's proxy, and calls the Hub.
-
-On one machine all sessions are in one network namespace, so its connections are read
-once for all of them, and of those only the sessions' own are kept. A session with very
-many files open is not known, and costs the others nothing.
+A page of a program behind the server (VS Code, RStudio, Streamlit) reaches it by a
+connection from the server. A suspend ends the connections to other machines of the
+session's programs, so those are reported. The server's own are not: the Hub's proxy
+calls it, and it calls the Hub.
 """
 
 from __future__ import annotations
@@ -54,7 +43,7 @@ PAUSE_SECONDS = 25.0
 
 
 class Traffic(NamedTuple):
-    """A session's use, as its connections tell."""
+    """A session's use, seen by its connections."""
 
     #: bytes since the first look that its server was sent, that it sent for long and
     #: had not just fetched from a program, and that programs exchanged with other
@@ -73,7 +62,7 @@ class _Lasting:
     until: float = 0.0  #: when it was last seen
 
     def count_download(self, now: float, sent: int) -> int:
-        """Return how many of the bytes sent since the last look are a download's."""
+        """How many of the bytes sent since the last look are a download's."""
         seconds, self.at = now - self.at, now
         if sent <= SLOWEST_DOWNLOAD * seconds:
             return 0
@@ -112,7 +101,6 @@ class _Session:
 
     @property
     def all(self) -> list[TcpConnection]:
-        """All connections of the session."""
         return [*self.calls, *self.fetches, *self.pages, *self.outside]
 
 
@@ -137,7 +125,11 @@ class TooManyFilesError(Exception):
 
 
 class Connections:
-    """Looks at the connections of sessions, and counts what they carry."""
+    """The connections of sessions, and what they have carried."""
+
+    # On one machine all sessions are in one network namespace, so its connections are
+    # read once for all of them, and only the sessions' own are kept. A session with
+    # very many files open is unknown, and costs the others nothing.
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
@@ -154,7 +146,7 @@ class Connections:
 
         Raises:
             OSError: their network is gone.
-            Refused: the kernel does not tell.
+            Refused: the kernel does not answer.
         """
         held: dict[str, _Held] = {}
         for target in targets:
@@ -192,12 +184,16 @@ class Connections:
         return Traffic(known.moved, known.paged, others[:MAX_NAMED])
 
     def keep(self, incarnations: Collection[str]) -> None:
-        """Forget all sessions but these."""
         for one in self._known.keys() - set(incarnations):
             del self._known[one]
 
 
 def _sort_by_purpose(held: _Held, port: int, network: _Network) -> _Session:
+    # Data to a program's page connection comes from its page: little while it is
+    # unattended, and more when somebody types or clicks. Kernels are left out, since
+    # their server tells of them. UNIX sockets, which count nothing, and single
+    # requests, which are over before the next look, are told by our extension
+    # (lab/program_pages.py).
     mine, shown = _Session(), held.programs - held.kernels
     for inode in held.server | held.programs:
         connection = network.by_inode.get(inode)
@@ -222,7 +218,6 @@ def _sort_by_purpose(held: _Held, port: int, network: _Network) -> _Session:
 def _bytes_carried(
     mine: Iterable[TcpConnection], before: Mapping[bytes, _Counts]
 ) -> tuple[int, int]:
-    """Bytes received and sent since the last look."""
     came = went = 0
     for connection in mine:
         sent, received = before.get(connection.key, _Counts(0, 0))

@@ -1,8 +1,7 @@
 """Takes one session's share out of the use of the machine's GPUs. Pure.
 
-What cannot be known of a session stays ``None``: a card that does not answer may be the
-one that a session works on, so then nothing is known of any. ``nvml`` supplies the use
-of the cards.
+Anything unknown stays ``None``: a card that does not answer may be the one that a
+session works on, so then nothing is known of any.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ class CardUse(Value, frozen=True, kw_only=True):
 
 
 class CardSource(Protocol):
-    """Tells what every card of this machine does."""
+    """The use of every card of this machine."""
 
     def measure(self, since: float) -> list[CardUse] | None:
-        """Measure every card; empty where there is none, None where unknown.
+        """Measure every card; empty if there are none, None if unknown.
 
         Blocks for milliseconds, or until the driver answers; harmless to repeat.
 
@@ -55,7 +54,6 @@ class NoCards:
     """The source of a machine without GPUs."""
 
     def measure(self, since: float) -> list[CardUse] | None:
-        """Return an empty list: there are none, and that is known."""
         del since
         return []
 
@@ -63,7 +61,7 @@ class NoCards:
 def samples_of(
     cards: list[CardUse] | None, pids: Collection[int]
 ) -> list[GpuSample] | None:
-    """The cards and instances that these processes use; None where it is not known."""
+    """The cards and instances that these processes use; None if unknown."""
     if cards is None or any(card.processes is None for card in cards):
         return None
     found = []
@@ -85,7 +83,7 @@ def samples_of(
 
 
 def digits(uuid: str) -> str:
-    """Strip a UUID to its digits, as the driver has it: ``GPU-e27adf4b-65b8-…``."""
+    """The digits of a UUID as the driver has it: ``GPU-e27adf4b-65b8-…``."""
     return uuid.removeprefix("GPU-").replace("-", "")
 
 

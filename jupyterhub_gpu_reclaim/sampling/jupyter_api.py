@@ -1,14 +1,11 @@
 """Calls a Jupyter server's own REST API, and decodes its answers.
 
 Every request goes to the loopback address of the session's own network namespace, is
-bounded in time and size, and can be marked not to count as activity. So are the lists
-and words in an answer bounded, by their types: what a session says is kept, added up
-and sent on for each session of a node. Nothing packed is asked for, nor unpacked: older
-versions of tornado do so without a limit. A caller that
-polls keeps the answers and asks only whether they have changed (RFC 9110, 13.1.2): a
-server under JupyterHub notes every answer in the user's own log, except a "304 Not
-Modified". Answers are controlled by the user: they are decoded strictly, and what does
-not fit is an error that names the call.
+bounded in time and size, and can be marked not to count as activity. Answers are
+controlled by the user: their lists and words are bounded by their types, and they are
+decoded strictly. A caller that polls keeps the answers and asks only whether they have
+changed (RFC 9110, 13.1.2): a server under JupyterHub notes every answer in the user's
+own log, except a "304 Not Modified".
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ T = TypeVar("T")
 
 
 class OtherAnswer(Unreachable):
-    """Raised for an answer that no Jupyter server would give."""
+    """An answer that no Jupyter server would give."""
 
 
 LOOPBACK = "127.0.0.1"
@@ -90,7 +87,6 @@ class NotebookSession(Value, frozen=True, kw_only=True):
 
 
 def _at_most(count: int, kind: type[T]) -> type[list[T]]:
-    """A list with at most that many items."""
     limited: Any = Annotated[list[kind], msgspec.Meta(max_length=count)]  # type: ignore[valid-type]
     return cast("type[list[T]]", limited)
 
@@ -144,13 +140,12 @@ class ServerAddress:
 
     @property
     def host(self) -> str:
-        """Host name of the server, as the client of :func:`make_client` takes it."""
         return f"{self.pid}-{self.start}{_SESSION}" if self.pid else LOOPBACK
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedAnswer:
-    """An answer, and the name that the server has given to it."""
+    """An answer and its Etag."""
 
     etag: str
     body: bytes
@@ -162,7 +157,7 @@ class _Connector(TCPClient):
     async def connect(  # type: ignore[override]
         self, host: str, port: int, **options: Any
     ) -> IOStream:
-        """See ``TCPClient``; times are seconds or a ``timedelta``."""
+        # Times are seconds or a ``timedelta``.
         if not host.endswith(_SESSION):
             return await super().connect(host, port, **options)
         pid, start = map(int, host.removesuffix(_SESSION).split("-"))
@@ -185,13 +180,12 @@ class _Client(SimpleAsyncHTTPClient):
     """Tornado's own client, but for how it connects."""
 
     def initialize(self, **options: Any) -> None:  # type: ignore[override]
-        """See ``SimpleAsyncHTTPClient``."""
         super().initialize(**options)
         self.tcp_client = _Connector(resolver=self.resolver)
 
 
 def make_client() -> AsyncHTTPClient:
-    """Make a client with room for every session of a node at once.
+    """A client with room for every session of a node at once.
 
     A server that does not answer holds its place for seconds; others do not wait.
     """
@@ -217,9 +211,9 @@ async def ask(
         client: from :func:`make_client`.
         address: of the server.
         path: below the server's prefix, without a query; quoted here.
-        kind: what the answer must be.
+        kind: type of the answer.
         seconds: how long it may take.
-        track: whether the server may take this for a sign of use.
+        track: whether the server may count this as use.
         query: added to the address.
         known: the answers of that server so far, by path; changed here.
 
@@ -269,7 +263,7 @@ def _has_answered(error: Exception) -> bool:
 
 
 def _shorten(text: str) -> str:
-    """Shorten a text of the server, such as its status line, to a line or two."""
+    # It may be the server's own, such as its status line.
     return text if len(text) <= 2 * MAX_DETAIL else text[: 2 * MAX_DETAIL] + "…"
 
 
@@ -289,7 +283,7 @@ def _size(known: dict[str, TaggedAnswer]) -> int:
 async def _fetch(
     client: AsyncHTTPClient, request: HTTPRequest, before: TaggedAnswer | None
 ) -> TaggedAnswer:
-    """Fetch the answer; if it has not changed, return the one before."""
+    """The answer; if it has not changed, the one before."""
     fetched = asyncio.ensure_future(client.fetch(request))
     fetched.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:

@@ -1,7 +1,4 @@
-"""The rate of a counter that is read now and then.
-
-Pure. Next: ``window``, which has one for each kind of work.
-"""
+"""The rate of a counter that is read now and then. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +37,6 @@ class Meter:
         self._readings: list[_Reading] = []
 
     def clear(self) -> None:
-        """Start again."""
         self._readings.clear()
 
     def add(self, at: float, work: float) -> None:
@@ -57,7 +53,7 @@ class Meter:
             self._readings.pop(0)
 
     def add_share(self, at: float, percent: float) -> None:
-        """Add a reading of a source that tells the share used since the last one."""
+        """Add a reading of a source that gives the share used since the last one."""
         last = self._readings[-1] if self._readings else _Reading(at, 0.0)
         self.add(at, last.work + percent / 100.0 * (at - last.at))
 
@@ -75,7 +71,7 @@ class Meter:
     def peak(self, span: float) -> float | None:
         """Most work per second in any stretch of :data:`PEAK_SECONDS` in that span.
 
-        Where readings are further apart, between two of them.
+        If readings are further apart, between two of them.
         """
         if len(self._readings) < 2:
             return None

@@ -1,10 +1,9 @@
 """Reads from NVIDIA's management library what every GPU and every process on it does.
 
-It is the only importer of ``pynvml``. A reading costs the cards nothing: no context is
-made and no work is queued. What a card does not report is ``None``, never zero.
-
-A library that hangs (a card that fell off the bus) hangs one thread, once: while a
-reading is under way every other one returns "not known" at once.
+The only importer of ``pynvml``. A reading costs the cards nothing: no context is made
+and no work is queued. Anything a card does not report is ``None``, never zero. A
+library that hangs (a card that fell off the bus) hangs one thread, once: while a
+reading is under way every other one returns "unknown" at once.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Nvml:
 
     Args:
         library: ``pynvml``, or a test's recording of it.
-        driver: file that exists where the machine's driver is loaded.
+        driver: file that exists while the machine's driver is loaded.
     """
 
     def __init__(self, library: Any = pynvml, *, driver: Path = _DRIVER) -> None:
@@ -55,11 +54,6 @@ class Nvml:
         self._last_error = ""
 
     def measure(self, since: float) -> list[CardUse] | None:
-        """Measure every card; empty where there is none, None where unknown.
-
-        Args:
-            since: seconds since the epoch; use is a mean from then to now.
-        """
         if not self._looking.acquire(blocking=False):
             return None
         try:
@@ -81,7 +75,7 @@ class Nvml:
             self._looking.release()
 
     def driver_version(self) -> str:
-        """The driver's version; empty where there is none."""
+        """The driver's version; empty if there is none."""
         try:
             found = self._driver.read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -90,13 +84,11 @@ class Nvml:
         return version[1] if version else ""
 
     def close(self) -> None:
-        """Close the library."""
         if self._open:
             with contextlib.suppress(pynvml.NVMLError):
                 self._library.nvmlShutdown()
 
     def _log_once(self, error: Exception) -> None:
-        """Log each error once, not at every look."""
         if self._last_error != str(error):
             self._last_error = str(error)
             _log.warning("- the GPUs do not answer: %s", error)
@@ -158,7 +150,7 @@ class Nvml:
     def _use_by_pid(
         self, handle: Any, since: float, busy: int | None
     ) -> dict[int, tuple[float, float]] | None:
-        """Utilisation by pid; a process left out did nothing. None where not known.
+        """Utilisation by pid; a process left out did nothing. None if unknown.
 
         The library answers "not found" when it has no measurement at all. That is
         idleness only when the card as a whole was idle, too.
@@ -188,7 +180,7 @@ def _process(
     *,
     mps: bool,
 ) -> ProcessUse:
-    """Return one process's use; MPS may tell its work of the MPS server alone."""
+    # With MPS, work may be reported for the MPS server only.
     pid: int = process.pid
     known = used is not None and (pid in used or not mps or busy == 0)
     sm, memory = (used or {}).get(pid, _IDLE) if known else (None, None)
@@ -203,7 +195,6 @@ def _process(
 
 
 def _answer_or_none(question: Callable[[], T]) -> T | None:
-    """Ask the card; None where it has no answer."""
     try:
         return question()
     except pynvml.NVMLError:

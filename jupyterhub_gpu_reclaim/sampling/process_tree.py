@@ -1,7 +1,7 @@
 """Measures the processes of one session: number, memory, processor time, terminals.
 
-Call it in a thread, because reading ``/proc`` of large processes takes milliseconds. It
-reads only; a process that ends meanwhile is left out.
+Call it in a thread, because reading ``/proc`` of large processes takes milliseconds. A
+process that ends meanwhile is left out.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _stat(pid: int) -> _Stat:
 
 
 def _memory(pid: int) -> int:
-    """Proportional set size where it is cheap to ask for, else the resident size."""
+    """Proportional set size if it is cheap, else the resident size."""
     resident = int(procfs.read(pid, "statm").split()[1]) * _PAGE
     if resident == 0 or resident >= _EXACT_BELOW_BYTES:
         return resident
@@ -136,7 +136,6 @@ def _memory(pid: int) -> int:
 
 
 def _bytes_written(pid: int) -> int:
-    """Bytes that a process has written (proc(5), ``wchar``)."""
     for line in procfs.read(pid, "io").splitlines():
         if line.startswith(b"wchar:"):
             return int(line.split()[1])
@@ -144,7 +143,7 @@ def _bytes_written(pid: int) -> int:
 
 
 def _terminal_number(device: int) -> int | None:
-    """The number of a Unix98 terminal; None: it is none."""
+    """The number of a Unix98 terminal; None for others."""
     major, minor = os.major(device), os.minor(device)
     if major not in _PTS_MAJORS:
         return None
@@ -155,7 +154,7 @@ def _last_input(pid: int, number: int) -> float | None:
     """Time of the last input to a terminal: its slave's access time in that process.
 
     The kernel sets it when the program inside reads what was typed, in steps of eight
-    seconds; what a program prints changes the modification time alone.
+    seconds; output of a program changes the modification time only.
     """
     try:
         return Path(f"/proc/{pid}/root/dev/pts/{number}").stat().st_atime

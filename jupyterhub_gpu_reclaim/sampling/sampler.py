@@ -1,9 +1,8 @@
 """Samples one session: its processes through ``/proc``, its server through its API.
 
 A value that does not come in time is ``None`` with the reason in ``problem``: never
-zero, never idle. Sampling changes nothing, and its requests carry ``no_track_activity``
-so that watching a session never looks like using it. The server of a stopped session is
-not called.
+zero, never idle. Requests carry ``no_track_activity`` so that watching a session never
+looks like using it. The server of a stopped session is not called.
 
 Answers of a session are bounded (``jupyter_api``, ``connections``), a look that blocks
 takes one thread until it has ended, and a sample that fails fails alone.
@@ -66,7 +65,7 @@ PROBLEM_CHARACTERS = 1500
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """The answers of one sample; ``None`` is what did not come back."""
+    """The answers of one sample; ``None`` for each that did not come."""
 
     usage: process_tree.TreeUsage | None = None
     kernels: list[jupyter_api.Kernel] | None = None
@@ -87,7 +86,7 @@ class _Looks:
         self._under_way: set[Hashable] = set()
 
     async def take(self, name: Hashable, look: Callable[[], T], seconds: float) -> T:
-        """Look, and return what was found.
+        """Look, and return the result.
 
         Raises:
             TimeoutError: the look does not end in time, or the last one has not.
@@ -135,7 +134,6 @@ class Sampler:
         self._looks = _Looks()
 
     def close(self) -> None:
-        """Close the client's connections."""
         self._client.close()
 
     async def sample_all(self, watched: list[SampleTarget]) -> list[Sample]:
@@ -157,7 +155,6 @@ class Sampler:
         cards: list[CardUse] | None,
         traffic: Mapping[str, Traffic],
     ) -> Sample:
-        """Sample one session; a failure is told in its sample, and no other is lost."""
         try:
             return await self._sample(watched, cards, traffic)
         except Exception as error:  # noqa: BLE001 whatever it is, it is one session's
@@ -194,7 +191,7 @@ class Sampler:
     async def _look_at_networks(
         self, watched: list[SampleTarget]
     ) -> dict[str, Traffic]:
-        """Look at the connections, by incarnation; what is not known is left out."""
+        """The connections, by incarnation; anything unknown is left out."""
         networks: dict[Hashable, list[SampleTarget]] = {}
         for target in watched:
             network = _network_of(target.init_pid)
@@ -224,17 +221,14 @@ class Sampler:
             return {}
 
     async def cards(self) -> list[CardUse] | None:
-        """Return all cards as of some seconds ago; None where they do not answer.
-
-        Only one look at a time is possible, so this does not look while samples do.
-        """
+        """All cards as of some seconds ago; None if they do not answer."""
+        # Only one look at a time is possible, so this does not look while samples do.
         age = self._clock.now() - self._looked_at_cards
         if self._last_cards is None or age > FRESH_CARDS_SECONDS:
             return await self._look_at_cards()
         return self._last_cards
 
     async def _look_at_cards(self) -> list[CardUse] | None:
-        """Look at all cards, for all sessions; None if they do not answer in time."""
         now = self._clock.now()
         since = min(self._looked_at_cards, now - CARD_SECONDS)
         look = asyncio.create_task(asyncio.to_thread(self._cards.measure, since))
@@ -263,7 +257,6 @@ class Sampler:
     async def _ask_server(
         self, address: jupyter_api.ServerAddress, problems: list[str]
     ) -> _Answers:
-        """Ask all questions at once, each with its own time limit."""
         kernels, terminals, status, (notebooks, saved), jobs = await asyncio.gather(
             self._ask(address, problems, "api/kernels", jupyter_api.KERNELS),
             self._terminals(address, problems),
@@ -279,8 +272,6 @@ class Sampler:
     async def _scheduled(
         self, address: jupyter_api.ServerAddress, problems: list[str]
     ) -> Scheduled | None:
-        """Ask for scheduled jobs."""
-
         async def get(path: str, kind: type[T], query: str = "") -> T:
             return await self._ask_if_changed(address, path, kind, query)
 
@@ -326,7 +317,6 @@ class Sampler:
         kind: type[T],
         query: str = "",
     ) -> T:
-        """Ask, or learn that the answer is as before."""
         return await jupyter_api.ask(
             self._client,
             address,
@@ -340,7 +330,7 @@ class Sampler:
     async def _terminals(
         self, address: jupyter_api.ServerAddress, problems: list[str]
     ) -> list[jupyter_api.Terminal] | None:
-        """Ask for the terminals; without the extension there are known to be none."""
+        # Without the extension there are known to be none.
         try:
             return await self._ask_if_changed(
                 address, "api/terminals", jupyter_api.TERMINALS
@@ -354,7 +344,7 @@ class Sampler:
     async def _notebooks(
         self, address: jupyter_api.ServerAddress, problems: list[str]
     ) -> tuple[list[jupyter_api.NotebookSession] | None, float | None]:
-        """Return the open notebooks, and when one of them was last saved."""
+        """The open notebooks, and when one of them was last saved."""
         try:
             async with asyncio.timeout(self._seconds):
                 notebooks = await self._ask(
@@ -373,7 +363,7 @@ class Sampler:
     async def _last_saved(
         self, address: jupyter_api.ServerAddress, path: str, few: asyncio.Semaphore
     ) -> float | None:
-        """Return when a notebook was saved; None: it never was, or has moved."""
+        """When a notebook was saved; None: it never was, or has moved."""
         try:
             path = f"api/contents/{path}"
             async with few:
@@ -388,7 +378,6 @@ class Sampler:
 def _sum_up(
     watched: SampleTarget, answers: _Answers, at: float, problems: list[str]
 ) -> Sample:
-    """Make one sample of everything that is known."""
     usage, status, traffic = answers.usage, answers.status, answers.traffic
     return Sample(
         incarnation=watched.incarnation,
@@ -419,7 +408,7 @@ def _sum_up(
 
 
 def _cpu_work(answers: _Answers) -> float | None:
-    """Processor seconds of the work; a server that is not Jupyter's works itself."""
+    # A server that is not Jupyter's works itself.
     usage = answers.usage
     if usage is None:
         return None
@@ -427,7 +416,7 @@ def _cpu_work(answers: _Answers) -> float | None:
 
 
 def _paged_bytes(answers: _Answers) -> int | None:
-    """Bytes that pages sent to programs, as the server tells and connections show.
+    """Bytes that pages sent to programs, by the server and by connections.
 
     Each sees what the other does not, so both count: a websocket's messages twice. A
     server that is not Jupyter's is such a program itself.
@@ -447,7 +436,7 @@ def _last_saved(answers: _Answers) -> float | None:
 
 
 def _kernels(answers: _Answers) -> list[KernelSample] | None:
-    """Return the kernels, each under the name of its notebook where there is one."""
+    # Each has the name of its notebook if there is one.
     if answers.kernels is None:
         return None
     names = {
@@ -469,10 +458,8 @@ def _kernels(answers: _Answers) -> list[KernelSample] | None:
 
 
 def _jobs_kernels(answers: _Answers) -> list[KernelSample]:
-    """Return the kernels of scheduled jobs, which no list of kernels has.
-
-    One that an earlier server has left under way is no more.
-    """
+    """The kernels of scheduled jobs, which no list of kernels has."""
+    # One that an earlier server left under way has ended.
     started = _as_timestamp(answers.status.started) if answers.status else None
     return [
         KernelSample(
@@ -492,7 +479,6 @@ def _shorten_name(name: str) -> str:
 
 
 def _network_of(pid: int) -> int | None:
-    """Name the network namespace of a process; None where it has ended."""
     try:
         return Path(f"/proc/{pid}/ns/net").stat().st_ino
     except OSError:
@@ -504,10 +490,10 @@ def _as_timestamp(moment: datetime | None) -> float | None:
 
 
 def _terminals(answers: _Answers) -> list[TerminalSample] | None:
-    """Return the terminals with their last input.
+    """The terminals with their last input.
 
     The API does not tell which name has which tty. Both are counted up, so in order
-    they belong together; where the numbers differ (one was closed by its shell this
+    they belong together; if the numbers differ (one was closed by its shell this
     very moment), each gets the newest input of all, which errs on the side of use.
     """
     if answers.terminals is None or answers.usage is None:

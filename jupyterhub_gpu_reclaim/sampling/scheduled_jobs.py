@@ -1,9 +1,8 @@
-"""Scheduled notebooks of a session's server (jupyter-scheduler): what runs, is due.
+"""Scheduled notebooks of a session's server (jupyter-scheduler): running and due.
 
 A suspended server starts no job: the scheduler of a server that is back runs at once
-what was due meanwhile. Its REST API tells the definitions with their schedules (cron)
-and the jobs under way. A server without it is asked once. What does not answer, or has
-a schedule that is not understood, is not known.
+what was due meanwhile. A server without one is asked once. If it does not answer, or
+has a schedule that is not understood, its jobs are unknown.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Jobs(Value, frozen=True, kw_only=True):
 
 
 class Scheduled(NamedTuple):
-    """What a server's scheduler says."""
+    """The jobs of a server's scheduler."""
 
     running: list[Job]
     due: float | None  #: the next job, in seconds since the epoch; 0: none
@@ -73,7 +72,7 @@ class Schedulers:
         self._without: set[ServerAddress] = set()
 
     def keep(self, addresses: set[ServerAddress]) -> None:
-        """Forget servers that are not there any more."""
+        """Forget all other servers."""
         self._without &= addresses
 
     async def ask(
@@ -86,7 +85,7 @@ class Schedulers:
 
         Args:
             address: of it.
-            get: asks for a path, as a type, with a query.
+            get: requests a path, as a type, with a query.
             now: seconds since the epoch.
 
         Raises:
@@ -106,7 +105,7 @@ class Schedulers:
 
 
 def next_due(definitions: Iterable[Definition], now: float) -> float | None:
-    """When the next job is due; 0: none is within a year; None: it is not known."""
+    """When the next job is due; 0: none within a year; None: unknown."""
     try:
         times = [
             next_run(one.schedule, one.timezone or "UTC", now)
@@ -119,10 +118,10 @@ def next_due(definitions: Iterable[Definition], now: float) -> float | None:
 
 
 def next_run(schedule: str, zone: str, now: float) -> float:
-    """When a schedule is next due, as the scheduler itself counts; 0: not in a year.
+    """When a schedule is next due, by the scheduler's own rules; 0: not in a year.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is invalid.
         KeyError: there is no such time zone.
     """
     since = datetime.fromtimestamp(now, ZoneInfo(zone))

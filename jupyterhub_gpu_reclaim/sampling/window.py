@@ -1,8 +1,8 @@
 """The recent samples of one session, summed up into its usage.
 
 Pure: no clock, no I/O. A missing value is never idle: a gap in the samples starts the
-window again, and what cannot be known stays ``None``. The server's own
-``last_activity`` is not used: the polling of an open tab keeps it young.
+window again, and anything unknown stays ``None``. The server's own ``last_activity`` is
+not used: the polling of an open tab keeps it young.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 GAP_INTERVALS = 3
 #: Seconds after which a kernel that never said a word, with no connection, is idle.
 UNUSED_SECONDS = 600.0
-#: Seconds in which a page nobody uses has sent all that it usually sends: one that is
+#: Seconds in which an unused page has sent all that it usually sends: one that is
 #: hidden asks for news once a minute at least.
 PAGE_SECONDS = 90.0
 
@@ -32,9 +32,9 @@ class Window:
     Args:
         span: seconds that the window covers; as long as any session must be idle before
             it naps or is suspended.
-        interval: seconds between two samples, as they are meant to come.
-        usual: seconds that use is summed up over, where nothing else is asked for:
-            as long as most sessions must be idle; None: all of the span.
+        interval: seconds between two samples, as intended.
+        usual: default seconds that use is summed up over: as long as most sessions must
+            be idle; None: all of the span.
         unused: seconds after which a kernel that has never said a word is idle.
         page: seconds in which a page sends what it sends by itself.
     """
@@ -85,7 +85,7 @@ class Window:
 
         Args:
             now: seconds since the epoch.
-            span: seconds that use is summed up over, where that is not the usual.
+            span: seconds that use is summed up over, if not the usual.
         """
         newest = self._newest
         if newest is None:
@@ -139,7 +139,6 @@ class Window:
         return max(known, default=None)
 
     def _forget(self) -> None:
-        """Drop the samples of a former incarnation, which say nothing of this one."""
         self._newest = None
         self._watched_since = None
         self._cpu.clear()
@@ -187,11 +186,9 @@ def _in_percent(rate: float | None) -> float | None:
 
 
 def _activities(sample: Sample, before: Sample | None) -> Iterator[tuple[float, str]]:
-    """Yield every sign of a person or of work, with its time.
-
-    A kernel's or terminal's time that lies ahead counts as now. A notebook's, which
-    is a file's and may be anything, is not believed then.
-    """
+    """Every sign of a person or of work, with its time."""
+    # A kernel's or terminal's time in the future counts as now. A notebook's, which is
+    # a file's and may be anything, is not believed then.
     if sample.started is not None:
         yield min(sample.started, sample.at), "session started"
     for kernel in sample.kernels or []:
@@ -213,11 +210,9 @@ def _activities(sample: Sample, before: Sample | None) -> Iterator[tuple[float, 
 
 
 def _changes(sample: Sample, before: Sample) -> Iterator[tuple[float, str]]:
-    """Yield kernels and terminals that were opened, or closed while in use.
-
-    An idle one may have been closed by a culler of the server's own; where a person
-    closes it, our server extension tells (``last_asked``).
-    """
+    """Kernels and terminals that were opened, or closed while in use."""
+    # An idle one may have been closed by a culler of the server's own; if a person
+    # closes it, our server extension tells (``last_asked``).
     if sample.kernels is not None and before.kernels is not None:
         ids = {kernel.id for kernel in sample.kernels}
         old = {kernel.id: kernel.execution_state for kernel in before.kernels}
@@ -231,7 +226,7 @@ def _changes(sample: Sample, before: Sample) -> Iterator[tuple[float, str]]:
 
 
 def _gpu_share(sample: Sample) -> float | None:
-    """Percent of the time that the busiest card worked for it; None: not known."""
+    """Percent of the time that the busiest card worked for it; None if unknown."""
     if sample.gpus is None:
         return None
     shares = [gpu.sm_percent for gpu in sample.gpus]
@@ -259,7 +254,7 @@ def _is_whole(sample: Sample) -> bool:
 
 
 def _busy_kernel(sample: Sample) -> str | None:
-    """Return a kernel that runs a cell which does not wait for its user."""
+    """A kernel that runs a cell which does not wait for its user."""
     return next(
         (
             kernel.name
@@ -271,7 +266,7 @@ def _busy_kernel(sample: Sample) -> str | None:
 
 
 def _newest_prompt(sample: Sample) -> tuple[float, str] | None:
-    """Return when a cell last asked for an answer that it waits for, and its kernel."""
+    """When a cell last asked for an answer that it waits for, and its kernel."""
     asked = (
         (_prompt_time(kernel, sample), kernel.name) for kernel in sample.kernels or []
     )
@@ -279,17 +274,15 @@ def _newest_prompt(sample: Sample) -> tuple[float, str] | None:
 
 
 def _prompt_time(kernel: KernelSample, sample: Sample) -> float | None:
-    """Return when the kernel's cell asked for an answer; None: it waits for none.
-
-    A question that was open in a suspend is asked anew by the return.
-    """
+    """When the kernel's cell asked for an answer; None: it waits for none."""
+    # A question that was open in a suspend is asked again after the return.
     if kernel.execution_state != "busy" or kernel.prompt_since is None:
         return None
     return min(max(kernel.prompt_since, sample.started or 0.0), sample.at)
 
 
 def _maybe_working_kernel(sample: Sample, unused: float) -> str | None:
-    """Return a kernel that may be working, for all that its server knows.
+    """A kernel that may be working, for all that its server knows.
 
     A server learns that a kernel is idle from its first message. One that was started
     by a call, and that no page has ever opened, is "starting" for ever; one that has

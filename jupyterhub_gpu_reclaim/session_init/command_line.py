@@ -1,4 +1,4 @@
-"""Writes the command line of a session's init, recognises it, and reads what it says.
+"""Writes, recognises and reads the command line of a session's init.
 
 The Hub's side finds an init again after its own restart, and the agent finds all inits
 of a node. The command line alone proves nothing: in a container its user writes it, so
@@ -34,7 +34,7 @@ _RUN_INLINE: Final = (
 class SystemUser(NamedTuple):
     """User that the programs of a session on the machine itself run as.
 
-    A holding init is told it, too: what a fresh start would be given that day.
+    A holding init has it, too: the rights of a fresh start on that day.
     """
 
     uid: int
@@ -58,7 +58,7 @@ class InitArguments(NamedTuple):
 
 
 def written(arguments: InitArguments) -> list[str]:
-    """Write the arguments after the program; :func:`parse` reads them."""
+    """The arguments after the program, as :func:`parse` reads them."""
     return [
         "hold" if arguments.holding else "start",
         "--incarnation",
@@ -85,25 +85,23 @@ def _written_user(user: SystemUser | None) -> list[str]:
 def inline(python: str) -> tuple[str, str, str]:
     """The init as a program of an image that does not have its file.
 
-    Its text stands in :func:`inline_environment`: entry points print the command that
-    they run, and would print all of it.
+    Its text is in :func:`inline_environment`: entry points print the command that they
+    run, and would print all of it.
     """
     return (python, "-c", _RUN_INLINE)
 
 
 @cache
 def inline_environment() -> dict[str, str]:
-    """Environment that :func:`inline` has to find."""
     return {INLINE_VARIABLE: Path(session_init.__file__).read_text()}
 
 
 def is_init(words: Sequence[bytes]) -> bool:
-    """Whether that is the command line of a session's init."""
     return any(_MARKER in word for word in words[:_MARKED_WORDS])
 
 
 def parse(words: Sequence[bytes]) -> InitArguments | None:
-    """Read ``start|hold --incarnation I --user=U --server=S … [-- CMD…]``.
+    """Parse ``start|hold --incarnation I --user=U --server=S … [-- CMD…]``.
 
     None for any other command line, and one with a name that no page may show.
     """
@@ -118,7 +116,7 @@ def parse(words: Sequence[bytes]) -> InitArguments | None:
         options = options[: options.index("--")]
     values = _values(options)
     if not all(map(is_name, values.values())):
-        return None  # it is none of ours: nobody may be called that
+        return None  # not ours: no such name is allowed
     return InitArguments(
         incarnation=values.get("--incarnation", ""),
         user=values.get("--user", ""),

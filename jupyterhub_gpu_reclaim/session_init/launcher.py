@@ -4,7 +4,7 @@ It runs as root (``python3 -I -S launcher.py … -- INIT…``); stdlib only. It 
 for the session and never stays: the process that becomes pid 1 of the session is
 reparented to the machine's own init, so the session outlives the Hub.
 
-What it reports, as JSON lines on ``--report-fd``: ``{"pid", "start", "boot"}`` of the
+Its report, as JSON lines on ``--report-fd``: ``{"pid", "start", "boot"}`` of the
 session's init (host pid, ticks after boot), then nothing more when the init has been
 executed; or ``{"error": sentence}``. The end of the pipe is the end of the report.
 """
@@ -74,7 +74,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--report-fd", type=int, required=True)
     parser.add_argument("--cgroup-parent", default="")
@@ -88,13 +87,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def report(fd: int, **facts: object) -> None:
-    """Write one line of the report; a reader that has gone away is no error."""
+    """Write one line of the report; the reader may have gone."""
     with contextlib.suppress(BrokenPipeError):
         os.write(fd, json.dumps(facts).encode() + b"\n")
 
 
 def reported(report: bytes) -> dict[str, Any]:
-    """The facts of a report, as far as it is written."""
+    """The facts of a report so far."""
     facts: dict[str, Any] = {}
     for line in report.splitlines():
         with contextlib.suppress(ValueError):
@@ -150,7 +149,7 @@ def join_cgroups(parent: str, name: str, memory: int, cpu: float) -> None:
     """Make the session's groups in all hierarchies, set limits, and move in.
 
     Raises:
-        LaunchError: a limit was asked for that no hierarchy here can hold.
+        LaunchError: no hierarchy here can hold a limit.
     """
     if not parent or not name:
         return
@@ -174,7 +173,7 @@ def join_cgroups(parent: str, name: str, memory: int, cpu: float) -> None:
 
 
 def _delegate(mount: Path, parent: Path) -> None:
-    """Switch on the controllers of cgroup v2 down to the session's parent."""
+    """Enable the controllers of cgroup v2 down to the session's parent."""
     parent.mkdir(parents=True, exist_ok=True)
     for level in (mount, parent):
         for controller in ("memory", "cpu", "pids"):
@@ -183,7 +182,7 @@ def _delegate(mount: Path, parent: Path) -> None:
 
 
 def _limit(group: Path, what: str, limit: float) -> bool:
-    """Set one limit; False where this hierarchy has no such controller."""
+    """Set one limit; False if this hierarchy has no such controller."""
     if what == "memory":
         values = {"memory.max": limit, "memory.limit_in_bytes": limit}
     else:
@@ -197,7 +196,7 @@ def _limit(group: Path, what: str, limit: float) -> bool:
 
 
 def oom_kills(parent: str, name: str) -> int:
-    """How many programs of a session Linux has ended for want of memory."""
+    """How many programs of a session Linux has killed for lack of memory."""
     count = 0
     for mount, _ in hierarchies():
         for file in ("memory.events", "memory.oom_control"):  # of v2, of v1
@@ -218,10 +217,8 @@ def remove_cgroups(parent: str, name: str) -> None:
 
 
 def sweep_cgroups(parent: str, age: float = SWEEP_AGE) -> None:
-    """Remove groups that ended sessions have left behind.
-
-    A young one may be about to be joined; one that is in use cannot be removed.
-    """
+    """Remove groups that ended sessions have left behind."""
+    # A young one may be about to be joined; one that is in use cannot be removed.
     before = time.time() - age
     for mount, _ in hierarchies():
         with contextlib.suppress(OSError):
@@ -249,11 +246,9 @@ def become_init(options: argparse.Namespace) -> NoReturn:
 
 
 def leave_keyring() -> None:
-    """Begin a session keyring: in the Hub's, all sessions would share their keys.
-
-    Where the kernel has no keys, or forbids them to us and so to our children, there
-    is nothing to leave.
-    """
+    """Begin a session keyring: in the Hub's, all sessions would share their keys."""
+    # If the kernel has no keys, or forbids them to us and so to our children, there is
+    # nothing to leave.
     number = KEYCTL.get(os.uname().machine)
     if number is None:
         return
@@ -263,13 +258,13 @@ def leave_keyring() -> None:
 
 
 def enter_machine_mounts() -> None:
-    """See the files that the machine's own init sees, not those of the Hub's unit.
+    """Use the mounts of the machine's own init, not those of the Hub's unit.
 
     systemd's ``PrivateDevices=`` hides the GPUs from a unit, and ``PrivateTmp=`` gives
     it a ``/tmp`` that ends with it; a session must have neither from the Hub.
 
     Raises:
-        LaunchError: it may not be entered.
+        LaunchError: they may not be entered.
     """
     machine = os.open("/proc/1/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     try:

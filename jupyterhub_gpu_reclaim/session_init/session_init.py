@@ -2,43 +2,13 @@
 
 The launcher executes it as ``python3 -I -S session_init.py …``; a container runs it
 from the variable ``GPU_RECLAIM_INIT``, which holds this text. Only the standard
-library, Python >= 3.7, one file: it runs in the user's image. It never decides anything
-and never becomes part of a checkpoint (pid 1 cannot be in one).
+library, Python >= 3.7, one file: it runs in the user's image. It decides nothing and is
+never part of a checkpoint (pid 1 cannot be in one).
 
-::
-
-    session_init.py start|hold --incarnation UUID --user NAME --server NAME
-        [--realm NAME] [--session ID] [--account ID]
-        [--uid N --gid N --groups A,B --no-new-privileges 0|1]
-        [--chdir DIR] [--relay] [--first-pid 300] [--status-file FILE] [-- CMD ARG…]
-
-``start``  pids below ``--first-pid`` are used up, so that they are free for CRIU and
-the init when the session is brought back elsewhere. Then two processes are made:
-
-* *root* (``--first-pid``): leads the saved tree and does nothing but reap. As the
-  "child subreaper" it inherits processes whose parent has ended (``nohup train &``
-  in a terminal that was closed); under the init they would not be in the checkpoint.
-* *server* (the next free pid): ``CMD``, in its own session and process group.
-
-``hold``  nothing is started. A restored root becomes the init's child; until the
-agent has said which of its children that is, no child's exit ends the init (CRIU's
-helpers come and go). The agent says it with ``sigqueue(SIGUSR1, root's pid)`` from
-outside of the pid namespace; a kill(2) or a signal from inside is ignored.
-
-Both forward SIGTERM, SIGINT and SIGHUP (root to server, too), reap everything, and end
-with the root's status (128 + n for a signal) when the root ends; the kernel then ends
-whatever is left. A holding init ends at once when it is told to.
-
-The init's name (``comm``) is ``session-init`` as soon as it may be signalled and a
-tree may be restored under it.
-
-``--relay``  the session's output goes into a pipe of the init's, which copies it to
-its own output and drops what cannot be written. So the Hub may come and go, and a
-restored tree writes into the new init's pipe: its ends are the descriptors 3 (write)
-and 4 (read) of the init, found by the agent under ``/proc/<init>/fd``. Input is
-/dev/null.
-
-``--status-file``  the exit code is written there, where nobody waits for the init.
+``start`` runs a command below a root that leads the saved tree; ``hold`` waits for a
+restored root. Both forward SIGTERM, SIGINT and SIGHUP (root to server, too), reap
+everything, and end with the root's status (128 + n for a signal) when the root ends;
+the kernel then ends the rest. A holding init ends at once when it is told to.
 """
 
 from __future__ import annotations
@@ -94,7 +64,7 @@ AWAITED = {*FORWARDED, signal.SIGCHLD, ROOT_NAMED}
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """The command line; ends the program with a usage message when it is off."""
+    """The command line; ends the program with a usage message if it is wrong."""
     parser = argparse.ArgumentParser(prog="session_init.py", description="see top")
     parser.add_argument("mode", choices=["start", "hold"])
     parser.add_argument("--incarnation", required=True)
@@ -128,7 +98,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def prctl(option: int, value: int | bytes, more: bytes | None = None) -> None:
-    """Set one attribute of this process; OSError when the kernel says no."""
+    """Set one attribute of this process."""
     libc = ctypes.CDLL(None, use_errno=True)
     argument = ctypes.c_ulong(value) if isinstance(value, int) else value
     if libc.prctl(option, argument, more, 0, 0) != 0:
@@ -137,7 +107,6 @@ def prctl(option: int, value: int | bytes, more: bytes | None = None) -> None:
 
 
 def status_of(wait_status: int) -> int:
-    """An exit code for a wait status: 128 + n when a signal ended it."""
     if os.WIFSIGNALED(wait_status):
         return 128 + os.WTERMSIG(wait_status)
     return os.WEXITSTATUS(wait_status)
@@ -157,7 +126,7 @@ def reap() -> dict[int, int]:
 
 
 def send(pid: int, number: int) -> None:
-    """Signal a child; one that has just ended is no error."""
+    """Signal a child, unless it has just ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
@@ -166,10 +135,10 @@ def send(pid: int, number: int) -> None:
 
 
 def use_up_pids(first: int) -> None:
-    """Make ``first`` the next pid of this namespace, or a later one if it was used.
-
-    Behind an image's own entry point (tini, start.sh) we are not pid 1, but a low one.
-    """
+    """Make ``first`` the next pid of this namespace, or a later one if it was used."""
+    # So the lower ones are free for CRIU and the init when the session comes back
+    # elsewhere. Behind an image's own entry point (tini, start.sh) we are not pid 1,
+    # but a low one.
     if os.getpid() >= first:
         return
     # Only root with a writable /proc may set the counter; a container forks instead.
@@ -228,8 +197,8 @@ def deny_io_uring() -> None:
 def deny_multipath_tcp() -> None:
     """Let this kernel look as if it had no multipath TCP, in all descendants.
 
-    CRIU cannot save such a socket, and Go's listeners are of that kind wherever the
-    kernel offers it. Where it does not, Go listens by plain TCP, as others do.
+    CRIU cannot save such a socket, and Go's listeners are of that kind if the kernel
+    offers it, else plain TCP.
 
     Raises:
         OSError: this process may install no filters, or this kernel has none.
@@ -251,7 +220,6 @@ def deny_multipath_tcp() -> None:
 
 
 def install_filter(*instructions: tuple[int, int, int, int]) -> None:
-    """Add a seccomp filter; OSError when the kernel says no."""
     program = b"".join(struct.pack("=HBBI", *one) for one in instructions)
     filters = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: unsigned short, padding, pointer
@@ -277,13 +245,16 @@ def run_server(command: list[str]) -> int:
 
 def run_root(args: argparse.Namespace) -> int:
     """In the root's process: start the server, reap until it has ended."""
+    # It leads the saved tree. As the "child subreaper" it inherits processes whose
+    # parent has ended (``nohup train &`` in a terminal that was closed); under the init
+    # they would not be in the checkpoint.
     os.setsid()
     # The init is about to make a thread, which takes a pid: the server's comes after.
     signal.sigwaitinfo({GO})
     try:
         prctl(PR_SET_NAME, ROOT_NAME)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        # Root may, and so may whoever has "no new privileges", as most pods do; for
+        # Root may, and so may one with "no new privileges", as most pods do; for
         # another it would take ``sudo`` away.
         with contextlib.suppress(OSError):
             deny_io_uring()
@@ -325,7 +296,11 @@ def start_root(args: argparse.Namespace) -> int:
 
 
 def open_relay() -> None:
-    """Make the pipe and put its ends where the agent looks for them."""
+    """Make the pipe, with its ends where the agent looks for them."""
+    # With --relay the session's output goes into a pipe of the init's, which copies it
+    # to its own output and drops what cannot be written. So the Hub may come and go,
+    # and a restored tree writes into the new init's pipe, found under
+    # ``/proc/<init>/fd``.
     ends = os.pipe()
     # Away from both numbers first, so that no dup2 closes the other end.
     aside = [fcntl.fcntl(end, fcntl.F_DUPFD, 16) for end in ends]
@@ -346,7 +321,7 @@ def open_output() -> int | None:
 
 
 class Relay:
-    """Copies the session's output; what is not taken at once is dropped."""
+    """Copies the session's output; anything not taken at once is dropped."""
 
     def __init__(self) -> None:
         self._output = open_output()
@@ -356,7 +331,6 @@ class Relay:
             self._taker.register(self._output, select.POLLOUT)
 
     def run(self) -> None:
-        """Copy for ever."""
         while True:
             select.select([RELAY_READ_FD], [], [])
             self.copy()
@@ -385,13 +359,12 @@ class Relay:
 
 
 def complain(sentence: str) -> None:
-    """Write one line to the error output, if it can be written."""
     with contextlib.suppress(OSError):
         os.write(2, f"session_init: {sentence}\n".encode("utf-8", "replace"))
 
 
 def note_status(path: str, code: int) -> None:
-    """Write the exit code down, for whoever asks later; without it, it is not known."""
+    """Write the exit code down, for the Hub; otherwise it is unknown."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     with contextlib.suppress(OSError):
         file = os.open(path, flags, 0o600)
@@ -404,6 +377,9 @@ def note_status(path: str, code: int) -> None:
 
 def named_root(info: signal.struct_siginfo) -> int | None:
     """The root that the agent names; None for a signal from inside the session."""
+    # The agent names it by ``sigqueue(SIGUSR1, root's pid)`` from outside of the pid
+    # namespace. Until then no child's exit ends a holding init: CRIU's helpers come and
+    # go.
     if info.si_pid != 0 or info.si_code != -1:  # SI_QUEUE, from an outer namespace
         return None
     # The kernel keeps a queued signal's value where a child's status would stand.

@@ -26,7 +26,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Entry(NamedTuple):
-    """One object that stands in a backend."""
+    """One object in a backend."""
 
     name: str
     length: int
@@ -47,7 +47,7 @@ class ObjectExists(StoreError):
 
 
 class Unavailable(StoreError):
-    """The store does not work now, but may soon; the call had no effect."""
+    """A passing fault; the call had no effect."""
 
     def __init__(
         self, why: str, *, detail: str = "", reason: Reason = Reason.STORE_UNREACHABLE
@@ -59,15 +59,15 @@ class ObjectWriter(Protocol):
     """One object that is being written, by one thread at a time."""
 
     def write(self, data: Buffer) -> None:
-        """Append all of it; the buffer may be used again when this returns.
+        """Append all of it; the buffer may be reused on return.
 
         Raises:
-            Unavailable: not this time; the writing can be continued.
+            Unavailable: not this time; writing can be continued.
             StoreError: ``STORE_FULL`` or ``STORE_FAILED``; the object is lost.
         """
 
     def read_back(self, offset: int, buffer: memoryview) -> int | None:
-        """Read back what was written so far, from where it stands now.
+        """Read back what was written so far, from where it is now.
 
         Returns:
             Bytes read, fewer than fit only at the end; None where an object can be read
@@ -87,10 +87,7 @@ class ObjectWriter(Protocol):
         """
 
     def abandon(self) -> None:
-        """Give it up and release its resources; idempotent, never raises.
-
-        What was written may stay as remains under ``tmp/``.
-        """
+        """Give it up; idempotent, never raises. May leave remains in ``tmp/``."""
 
 
 class Backend(Protocol):
@@ -119,7 +116,7 @@ class Backend(Protocol):
         """
 
     def replace(self, name: str, data: bytes) -> None:
-        """Put a small object in the place of one that stands: the old or the new.
+        """Replace a small object atomically.
 
         Raises:
             ObjectMissing: there is none to replace.
@@ -143,7 +140,7 @@ class Backend(Protocol):
         """
 
     def length(self, name: str) -> int:
-        """Bytes of that object.
+        """Its size in bytes.
 
         Raises:
             ObjectMissing: there is no such object.
@@ -156,13 +153,13 @@ class Backend(Protocol):
         """Remove it, durably; idempotent: not there is fine."""
 
     def free_bytes(self) -> int | None:
-        """Room that is left, None where that cannot be known."""
+        """Room that is left; None if that is unknown."""
 
     def capacity_bytes(self) -> int | None:
-        """Room that there is in all, None where that cannot be known."""
+        """Total size; None if that is unknown."""
 
     def spec(self) -> Spec | None:
-        """How another process opens the same; no secret in it. None: it cannot."""
+        """How another process opens the same, without secrets; None: it cannot."""
 
 
 def exists(backend: Backend, name: str) -> bool:
@@ -179,10 +176,10 @@ def exists(backend: Backend, name: str) -> bool:
 
 
 def publish_over(backend: Backend, name: str, data: bytes) -> None:
-    """Publish a small object, in the place of one of that name if there is one.
+    """Publish a small object, replacing one of that name if there is one.
 
     Raises:
-        ObjectMissing: the one that stood there has gone meanwhile.
+        ObjectMissing: the one that was there has gone meanwhile.
         StoreError: the store does not work.
     """
     try:

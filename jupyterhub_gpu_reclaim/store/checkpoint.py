@@ -1,6 +1,6 @@
 """A committed checkpoint opened for reading: names, sizes, authenticated bytes.
 
-Safe to call from several threads at once. It returns only bytes whose tag was verified.
+Thread-safe. It returns only bytes whose tag was verified.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CheckpointReader:
     """The contents of one checkpoint.
 
     Args:
-        backend: where they stand.
+        backend: where they are.
         body: of its manifest.
         index: that belongs to it.
         pool: workers that copy; None: our own threads do.
@@ -88,7 +88,6 @@ class CheckpointReader:
 
     @property
     def info(self) -> CheckpointInfo:
-        """Facts about the checkpoint, from its manifest."""
         return self._body.info
 
     def names(self) -> list[str]:
@@ -147,8 +146,8 @@ class CheckpointReader:
     ) -> int:
         """Write parts of a file into the memory of stopped processes.
 
-        The memory must be fresh: zeros are not written. Workers do it, where there are
-        any; nothing is written that was not authenticated before.
+        The memory must be fresh: zeros are not written. Nothing is written that was not
+        authenticated before.
 
         Args:
             name: of the file.
@@ -190,8 +189,8 @@ class CheckpointReader:
         Args:
             progress: called with blocks done and blocks in all.
             part: only its packs are read.
-            whole: blocks that need not be read again, by pack and number; those that
-                are found whole are added.
+            whole: blocks that need not be read again, by pack and number; those found
+                whole are added.
 
         Raises:
             StoreError: the store does not work, which says nothing of the checkpoint.
@@ -226,14 +225,12 @@ class CheckpointReader:
         return []
 
     def _blocks_of(self, part: Subset) -> list[int]:
-        """The blocks that stand in packs of that part."""
         packs = [part.has(self._body.pack_name(pack)) for pack in self._body.packs]
         return np.flatnonzero(
             np.array(packs, bool)[self._index.blocks["pack"]]
         ).tolist()
 
     def _users(self, block: int) -> list[str]:
-        """The files that need a block."""
         low, high = self._index.bases[block], self._index.bases[block + 1]
         at = np.flatnonzero((self._index.refs > low) & (self._index.refs <= high))
         return [
@@ -266,7 +263,7 @@ class CheckpointReader:
                     future.cancel()
 
     def _small(self, name: str, extent: Extent) -> Buffer:
-        """Bytes of a small file; its block holds other small ones, and is kept."""
+        # Its block holds other small files, and is kept.
         if extent.block == ZEROS:
             return self._bytes(name, extent, {})
         with self._lock:

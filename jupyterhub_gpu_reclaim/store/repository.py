@@ -1,8 +1,7 @@
 """The store as a whole: begin, open, list, delete and sweep checkpoints.
 
-Safe to call from several threads at once. Other processes may work on the same store:
-their intents say what they need (``FORMAT.md``). It does not decide which checkpoints
-are worth keeping.
+Thread-safe. Other processes may work on the same store: their intents say what they
+need (``FORMAT.md``). It does not decide which checkpoints are worth keeping.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Repository:
     ``StoreError`` with ``CHECKPOINT_DAMAGED`` or ``KEY_MISSING`` when it is unreadable.
 
     Args:
-        backend: where the objects stand.
+        backend: where the objects are.
         clock: for the time of a commit and the age of intents.
         keys: wrap and unwrap the data keys.
         pool: workers; None: everything is done by our own threads.
@@ -118,15 +117,15 @@ class Repository:
             key: of the session.
             incarnation: of the session.
             generation: of the checkpoint.
-            expected_bytes: about how much it will hold; what holds a lot gets larger
-                chunks, so that the memory that is needed here stays bounded.
+            expected_bytes: about how much it will hold; a large one gets larger chunks,
+                so that the memory needed here stays bounded.
             parent: the checkpoint that the incarnation was restored from, if any.
-            session: id of the session; empty: not known.
-            account: that it belongs to; empty: not known.
+            session: id of the session; empty if unknown.
+            account: that it belongs to; empty if unknown.
             term: of the service that orders it; 0: none.
 
         Raises:
-            BadRequest: no checkpoint may be called that.
+            BadRequest: the id is invalid.
             StoreError: ``CHECKPOINT_EXISTS``, it is committed already (a damaged one
                 too), or was and others need its packs; or the store does not work.
             Refused: ``OPERATION_IN_FLIGHT``, it is being written.
@@ -144,11 +143,11 @@ class Repository:
         )
 
     def exists(self, checkpoint: str) -> bool:
-        """Whether it is committed, be it damaged or not."""
+        """Whether it is committed, damaged or not."""
         return self._catalogue.exists(checkpoint)
 
     def ids(self) -> list[str]:
-        """Of all that are committed, those that cannot be read too."""
+        """All that are committed, including those that cannot be read."""
         return self._catalogue.ids()
 
     def open(self, checkpoint: str) -> CheckpointReader:
@@ -165,22 +164,17 @@ class Repository:
         return self._catalogue.cached(checkpoint).info
 
     def objects(self, checkpoint: str) -> list[Entry]:
-        """Every object but the manifest that is needed to read a checkpoint.
+        """Every object needed to read a checkpoint, except the manifest.
 
         Packs of earlier generations are among them.
         """
         return self._catalogue.cached(checkpoint).objects()
 
     def mark(self, checkpoint: str, said: Mark, number: MarkNumber) -> None:
-        """Seal a word about a checkpoint beside it, durably; idempotent.
-
-        Args:
-            checkpoint: its id.
-            said: the word.
-            number: of two words the one with the higher number counts.
+        """Seal a mark of a checkpoint, durably; idempotent. The highest number counts.
 
         Raises:
-            Refused: ``FORMER_SERVICE``: a later word stands there.
+            Refused: ``FORMER_SERVICE``: there is a later one.
         """
         # Beside a delete it may stay behind, for a sweep; who waits for one waits long.
         self._marks.put(self._catalogue.cached(checkpoint), said, number)
@@ -210,7 +204,7 @@ class Repository:
             How many were rewrapped.
 
         Raises:
-            StoreError: one cannot be read; what was rewrapped is.
+            StoreError: one cannot be read; those rewrapped before stay so.
         """
         ids = self._catalogue.ids() if checkpoint is None else [checkpoint]
         return sum(self._rewrap(id_) for id_ in ids)
@@ -218,7 +212,7 @@ class Repository:
     def delete(self, checkpoint: str) -> int:
         """Remove a checkpoint; idempotent: not there is fine.
 
-        What no other checkpoint needs is gone at the return. Packs that a later
+        On return everything that no other checkpoint needs is gone. Packs that a later
         generation needs stay until that is deleted.
 
         Returns:
@@ -261,11 +255,9 @@ class Repository:
             return self._garbage.sweep(writing)
 
     def free_bytes(self) -> int | None:
-        """Room that is left, None where that cannot be known."""
         return self._backend.free_bytes()
 
     def capacity_bytes(self) -> int | None:
-        """Room that there is in all, None where that cannot be known."""
         return self._backend.capacity_bytes()
 
     def _rewrap(self, checkpoint: str) -> bool:

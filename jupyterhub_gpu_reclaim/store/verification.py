@@ -1,4 +1,4 @@
-"""Reads a store, or a part of it, and says what is damaged.
+"""Reads a store, or a part of it, and reports damage.
 
 Manifests and indexes of all checkpoints are opened each time; of the packs only those
 that belong to the part are read. A block that several generations need is read once.
@@ -46,12 +46,7 @@ class Damage(NamedTuple):
 
 @dataclass
 class Verification:
-    """One pass over a part of a store.
-
-    Args:
-        repository: of the store.
-        part: that is read.
-    """
+    """One pass over a part of a store."""
 
     repository: Repository
     part: Subset = ALL
@@ -63,15 +58,15 @@ class Verification:
     def check(
         self, checkpoint: str, progress: Callable[[int, int], None] | None = None
     ) -> list[Damage]:
-        """Read what belongs to the part of one checkpoint.
+        """Read the packs of one checkpoint that belong to the part.
 
         Args:
             checkpoint: its id.
             progress: called with blocks done and blocks in all.
 
         Returns:
-            What is damaged of it; nothing of one that was deleted meanwhile, whose
-            objects go one after the other, the manifest first.
+            The damage; nothing of one that was deleted meanwhile, whose objects go one
+            after the other, the manifest first.
 
         Raises:
             StoreError: the store does not work, which says nothing of the checkpoint.

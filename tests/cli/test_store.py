@@ -162,7 +162,7 @@ def test_rekey_wraps_under_the_newest_key_and_the_old_may_go(run, run_json, stor
     code, found = run_json("rekey")
     assert code == 0
     assert sorted(found["rewrapped"]) == ["ada-1", "ada-2", "bob-1"]
-    assert run("rekey") == (0, "0 of 3 wrapped anew, 0 failed\n", "")
+    assert run("rekey") == (0, "0 of 3 rewrapped, 0 failed\n", "")
     store.key_file.write_text(new)
     assert run("verify")[0] == 0
     after = {
@@ -178,7 +178,7 @@ def test_rekey_goes_on_after_one_that_cannot_be_opened(run, store):
     code, out, _ = run("rekey")
     assert code == 1
     assert "ada-2" in out
-    assert out.endswith("2 of 3 wrapped anew, 1 failed\n")
+    assert out.endswith("2 of 3 rewrapped, 1 failed\n")
 
 
 def test_rm_of_an_older_one_keeps_what_the_newer_needs(run, store):

@@ -97,7 +97,7 @@ def test_what_is_not_known_is_never_taken_for_no():
 @pytest.mark.parametrize(
     ("rule", "why"),
     [
-        ({"idle_after": 60}, "for nobody"),
+        ({"idle_after": 60}, "whom it is for"),
         ({"user": "ada"}, "sets nothing"),
         ({"user": "ada", "idle": 60}, "'idle' is not one of"),
         ({"user": "ada", "idle_after": -1}, "duration in seconds"),

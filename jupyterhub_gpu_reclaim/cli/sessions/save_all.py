@@ -164,7 +164,7 @@ class Round:
             self._note(key, State.SAVED)
         elif view.phase.live and not view.facts.intent and view.failure is not None:
             self._note(key, State.REFUSED, view.failure)
-        else:  # called off by another order, or it was started anew
+        else:  # called off by another order, or it was started again
             del self._orders[key]
             self._note(key, State.WAITING)
 

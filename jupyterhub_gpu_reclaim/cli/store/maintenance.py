@@ -85,7 +85,7 @@ def rekey(args: argparse.Namespace) -> int:
     else:
         for id_, why in failed.items():
             say(f"{id_}: {why}")
-        say(f"{len(wrapped)} of {len(ids)} wrapped anew, {len(failed)} failed")
+        say(f"{len(wrapped)} of {len(ids)} rewrapped, {len(failed)} failed")
     return 1 if failed else 0
 
 

@@ -24,5 +24,4 @@ def of_user(name: str) -> Principal:
 
 
 def of_service(name: str) -> Principal:
-    """A service of the Hub."""
     return Principal(_SERVICE + name)

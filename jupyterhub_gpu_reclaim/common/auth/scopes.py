@@ -18,7 +18,7 @@ OPTIONS = "GPU_RECLAIM_OPTIONS"
 #: Custom scope: see and steer all users' sessions.
 MANAGE = "custom:gpu-reclaim:manage"
 
-#: The Hub's own scope to stop everybody's servers. Its administrators have it, and so
+#: The Hub's own scope to stop all servers. Its administrators have it, and so
 #: they manage sessions, too: no role of the Hub's own can have a custom scope.
 STOPS_ALL = "delete:servers"
 
@@ -28,7 +28,7 @@ METRICS = "read:metrics"
 #: ``c.JupyterHub.custom_scopes``: scopes of ours that the Hub has to know.
 CUSTOM_SCOPES: dict[str, dict[str, str]] = {
     MANAGE: {
-        "description": "See, suspend, resume and delete everybody's sessions.",
+        "description": "See, suspend, resume and delete all sessions.",
     },
 }
 
@@ -44,7 +44,6 @@ class Scope:
     before: tuple[int, str] | None = None
 
     def name_in(self, hub_major: int) -> str:
-        """The scope's name in a Hub of that major version."""
         if self.before is not None and hub_major < self.before[0]:
             return self.before[1]
         return self.name
@@ -107,7 +106,7 @@ MANAGER_SCOPES: tuple[Scope, ...] = (
     ),
     Scope(
         MANAGE,
-        "For whomever else a role of yours (`c.JupyterHub.load_roles`) names.",
+        "For anyone else that a role of yours (`c.JupyterHub.load_roles`) names.",
         "People who are no administrators of the Hub see their own sessions only.",
     ),
 )

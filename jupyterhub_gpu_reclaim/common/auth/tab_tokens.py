@@ -2,15 +2,12 @@
 
 A page of JupyterLab asks the session's own server for a token
 (``lab/server_extension.py``) and shows it to the service with each call. So a token is
-worth as much as access to that server: a person with that access can also run programs
-in the session, which may keep it busy or end it. Nothing that a browser says of a page
-proves as much, since on a Hub without subdomains the pages of all users have one
-origin.
+worth as much as access to that server. Nothing that a browser says of a page proves as
+much: on a Hub without subdomains the pages of all users have one origin.
 
-The server makes it with a key of its session. The spawner puts that key into the
-server's environment at its fresh start, and the service can derive it again: neither
-stores it. It counts for the session of that start alone
-(``controlplane/sessions/tab_keys.py``).
+The server makes it with its session's key, which the spawner puts into the server's
+environment at its fresh start and the service can derive again: neither stores it. It
+counts for the session of that start alone (``controlplane/sessions/tab_keys.py``).
 """
 
 from __future__ import annotations

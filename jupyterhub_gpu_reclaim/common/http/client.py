@@ -42,11 +42,11 @@ class NoResponse(Exception):
 
 
 class Untrusted(NoResponse):
-    """Somebody is there whose certificate is refused; the text says why."""
+    """A listener's certificate is refused; the text says why."""
 
 
 class NobodyThere(NoResponse):
-    """Nobody listens at that address; nothing was sent."""
+    """No listener at that address; nothing was sent."""
 
 
 #: What OpenSSL finds wrong with a certificate (``verify_code``), in plain words.
@@ -63,7 +63,7 @@ _WRONG = {
 
 
 def _no_response(path: str, error: object) -> NoResponse:
-    """The error of a call for its cause, as the connection tells it."""
+    """The error of a call for its cause, as the connection reports it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         told = error.verify_message.rstrip(".")
         return Untrusted(f"{_WRONG.get(error.verify_code, 'it is not valid')} ({told})")
@@ -73,8 +73,6 @@ def _no_response(path: str, error: object) -> NoResponse:
 
 @dataclass(frozen=True)
 class Answer:
-    """Status and body."""
-
     status: int
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -92,29 +90,18 @@ class FixedResolver(Resolver):
     """Resolves every name to one machine, so that certificates may have any name."""
 
     def initialize(self, ip: str) -> None:
-        """Remember the machine.
-
-        Args:
-            ip: its address.
-        """
         self._ip = ip
 
     async def resolve(
         self, host: str, port: int, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[tuple[int, Any]]:
-        """The machine, for every name."""
         del host, family
         kind = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
         return [(int(kind), (self._ip, port))]
 
 
 class _Dialler(TCPClient):
-    """Connects by TCP, or to a UNIX socket.
-
-    Args:
-        resolver: for TCP.
-        path: of the socket; None: by TCP.
-    """
+    """Connects by TCP, or to the UNIX socket at ``path``."""
 
     def __init__(self, resolver: Resolver, path: Path | None) -> None:
         super().__init__(resolver=resolver)
@@ -139,7 +126,7 @@ class _OneStream(_Dialler):
         return stream
 
     def let_go(self) -> None:
-        """Close it; the request ends with that, whatever it waits for."""
+        """Close it; that ends the request, whatever it waits for."""
         self._left = True
         if self._stream is not None:
             self._stream.close()
@@ -149,8 +136,8 @@ async def _to_socket(path: Path) -> IOStream:
     """Connect to a UNIX socket.
 
     Raises:
-        OSError: nobody listens there; or another user does, who is neither root nor
-            ours, so that nothing may be sent.
+        OSError: there is no listener; or it is another user's, neither root nor ours,
+            so nothing may be sent.
     """
     made = socket.socket(socket.AF_UNIX)
     made.setblocking(False)
@@ -169,10 +156,10 @@ class Connection:
     """Connection to one far part.
 
     Args:
-        address: ``unix:/path``, ``http://host:port`` or ``https://host:port``. What
-            listens at a path has to be root's, or ours.
-        headers: sent with every request; read again each time, since a token's file
-            may appear or change later.
+        address: ``unix:/path``, ``http://host:port`` or ``https://host:port``. The
+            listener at a path has to be root's, or ours.
+        headers: sent with every request; read each time, since a token's file may
+            appear or change later.
         ca_file: certificates that vouch for an ``https`` address; empty: the system's.
         own: files of a certificate and its key that we show there; None: none.
         at: IP address to connect to; empty: that of the host in ``address``.
@@ -203,7 +190,6 @@ class Connection:
         self._client = self._make_client()
 
     def close(self) -> None:
-        """Close what is open; calls in flight fail."""
         self._client.close()
 
     def _make_client(self) -> SimpleAsyncHTTPClient:
@@ -330,7 +316,6 @@ async def _within(seconds: float, work: Any, path: str) -> Any:
 
 
 def _check(fetched: asyncio.Future[Any], path: str) -> None:
-    """Raise unless the stream ended properly."""
     error = fetched.exception()
     if error is not None:
         raise _no_response(path, error) from None

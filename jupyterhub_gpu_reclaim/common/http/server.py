@@ -2,9 +2,9 @@
 
 A connection is dropped if its request's head or body takes too long. If too many
 connections wait without a request, the one that has waited longest is closed for the
-next, so a caller with a request is served however many others are idle. A request that
-is being answered is never cut off. A body that is too long is read to its end, kept
-nowhere and answered with 413: a caller that still writes would see a reset alone.
+next, so a request is served however many others are idle. A request that is being
+answered is never cut off. A body that is too long is read to its end, discarded and
+answered with 413: a caller that still writes would only see a reset.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ class Door(HTTPServer):
     _most = MOST
 
     def bound(self, most_waiting: int, most: int, most_body: int) -> None:
-        """Set the limits of connections, and of a request's body."""
         self._most_body = most_body
         self._most_waiting = most_waiting
         self._most = most
@@ -77,7 +76,6 @@ class Door(HTTPServer):
         self._told = -_QUIET
 
     def handle_stream(self, stream: IOStream, address: tuple[Any, ...]) -> None:
-        """A new connection."""
         if len(self._connections) >= self._most and not self._waiting:
             self._close(stream)  # all of them are being answered
             return
@@ -86,7 +84,6 @@ class Door(HTTPServer):
     def start_request(
         self, server_conn: object, request_conn: HTTPConnection
     ) -> HTTPMessageDelegate:
-        """The connection begins a request."""
         self._waiting[server_conn] = None  # type: ignore[index]
         while (
             len(self._waiting) > self._most_waiting
@@ -102,7 +99,6 @@ class Door(HTTPServer):
         )
 
     def on_close(self, server_conn: object) -> None:
-        """The connection has ended."""
         self._waiting.pop(server_conn, None)  # type: ignore[call-overload]
         super().on_close(server_conn)
 
@@ -150,7 +146,6 @@ class _Asking(HTTPMessageDelegate):
             self._inner.finish()
 
     def _refuse(self) -> None:
-        """Answer that the body is too long; who answers otherwise has not seen it."""
         what = f"The request has more than {self._most_body} bytes."
         body = codec.encode(codec.failure_of(BadRequest(Reason.INVALID, what=what)))
         headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}

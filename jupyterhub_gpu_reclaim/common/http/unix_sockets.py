@@ -1,7 +1,7 @@
-"""UNIX sockets of our own programs, which nobody else may ask at, nor answer.
+"""UNIX sockets of our own programs, protected from other users.
 
-A socket has mode 0600. Anybody who may write to its folder could put another one in its
-place, so a caller looks at who listens before anything is sent.
+A socket has mode 0600. Anyone who may write to its folder could put another one in its
+place, so a caller checks whose it is before anything is sent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def address(path: Path) -> Iterator[str]:
 
 
 def listening(path: Path) -> socket.socket:
-    """Listen there, in the place of whoever has listened before.
+    """Listen there, replacing a former listener.
 
     Raises:
         OSError: it cannot be made.
@@ -58,7 +58,7 @@ def listening(path: Path) -> socket.socket:
 
 
 def refuse_strangers(connected: socket.socket) -> None:
-    """Make sure that root listens at the other end, or somebody who runs as we do.
+    """Make sure that the listener is root, or runs as we do.
 
     Raises:
         PermissionError: it is another user.

@@ -1,13 +1,12 @@
 """Changes a session's container so that it can be captured and restored.
 
-Pure: what is given stays as it is. It takes and returns the arguments of docker-py's
+Pure: its input stays as it is. It takes and returns the arguments of docker-py's
 ``create_container``, after all settings and hooks of DockerSpawner.
 
 *Start*: the session's init runs before the server's command, behind the image's own
 ENTRYPOINT (tini, start.sh), which stays. *Hold*: the init alone, as pid 1, so that the
 restored tree becomes its child, in the very image that the session was saved in. The
-init comes as text in a variable: images need ``python3`` in their PATH and nothing
-else.
+init comes as text in a variable: images need only ``python3`` in their PATH.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class ContainerPurpose:
 
 
 def prepared(asked: Mapping[str, Any], purpose: ContainerPurpose) -> dict[str, Any]:
-    """Return the container's arguments with the session's init in them.
+    """The container's arguments with the session's init in them.
 
     Args:
         asked: arguments of ``create_container``.
@@ -100,7 +99,7 @@ def prepared(asked: Mapping[str, Any], purpose: ContainerPurpose) -> dict[str, A
 
 
 def _labels(given: Any, purpose: ContainerPurpose) -> dict[str, str]:
-    """Join the administrator's labels, which may be names alone, with ours."""
+    # The administrator's may be names alone.
     theirs = given if isinstance(given, dict) else dict.fromkeys(given or (), "")
     return {
         **theirs,
@@ -145,7 +144,7 @@ def _init(purpose: ContainerPurpose) -> list[str]:
 
 
 def variables(environment: Any) -> dict[str, Any]:
-    """The environment, also from a list; a variable without a value is taken out."""
+    """The environment, also from a list; a variable without a value is removed."""
     if isinstance(environment, dict):
         return environment
     words = [word.partition("=") for word in environment or ()]
@@ -165,7 +164,6 @@ def mounts(asked: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _with_token(variables: dict[str, Any], token: str) -> dict[str, Any]:
-    """The environment with the session's own token in it."""
     return {n: token if n in TOKENS else value for n, value in variables.items()}
 
 

@@ -1,11 +1,10 @@
 """Sessions in Docker's containers: DockerSpawner's, with the session's init in them.
 
 ``ReclaimDockerSpawner`` is what a ``jupyterhub_config.py`` names
-(``gpu-reclaim-docker``). Its containers are those that DockerSpawner would make, with
-the same volumes, networks, limits and device requests; ``container.py`` adds the init.
-The mixin decides when to start, restore or release; this module makes containers and
-ends them. Each start makes a new one, and none is left behind: what a session had
-changed in its container's root is in the checkpoint.
+(``gpu-reclaim-docker``). Its containers have the same volumes, networks, limits and
+device requests as DockerSpawner's; ``container.py`` adds the init. The mixin decides
+when to start, restore or release. Each start makes a new container, and none is left
+behind: a session's changes of its container's root are in the checkpoint.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.docker import container as containers
 from jupyterhub_gpu_reclaim.hub.spawner import given
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
-from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
-from jupyterhub_gpu_reclaim.hub.spawner.session_traits import ImageTraits
+from jupyterhub_gpu_reclaim.hub.spawner.placement import ImageTraits, Launch
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.session_init.container_labels import INCARNATION
 
@@ -42,7 +40,7 @@ _QUESTIONS = frozenset({"containers", "inspect_container", "port"})
 
 
 class SessionContainerSpawner(ImageTraits, DockerSpawner):
-    """Makes, watches and ends one session's container, without suspending any."""
+    """Makes, watches and ends one session's container; suspends none."""
 
     #: Fixed, not a setting: a container that is started again would be a former
     #: incarnation.
@@ -105,7 +103,7 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         """Start the container; returns its server's address.
 
         Raises:
-            Refused: Docker does not take it, or a session could not be suspended there.
+            Refused: Docker rejects it, or a session could not be suspended there.
             Unreachable: Docker does not answer.
         """
         holding = self.reclaim_launch.mode == "hold"
@@ -119,26 +117,22 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
             raise Refused(Reason.CONTAINER_REFUSED, why=why) from None
 
     async def get_command(self) -> list[str]:
-        """The server's command; empty to hold a place, whatever image is chosen now."""
         if self.reclaim_launch.mode == "hold":
             return []
         command: list[str] = await super().get_command()
         return command
 
     async def check_allowed(self, image: str) -> str:
-        """The image for a fresh start; a session comes back in its own image."""
         if self.reclaim_launch.mode == "hold":
             return image
         allowed: str = await super().check_allowed(image)
         return allowed
 
     async def pull_image(self, image: str) -> None:
-        """Pull what a start needs; a session comes back in the image that is here."""
         if self.reclaim_launch.mode != "hold":
             await super().pull_image(image)
 
     async def post_start_exec(self) -> None:
-        """Run the administrator's command, except in a place that awaits a restore."""
         if self.reclaim_launch.mode != "hold":
             await super().post_start_exec()
 
@@ -151,7 +145,6 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         return bool(self.network_name != "bridge")  # the host's publishes no ports
 
     async def get_ip_and_port(self) -> tuple[str, int]:
-        """The address of its server; with the host's network, the host's own."""
         if self.network_name == "host":
             return ("127.0.0.1", self.port)
         try:
@@ -164,12 +157,12 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         return (ip, port)
 
     def _url(self, ip: str, port: int) -> str:
-        """The full URL: its port may be a published one, not the session's."""
+        # The port may be a published one, not the session's.
         scheme = "https" if self.internal_ssl else "http"
         return f"{scheme}://{ip}:{port}"
 
     async def poll(self) -> Any:
-        """Return None while it runs or Docker is silent, else DockerSpawner's words."""
+        # Without an answer of Docker, nothing is known to have ended.
         try:
             return await super().poll()
         except Unreachable as error:
@@ -177,12 +170,10 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
             return None
 
     async def get_object(self) -> dict[str, Any] | None:
-        """The container as Docker has it now; None: there is none.
-
-        It is found by its id where that is known: names are changed, and given to
-        others. A container that only has the name is another server's or Hub's, or may
-        be a session that this Hub has forgotten, unless a former start has left it.
-        """
+        # It is found by its id if that is known: names are changed, and given to
+        # others. A container that only has the name is another server's or Hub's, or
+        # may be a session that this Hub has forgotten, unless a former start has left
+        # it.
         known = self.object_id
         found = await self._inspect(known or self.object_name)
         if found is not None and not known and not self._may_be_taken(found):
@@ -215,8 +206,6 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         await self._await_removal()
 
     async def _await_removal(self) -> bool:
-        """Wait some time for the container's removal; whether it is gone."""
-
         async def looked() -> bool:
             return await self.get_object() is None
 
@@ -242,13 +231,13 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
     """Sessions in Docker's containers that can be suspended and resumed."""
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Load the state, by which alone a container of DockerSpawner is known."""
+        # DockerSpawner's own containers are known only by this.
         super().load_state(state)
         if not self.reclaim_pointer.begun:
             self.object_id = state.get("object_id", "")
 
     async def reclaim_former(self) -> bool:
-        """Whether DockerSpawner itself has started it, and its end is not known."""
+        """Whether DockerSpawner itself started it, and its end is not known."""
         if not self.object_id:
             return False
         with suppress(Unreachable):
@@ -256,21 +245,16 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
         return self.reclaim_alive()
 
     def reclaim_location(self) -> Location:
-        """The container's location."""
         return Location(pod=self.object_id or "", name=self.object_name)
 
     def reclaim_take(self, location: Location) -> None:
-        """Take over an existing container, under whatever name it has."""
         self.object_id = location.pod
         self.object_name = location.name or self.object_name
 
     def reclaim_alive(self) -> bool:
-        """Whether the container ran when it was last inspected."""
         return bool(self.object_id) and self._running
 
     async def reclaim_died(self) -> bool:
-        """Wait until Docker has noticed the end of its programs."""
-
         async def looked() -> bool:
             await self.get_object()
             return not self._running
@@ -278,7 +262,7 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
         return await self._await_end(looked)
 
     def reclaim_ending(self, status: Any) -> ReclaimError:
-        """The end that Docker has seen; a container removed meanwhile has no status."""
+        # A container removed meanwhile has no status.
         del status
         if self._ended is None:
             return endings.by_itself("its container is gone")
@@ -287,11 +271,10 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
         return endings.by_status(int(self._ended.get("ExitCode") or 0))
 
     def reclaim_frozen(self) -> bool | None:
-        """Return None: only the node knows."""
+        # Only the node knows.
         return None
 
     async def reclaim_find(self, incarnation: str) -> Location | None:
-        """Look for the container of an incarnation that the Hub has lost sight of."""
         label = f"{INCARNATION}={incarnation}"
         found = [
             container
@@ -305,16 +288,13 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
         return Location(pod=first["Id"], name=first["Names"][0].lstrip("/"))
 
     async def reclaim_where(self, port: int) -> str:
-        """The address of the container's server."""
         del port  # Docker knows where that one is published
         return self._url(*await self.get_ip_and_port())
 
     async def reclaim_token(self) -> str:
-        """The API token in the container; empty if the container is gone."""
         return await self._variable("JUPYTERHUB_API_TOKEN")
 
     async def reclaim_port(self) -> int:
-        """The port that the session was started on; 0 if it is gone."""
         url = await self._variable("JUPYTERHUB_SERVICE_URL")
         return urlsplit(url).port or 0
 
@@ -327,7 +307,6 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
         return ""
 
     async def reclaim_end(self) -> None:
-        """Remove the container, whatever it holds, and wait until it is gone."""
         if self.object_id:
             with suppress(APIError):  # gone, or being removed
                 await self.docker(

@@ -1,13 +1,13 @@
 """Changes the pod of a session so that it can be captured and restored.
 
-Pure: the pod that is given stays as it is. It uses only attributes of its objects, so
-any Kubernetes client will do. Nothing here makes a request.
+Pure: the given pod stays as it is. It uses only attributes of its objects, so any
+Kubernetes client will do.
 
 *Start*: the session's init runs before the server's command, behind the image's own
 ENTRYPOINT (tini, start.sh), which stays. *Hold*: the init alone, as pid 1, so that the
 restored tree becomes its child; the image by digest, and a node of the same kind. The
-init comes as text in a variable of the pod: images need ``python3`` in their PATH
-and nothing else. An image without it does not start; its pod says so.
+init comes as text in a variable of the pod: images need only ``python3`` in their PATH.
+A pod whose image has none does not start, and says so.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PodPurpose:
         image: of the suspended session, by digest if known (``hold``).
         node_labels: that the node must have (``hold``).
         token: of the suspended session (``hold``).
-        avoid: nodes that have just sent it away; others are preferred (``hold``).
+        avoid: nodes that just rejected it; others are preferred (``hold``).
         python: the interpreter in the image.
         lost_after: seconds that it stays on a node that is cut off; 0: for good.
     """
@@ -84,7 +84,7 @@ class PodPurpose:
 
 
 def prepared(pod: Any, purpose: PodPurpose) -> Any:
-    """Return the pod with the session's init in it.
+    """The pod with the session's init in it.
 
     Args:
         pod: a ``V1Pod``; it is not changed.
@@ -126,7 +126,7 @@ def holds(pod: Any, purpose: PodPurpose) -> bool:
     """Whether the pod would still serve its purpose, after all hooks.
 
     Raises:
-        Refused: nothing would run in it: the init is asked for, and its text is gone.
+        Refused: nothing would run in it: the init is called, but its text is gone.
     """
     container = pod.spec.containers[_position(pod)]
     words = [*(container.command or ()), *(container.args or ())]
@@ -164,7 +164,7 @@ def mounts(pod: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(thing: Any) -> Any:
-    """An object of the client, or JSON, in one form: its names small, nothing empty."""
+    """An object of the client, or JSON, alike: lower-case names, nothing empty."""
     thing = thing.to_dict() if hasattr(thing, "to_dict") else thing
     if isinstance(thing, dict):
         names = {name.replace("_", "").lower(): v for name, v in thing.items()}
@@ -180,7 +180,7 @@ def _position(pod: Any) -> int:
 
 
 def _label(metadata: Any, purpose: PodPurpose) -> None:
-    """Set labels to find the pod by; annotations hold names, which labels cannot."""
+    # Annotations hold names, which labels cannot.
     metadata.labels = {
         **(metadata.labels or {}),
         INCARNATION: purpose.incarnation,
@@ -233,14 +233,14 @@ def _run_init_alone(container: Any, purpose: PodPurpose) -> None:
 
 
 def saved_image(saved: str, named: str) -> str:
-    """The image to ask for: the saved one, by digest, from where it was named.
+    """The image to request: the saved one, by digest, from where it was named.
 
     The kubelet may know the same bytes by another repository's name, for which there
     is no pull secret, or which an admission policy forbids.
 
     Args:
-        saved: as the kubelet named it; without a digest it is no help.
-        named: as the session's profile named it at its fresh start; empty: not known.
+        saved: as the kubelet named it; useless without a digest.
+        named: as the session's profile named it at its fresh start; empty if unknown.
     """
     digest = saved.partition("@")[2]
     if not digest or not named:
@@ -250,13 +250,13 @@ def saved_image(saved: str, named: str) -> str:
 
 
 def other_image(chosen: str, saved: str, named: str) -> str:
-    """Say that the profile names another image by now; empty: it does not.
+    """A sentence if the profile names another image by now; else empty.
 
     Args:
         chosen: image that the profile names now.
         saved: image that the session was saved in, and comes back in, by digest.
-        named: image that its profile named at its fresh start; empty: not known, and
-            then one tag of a repository cannot be told from another.
+        named: image that its profile named at its fresh start; empty if unknown: then
+            one tag of a repository cannot be told from another.
     """
     if "@sha256:" not in saved:
         return ""
@@ -277,7 +277,7 @@ def other_image(chosen: str, saved: str, named: str) -> str:
 
 
 def _repository(image: str) -> str:
-    """An image's name in full, without scheme, tag and digest."""
+    """An image's full name, without scheme, tag and digest."""
     name = image.rpartition("://")[2].partition("@")[0]
     place, slash, last = name.rpartition("/")
     name = f"{place}{slash}{last.partition(':')[0]}"
@@ -288,7 +288,6 @@ def _repository(image: str) -> str:
 
 
 def _full_name(image: str) -> str:
-    """An image's name in full, with its tag, ``latest`` where none is given."""
     tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
     return f"{_repository(image)}:{tag or 'latest'}"
 
@@ -298,7 +297,7 @@ def _name(variable: Any) -> str:
 
 
 def _value(thing: Any, name: str) -> Any:
-    """A field of what is an object of the client, or plain JSON."""
+    """A field of an object of the client, or of plain JSON."""
     return thing.get(name) if isinstance(thing, dict) else getattr(thing, name)
 
 
@@ -310,7 +309,7 @@ def _with_token(variable: Any, purpose: PodPurpose) -> Any:
 
 
 def _copy_with(thing: Any, **changes: Any) -> Any:
-    """Copy an object with other values; None takes one out.
+    """Copy an object with other values; None removes one.
 
     KubeSpawner leaves what an administrator has written as it is: an object of the
     client, or plain JSON with the names of Kubernetes.
@@ -404,7 +403,7 @@ def _prefix(purpose: PodPurpose) -> list[str]:
 
 
 def _escape(word: str) -> str:
-    """Quote a word, so that Kubernetes does not replace ``$(NAME)`` in it."""
+    # Kubernetes would replace ``$(NAME)`` in it.
     return word.replace("$", "$$")
 
 

@@ -1,8 +1,7 @@
-"""Reads from the API server's words whether a pod lives, and what it waits for.
+"""Reads from a pod's JSON whether it lives, and what it waits for. Pure.
 
-Pure; it reads the pods (JSON) that KubeSpawner watches anyway. The place in the queue
-counts the sessions that asked for a GPU earlier; the scheduler may take them in another
-order.
+The place in the queue counts the sessions that asked for a GPU earlier; the scheduler
+may take them in another order.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _STUCK = {
 def sentence(
     pod: Mapping[str, Any] | None, all_pods: Iterable[Mapping[str, Any]]
 ) -> str:
-    """Say what the pod waits for; empty: nothing worth mentioning."""
+    """What the pod waits for; empty: nothing worth mentioning."""
     if pod is None:
         return ""
     if _ending(pod):
@@ -44,7 +43,7 @@ def sentence(
 
 
 def obstacle(pod: Mapping[str, Any] | None) -> str:
-    """Say why the pod does not run, in Kubernetes' words; empty: it says nothing."""
+    """Why the pod does not run, in Kubernetes' words; empty if it does not say."""
     if pod is None:
         return "its pod does not exist"
     if _ending(pod):
@@ -60,7 +59,7 @@ def obstacle(pod: Mapping[str, Any] | None) -> str:
 
 
 def rejection(pod: Mapping[str, Any]) -> str:
-    """Say why the kubelet has sent the pod away before it ran; empty: it has not.
+    """Why the kubelet rejected the pod before it ran; empty if it did not.
 
     Its node had no room for it after all (``OutOfcpu``, ``OutOfnvidia.com/gpu``), a
     device or label was gone (``UnexpectedAdmissionError``, ``NodeAffinity``), or the
@@ -78,7 +77,6 @@ def rejection(pod: Mapping[str, Any]) -> str:
 
 
 def _words(told: Mapping[str, Any]) -> str:
-    """Join a reason and a message in one line."""
     words = [str(told.get("reason") or ""), str(told.get("message") or "")]
     return ": ".join(filter(None, words)).strip().rstrip(".")[:_MAX_WORDS]
 
@@ -96,7 +94,7 @@ def without_ended(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refusal(body: str | bytes | None) -> str:
-    """Say why the API server does not take a pod, from its answer."""
+    """Why the API server rejects a pod, from its answer."""
     try:
         status = json.loads(body or "")
         words = str(status["message"])

@@ -1,11 +1,11 @@
 """Sessions in pods: KubeSpawner's, with the session's init in them.
 
 ``ReclaimKubeSpawner`` is what a ``jupyterhub_config.py`` names (``gpu-reclaim``). Its
-pods are those that KubeSpawner would make, with all its settings, profiles and the
-administrator's ``modify_pod_hook``; ``pod.py`` adds the init. The mixin decides when to
-start, restore or release; this module makes pods and ends them, and never lets two use
-one volume: a pod counts as ended when the kubelet has reported its containers dead, and
-none is ever deleted by force.
+pods are KubeSpawner's, with all its settings, profiles and the administrator's
+``modify_pod_hook``; ``pod.py`` adds the init. The mixin decides when to start, restore
+or release; this module makes pods and ends them, and never lets two use one volume: a
+pod counts as ended when the kubelet has reported its containers dead, and none is ever
+deleted by force.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from jupyterhub_gpu_reclaim.hub.kube import pod as pods
 from jupyterhub_gpu_reclaim.hub.kube import pod_events, watches
 from jupyterhub_gpu_reclaim.hub.spawner import given
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
-from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
+from jupyterhub_gpu_reclaim.hub.spawner.placement import ImageTraits, Launch
 from jupyterhub_gpu_reclaim.hub.spawner.progress import interleaved
-from jupyterhub_gpu_reclaim.hub.spawner.session_traits import ImageTraits
 from jupyterhub_gpu_reclaim.hub.spawner.state import Choice, Location
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ _inside: ContextVar[bool] = ContextVar("inside KubeSpawner", default=False)
 
 
 class SessionPodSpawner(ImageTraits, KubeSpawner):
-    """Makes, watches and ends one session's pod, without any notion of suspending."""
+    """Makes, watches and ends one session's pod; suspends none."""
 
     node_lost_after = Float(
         0.0,
@@ -95,11 +94,10 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
 
     @default("cmd")
     def _server_command(self) -> list[str]:
-        """Not KubeSpawner's, the command of the image: the node alone knows that."""
+        # Not the command of the image, KubeSpawner's default: only the node knows it.
         return ["jupyterhub-singleuser"]
 
     async def get_pod_manifest(self) -> Any:
-        """KubeSpawner's pod with the session's init in it."""
         purpose = self._purpose()
         image = pods.other_image(self.image, purpose.image, self.reclaim_launch.image)
         self._note = image or self._note
@@ -110,10 +108,10 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
     # --- what was chosen ---
 
     async def load_user_options(self) -> None:
-        """Load what was chosen: now for a fresh start, at its own start for a return.
+        """Load the choice: today's for a fresh start, its own for a return.
 
-        A former choice counts as it is defined today. Where it is not offered any more
-        (an image of last month), it counts as it was defined then. A list that a
+        A former choice counts as it is defined today. If it is not offered any more (an
+        image of last month), it counts as it was defined then. But a list that a
         function makes or a hook sets may leave out what this user has no right to any
         more: then the return is refused.
 
@@ -139,12 +137,10 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
                 super()._apply_overrides(settings)
 
     def _has_profiles_of_its_own(self) -> bool:
-        """Whether the profiles may differ from user to user."""
         offered = self.profile_list
         return callable(offered) or offered != self._profiles_of_all
 
     def _apply_overrides(self, spawner_override: dict[str, Any]) -> None:
-        """Apply a profile's overrides, and note them."""
         settings: dict[str, Any] = {}
         for name, value in spawner_override.items():
             settings[name] = value(self) if callable(value) else value
@@ -152,7 +148,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         self._overrides = (*self._overrides, settings)
 
     def _get_profile(self, slug: str | None, profile_list: list[Any]) -> Any:
-        """Get the profile, and note it, since another may be the default by then."""
+        # Noted, since another may be the default later.
         profile = super()._get_profile(slug, profile_list)
         self._profile = profile["slug"]
         return profile
@@ -177,7 +173,6 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         )
 
     def _pod(self) -> dict[str, Any] | None:
-        """This server's pod as last reported."""
         reflector = self.pod_reflector
         if reflector is None:
             return None
@@ -192,16 +187,15 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
 
     @property
     def pod_reflector(self) -> Any:
-        """KubeSpawner's watch of pods, which each look begins again if it has ended."""
+        # Each look restarts KubeSpawner's watch if it has ended.
         return _kept_up(super().pod_reflector)
 
     @property
     def event_reflector(self) -> Any:
-        """That of events; None: they are not watched."""
         return _kept_up(super().event_reflector)
 
     async def _start_reflector(self, kind: str, **more: Any) -> Any:
-        """Begin a watch, or wait for one that has ended to go on.
+        """Start a watch, or wait for one that has ended to be renewed.
 
         Raises:
             Unreachable: the API server does not answer.
@@ -223,7 +217,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
             raise Unreachable(Reason.CLUSTER_UNREACHABLE, detail=detail) from None
 
     async def _start_watching_events(self, replace: bool = False) -> Any:
-        """Watch events, which are words for people: nothing waits for them."""
+        # Only words for people: nothing waits for them.
         with suppress(Unreachable):
             return await super()._start_watching_events(replace)
 
@@ -256,10 +250,10 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
     async def _start_while_it_lives(self) -> Any:
         """Run KubeSpawner's start, which alone would wait for a dead pod to its limit.
 
-        None: its node has sent the pod away; now another may take the next one.
+        None: its node rejected the pod; another may take the next one.
 
         Raises:
-            Refused: the pod has ended, or a node does not take a new session's.
+            Refused: the pod has ended, or a node rejects a new session's.
         """
         starting = super().start()
         try:
@@ -276,7 +270,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
             starting.cancel()
 
     async def _send_elsewhere(self, node: str, why: str) -> None:
-        """Take back a pod that its node does not run, and wait a while.
+        """Delete a pod that its node does not run, and wait a while.
 
         Raises:
             Refused: it is a new session's, and its user may start another.
@@ -295,11 +289,11 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
     async def _make_create_pod_request(self, pod: Any, request_timeout: int) -> Any:
         """Ask for the pod, unless a hook has removed the init from it.
 
-        Where the quota is used up a place is asked for again, until the start's limit.
+        If the quota is used up a place is requested again, until the start's limit.
 
         Raises:
             Refused: a place was to be held, and this pod would start a new session, or
-                give its session something else; or the API server does not take it.
+                give its session something else; or the API server rejects it.
         """
         hold = self.reclaim_launch.mode == "hold"
         if not pods.holds(pod, self._purpose()):
@@ -329,7 +323,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
 
     @property
     def events(self) -> list[Any]:
-        """The events of this very pod: the former one had the same name."""
+        # Of this very pod: the former one had the same name.
         pod = self._pod()
         if pod is None or not self._is_ours(pod):
             return []
@@ -345,29 +339,24 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         return bool(labels.get(pods.INCARNATION) == self.reclaim_launch.incarnation)
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
-        """KubeSpawner's own events, and the place in the queue."""
         events = interleaved(super().progress(), self._waits_for, LOOK_SECONDS)
         async for event in events:
             yield event
 
     def _waits_for(self) -> str:
-        everybody = self.pod_reflector.pods.values() if self.pod_reflector else ()
+        all_pods = self.pod_reflector.pods.values() if self.pod_reflector else ()
         if self._quota:
             return f"Waiting for the namespace's quota: {self._quota}"
         if away := self._last_rejection():
             return f"Waiting for another machine: {away}"
-        return pod_events.sentence(self._pod(), everybody) or self._note
+        return pod_events.sentence(self._pod(), all_pods) or self._note
 
     def is_pod_running(self, pod: Any) -> bool:
-        """Whether the pod runs, whatever has ended beside the session's container.
-
-        A sidecar that ended would keep the pod from ever being ready: ours are not
-        started again.
-        """
+        # A sidecar that ended would keep the pod from ever being ready: ours are not
+        # started again.
         return bool(super().is_pod_running(pod and pod_events.without_ended(pod)))
 
     def _last_rejection(self) -> str:
-        """Say which node did not take the last pod, and why; empty: there is a pod."""
         if not self._rejections or self._pod() is not None:
             return ""
         node, why = self._rejections[-1]
@@ -376,7 +365,6 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
     # --- watch and end ---
 
     async def poll(self) -> int | None:
-        """Return None while the pod runs or is being made, else an exit code."""
         token = _inside.set(True)
         try:
             status: int | None = await super().poll()
@@ -420,7 +408,7 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
     _lived = False  #: whether it did at the last glance
 
     def start_polling(self) -> None:
-        """Poll as the Hub does, and at once when the watch tells of the pod's end."""
+        # Also at once when the watch reports the pod's end.
         super().start_polling()
         if self._poll_callback is not None:
             self._lived = True
@@ -428,37 +416,33 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
             self._glances.start()
 
     def stop_polling(self) -> None:
-        """Stop both."""
         if self._glances is not None:
             self._glances.stop()
             self._glances = None
         super().stop_polling()
 
     async def _glance(self) -> None:
-        """Look at the watch, which costs nothing; the next poll may be far."""
+        # The watch costs nothing; the next poll may be far off.
         lived, self._lived = self._lived, self.reclaim_alive()
         if lived and not self._lived:
             await self.poll_and_notify()
 
     async def stop(self, now: bool = False) -> None:
-        """Stop or release the session; KubeSpawner's own tidying does neither."""
+        # KubeSpawner's own tidying neither stops nor releases.
         if _inside.get():
             await SessionPodSpawner.stop(self, now)
         else:
             await super().stop(now)
 
     def reclaim_location(self) -> Location:
-        """The pod's location."""
         pod = self._pod()
         uid = pod["metadata"]["uid"] if pod else ""
         return Location(pod=uid, name=self.pod_name)
 
     def reclaim_image(self) -> str:
-        """The image as settings or profile name it."""
         return str(self.image)
 
     def reclaim_choice(self) -> Choice:
-        """The profile and its options, and the settings that they have made."""
         profile = {"profile": self._profile} if self._profile else {}
         overrides = tuple(map(_without_variables, self._overrides))
         whole = all(map(_is_plain, overrides))
@@ -469,7 +453,6 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         )
 
     def reclaim_take(self, place: Location) -> None:
-        """Take over an existing pod, under whatever name it has."""
         if place.name:
             self.pod_name = place.name
             self.dns_name = self.dns_name_template.format(
@@ -477,18 +460,14 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
             )
 
     def reclaim_alive(self) -> bool:
-        """Whether the pod's container lives; before any report, whether there is one.
-
-        A pod that is not known yet (after a restart of the Hub) counts as alive, since
-        nothing may be ended or replaced without a report.
-        """
+        # A pod that is not known yet (after a restart of the Hub) counts as alive,
+        # since nothing may be ended or replaced without a report.
         watch = self.pod_reflector
         if watch is None or not watch.first_load_future.done():
             return bool(self.reclaim_pointer.location.pod)
         return pod_events.lives(self._pod(), self.reclaim_pointer.location.pod)
 
     async def reclaim_former(self) -> bool:
-        """Whether KubeSpawner itself has made the pod."""
         await self._start_watching_pods()
         pod = self._pod()
         if pod is None or pods.INCARNATION in (pod["metadata"].get("labels") or {}):
@@ -496,7 +475,6 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         return pod_events.lives(pod, "")
 
     async def reclaim_died(self) -> bool:
-        """Wait until the kubelet reports the container dead."""
         with suppress(TimeoutError, Unreachable):
             await self._start_watching_pods()
             await exponential_backoff(
@@ -507,17 +485,16 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         return not self.reclaim_alive()
 
     def reclaim_ending(self, status: Any) -> ReclaimError:
-        """The end of its container; the service, which watches pods, may know more."""
+        # The service, which watches pods, may know more.
         if self._pod() is None and status == 1:  # KubeSpawner's word for that
             return endings.by_itself("its pod is gone")
         return super().reclaim_ending(status)
 
     def reclaim_frozen(self) -> bool | None:
-        """Return None: only the node knows."""
+        # Only the node knows.
         return None
 
     async def reclaim_find(self, incarnation: str) -> Location | None:
-        """Look for the pod of an incarnation that the Hub has lost sight of."""
         await self._start_watching_pods()
         for pod in self.pod_reflector.pods.values():
             metadata = pod["metadata"]
@@ -529,7 +506,6 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         return None
 
     async def reclaim_token(self) -> str:
-        """The API token in the pod; empty if the pod is gone."""
         await self._start_watching_pods()
         for variable in pod_events.notebook(self._pod()).get("env") or ():
             if variable["name"] == "JUPYTERHUB_API_TOKEN":
@@ -537,20 +513,17 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         return ""
 
     async def reclaim_port(self) -> int:
-        """The port of the pod's server; 0 if it is gone."""
         for port in pod_events.notebook(self._pod()).get("ports") or ():
             if port.get("name") == "notebook-port":
                 return int(port["containerPort"])
         return 0
 
     async def reclaim_where(self, port: int) -> Any:
-        """The pod's address."""
         del port  # it stands in the pod
         await self._start_watching_pods()
         return self._get_pod_url(self._pod())
 
     async def reclaim_waiting(self, tell: Callable[[str], None]) -> None:
-        """Report what Kubernetes does for the pod, and the place in the queue."""
         async for event in SessionPodSpawner.progress(self):
             tell(event["message"])
         # KubeSpawner's events may be turned off; the queue is shown all the same.
@@ -563,10 +536,7 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
             await asyncio.sleep(LOOK_SECONDS)
 
     async def reclaim_end(self) -> None:
-        """Delete the pod, whatever it holds, and wait a moment until it is gone.
-
-        The next pod has the same name, so it has to wait for that, too.
-        """
+        # The next pod has the same name, so this waits until it is free.
         try:
             async with asyncio.timeout(REPORT_SECONDS):
                 await SessionPodSpawner.stop(self, now=True)
@@ -582,7 +552,7 @@ def _kept_up(watch: Any) -> Any:
 
 
 def _without_variables(settings: dict[str, Any]) -> dict[str, Any]:
-    """Leave out variables: a hold has them; they may be secrets, and state is shown."""
+    # A hold has them; they may be secrets, and the state is shown.
     return {name: v for name, v in settings.items() if name != "environment"}
 
 

@@ -1,9 +1,8 @@
-"""Begins KubeSpawner's watches again, which end for good and tell nobody.
+"""Restarts KubeSpawner's watches, which end for good without telling.
 
-A watch gives up when the API server has been away for a minute, and what it has listed
-stands still from then on. It is begun again in its place: what was listed last stays
-until there is a new list, so that no pod seems to be gone meanwhile. One attempt at a
-time is made for all spawners.
+A watch gives up when the API server has been away for a minute; its list is frozen from
+then on. It is started again in place: the last list stays until there is a new one, so
+that no pod seems to be gone meanwhile. All spawners share one attempt at a time.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ _attempts = WeakKeyDictionary()
 
 
 def has_ended(watch: ResourceReflector | None) -> bool:
-    """Whether it has given up, so that its list stands still."""
+    """Whether it has given up, so that its list is frozen."""
     task = watch.watch_task if watch is not None else None
     return task is not None and task.done()
 
 
 def renew(watch: ResourceReflector) -> asyncio.Task[None] | None:
-    """Have a watch that has ended begun again, until that succeeds.
+    """Have a watch that has ended started again, until that succeeds.
 
     Returns:
-        What does so; None: it goes on.
+        The task that does so; None: the watch is fine.
     """
     if not has_ended(watch):
         return None
@@ -48,7 +47,7 @@ def renew(watch: ResourceReflector) -> asyncio.Task[None] | None:
 
 
 async def renewed(watch: ResourceReflector) -> None:
-    """Wait until a watch goes on.
+    """Wait until a watch works.
 
     Raises:
         Unreachable: the API server does not answer (yet); it is asked again.

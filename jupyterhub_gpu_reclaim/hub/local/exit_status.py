@@ -1,7 +1,7 @@
 """Exit statuses of local sessions.
 
-Nobody waits for a session's init: it outlives the Hub. So it writes its exit status
-down before it ends, into a folder of root's that a reboot empties.
+A session's init outlives the Hub, so it has no parent that waits for it: it writes its
+exit status into a folder of root's that a reboot empties.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final
 
 _FOLDER: Final = Path("/run/jupyterhub-gpu-reclaim-ended")
-#: Seconds after which nobody asks any more: a Hub polls its servers when it starts.
+#: Seconds that statuses are kept: a Hub polls its servers when it starts.
 _KEPT: Final = 24 * 3600.0
 
 
 def file_of(incarnation: str) -> Path | None:
-    """The file for an incarnation's exit status; None: there is no place for it."""
+    """The file for an incarnation's exit status; None: it cannot be kept."""
     try:
         _FOLDER.mkdir(mode=0o700, exist_ok=True)
     except OSError:
@@ -27,13 +27,12 @@ def file_of(incarnation: str) -> Path | None:
 
 
 def read(incarnation: str) -> int | None:
-    """The exit status, -n for a signal, as Popen says it; None where it is not known.
+    """The exit status, -n for a signal, as Popen has it; None if it is unknown.
 
-    It is not known where the init itself was killed, or the machine was started again.
-
-    The init says 128 + n, as a shell does. A server that exits with such a code by
-    itself, for a program of its own that a signal has ended, reads as ended by it.
+    It is unknown if the init itself was killed, or the machine was rebooted.
     """
+    # The init says 128 + n, as a shell does. A server that exits with such a code by
+    # itself, for a program of its own that a signal has ended, reads as ended by it.
     try:
         code = int(_path(incarnation).read_bytes()[:8])
     except (OSError, ValueError):
@@ -42,13 +41,12 @@ def read(incarnation: str) -> int | None:
 
 
 def remove(incarnation: str) -> None:
-    """Forget an incarnation's status; there may be none."""
     with contextlib.suppress(OSError):
         _path(incarnation).unlink()
 
 
 def sweep() -> None:
-    """Remove statuses that nobody asks for any more."""
+    # A Hub polls its servers when it starts; after that these are of no use.
     before = time.time() - _KEPT
     with contextlib.suppress(OSError):
         for file in _FOLDER.iterdir():
@@ -57,5 +55,5 @@ def sweep() -> None:
 
 
 def _path(incarnation: str) -> Path:
-    """The file of an incarnation, inside the folder whatever a database says."""
+    # Inside the folder, whatever a database says.
     return _FOLDER / (Path(incarnation).name or "none")

@@ -1,9 +1,8 @@
-"""Servers that LocalProcessSpawner itself has started, before ours took its place.
+"""Servers that LocalProcessSpawner itself started, before ours took its place.
 
-All that it leaves is a pid. Whether that is still the server is seen by what no other
-user's process can have: it runs as the server's system user, leads a session of its
-own, and began when the Hub started the server. Nothing that its user could hold up is
-read.
+All that it leaves is a pid. Whether that is still the server is decided by facts that
+no other user's process can have: it runs as the server's system user, leads a session,
+and began when the Hub started the server. Nothing is read that its user could block.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ _BETWEEN = 900.0
 
 
 def find(pid: int, uid: int, started: datetime | None) -> Location:
-    """Find a former server's process; the empty location if it has ended.
+    """A former server's process; the empty location if it has ended.
 
     Args:
         pid: as LocalProcessSpawner has noted it.
         uid: of the server's system user.
-        started: when the Hub started it, in UTC without a zone; None: not known.
+        started: when the Hub started it, in UTC without a zone; None if unknown.
     """
     start = launcher.start_time(pid) if pid else 0
     if not start or not _is_server(pid, uid, start, started):

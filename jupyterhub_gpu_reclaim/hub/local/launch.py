@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.session_init import launcher
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Seconds that a launcher has to report whom it has begun, once nobody waits for it.
+#: Seconds for an abandoned launcher to report its session.
 _END_SECONDS = 5.0
 #: Seconds for which a cancelled start is held up; the Hub gives it one (trap T9).
 _HELD_UP_SECONDS = 0.5
@@ -51,8 +51,8 @@ async def run(
         seconds: time limit.
 
     Raises:
-        Refused: it did not work, in the launcher's words, or took too long; nothing of
-            it stays.
+        Refused: it failed, in the launcher's words, or took too long; nothing of it
+            stays.
     """
     reader, writer = os.pipe()
     words = [*PYTHON, launcher.__file__, "--report-fd", str(writer)]
@@ -86,7 +86,7 @@ def _without_ignored(popen_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Report:
-    """A launcher's report, as far as it has come; it is read to its end."""
+    """A launcher's report so far; it is read to its end."""
 
     def __init__(self, descriptor: int) -> None:
         self.text = b""
@@ -96,7 +96,7 @@ class _Report:
         """Wait for the end of the report.
 
         Raises:
-            Refused: the report has not come in time.
+            Refused: it does not come in time.
         """
         await asyncio.wait({self.reading}, timeout=seconds)
         if not self.reading.done():
@@ -118,7 +118,7 @@ class _Report:
 
 
 async def _end_launch(process: Popen[bytes], report: _Report) -> None:
-    """End a launch that nobody waits for any more, and what it has begun."""
+    """End an abandoned launch, and what it has begun."""
     # It ends by itself; killed before it has reported, its init would be unknown.
     await asyncio.wait({report.reading}, timeout=_END_SECONDS)
     process.kill()
@@ -129,7 +129,6 @@ async def _end_launch(process: Popen[bytes], report: _Report) -> None:
 
 
 def _read_place(report: bytes) -> Location:
-    """Read the init's place from the launcher's report; raise its error."""
     facts = launcher.reported(report)
     if "error" in facts or not facts.get("start"):
         why = facts.get("error") or "Its init has not reported."

@@ -1,7 +1,7 @@
 """The processes of a local session, identified by (pid, start time, boot).
 
-It reads ``/proc`` and signals through pidfds, so a pid that was given to another
-process is never touched. It starts nothing.
+It reads ``/proc`` and signals through pidfds, so a process that gets the pid later is
+never touched. It starts nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LocalSession:
         )
 
     def signal(self, number: signal.Signals) -> bool:
-        """Signal the init; False when it is gone."""
+        """Signal the init; False if it is gone."""
         fd = self._pidfd()
         if fd is None:
             return False
@@ -50,10 +50,9 @@ class LocalSession:
         return True
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until the init is dead; False if it still lives after that time.
-
-        In the event loop: the Hub has few threads, and may stop many sessions at once.
-        """
+        """Wait until the init is dead; False if it still lives after that time."""
+        # In the event loop: the Hub has few threads, and may stop many sessions at
+        # once.
         fd = self._pidfd()
         if fd is None:
             return True
@@ -70,7 +69,7 @@ class LocalSession:
         return True
 
     def frozen(self) -> bool:
-        """Whether the session's root is stopped, as a captured tree is."""
+        """Whether the session's root is stopped, as in a captured tree."""
         states = [_state(pid) for pid in self._children()]
         return bool(states) and all(state in "Tt" for state in states)
 
@@ -87,7 +86,6 @@ class LocalSession:
         return ""
 
     def _children(self) -> Iterator[int]:
-        """The init's own children: the session's root."""
         if not self.alive():
             return
         # The init may end at any moment, and its threads with it.
@@ -97,7 +95,6 @@ class LocalSession:
                 yield from map(int, children)
 
     def _pidfd(self) -> int | None:
-        """Open a handle on that very process; None: it is gone."""
         if not self.alive():
             return None
         try:

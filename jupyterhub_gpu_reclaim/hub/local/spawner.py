@@ -1,11 +1,10 @@
 """Sessions on the Hub's own machine: processes in namespaces of their own.
 
 ``ReclaimLocalSpawner`` is what a ``jupyterhub_config.py`` names. It starts what
-JupyterHub's own ``LocalProcessSpawner`` would start, with the same home, environment,
-``cmd``, ``shell_cmd``, ``popen_kwargs`` and log lines, but through
-``session_init/launcher.py``, so that the session can be suspended and outlives a
-restart of the Hub. The mixin decides when to start, restore or release; this module
-places processes and ends them.
+``LocalProcessSpawner`` would start, with the same home, environment, ``cmd``,
+``shell_cmd``, ``popen_kwargs`` and log lines, but through ``session_init/launcher.py``,
+so that the session can be suspended and outlives a restart of the Hub. The mixin
+decides when to start, restore or release.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ from jupyterhub_gpu_reclaim.hub.local import exit_status, former_server, launch
 from jupyterhub_gpu_reclaim.hub.local.processes import LocalSession, find_session
 from jupyterhub_gpu_reclaim.hub.spawner import given
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
-from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
-from jupyterhub_gpu_reclaim.hub.spawner.session_traits import RealmTraits
+from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch, RealmTraits
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.session_init import launcher, session_init
 from jupyterhub_gpu_reclaim.session_init.command_line import (
@@ -57,7 +55,7 @@ _CGROUP_PARENT = "jupyterhub-gpu-reclaim"
 
 
 class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
-    """Starts, watches and ends one session's processes, without suspending any."""
+    """Starts, watches and ends one session's processes; suspends none."""
 
     run_as_hub_user = Bool(
         False,
@@ -141,14 +139,13 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         return command
 
     def get_args(self) -> list[str]:
-        """The server's arguments; Jupyter refuses to run as root without being told."""
+        # Jupyter refuses to run as root without being told.
         args = list(super().get_args())
         if self.run_as_hub_user and os.geteuid() == 0 and "--allow-root" not in args:
             args.append("--allow-root")
         return args
 
     def _init(self, command: list[str]) -> list[str]:
-        """The command line of the session's init."""
         arguments = InitArguments(
             self.reclaim_launch.incarnation,
             self.user.name,
@@ -167,13 +164,13 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         return [*words, "--chdir", self._home(), "--", *command]
 
     def _rights_today(self) -> SystemUser:
-        """The user's rights in the system's database now; a return keeps no more."""
+        # Looked up now: a return keeps no more.
         entry = self._system_user()
         groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
         return SystemUser(entry.pw_uid, entry.pw_gid, tuple(groups))
 
     def system_username(self) -> str:
-        """The system user that the session runs as."""
+        """The system user that the session runs as; subclasses override it."""
         return str(self.user.name)
 
     def _system_user(self) -> pwd.struct_passwd:
@@ -198,7 +195,6 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         return self.homes.format(username=self.user.name)
 
     def user_env(self, env: dict[str, str]) -> dict[str, str]:
-        """Set HOME, USER and SHELL."""
         if not self.run_as_hub_user:
             self._system_user()
             return dict(super().user_env(env))
@@ -206,7 +202,6 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         return env
 
     async def _launch(self, init: list[str], env: dict[str, str]) -> Location:
-        """Run the launcher with the limits and options of this spawner."""
         options = ["--cgroup-parent", _CGROUP_PARENT]
         options += ["--cgroup", self.reclaim_launch.incarnation]
         if self.mem_limit:
@@ -228,13 +223,12 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
     # --- watch ---
 
     async def poll(self) -> int | None:
-        """Return None while the init lives, then its exit status, 0 if unknown."""
+        # 0 if it is unknown.
         if LocalSession(self.place).alive():
             return None
         return exit_status.read(self.reclaim_launch.incarnation) or 0
 
     async def _signal(self, sig: int) -> bool:
-        """Signal the init; a process that got its pid later is never touched."""
         return (
             LocalSession(self.place).signal(signal.Signals(sig))
             if sig
@@ -242,14 +236,11 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         )
 
     async def wait_for_death(self, timeout: float = 10) -> bool:  # noqa: ASYNC109 - upstream's
-        """Wait until the init is dead, which the kernel tells; upstream looks for it.
-
-        It looks more and more seldom: a stop of two seconds took up to two more.
-        """
+        # The kernel tells. Upstream looks, more and more seldom: up to two seconds
+        # late.
         return await LocalSession(self.place).wait(timeout)
 
     def clear_state(self) -> None:
-        """Forget the processes."""
         exit_status.remove(self.reclaim_launch.incarnation)
         super().clear_state()
         self.place = Location()
@@ -257,12 +248,10 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
     # --- end ---
 
     async def stop(self, now: bool = False) -> None:
-        """End the session: SIGINT, SIGTERM, SIGKILL, with upstream's time limits."""
         await super().stop(now=now)
         launcher.remove_cgroups(_CGROUP_PARENT, self.reclaim_launch.incarnation)
 
     async def move_certs(self, paths: dict[str, str]) -> dict[str, str]:
-        """Move certificates for internal TLS into the user's home, as upstream does."""
         if self.run_as_hub_user:
             return paths
         return dict(await super().move_certs(paths))
@@ -272,7 +261,7 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
     """Local sessions that can be suspended and resumed."""
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Load the state; a server of LocalProcessSpawner is known by its pid."""
+        # A server of LocalProcessSpawner is known by its pid.
         super().load_state(state)
         if not self.reclaim_pointer.begun and state.get("pid"):
             uid = self._expected_uid()
@@ -289,24 +278,21 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
             return -1
 
     async def reclaim_former(self) -> bool:
-        """Whether LocalProcessSpawner itself has started the server."""
+        # load_state has found the one of LocalProcessSpawner.
         return self.reclaim_alive()
 
     def reclaim_location(self) -> Location:
-        """The place where the session runs now."""
         return self.place
 
     def reclaim_take(self, place: Location) -> None:
-        """Take over a session that runs already."""
         self.place = place
         self.pid = place.pid
 
     def reclaim_alive(self) -> bool:
-        """Whether the session's init lives."""
         return LocalSession(self.place).alive()
 
     def reclaim_ending(self, status: Any) -> ReclaimError:
-        """The end that the init wrote down; only a kill keeps it from writing one."""
+        # Only a kill keeps the init from writing its status down.
         del status
         if self.place.boot and self.place.boot != launcher.boot_id():
             return endings.by_itself("its machine was started again")
@@ -318,30 +304,25 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
         return endings.by_status(code)
 
     def reclaim_frozen(self) -> bool:
-        """Whether the session's programs are stopped, as a captured tree is."""
         return LocalSession(self.place).frozen()
 
     async def reclaim_find(self, incarnation: str) -> Location | None:
-        """Look for the init of an incarnation that the Hub has lost sight of."""
         return find_session(incarnation)
 
     async def reclaim_where(self, port: int) -> tuple[str, int]:
-        """The address that the server listens on."""
         return (self.ip or "127.0.0.1", port)
 
     async def reclaim_token(self) -> str:
-        """The API token that the session was started with; empty if it is gone."""
         return await LocalSession(self.place).variable("JUPYTERHUB_API_TOKEN")
 
     async def reclaim_port(self) -> int:
-        """The port that the session was started on; 0 if it is gone."""
         url = await LocalSession(self.place).variable("JUPYTERHUB_SERVICE_URL")
         with contextlib.suppress(ValueError):
             return int(url.rpartition(":")[2].partition("/")[0])
         return 0
 
     async def get_url(self) -> str:
-        """The server's address, which a Hub killed in a start has not written down."""
+        # A Hub killed in a start has not written it down.
         known = str(self.server.url)
         port, url = self.reclaim_pointer.port, urlsplit(known)
         if not port or url.port == port:
@@ -350,7 +331,6 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
         return url._replace(netloc=f"{host}:{port}").geturl()
 
     async def reclaim_end(self) -> None:
-        """End the place at once, whatever it holds."""
         session = LocalSession(self.place)
         if session.signal(signal.SIGKILL):
             await session.wait(self.kill_timeout)

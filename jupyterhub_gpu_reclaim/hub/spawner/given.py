@@ -1,10 +1,10 @@
 """What a session is given by settings and hooks that a return must give it again.
 
-The hooks of a start (``pre_spawn_hook``, ``auth_state_hook``, ``modify_pod_hook`` and
-callables among the settings) run at a return, too, and may decide anew. The session
-keeps its environment and its command, so most of that has no effect. But its programs
-compute on the cards that their environment names, which a hook may have given to
-somebody else by now; they run as the user that they ran as, and expect their mounts.
+The hooks of a start (``pre_spawn_hook``, ``auth_state_hook``, ``modify_pod_hook``,
+callables among the settings) run at a return, too, and may decide otherwise. The
+session keeps its environment and command, so most of that has no effect. But its
+programs compute on the cards that their environment names, which a hook may have given
+to another session by now; they run as the user they ran as, and expect their mounts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def settle(
     environment: Mapping[str, Any],
     mounts: Iterable[tuple[str, Any]] = (),
 ) -> dict[str, str]:
-    """Return what a place gives to its session; a hold must give what the start gave.
+    """What a place gives to its session; a hold must give what the start gave.
 
     Args:
         launch: the purpose of the place.
@@ -54,17 +54,13 @@ def settle(
 
 
 def _digest(source: Any) -> str:
-    """Not the source itself: it may hold a secret, and the Hub shows its state."""
+    # Not the source itself: it may hold a secret, and the Hub shows its state.
     text = json.dumps(source, sort_keys=True, default=str)
     return hashlib.blake2s(text.encode(), digest_size=8).hexdigest()
 
 
 def _compare(there: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Refuse what matters; a variable that is not set any more gives nothing away.
-
-    Raises:
-        Refused: it is another user, or has other cards or mounts.
-    """
+    """Refuse other users, cards and mounts; an unset variable does no harm."""
     user = there.get(USER, "")
     if USER in there and now[USER] not in {"", user}:
         raise Refused(Reason.USER_MISMATCH, there=user or "not set", here=now[USER])

@@ -1,10 +1,9 @@
 """Keeps suspended sessions logged in through a restart of the Hub.
 
 ``JupyterHub.cleanup_oauth_clients`` deletes, at every start, the OAuth client of each
-server that does not run, and with it all browser logins of that server: it only keeps
+server that does not run, and so all browser logins of that server: it only keeps
 clients of spawners that are in memory, and only running ones are loaded (trap T2 in
-``docs/reference/jupyterhub-traps.md``). The wrapper loads the spawners of suspended
-servers first; the Hub's own code does the rest.
+``docs/reference/jupyterhub-traps.md``). The wrapper loads the suspended ones first.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def apply(hub: type[Any] = JupyterHub) -> bool:
-    """Wrap the method, as a Hub imports the mixin; returns whether it is in place."""
     return patches.wrap(
         hub,
         "cleanup_oauth_clients",

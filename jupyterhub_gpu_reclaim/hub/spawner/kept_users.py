@@ -1,10 +1,10 @@
 """Keeps programs from deleting users who have suspended sessions.
 
 A culler of users (``jupyterhub-idle-culler --cull-users``) deletes those who have not
-come for a while, which is what it is to have a suspended session (trap T17). It is told
-that this user is still needed, and asks again the next time. Where another program
-deletes a user, the Hub obeys, and what is suspended is kept for a while, as if a former
-account's. A person who deletes a user on the Hub's page deletes it all.
+come for a while, which is just when a session is suspended (trap T17). It is told that
+this user is still needed. If another program deletes a user, the Hub obeys, and what is
+suspended is kept for a while, like a former account's. A person who deletes a user on
+the Hub's page deletes it all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 def apply(users: type[Any] = UserAPIHandler) -> bool:
-    """Wrap the method, as a Hub imports the mixin; returns whether it is in place."""
     return patches.wrap(
         users,
         "delete",
@@ -51,7 +50,7 @@ def _sparing_who_is_away(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _may_delete(handler: Any) -> bool:
-    """Whether the Hub lets the caller delete users: others are told nothing."""
+    # Others are told nothing.
     allowed = ("delete:users", "admin:users")
     return any(scope.startswith(allowed) for scope in handler.expanded_scopes)
 

@@ -4,9 +4,8 @@ The service decides whether a start is cold, a restore or an adoption, and wheth
 stop is real or a release. Without its answer, a session that may have a checkpoint is
 not started cold, and a stopped tree that may be a captured one is not ended.
 
-What it knows is one value, ``SpawnerState``. Its pointer is written to the Hub's
-database before each step, so that a Hub that is killed in between knows what it had
-begun.
+All it knows is one value, ``SpawnerState``. Its pointer is written to the Hub's
+database before each step, so that a Hub that is killed in between knows what it began.
 """
 
 from __future__ import annotations
@@ -140,11 +139,10 @@ class SessionLifecycle:
 
     @property
     def pointer(self) -> Pointer:
-        """The Hub database's record of the session."""
         return self.state.pointer
 
     def load(self, pointer: Pointer) -> None:
-        """Continue from what the Hub's database remembers, unless it is older (T27)."""
+        """Continue from the Hub's database, unless it is older (T27)."""
         key = self._spawner.reclaim_key
         if pointer.phase is not PointerPhase.NONE:
             self._known.add(key, pointer.session)  # the folder may be new
@@ -157,7 +155,6 @@ class SessionLifecycle:
         self._spawner.will_resume = pointer.precious
 
     def deletion(self) -> Deletion:
-        """The order to delete this server's sessions."""
         key = self._spawner.reclaim_key
         known = {*self._known.sessions(key), self.pointer.session} - {""}
         return Deletion(
@@ -181,7 +178,7 @@ class SessionLifecycle:
         self._spawner.reclaim_launch = launch
 
     def _update_pointer(self, **changes: Any) -> None:
-        """Change the pointer and write it to the database now (T6)."""
+        # Into the database now (T6).
         known = self.pointer.checkpoint
         if (checkpoint := changes.get("checkpoint", known)) != known:
             changes["suspended_at"] = self._clock.now() if checkpoint else 0.0
@@ -189,11 +186,8 @@ class SessionLifecycle:
         self._save_pointer(msgspec.structs.replace(self.pointer, **changes))
 
     def _forget(self) -> None:
-        """Drop pointer and old login: no checkpoint and no process is left (T5).
-
-        A checkpoint that was set aside may be brought back under that login, and no
-        other one.
-        """
+        """Drop pointer and old login: no checkpoint and no process is left (T5)."""
+        # A checkpoint that was set aside may be brought back under that login only.
         deleted = self.logins.hash_of(self.pointer.token_id)
         self.logins.delete(self.pointer.token_id)
         aside = [each for each in (*self.pointer.laid_aside, deleted) if each]
@@ -252,7 +246,7 @@ class SessionLifecycle:
         *,
         asker: patches.Asker | None = None,
     ) -> None:
-        """Report what has happened; a lost report does no harm."""
+        """Report an event; a lost report does no harm."""
         placement = msgspec.structs.replace(self._placement(), failure=failure)
         if asker is not None:
             placement = msgspec.structs.replace(
@@ -372,7 +366,7 @@ class SessionLifecycle:
         return where
 
     def _choice(self) -> Choice | None:
-        """The user's choice, as it is remembered; None if it is too large."""
+        # None if it is too large, or not JSON.
         choice = self._spawner.reclaim_choice()
         with suppress(TypeError):  # what is no JSON
             return choice if len(msgspec.json.encode(choice)) < LONGEST_CHOICE else None
@@ -450,7 +444,6 @@ class SessionLifecycle:
         return number
 
     async def _hold(self, start: Start, reporter: ProgressReporter) -> Any:
-        """Make a place, and report what it waits for."""
         waiting = asyncio.create_task(self._spawner.reclaim_waiting(reporter.report))
         try:
             return await start()
@@ -461,7 +454,7 @@ class SessionLifecycle:
         """Adopt a tree that still runs, with the login it has (T8, T9).
 
         A Hub whose database is older than the session does not know that login, and
-        cannot have revoked it: it is made valid for the account that has started the
+        cannot have revoked it: it is made valid for the account that started the
         session (T26).
 
         Raises:
@@ -557,7 +550,7 @@ class SessionLifecycle:
         return cleanup
 
     async def _await_cleanup(self) -> bool:
-        """Wait until what a failed or cancelled start left behind is gone (T5, T9)."""
+        """Wait until the leftovers of a failed or cancelled start are gone (T5, T9)."""
         cleanup = self._spawner.reclaim_cleanups.get(self._spawner.reclaim_key)
         if cleanup is not None:
             await asyncio.wait({cleanup}, timeout=CLEANUP_SECONDS)
@@ -583,7 +576,7 @@ class SessionLifecycle:
             self.logins.delete(self.logins.token_id(minted))
 
     def drop_unused(self, token: str) -> None:
-        """Delete a start's token where a hook failed before ``start`` was called (T5).
+        """Delete a start's token if a hook failed before ``start`` was called (T5).
 
         The Hub deletes nothing of a spawner that will resume.
         """
@@ -592,7 +585,7 @@ class SessionLifecycle:
             self.logins.delete(number)
 
     async def _back_to_suspended(self) -> None:
-        """Take back a failed resume: nothing of it stays, the checkpoint does."""
+        """Undo a failed resume: nothing of it stays, except the checkpoint."""
         telling = asyncio.ensure_future(self._tell_service("cancelled"))
         # Else it counts as failed. But what comes back meanwhile works on, unsaved.
         await asyncio.wait({telling}, timeout=HEAD_START_SECONDS)
@@ -610,7 +603,7 @@ class SessionLifecycle:
             self._repair = None
 
     def answered(self) -> None:
-        """Note that the server has answered the Hub: the start went well."""
+        """The server has answered the Hub: the start went well."""
         if not self.state.confirmed:
             self._update_state(confirmed=True)
             self._update_pointer(checkpoint="")
@@ -627,10 +620,8 @@ class SessionLifecycle:
         return story or ProgressReporter().story
 
     def close_start(self) -> None:
-        """Begin to show the next start; ``story`` is kept until it begins.
-
-        A page may look before our part of that start begins.
-        """
+        """Begin to show the next start; ``story`` is kept until it begins."""
+        # A page may look before our part of that start begins.
         if self._reporter is not None and self._reporter.ended:
             self._last_story, self._reporter = self._reporter.story, None
 
@@ -643,12 +634,12 @@ class SessionLifecycle:
     # --- poll ---
 
     async def poll(self, poll: Callable[[], Awaitable[int | None]]) -> int | None:
-        """Return None while it runs, is being started or captured, else a status.
+        """None while it runs, is being started or captured, else a status.
 
-        A session that is suspended, or was being released or resumed when the Hub
-        died, is not running as far as the Hub is concerned, whatever still lives. Nor
-        is one whose start was refused: the Hub stops what it could not start, and would
-        end programs that another start has made.
+        A session that is suspended, or was being released or resumed when the Hub died,
+        is not running for the Hub, whatever still lives. Nor is one whose start was
+        refused: the Hub stops what it could not start, and would end programs that
+        another start has made.
         """
         if self.state.starting:
             return None
@@ -678,7 +669,7 @@ class SessionLifecycle:
     async def is_formers(self) -> bool:
         """Whether a server of the former spawner runs, beside whatever is saved.
 
-        Such a server is as that one has left it: it can be stopped, and is never saved.
+        It is left as it is: it can be stopped, and is never saved.
         """
         return not self.pointer.begun and await self._spawner.reclaim_former()
 
@@ -709,11 +700,9 @@ class SessionLifecycle:
         self._update_pointer(location=found, token_id=token_id, port=port)
 
     async def _settle_death(self, status: Any) -> None:
-        """Find out whether an unasked end was a suspend (T1) or is really over.
-
-        An answer that comes late is of no use: another look, or a stop, has settled it
-        meanwhile, and there may be another session, of another spawner of the Hub.
-        """
+        """Find out whether an unasked end was a suspend (T1) or is really over."""
+        # A late answer is useless: another look, or a stop, has settled it meanwhile,
+        # and there may be another session, of another spawner of the Hub.
         before = self.pointer
         plan = await self._plan_stop()
         if self.pointer == before and not self._remember(plan):
@@ -745,8 +734,8 @@ class SessionLifecycle:
 
         Args:
             stop: ends the programs.
-            asker: who has asked the Hub for it. The service itself only does so to
-                release what is saved: whatever runs by now goes on (T28).
+            asker: who asked the Hub for it. The service itself only does so to release
+                what is saved: whatever runs by now goes on (T28).
         """
         ours = asker is not None and asker.ours
         self._update_state(stopping=True, unsure=False)

@@ -1,8 +1,8 @@
 """A session's login in the Hub's database: API token, OAuth client, state.
 
 JupyterHub makes a new token at every start and does not delete it if the old one is
-used again or the start fails (traps T3, T5, T7). This module finds tokens by their
-database id, so that no token has to be remembered.
+used again or the start fails (traps T3, T5, T7). Tokens are found by their database id,
+so none has to be remembered.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Logins:
     def account(self) -> str:
         """The account of the user at the Hub, the same through any change of names.
 
-        A number alone would not do: databases use those of deleted rows again. The time
-        is read from the database: MySQL and MariaDB keep whole seconds, while the Hub
-        that has made the account has more of it in memory until it is restarted.
+        A number alone would not do: databases reuse those of deleted rows. The time is
+        read from the database: MySQL and MariaDB keep whole seconds, while the Hub that
+        made the account has more of it in memory until it is restarted.
         """
         user = self._spawner.user.orm_user
         stored = select(orm.User.created).where(orm.User.id == user.id)
@@ -61,8 +61,8 @@ class Logins:
         The row of the new token takes the old one's value, so that none is left over.
 
         Returns:
-            its database id; 0 if it was not made by a Hub or belongs to another user:
-            what a session says its token is, is only its user's claim.
+            its database id; 0 if no Hub made it or it belongs to another user: a
+            session's word about its token is only its user's claim.
         """
         known = _GENERATED.fullmatch(token) and not orm.APIToken.find(
             self._database, token
@@ -81,12 +81,12 @@ class Logins:
             self._database.commit()
 
     def set_options(self, options: dict[str, Any]) -> None:
-        """Set the user's choice as the Hub tells it to others."""
+        """Set the user's choice as the Hub shows it to others."""
         self._spawner.user_options = dict(options)
         self._spawner.orm_spawner.user_options = dict(options)
 
     def hash_of(self, number: int) -> str:
-        """The salted hash of a token of this user; empty: there is none."""
+        """The salted hash of a token of this user; empty if there is none."""
         found = self._token(number)
         return "" if found is None else str(found.hashed)
 
@@ -106,7 +106,6 @@ class Logins:
 
 
 def others(token: str, hashes: Iterable[str]) -> tuple[str, ...]:
-    """Leave out the hashes of that token."""
     return tuple(each for each in hashes if not compare_token(each, token))
 
 

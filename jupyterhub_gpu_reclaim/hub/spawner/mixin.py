@@ -136,8 +136,8 @@ class ReclaimMixin(SessionPlacement):
 
         Raises:
             StartRefused: there is a checkpoint that cannot come back now; or another
-                spawner starts this one, which hands on nothing of what it says to the
-                Hub: a session would be suspended, and its login deleted.
+                spawner starts this one, and passes nothing of it on to the Hub: a
+                session would be suspended, and its login deleted.
         """
         try:
             if self.reclaim_service and self._is_inside():
@@ -149,7 +149,6 @@ class ReclaimMixin(SessionPlacement):
             raise self._refused(error) from None
 
     def _is_inside(self) -> bool:
-        """Whether the Hub's own spawner of this server is another one."""
         return self.user.spawners.get(self.name, self) is not self
 
     def reclaim_refusal(self, error: Exception, seconds: float = 0.0) -> Exception:
@@ -168,7 +167,7 @@ class ReclaimMixin(SessionPlacement):
         return self._refused(refusal.reason_of(error, seconds))
 
     async def run_auth_state_hook(self, auth_state: Any) -> None:
-        """Run the administrator's hook; the Hub's page calls it before starts, too."""
+        # The Hub's page calls it before starts, too.
         try:
             await super().run_auth_state_hook(auth_state)
         except Exception as error:
@@ -178,20 +177,17 @@ class ReclaimMixin(SessionPlacement):
             raise told from error
 
     async def run_pre_spawn_hook(self) -> None:
-        """Run the hook of a start, a return's too; first that of an end not told yet.
-
-        A suspended session may have been deleted or set aside since, and the service
-        may not have told that.
-        """
+        # A suspended session may have been deleted or set aside since, and the service
+        # may not have said so.
         if self.post_stop_hook is not None:
             await self._settle_end()
         await maybe_future(super().run_pre_spawn_hook())
 
     async def reclaim_asked(self) -> None:
-        """Look what our service's stop is for, before the Hub does anything.
+        """Check what our service's stop is for, before the Hub does anything.
 
-        It also asks for one where what was suspended has been deleted: the Hub has
-        nothing to stop then, and forgets the session.
+        The service also requests one if what was suspended has been deleted: the Hub
+        has nothing to stop then, and forgets the session.
 
         Raises:
             HTTPError: 400: a start has begun, which it does not mean. 409: what runs is
@@ -210,16 +206,13 @@ class ReclaimMixin(SessionPlacement):
             await self._tell_end()
 
     async def run_post_stop_hook(self) -> None:
-        """Run the hook of an end, unless the session is suspended or may live.
-
-        The Hub calls it after each stop, of which a suspend is one, and after each
-        start that has failed.
-        """
+        # The Hub calls it after each stop, of which a suspend is one, and after each
+        # start that has failed.
         if self._lifecycle.ended:
             await maybe_future(super().run_post_stop_hook())
 
     async def _tell_end(self) -> None:
-        """Run the hook of an end that the Hub has not stopped itself."""
+        """Run the hook of an end without a stop by the Hub."""
         try:
             await maybe_future(super().run_post_stop_hook())
         except Exception:  # an administrator's; as the Hub treats it
@@ -238,20 +231,17 @@ class ReclaimMixin(SessionPlacement):
         )
 
     def start_polling(self) -> None:
-        """Begin to poll: the Hub's first call after a start or a check."""
+        # The Hub's first call after a start or a check.
         self._lifecycle.watched()
         super().start_polling()
 
     def add_poll_callback(self, callback: Any, *args: Any, **kwargs: Any) -> None:
-        """Note the server's answer: the Hub's last call of a start that went well."""
+        # The Hub's last call of a start that went well.
         self._lifecycle.answered()
         super().add_poll_callback(callback, *args, **kwargs)
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
-        """Steps of a resume with bytes and seconds; else the spawner's own.
-
-        A subclass may work for some time before it calls our start, and after that.
-        """
+        # A subclass may work for some time before it calls our start, and after that.
         reporter = self._lifecycle.reporter()
         before = self._lifecycle.expects_nothing
         if before:
@@ -264,29 +254,25 @@ class ReclaimMixin(SessionPlacement):
                 yield line
 
     async def poll(self) -> int | None:
-        """Return None while it runs, is being started or captured, else a status."""
         return await self._lifecycle.poll(super().poll)
 
     async def stop(self, now: bool = False) -> None:
-        """End the session for real, or release it, as the service says."""
         stop, asker = super().stop, patches.ASKER.get()
         await self._lifecycle.stop(lambda: stop(now=now), asker)
 
     # --- other calls of the Hub ---
 
     async def get_options_form(self) -> Any:
-        """Return no form on a resume: the session is what it was (T14)."""
+        # None on a resume: the session is what it was (T14).
         return "" if self.reclaim_suspended else await super().get_options_form()
 
     def get_env(self) -> dict[str, str]:
-        """Add the key for tab tokens, and keep libraries from what CRIU cannot dump.
-
-        libuv before 1.49 (Node 20) opens an io_uring where it can, and does without
-        where this says so; for later ones ``session_init`` has a filter, where it may.
-        hwloc looks for GPUs through OpenCL, for the daemon that ``MPI_Init`` starts:
-        without CUDA that daemon then holds the cards, and nobody can empty it.
-        Configured values stay.
-        """
+        """Add the key for tab tokens, and keep libraries from what CRIU cannot dump."""
+        # libuv before 1.49 (Node 20) opens an io_uring if it can, and does without if
+        # this says so; for later ones ``session_init`` has a filter. hwloc looks for
+        # GPUs through OpenCL, for the daemon that ``MPI_Init`` starts: without CUDA
+        # that daemon then holds the cards, and cannot be emptied. Configured values
+        # stay.
         env: dict[str, str] = super().get_env()
         env.setdefault("UV_USE_IO_URING", "0")
         env.setdefault("HWLOC_COMPONENTS", "-opencl,-cuda,-nvml,-gl")
@@ -299,19 +285,19 @@ class ReclaimMixin(SessionPlacement):
         return env
 
     def get_state(self) -> dict[str, Any]:
-        """The state for the database; never a token (T13)."""
+        # Never a token (T13).
         state = dict(super().get_state())
         if self.reclaim_pointer != Pointer():
             state[KEY] = self.reclaim_pointer.to_state()
         return state
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Load the state: after a restart of the Hub, and for every new spawner."""
+        # After a restart of the Hub, and for every new spawner.
         super().load_state(state)
         self._lifecycle.load(Pointer.from_state(state.get(KEY)))
 
     def clear_state(self) -> None:
-        """Clear the state, at stop and before start; the pointer outlives both."""
+        # At stop and before start; the pointer outlives both.
         self._lifecycle.drop_unused(self.api_token)
         super().clear_state()
         self._lifecycle.close_start()
@@ -344,7 +330,7 @@ class ReclaimMixin(SessionPlacement):
             await telling
         else:
             # The Hub does not wait: until it has deleted the account, a visit would
-            # start a session that nobody has.
+            # start a session of no account.
             _TELLING.add(telling)
             telling.add_done_callback(_TELLING.discard)
         self._lifecycle.delete()
@@ -361,11 +347,9 @@ class ReclaimMixin(SessionPlacement):
             self.log.warning("%s: forget, %s: %s", deletion.key, later, error)
 
     def _order_deletion(self, deletion: Deletion) -> Path | None:
-        """Write the order down for the service; None: that is impossible.
-
-        The Hub deletes a server once: neither a service that is away nor a lost answer
-        may lose that.
-        """
+        """Write the order down for the service; None: that is impossible."""
+        # The Hub deletes a server once: neither a service that is away nor a lost
+        # answer may lose that.
         folder = self._shared_folder()
         if folder is None:
             return None
@@ -379,7 +363,6 @@ class ReclaimMixin(SessionPlacement):
 
     @property
     def reclaim_pointer(self) -> Pointer:
-        """The Hub database's record of the session."""
         return self._lifecycle.pointer
 
     @property
@@ -392,10 +375,8 @@ class ReclaimMixin(SessionPlacement):
 
     @property
     def reclaim_resuming(self) -> bool:
-        """Whether a start is under way that is to bring a session back.
-
-        From its first moment on: the Hub's own work before it may take a while.
-        """
+        """Whether a start is under way that is to bring a session back."""
+        # From its first moment on: the Hub's own work before it may take a while.
         return self.pending == "spawn" and bool(self.reclaim_pointer.checkpoint)
 
     @property
@@ -406,7 +387,7 @@ class ReclaimMixin(SessionPlacement):
 
     @property
     def reclaim_suspended_ago(self) -> str:
-        """Time since its suspend: "12 min ago"; empty if not known."""
+        """Time since its suspend: "12 min ago"; empty if unknown."""
         at = self.reclaim_pointer.suspended_at
         if not at or not self.reclaim_pointer.suspended:
             return ""
@@ -415,17 +396,15 @@ class ReclaimMixin(SessionPlacement):
 
     @property
     def reclaim_suspension(self) -> Suspension | None:
-        """The service's facts about the checkpoint that it is suspended in."""
         return self.reclaim_pointer.suspension
 
     @property
     def reclaim_text(self) -> Any:
-        """The words for sizes and times in templates: ``common/text.py``."""
+        # For templates.
         return text
 
     @property
     def reclaim_story(self) -> dict[str, Any]:
-        """The lines of the start so far, for a page that is loaded in its middle."""
         return self._lifecycle.story
 
     @property
@@ -452,12 +431,10 @@ class ReclaimMixin(SessionPlacement):
 
     @property
     def _prefix(self) -> str:
-        """Path of the service, on its own address as on the Hub's."""
         base = str(self.hub.base_url).removesuffix("hub/")
         return f"{base}services/{SERVICE_NAME}"
 
 
 @cache
 def _client(address: str, prefix: str) -> ServiceClient:
-    """The client of a service, one for all spawners."""
     return ServiceClient(address, prefix=prefix)

@@ -1,7 +1,7 @@
 """Calls that a spawner defines for a session's processes, container or pod.
 
-The spawners of ``hub/local``, ``hub/docker`` and ``hub/kube`` fill it in. It starts,
-finds and ends; what is started or ended, and when, is ``lifecycle.py``'s.
+The spawners of ``hub/local``, ``hub/docker`` and ``hub/kube`` fill it in.
+``lifecycle.py`` decides what is started or ended, and when.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
+from traitlets import HasTraits, Unicode
 from traitlets.config import Configurable
 
 from jupyterhub_gpu_reclaim.common import endings
@@ -64,7 +65,6 @@ class SessionPlacement(Base):
 
     @property
     def reclaim_key(self) -> SessionKey:
-        """This server's name for all parts."""
         return SessionKey(self.user.name, self.name)
 
     @abstractmethod
@@ -72,11 +72,10 @@ class SessionPlacement(Base):
         """The place where the session runs, to find it again after a Hub's restart."""
 
     def reclaim_image(self) -> str:
-        """The image of what was just started, by name; empty: that does not matter."""
+        """The name of the image of what was just started; empty if irrelevant."""
         return ""
 
     def reclaim_choice(self) -> Choice:
-        """The user's choice for what was just started."""
         return Choice(options=dict(self.user_options), given=dict(self.reclaim_given))
 
     @abstractmethod
@@ -88,7 +87,7 @@ class SessionPlacement(Base):
         """Whether the session that was taken over lives."""
 
     def reclaim_ending(self, status: Any) -> ReclaimError:
-        """The reason why a session ended unasked; ``status``: what ``poll()`` said."""
+        """The reason why a session ended unasked; ``status`` is that of ``poll()``."""
         if isinstance(status, int):
             return endings.by_status(status)
         return endings.by_itself(str(status))
@@ -105,10 +104,8 @@ class SessionPlacement(Base):
         """
 
     async def reclaim_former(self) -> bool:
-        """Whether what runs was started by the spawner that this one has replaced.
-
-        Asked only where nothing is known that this one has started.
-        """
+        """Whether the process was started by the spawner that this one has replaced."""
+        # Called only if nothing is known that this one has started.
         return False
 
     @abstractmethod
@@ -116,24 +113,50 @@ class SessionPlacement(Base):
         """Look for an incarnation that the Hub has lost sight of.
 
         Raises:
-            Unreachable: whether it is there cannot be known now.
+            Unreachable: that is unknown now.
         """
 
     @abstractmethod
     async def reclaim_where(self, port: int) -> Any:
-        """The server's address, which ``start()`` returns for what was taken over."""
+        """The server's address, as ``start()`` would return it."""
 
     async def reclaim_waiting(self, tell: Callable[[str], None]) -> None:
         """Report what a session that is being placed waits for, until cancelled."""
 
     @abstractmethod
     async def reclaim_token(self) -> str:
-        """The API token that the running session was started with; empty: unknown."""
+        """The API token that the running session was started with; empty if unknown."""
 
     @abstractmethod
     async def reclaim_port(self) -> int:
-        """The port that the running session was started on; 0: unknown."""
+        """The port that the running session was started on; 0 if unknown."""
 
     @abstractmethod
     async def reclaim_end(self) -> None:
-        """End the session at once, whatever it holds; none is fine."""
+        """End the session at once, whatever it holds; idempotent."""
+
+
+class RealmTraits(HasTraits):
+    """Settings of spawners that make their sessions' places themselves."""
+
+    realm = Unicode(
+        "",
+        help="""Name that tells this Hub's sessions from another's on the same machines.
+
+        The agents of these sessions must have the same `AgentApp.realm`. Empty (the
+        default) is right where no other Hub has sessions there. Example: ``teaching``.
+        """,
+    ).tag(config=True)
+
+
+class ImageTraits(RealmTraits):
+    """Settings of spawners whose places are containers of an image."""
+
+    session_python = Unicode(
+        "python3",
+        help="""The Python (3.7 or later) in the image that runs the session's init.
+
+        A name in the image's PATH, or a path. An image without any Python cannot be
+        used with this spawner. Set it where the image has it elsewhere.
+        """,
+    ).tag(config=True)

@@ -1,7 +1,7 @@
 """Progress reporter: the steps of a resume for the Hub's progress page.
 
 It turns the service's events into lines, for ``Spawner.progress()`` and for a page that
-is loaded in the middle of a start. It decides nothing.
+is loaded in the middle of a start.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ class ProgressReporter:
         self._percent = 2.0
 
     def report(self, message: str, percent: float | None = None) -> None:
-        """Add one line."""
         if percent is not None:
             self._percent = max(self._percent, min(percent, CEILING))
         self._status = message
         self._add({"progress": int(self._percent), "message": message})
 
     def step(self, step: Step) -> None:
-        """Add one step from the service, with bytes and seconds."""
+        """A step from the service, with bytes and seconds."""
         left, shown = CEILING - self._percent, self._percent
         if step.state == "done":
             self._percent = shown = shown + left * STRIDE
@@ -67,7 +66,6 @@ class ProgressReporter:
         return {"percent": percent, "status": self._status, "steps": steps}
 
     def end(self) -> None:
-        """Take no more lines."""
         self.ended = True
         self._wake()
 
@@ -127,7 +125,7 @@ async def interleaved(
 
 
 def facts(step: Step) -> str:
-    """Give a step's bytes and seconds: "1.2 GB of 4.0 GB, 3.1 s"; may be empty."""
+    """A step's bytes and seconds: "1.2 GB of 4.0 GB, 3.1 s"; may be empty."""
     words = []
     if step.total_bytes:
         words.append(f"{size(step.bytes)} of {size(step.total_bytes)}")
@@ -139,7 +137,7 @@ def facts(step: Step) -> str:
 
 
 def sentence(step: Step) -> str:
-    """Say a step in words: "Reading the memory: 1.2 GB of 4.0 GB, 3.1 s"."""
+    """A step in words: "Reading the memory: 1.2 GB of 4.0 GB, 3.1 s"."""
     words = ": ".join(filter(None, [step.title, facts(step)]))
     if step.state == "done":
         return f"{words} ✓"

@@ -2,8 +2,7 @@
 
 ``start()`` raises it. The status is below 500: the Hub counts higher ones as its own
 failures and may exit after some of them (trap T16). The page offers what a person can
-do, and decides nothing for them. :func:`reason_of` names what is not ours: a hook, a
-profile, a login, a time limit of the Hub.
+do, and decides nothing for them.
 """
 
 from __future__ import annotations
@@ -59,8 +58,7 @@ class StartRefused(_Base):
     Args:
         error: what went wrong, with its reason.
         spawn_url: the page that tries again.
-        fresh_url: the service's page that sets the checkpoint aside; empty: there is
-        none.
+        fresh_url: the service's page that sets the checkpoint aside; empty if none.
     """
 
     def __init__(

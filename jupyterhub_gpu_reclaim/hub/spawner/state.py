@@ -96,7 +96,7 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def out_of_sight(self) -> bool:
-        """Whether something was started, and where it runs was never noted."""
+        """Whether something was started, and its location was never noted."""
         return self.phase is PointerPhase.RUNNING and self.location == Location()
 
     @property
@@ -105,7 +105,6 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
         return self.suspended or self.phase is PointerPhase.UNKNOWN
 
     def to_state(self) -> dict[str, Any]:
-        """The pointer as plain JSON values, for ``get_state()``."""
         return dict(msgspec.to_builtins(self))
 
     @classmethod

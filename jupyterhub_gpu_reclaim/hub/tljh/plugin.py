@@ -1,8 +1,8 @@
 """Hooks of The Littlest JupyterHub: packages for its users, and our configuration.
 
 TLJH calls its plugins before it reads ``jupyterhub_config.d``, whose files may replace
-any list that we extend. So the hook only asks the Hub to call ``complete`` when it has
-read everything and has applied nothing.
+any list that we extend. So the hook only has the Hub call ``complete`` when everything
+has been read and nothing applied.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ hookimpl = HookimplMarker("tljh")
 
 @hookimpl
 def tljh_extra_user_pip_packages() -> list[str]:
-    """Name this package for the users' environment: its extensions of an open tab."""
+    # For the extensions of an open tab.
     return [_requirement()]
 
 
 @hookimpl
 def tljh_custom_jupyterhub_config(c: Any) -> None:
-    """Have ``complete`` called when the whole configuration has been read."""
     if not when_all_is_read(complete):
         complete(c)  # somebody only looks at the configuration
 
@@ -45,7 +44,7 @@ def complete(c: Any, tljh_config: Mapping[str, Any] | None = None) -> None:
 
     Args:
         c: the Hub's configuration.
-        tljh_config: what ``tljh-config show`` prints; None: it is read.
+        tljh_config: as ``tljh-config show`` prints it; None: it is read.
     """
     config = settings.read() if tljh_config is None else tljh_config
     arguments, problems = settings.arguments(config)
@@ -59,11 +58,8 @@ def complete(c: Any, tljh_config: Mapping[str, Any] | None = None) -> None:
 
 
 def _take_default_culler_out(c: Any, config: Mapping[str, Any]) -> None:
-    """Take TLJH's own culler out: it ends after ten minutes what we suspend later.
-
-    A culler that somebody has set stays, and is judged as on any Hub
-    (``hub/cullers.py``).
-    """
+    """Remove TLJH's own culler: it ends after ten minutes what we suspend later."""
+    # One that was configured stays, and is checked as on any Hub (hub/cullers.py).
     if settings.has_own_culler(config):
         return
     services = c.JupyterHub.get("services", [])

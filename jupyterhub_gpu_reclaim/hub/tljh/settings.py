@@ -1,8 +1,4 @@
-"""TLJH's configuration, read for us: our keys, its limits, its culler.
-
-Each function takes what it judges and returns sentences about what is wrong. Nothing
-here changes a session; ``plugin`` acts on it.
-"""
+"""TLJH's configuration, read for us: our keys, its limits, its culler."""
 
 from __future__ import annotations
 
@@ -28,14 +24,14 @@ _SECTIONS = ("SystemdSpawner", "UserCreatingSpawner")
 
 
 def read() -> dict[str, Any]:
-    """Read TLJH's ``config.yaml``, without TLJH's defaults."""
+    """TLJH's ``config.yaml``, without TLJH's defaults."""
     from tljh.config import CONFIG_FILE, get_current_config  # noqa: PLC0415 - TLJH only
 
     return dict(get_current_config(CONFIG_FILE) or {})
 
 
 def arguments(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The arguments of ``configure`` below our key, and what is wrong with them."""
+    """The arguments of ``configure`` below our key, and mistakes in them."""
     ours = config.get(KEY) or {}
     if not isinstance(ours, Mapping):
         return {}, [f"{KEY} in TLJH's config.yaml must have keys below it."]
@@ -47,7 +43,7 @@ def arguments(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def lost(c: Any) -> list[str]:
-    """Find settings that our spawner could not keep; with any, TLJH's own must stay."""
+    """Settings that our spawner could not keep; with any, TLJH's own must stay."""
     found = []
     spawner = c.JupyterHub.get("spawner_class")
     name = spawner if isinstance(spawner, str) else getattr(spawner, "__name__", "")
@@ -67,6 +63,5 @@ def lost(c: Any) -> list[str]:
 
 
 def has_own_culler(config: Mapping[str, Any]) -> bool:
-    """Whether the administrator has set anything for TLJH's culler."""
     services = config.get("services") or {}
     return bool(services.get("cull"))

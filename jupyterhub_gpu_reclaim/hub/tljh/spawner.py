@@ -1,11 +1,11 @@
 """TLJH's sessions, suspendable: its users and groups, and SystemdSpawner's settings.
 
 The order of the bases is the design: a start goes through the mixin, then TLJH's
-``UserCreatingSpawner``, which makes the user, and then, where that would go on to
-SystemdSpawner, to a session of ours. SystemdSpawner's settings keep their names.
+``UserCreatingSpawner``, which makes the user, and then, instead of SystemdSpawner, to a
+session of ours. SystemdSpawner's settings keep their names.
 
-A server that TLJH's own spawner has started, before this one was configured, is a unit
-of systemd; it is watched and ended as such.
+A server that TLJH's own spawner started, before this one was configured, is a unit of
+systemd; it is watched and ended as such.
 """
 
 from __future__ import annotations
@@ -32,21 +32,16 @@ if TYPE_CHECKING:
 
 
 class SystemdSessionSpawner(SessionProcessSpawner, SystemdSpawner):
-    """A session of ours with the settings of SystemdSpawner."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.private_tmp = self.private_tmp or self.isolate_tmp
 
     def system_username(self) -> str:
-        """The user that the template names; TLJH's spawner sets it at each start."""
+        # TLJH's spawner sets the template at each start.
         return str(self._expand_user_vars(self.username_template))
 
     async def start(self) -> tuple[str, int]:
-        """Start the session; end a unit of its name that the Hub does not know.
-
-        As with SystemdSpawner: a unit that the Hub knows is polled, and not started.
-        """
+        # As with SystemdSpawner: a unit that the Hub knows is polled, and not started.
         if await self._is_unit():
             self.log.warning(
                 "%s: ends %s, which runs and is not in the Hub's database",
@@ -57,13 +52,11 @@ class SystemdSessionSpawner(SessionProcessSpawner, SystemdSpawner):
         return await super().start()
 
     async def poll(self) -> int | None:
-        """Return None while it lives, as a session or as a unit."""
         if await self._is_unit():
             return None
         return await super().poll()
 
     async def stop(self, now: bool = False) -> None:
-        """End it, as a session or as a unit."""
         if await self._is_unit():
             await systemd.stop_service(self.unit_name)
         else:
@@ -76,7 +69,6 @@ class SystemdSessionSpawner(SessionProcessSpawner, SystemdSpawner):
         return bool(await systemd.service_running(self.unit_name))
 
     def user_env(self, env: dict[str, str]) -> dict[str, str]:
-        """Set HOME, USER, SHELL and PATH, as systemd and SystemdSpawner do."""
         entry = self._system_user()
         env.update(USER=entry.pw_name, LOGNAME=entry.pw_name, HOME=entry.pw_dir)
         env["SHELL"] = self.default_shell
@@ -93,7 +85,7 @@ class SystemdSessionSpawner(SessionProcessSpawner, SystemdSpawner):
         return [self._expand_user_vars(word) for word in super()._command()]
 
     def _rights_today(self) -> SystemUser:
-        """The user's rights; where ``sudo`` is off, none of its programs gains more."""
+        # Without ``sudo``, none of its programs gains more.
         today = super()._rights_today()
         return today._replace(no_new_privileges=bool(self.disable_user_sudo))
 
@@ -119,7 +111,6 @@ class ReclaimTLJHSpawner(ReclaimLocalSpawner, SystemUserSpawner, SystemdSessionS
     """TLJH's sessions that can be suspended and resumed."""
 
     async def reclaim_former(self) -> bool:
-        """Whether TLJH's own spawner has started it, or LocalProcessSpawner."""
         return await self._is_unit() or await super().reclaim_former()
 
     # The Hub's unit has PrivateDevices= and PrivateTmp=.

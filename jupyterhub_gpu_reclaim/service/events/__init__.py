@@ -4,9 +4,7 @@
 line, checked against its schema. Requests that were refused change nothing and are not
 in the audit: they are written directly.
 
-No session waits for the log. What could not be written is written later, in order; a
-crash may repeat lines and loses none. Only a refused request is lost when its write
-fails; that is logged.
-
-Read next: ``feed``, then ``docs/reference/events.md``.
+No session waits for the log. A failed write is repeated later, in order; a crash may
+repeat lines and loses none. Only a refused request is lost when its write fails; that
+is logged. Read next: ``feed``, then ``docs/reference/events.md``.
 """

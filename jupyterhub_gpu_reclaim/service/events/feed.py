@@ -1,8 +1,7 @@
 """Copies the journal's audit log into the event log, in a task of its own.
 
 It reads the audit by a mark in the journal: a failing disk of the event log delays no
-session, and what could not be written is written later, in order. It changes nothing
-but its mark.
+session, and a failed write is repeated later, in order.
 """
 
 from __future__ import annotations
@@ -31,14 +30,6 @@ LAST_LOOKS = 10
 
 
 class Feed:
-    """The reader of the audit for the event log.
-
-    Args:
-        trail: the audit with this reader's mark.
-        log: the event log.
-        clock: for the pauses.
-    """
-
     def __init__(self, trail: AuditReader, log: EventLog, clock: Clock) -> None:
         self._trail = trail
         self._log = log
@@ -60,7 +51,6 @@ class Feed:
         return bool(lines)
 
     async def run(self) -> None:
-        """Write new lines for ever; a write that fails is tried again."""
         while True:
             try:
                 pause = 0.0 if self.once() else PACE
@@ -71,7 +61,7 @@ class Feed:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Write while the block lasts, and at its end what is left."""
+        """Write while the block lasts, and the rest at its end."""
         task = asyncio.create_task(self.run())
         try:
             yield

@@ -2,10 +2,9 @@
 
 The proxy sends people's requests, with their logins, to the program that listens there.
 So the Hub's own process holds the listening socket, and each service takes a copy of it
-(``pidfd_getfd``). While there is no service, callers wait for the next one.
-
-A copy takes rights that a Hub has as root, but not in every container; without them,
-the service opens the address itself.
+(``pidfd_getfd``). While there is no service, callers wait for the next one. A copy
+takes rights that a Hub has as root, but not in every container; without them, the
+service opens the address itself.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ async def hold(host: str, port: int, seconds: float) -> str:
     """Hold that address from now on; for the Hub's process.
 
     Args:
-        host: as the service's URL names it.
+        host: of the service's URL.
         port: likewise.
         seconds: how long to wait for a predecessor to leave it.
 

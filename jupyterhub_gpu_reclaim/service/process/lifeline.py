@@ -1,7 +1,6 @@
 """Ends the service with its Hub, or when it hangs; and keeps its state folder.
 
-An orphan of a killed Hub would hold the port of its successor, and the journal. Nothing
-here knows what the service does.
+An orphan of a killed Hub would hold the port of its successor, and the journal.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def die_with_parent(starter: int = 0) -> int:
     never end.
 
     Args:
-        starter: pid of our starter, as it said itself; 0 if it did not.
+        starter: pid of our starter, by its own word; 0 if unknown.
 
     Returns:
         the parent's pid, or the starter's, if that has ended already.
@@ -53,7 +52,6 @@ def die_with_parent(starter: int = 0) -> int:
 
 
 def hub_of(environment: Mapping[str, str]) -> int:
-    """The Hub's pid from the environment; 0 if missing."""
     pid = environment.get(HUB_PID, "")
     return int(pid) if pid.isdecimal() else 0
 
@@ -128,7 +126,7 @@ class StateFolder:
 
 
 def _exists(pid: int) -> bool:
-    """Whether the process lives; one that waits to be reaped does not."""
+    # A process that waits to be reaped does not count.
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,7 +1,6 @@
-"""What the Hub passes to its service in the environment, checked once at the start.
+"""Variables that the Hub passes to its service, checked once at the start.
 
-Everything that is missing is named in one sentence, so that an administrator need not
-find out one by one.
+Everything that is missing is named in one sentence.
 """
 
 from __future__ import annotations
@@ -94,7 +93,6 @@ class HubEnvironment:
 
 
 def _address(url: str) -> tuple[str, int]:
-    """Host and port to listen on."""
     try:
         parts = urlsplit(url)
         if parts.scheme == "http" and parts.hostname and parts.port:
@@ -106,7 +104,6 @@ def _address(url: str) -> tuple[str, int]:
 
 
 def _slashed(path: str) -> str:
-    """A URL path with slashes at both ends."""
     inner = path.strip("/")
     return f"/{inner}/" if inner else "/"
 

@@ -126,7 +126,7 @@ class Options(Configurable):
         " the service and not ready to the API server until its sessions' pods are"
         " deleted by force, so that they can come back elsewhere from their last save"
         " points. Set it only where a node that is cut off ends soon, or where it does"
-        " no harm if its sessions go on for a while, out of everybody's reach, with the"
+        " no harm if its sessions go on for a while, out of reach, with the"
         " same home folders. 0: never; a cloud's controller, or an administrator with"
         " the taint `node.kubernetes.io/out-of-service`, says that a node is gone."
         " As long as that a session's pod is also left on such a node by Kubernetes"
@@ -168,7 +168,8 @@ class Options(Configurable):
         help="Seconds between two looks at what the sessions do, and between two"
         " comparisons of journal, agent and Hub, even if nothing was heard. Shorter"
         " notices activity sooner and asks every session's server more often; longer"
-        " spares a busy Hub. Three missed looks begin the watching anew. Example: 15.",
+        " spares a busy Hub. After three missed looks the watching"
+        " starts again. Example: 15.",
     ).tag(config=True)
 
     warn_for = Float(
@@ -203,7 +204,7 @@ class Options(Configurable):
         " every session may use every GPU, how many you let on each. With more than"
         " one, idle sessions nap (`NapPolicy.nap_after`), and a session counts with its"
         " share of a GPU where GPU-hours are shown. It hands nothing out: that is for"
-        " the scheduler, or for whoever starts first. 1: each session has its GPUs for"
+        " the scheduler, or first come, first served. 1: each session has its GPUs for"
         " itself. Example: 4.",
     ).tag(config=True)
 
@@ -213,7 +214,7 @@ class Options(Configurable):
         max=366 * _DAY,
         help="Longest time in seconds for which somebody may ask that a session be"
         " left alone, for example 86400 for a day. Holders of the manage scope may ask"
-        " for a year. 0: nobody else may ask. Shorter where GPUs are short.",
+        " for a year. 0: no one else may ask. Shorter where GPUs are short.",
     ).tag(config=True)
 
     save_every = Float(
@@ -278,7 +279,7 @@ class Options(Configurable):
         "",
         help="File that gets one line of JSON for everything that happens to a session,"
         " with who and why; only root may read it. `-`: the standard output, which is"
-        " the Hub's log. It is opened anew after a rotation. Empty: none; the journal"
+        " the Hub's log. It is reopened after a rotation. Empty: none; the journal"
         " keeps the same for `audit_days`. Set it where logs are collected elsewhere.",
     ).tag(config=True)
 
@@ -403,11 +404,9 @@ class Options(Configurable):
         )
 
     def limits(self) -> Limits:
-        """The HTTP side's part."""
         return Limits(set_aside_days=self.set_aside_days)
 
     def retention(self) -> Retention:
-        """The limits for ``policy/retention.py``."""
         return Retention(
             seconds=self.keep_days * _DAY,
             user_bytes=int(self.user_quota_gb * _GB),

@@ -37,7 +37,7 @@ AGENT_NAME = "gpu-reclaim-agent"
 async def agent_of(
     options: Options, token: Path, journal: Journal
 ) -> tuple[AnyAgent, LetGo]:
-    """The agent, asked in that journal's term, and what closes the connections.
+    """The agent, asked in that journal's term, and a function that disconnects.
 
     Raises:
         Refused: there is no way to the API server, or packages are missing.
@@ -95,7 +95,7 @@ async def _fleet(
 
 
 def _connect(options: Options, token: Path, journal: Journal, ip: str) -> AgentClient:
-    """The agent there, by the one name that all agents' certificates bear."""
+    """The agent there, by the one name that all agents' certificates have."""
     address = f"https://{AGENT_NAME}:{options.agent_port}"
     ca_file = options.agent_ca_file
     return AgentClient(address, token, journal=journal, ca_file=ca_file, at=ip)

@@ -2,7 +2,8 @@
 
 The same checks hold for a command line, a configuration file and the call of
 ``configure(c)``. They return sentences for an administrator and raise nothing. A value
-is repeated only if it can be no secret, that is, if a number or a choice was expected.
+is repeated only if it cannot be a secret, that is, if a number or a choice was
+expected.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ _UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 def problems(config: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What is wrong with these settings, in sentences; nothing: an empty list.
+    """Mistakes in these settings, in sentences.
 
     Args:
         config: values by section and name, as they are or as a command line has them.
@@ -94,7 +95,7 @@ def problems(config: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def judged_value(owner: type[HasTraits], name: str, value: Any, called: str) -> str:
-    """What is wrong with a value for that trait of ``owner``; empty: nothing."""
+    """The mistake in a value for that trait of ``owner``; empty if there is none."""
     judged = _value(owner, owner.class_traits(config=True)[name], value, called)
     return judged if isinstance(judged, str) else ""
 
@@ -169,7 +170,6 @@ def _wrong(
 
 
 def _wanted(trait: TraitType[Any, Any]) -> str:
-    """What the trait takes, in words."""
     if isinstance(trait, Enum):
         return "one of " + ", ".join(repr(each) for each in trait.values or ())
     if isinstance(trait, Bool):

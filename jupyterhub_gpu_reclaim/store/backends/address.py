@@ -1,7 +1,4 @@
-"""Opens the backend of a path, an address or a ``spec``.
-
-A spec can be passed to another process, which opens the same backend from it.
-"""
+"""Opens the backend of a path, an address or a ``spec``, also in another process."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ def spec_of(
         reserve: bytes that stay free on a folder's file system.
 
     Raises:
-        BadRequest: it is no such place, or has options that it cannot have.
+        BadRequest: not an address of a store, or options that it cannot have.
     """
     path = url.removeprefix("file://")
     if path.startswith("/"):
@@ -53,10 +50,10 @@ def spec_of(
 
 
 def open_backend(spec: Spec) -> Backend:
-    """The backend that a spec describes; an object store is not asked anything yet.
+    """The backend of a spec; an object store is not contacted yet.
 
     Raises:
-        BadRequest: there is no such kind, or its options cannot be read.
+        BadRequest: the kind is unknown, or its options cannot be read.
         StoreError: a folder cannot be made or is not ours.
     """
     match spec.get("kind"):

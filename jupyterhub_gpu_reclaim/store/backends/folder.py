@@ -1,11 +1,10 @@
-"""A folder as a backend: files of root's, synced, published by rename.
+"""A folder as a backend: files owned by root, synced, published by rename.
 
 It never follows a symbolic link and never leaves its folder.
 
-Why not obstore's ``LocalStore``: it never syncs. ``strace`` of a put and of a writer
-(obstore 0.12.1) shows open, write, rename, and neither ``fsync`` of the file nor of its
-folder, so that what it has reported as written may be gone after a loss of power. Also,
-it creates files with mode 0666.
+Why not obstore's ``LocalStore``: it syncs neither the file nor its folder (``strace``
+of obstore 0.12.1), so what it reported as written may be gone after a loss of power,
+and it creates files with mode 0666.
 """
 
 from __future__ import annotations
@@ -61,13 +60,12 @@ class FolderBackend:
 
     Args:
         root: made when it is missing. One that others may enter is closed to them.
-        reserve: bytes of the file system that :meth:`create` leaves free, but no more
-            than a twentieth of it. Small objects may use them: what frees room needs
-            some.
+        reserve: bytes of the file system that :meth:`create` leaves free, at most a
+            twentieth of it. Small objects may use them: freeing room needs some.
 
     Raises:
         StoreError: it cannot be made, is no folder, belongs to another user, or others
-            may enter it and it holds something else than a store.
+            may enter it and it holds something other than a store.
     """
 
     def __init__(self, root: Path, *, reserve: int = 0) -> None:
@@ -86,32 +84,26 @@ class FolderBackend:
             translate(error, str(root))
 
     def create(self, name: str) -> _FileWriter:
-        """Begin a file under ``tmp/``; ``finish`` gives it its name."""
         self._refuse_existing(name)
         return self._begin(name, claim=self._claim)
 
     def publish(self, name: str, data: bytes) -> None:
-        """The same for a small one, in one go."""
         self._refuse_existing(name)
         self._write_whole(self._begin(name), data)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Like :meth:`publish`, over an existing object."""
         self.length(name)
         self._write_whole(self._begin(name, replaces=True), data)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Up to ``length`` bytes from ``offset``."""
         with self._reading(name) as fd:
             return read_all(fd, offset, length)
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        """The same into a buffer of the caller's, without a copy of ours."""
         with self._reading(name) as fd:
             return read_into(fd, offset, buffer)
 
     def length(self, name: str) -> int:
-        """Bytes of that file."""
         with _errors(name):
             found = (self._root / name).lstat()
         if not stat.S_ISREG(found.st_mode):
@@ -119,7 +111,6 @@ class FolderBackend:
         return found.st_size
 
     def list(self, prefix: str) -> list[Entry]:
-        """Regular files below that folder; links and odd things are not seen."""
         entries: list[Entry] = []
         try:
             walk(self._root, prefix.rstrip("/"), entries)
@@ -128,7 +119,6 @@ class FolderBackend:
         return sorted(entries)
 
     def delete(self, name: str) -> None:
-        """Unlink, sync the folder, and drop folders that are now empty."""
         path = self._root / name
         try:
             path.unlink()
@@ -145,10 +135,7 @@ class FolderBackend:
                 folder.rmdir()
 
     def free_bytes(self) -> int | None:
-        """Free space beside the reserve, and beside what the system keeps for root.
-
-        None on a file system that does not tell its size, as some of FUSE's.
-        """
+        # Some file systems of FUSE do not tell their size.
         found = self._file_system()
         size = found.f_blocks * found.f_frsize
         if not size:
@@ -157,7 +144,6 @@ class FolderBackend:
         return max(0, found.f_bavail * found.f_frsize - reserve)
 
     def capacity_bytes(self) -> int | None:
-        """Size of the file system, other people's files included."""
         found = self._file_system()
         return found.f_blocks * found.f_frsize or None
 
@@ -168,12 +154,11 @@ class FolderBackend:
             translate(error, str(self._root))
 
     def spec(self) -> Spec:
-        """The folder's path, and the reserve."""
         path = str(self._root.absolute())
         return {"kind": "folder", "path": path, "reserve": self._reserve}
 
     def _claim(self, needed: int) -> int:
-        """How much may be written before it is asked again; no less than needed.
+        """How much may be written before asking again; no less than needed.
 
         Raises:
             StoreError: ``STORE_FULL``; nothing was written.
@@ -192,7 +177,6 @@ class FolderBackend:
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[int]:
-        """An object's file, open; what fails inside is translated, too."""
         with _errors(name):
             fd = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
@@ -207,7 +191,6 @@ class FolderBackend:
         replaces: bool = False,
         claim: Callable[[int], int] | None = None,
     ) -> _FileWriter:
-        """A new file under ``tmp/``; a random part keeps two writers apart."""
         aside = self._root / aside_of(name, secrets.token_hex(4))
         try:
             self._make_folders(aside.parent)
@@ -225,10 +208,10 @@ class FolderBackend:
             raise
 
     def place(self, aside: Path, name: str, *, replaces: bool) -> None:
-        """Give a file that has been synced its name, durably.
+        """Give a synced file its name, durably.
 
         Raises:
-            ObjectExists: one of that name stands; never with ``replaces``.
+            ObjectExists: there is one of that name; never with ``replaces``.
         """
         path = self._root / name
         try:
@@ -245,7 +228,6 @@ class FolderBackend:
         _sync_folder(path.parent)
 
     def _make_folders(self, folder: Path) -> None:
-        """Make what is missing between root and it; each synced into its parent."""
         missing = []
         while folder != self._root and not folder.is_dir():
             missing.append(folder)
@@ -256,8 +238,6 @@ class FolderBackend:
 
 
 class _FileWriter:
-    """One file that is being written; see :class:`~.backend.ObjectWriter`."""
-
     def __init__(
         self,
         folder: FolderBackend,
@@ -277,7 +257,6 @@ class _FileWriter:
         self._replaces = replaces
 
     def write(self, data: Buffer) -> None:
-        """Append all of it, however the kernel cuts it up."""
         rest = memoryview(data).cast("B")
         if self._claim is not None:
             if self._claimed < len(rest):
@@ -290,14 +269,12 @@ class _FileWriter:
             translate(error, self._name, len(rest), self._aside.parent)
 
     def read_back(self, offset: int, buffer: memoryview) -> int:
-        """Out of the file, which has no name yet."""
         try:
             return read_into(self._fd, offset, buffer)
         except OSError as error:
             translate(error, self._name)
 
     def finish(self) -> None:
-        """Sync the file, give it its name, sync the folder that names it."""
         try:
             os.fsync(self._fd)
             fd, self._fd = self._fd, -1
@@ -307,24 +284,24 @@ class _FileWriter:
             translate(error, self._name, 0, self._aside.parent)
 
     def abandon(self) -> None:
-        """Close it; what has no name yet stays as remains."""
+        # A file that has no name yet remains.
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(fd)
 
     def drop(self) -> None:
-        """Close it and leave no remains, as far as that can be done."""
+        """Abandon it and leave no remains, if possible."""
         self.abandon()
         with contextlib.suppress(OSError):
             self._aside.unlink(missing_ok=True)
 
 
 def put_in_place(aside: Path, path: Path, *, replaces: bool = False) -> None:
-    """Give a file its name; unlike a rename, a link never replaces what stands.
+    """Give a file its name; unlike a rename, a link never replaces another.
 
     Raises:
-        OSError: ``FileExistsError`` where something stands.
+        OSError: ``FileExistsError`` if the name is taken.
     """
     if not replaces:
         try:
@@ -347,7 +324,7 @@ def put_in_place(aside: Path, path: Path, *, replaces: bool = False) -> None:
 
 
 def _may_be_closed(root: Path) -> bool:
-    """Whether it is a store, or as good as empty; ``/var`` by mistake is neither."""
+    # ``/var`` by mistake is neither a store nor as good as empty.
     names = {each.name for each in root.iterdir()}
     return bool(names & _OURS) or names <= _NOBODYS
 
@@ -362,7 +339,6 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _errors(name: str) -> Iterator[None]:
-    """The system's errors inside, as ours of an object that is read."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):
@@ -372,7 +348,7 @@ def _errors(name: str) -> Iterator[None]:
 
 
 def walk(root: Path, folder: str, entries: list[Entry]) -> None:
-    """Add the regular files below a folder; links and odd things are not seen."""
+    """Add the regular files below a folder; links and special files are ignored."""
     try:
         with os.scandir(root / folder) as found:
             for each in found:
@@ -388,7 +364,7 @@ def walk(root: Path, folder: str, entries: list[Entry]) -> None:
 
 
 def read_all(fd: int, offset: int, length: int) -> bytes:
-    """Up to ``length`` bytes, however the kernel cuts them up."""
+    """Up to ``length`` bytes; one call of the kernel may return fewer."""
     first = os.pread(fd, length, offset)
     if len(first) == length or not first:
         return first
@@ -401,7 +377,7 @@ def read_all(fd: int, offset: int, length: int) -> bytes:
 
 
 def read_into(fd: int, offset: int, buffer: memoryview) -> int:
-    """The same into a buffer; how many bytes came."""
+    """Fill the buffer; returns how many bytes there were."""
     done = 0
     while done < len(buffer) and (
         part := os.preadv(fd, [buffer[done:]], offset + done)
@@ -411,14 +387,13 @@ def read_into(fd: int, offset: int, buffer: memoryview) -> int:
 
 
 def fail(why: str) -> NoReturn:
-    """Raise ``STORE_FAILED``."""
     raise StoreError(Reason.STORE_FAILED, why=why)
 
 
 def translate(
     error: OSError, name: str, needed: int = 0, folder: Path | None = None
 ) -> NoReturn:
-    """The system's error as one of ours; a full disk is told apart."""
+    """Raise the system's error as ours; a full disk has its own code."""
     detail = f"{name}: {error}"
     if error.errno in _NO_ROOM:
         free = "nothing"

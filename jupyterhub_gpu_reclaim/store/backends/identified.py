@@ -1,15 +1,12 @@
 """A place that is used only while it is the store of the master key (law 14).
 
-A volume that is not mounted leaves an empty folder, and an empty folder looks like a
-store without checkpoints. So a store has an id, which stands in it (``FORMAT.md``) and
-beside the key. It is read
+A volume that is not mounted leaves an empty folder, which looks like a store without
+checkpoints. So a store has an id, kept in it (``FORMAT.md``) and beside the key. It is
+read before anything is written or deleted, and after each answer that is believed (a
+manifest, a list, "no such object", a write): the volume may have gone in between.
 
-* before anything is written or deleted,
-* after each answer that is believed: a manifest, a list, "there is no such object", and
-  a write: the volume may have gone in between.
-
-Blocks are not looked at one by one: they are written after the intent and before the
-manifest, and open under the keys of a manifest alone.
+Blocks are not checked one by one: they are written after the intent and before the
+manifest, and only a manifest's keys open them.
 """
 
 from __future__ import annotations
@@ -37,17 +34,17 @@ _T = TypeVar("_T")
 
 
 class StoreAbsent(Unavailable):
-    """The place is there, and it is not the store of the master key."""
+    """The place exists, but is not the store of the master key."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why, reason=Reason.STORE_ABSENT)
 
 
 def store_at(place: Backend) -> str:
-    """Id of the store that stands at a place; empty: none does.
+    """Id of the store at a place; empty if there is none.
 
     Raises:
-        StoreError: that is not known: it does not answer, or that is no id.
+        StoreError: unknown: it does not answer, or has no valid id.
     """
     try:
         data = place.read(layout.IDENTITY, 0, identity.MAX_BYTES)
@@ -57,13 +54,7 @@ def store_at(place: Backend) -> str:
 
 
 class IdentityCheck:
-    """Tells whether a place is the store of the master key; any thread may ask.
-
-    Args:
-        place: where it should be.
-        keys: say which store is theirs.
-        where: path or address of the place, for people.
-    """
+    """Tells whether a place is the store of the master key; thread-safe."""
 
     def __init__(self, place: Backend, keys: StoreKeys, where: str) -> None:
         self._place = place
@@ -71,11 +62,11 @@ class IdentityCheck:
         self._where = where
 
     def confirm(self) -> None:
-        """See that it is the one of the key.
+        """Check that it is the key's.
 
         Raises:
             StoreAbsent: it is not.
-            StoreError: that is not known: it does not answer, or the key is not there.
+            StoreError: unknown: it does not answer, or the key is missing.
         """
         found = store_at(self._place)
         if found and found == self._keys.store_id:
@@ -128,55 +119,42 @@ class IdentityCheck:
 
 
 class IdentifiedBackend(BackendProxy):
-    """A backend whose answers are those of the store of the master key.
-
-    Args:
-        backend: the place.
-        check: tells whether that is it.
-    """
+    """A backend whose answers are those of the store of the master key."""
 
     def __init__(self, backend: Backend, check: IdentityCheck) -> None:
         super().__init__(backend)
         self.check = check
 
     def publish(self, name: str, data: bytes) -> None:
-        """Put a small object, there and nowhere else."""
         self._written(lambda: self._backend.publish(name, data))
 
     def replace(self, name: str, data: bytes) -> None:
-        """Put it in the place of another, likewise."""
         self._written(lambda: self._backend.replace(name, data))
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Up to ``length`` bytes from ``offset``."""
         return self._told(name, lambda: self._backend.read(name, offset, length))
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        """The same into a buffer of the caller's."""
         return self._told(name, lambda: self._backend.read_into(name, offset, buffer))
 
     def length(self, name: str) -> int:
-        """Bytes of that object."""
         return self._told(name, lambda: self._backend.length(name))
 
     def list(self, prefix: str) -> list[Entry]:
-        """All objects below that prefix."""
         return self._told(prefix, lambda: self._backend.list(prefix), whole=True)
 
     def delete(self, name: str) -> None:
-        """Remove it; a pack goes under a deletion lock, which stands there."""
+        # A pack is deleted under a lock, which is an object of the store.
         if name.startswith(layout.PACKS):
             self._backend.delete(name)
         else:
             self._written(lambda: self._backend.delete(name))
 
     def free_bytes(self) -> int | None:
-        """Room that is left there, not below a mount point."""
         self.check.confirm()
         return self._backend.free_bytes()
 
     def capacity_bytes(self) -> int | None:
-        """Room that there is in all, likewise."""
         self.check.confirm()
         return self._backend.capacity_bytes()
 
@@ -199,5 +177,4 @@ class IdentifiedBackend(BackendProxy):
 
 
 def identified(place: Backend, keys: StoreKeys, where: str) -> IdentifiedBackend:
-    """Wrap a place so that it is used only while it is the store of the master key."""
     return IdentifiedBackend(place, IdentityCheck(place, keys, where))

@@ -52,7 +52,7 @@ _FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage"}
 
 
 class PastTheEnd(StoreError):
-    """A range that begins at the end of an object, or behind it."""
+    """A range that begins at or behind an object's end."""
 
     def __init__(self, name: str) -> None:
         super().__init__(Reason.STORE_FAILED, why=f"{name} is shorter than that")
@@ -62,8 +62,8 @@ class PastTheEnd(StoreError):
 def answers(name: str) -> Iterator[None]:
     """Translate what obstore raises inside.
 
-    ``FileNotFoundError`` and ``AlreadyExistsError`` come through: what they mean
-    depends on the call.
+    ``FileNotFoundError`` and ``AlreadyExistsError`` come through: their meaning depends
+    on the call.
 
     Raises:
         PastTheEnd: only of a range that was asked for.
@@ -84,7 +84,6 @@ def answers(name: str) -> Iterator[None]:
 
 
 def translated(error: Exception, name: str) -> StoreError:
-    """Our error for one of obstore's."""
     status, word = _status(error), _word(error)
     detail = " ".join(
         part for part in (name, type(error).__name__, status, word) if part

@@ -1,9 +1,8 @@
 """Options of an object store, its address and login, checked before they are used.
 
-A login comes from the environment (as the cloud's own tools take it), from the machine
-(instance metadata, workload identity) or from a file that only its owner can read;
-never from the URL, the command line or the agent's configuration, which get into
-process lists and logs.
+A login comes from the environment, from the machine (instance metadata, workload
+identity) or from a file that only its owner can read; never from the URL, the command
+line or the agent's configuration, which get into process lists and logs.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class ObjectOptions:
         options_file: JSON object with more options, mode 0600; empty for none.
 
     Raises:
-        BadRequest: no such place can be, or a secret stands where all can read it.
+        BadRequest: the address is invalid, or an option is a secret.
     """
 
     url: str
@@ -69,7 +68,7 @@ class ObjectOptions:
                 )
 
     def spec(self) -> dict[str, Any]:
-        """For :meth:`from_spec` in another process; the file is named, not quoted."""
+        """For :meth:`from_spec` in another process; names the file only."""
         return {
             "url": self.url,
             "options": dict(self.options),
@@ -78,14 +77,13 @@ class ObjectOptions:
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> ObjectOptions:
-        """Options that :meth:`spec` has described."""
         return cls(spec["url"], spec["options"], spec["options_file"])
 
     def all(self) -> dict[str, str]:
-        """Every option, those of the file included.
+        """Every option, including those of the file.
 
         Raises:
-            BadRequest: the file is not there, is no JSON object, or open to others.
+            BadRequest: the file is missing, not a JSON object, or open to others.
         """
         return {**self.options, **_read_file(self.options_file)}
 
@@ -97,7 +95,7 @@ def make_store(
 
     Raises:
         BadRequest: see :meth:`ObjectOptions.all`.
-        StoreError: obstore does not take these options.
+        StoreError: obstore rejects these options.
     """
     config = options.all()
     client: dict[str, Any] = {"timeout": _REQUEST, "connect_timeout": _CONNECT}

@@ -1,18 +1,14 @@
 """Object stores as a backend: S3 and compatible ones, GCS, Azure, through obstore.
 
-No connection is opened before the first call. A process that has used it must not be
-forked with it: obstore's runtime does not survive a fork, and every call of the child
-hangs (tried); ``spec`` opens the same store in a process of its own.
+A process that has used it must not fork: obstore's runtime does not survive that, and
+every call of the child hangs (tried); ``spec`` opens the same store in another process.
 
-Retries happen on two levels: obstore repeats single requests, with the login it has; a
-call that fails all the same is :class:`~..backend.Unavailable` where it may be repeated
-as a whole (``proxies.Retrying``), with a fresh login.
+obstore repeats single requests, with the login it has; a call that fails all the same
+is ``Unavailable`` where it may be repeated as a whole, with a fresh login.
 
-A small object is uploaded in one request; parts of a larger one are sent while it is
-written, with bounded memory. obstore's own writer cannot be cancelled: closing it
-publishes what is there, dropping it leaves the parts in the bucket. Its ``put`` of an
-iterator ends the upload when the iterator raises (both tried against moto), so a thread
-per large object feeds one.
+Large objects are sent in parts while they are written. obstore's own writer cannot be
+cancelled (closing publishes, dropping leaves the parts in the bucket), but its ``put``
+of an iterator ends the upload when the iterator raises: a thread feeds one.
 """
 
 from __future__ import annotations
@@ -68,7 +64,7 @@ _END_SECONDS = 30.0
 
 
 class ObjectsBackend:
-    """Objects below a prefix of a bucket.
+    """Objects below a prefix of a bucket; connects at the first call.
 
     Args:
         options: where it is, and with which login.
@@ -84,7 +80,6 @@ class ObjectsBackend:
         self._mark = secrets.token_hex(8)
 
     def create(self, name: str) -> ObjectUpload:
-        """Begin a new object; large ones go in parts, and stand when the last has."""
         try:
             self.length(name)
         except ObjectMissing:
@@ -92,7 +87,7 @@ class ObjectsBackend:
         raise ObjectExists(name)
 
     def publish(self, name: str, data: bytes) -> None:
-        """Put it in one request that the store refuses where one stands."""
+        # One request, which the store refuses if there is one already.
         store = self._store()
         marked: Any = {_ATTEMPT: self._mark}
         try:
@@ -103,23 +98,19 @@ class ObjectsBackend:
                 raise ObjectExists(name) from None
 
     def replace(self, name: str, data: bytes) -> None:
-        """Put it in one request."""
         self.length(name)
         with answers(name):
             obstore.put(self._store(), name, data, use_multipart=False)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Up to ``length`` bytes from ``offset``, in one request."""
         return bytes(self._range(name, offset, length))
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        """The same into a buffer of the caller's, with one copy."""
         data = self._range(name, offset, len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def length(self, name: str) -> int:
-        """Bytes of that object."""
         store = self._store()
         try:
             with answers(name):
@@ -128,12 +119,10 @@ class ObjectsBackend:
             raise ObjectMissing(name) from None
 
     def list(self, prefix: str) -> list[Entry]:
-        """All objects below that prefix, by name."""
         with answers(prefix):
             return sorted(self._walk(prefix))
 
     def delete(self, name: str) -> None:
-        """Remove it; what is not there is fine."""
         store = self._store()
         try:
             with answers(name):
@@ -142,15 +131,14 @@ class ObjectsBackend:
             return
 
     def free_bytes(self) -> int | None:
-        """No object store tells."""
+        # No object store tells.
         return None
 
     def capacity_bytes(self) -> int | None:
-        """Nor this."""
         return None
 
     def spec(self) -> Spec:
-        """The store's place; the login is read again from where it was read here."""
+        # The login is read again from where it was read here.
         return {
             "kind": "objects",
             **self._options.spec(),
@@ -181,7 +169,6 @@ class ObjectsBackend:
         return memoryview(found)
 
     def _is_ours(self, name: str, data: bytes) -> bool:
-        """Whether the object that stands is what this process has just put there."""
         try:
             with answers(name):
                 found = obstore.get(self._store(), name)
@@ -202,11 +189,8 @@ class ObjectsBackend:
 
 
 def _look(store: ObjectStore) -> None:
-    """Ask once whether the bucket is there.
-
-    A HEAD of an object of a bucket that is missing says the same as that of a missing
-    object, and a checkpoint must never be called missing because of a typing mistake.
-    """
+    # A HEAD of an object says the same of a missing bucket as of a missing object,
+    # and a typing mistake must never make a checkpoint look missing.
     with answers("the bucket"):
         next(iter(obstore.list(store, chunk_size=1)), None)
 
@@ -216,10 +200,7 @@ class _Cancelled(Exception):
 
 
 class ObjectUpload:
-    """See :class:`~.backend.ObjectWriter`.
-
-    It holds the part that is being filled, one that waits, and those under way.
-    """
+    """See :class:`~.backend.ObjectWriter`; holds a few parts at most."""
 
     def __init__(self, store: ObjectStore, name: str) -> None:
         self._store = store
@@ -232,7 +213,6 @@ class ObjectUpload:
         self._cancelled = threading.Event()
 
     def write(self, data: Buffer) -> None:
-        """Append all of it; waits while the network is slower than the caller."""
         rest = memoryview(data).cast("B")
         while rest:
             room = PART_BYTES - len(self._part)
@@ -243,10 +223,10 @@ class ObjectUpload:
                 self._part.clear()
 
     def read_back(self, offset: int, buffer: memoryview) -> None:
-        """An object store shows nothing before it is finished."""
+        # Nothing can be read before it is finished.
+        ...
 
     def finish(self) -> None:
-        """Send the rest; the object stands, durable, when this returns."""
         if self._thread is None:
             self._put_whole(bytes(self._part))
             return
@@ -257,7 +237,6 @@ class ObjectUpload:
         self._raise_failure()
 
     def abandon(self) -> None:
-        """Tell the store to forget the parts; a no-op after ``finish``."""
         self._cancelled.set()
         if self._thread is not None:
             self._thread.join(_END_SECONDS)
@@ -290,7 +269,6 @@ class ObjectUpload:
             raise ObjectExists(self._name) from None
 
     def _send(self) -> None:
-        """The thread: one ``put`` that reads what ``write`` passes to it."""
         try:
             with answers(self._name):
                 obstore.put(

@@ -1,13 +1,13 @@
 """Backends around another one: each call through a function, retries, read-ahead.
 
-Retries: only :class:`~..backend.Unavailable` is repeated, up to a time limit; any other
-error will not go away, or it is not known what the failed call has written.
+Only ``Unavailable`` is retried, up to a time limit: after any other error it is not
+known what the call has written.
 
-Read-ahead is for backends where every request has a high latency, however short it is:
-blocks are read in the order in which they stand in a pack, by one thread or by several
-in turns; with a request for each, a store that answers within 30 ms gives a reader
-8 MB/s. Packs never change, so a window may be read twice; but not for long, and not
-across a publish: who begins a checkpoint wants to know what is in a pack now.
+Read-ahead is for backends where every request has a high latency: blocks are read in
+their order in a pack, by one thread or several in turns, and with a request for each a
+store that answers within 30 ms gives a reader 8 MB/s. Packs never change, so a window
+may be read twice; but not for long, and not across a publish: a writer that begins a
+checkpoint must see what is in a pack now.
 """
 
 from __future__ import annotations
@@ -55,93 +55,67 @@ def _once(work: Callable[[], _T]) -> _T:
 
 
 class BackendProxy:
-    """A backend, each of whose calls goes through a function of the caller's.
-
-    Args:
-        backend: does the work.
-        call: does one call of it, as often as it likes, and answers for it.
-    """
+    """A backend that passes each call through ``call``, which may repeat it."""
 
     def __init__(self, backend: Backend, call: Caller = _once) -> None:
         self._backend = backend
         self._call = call
 
     def create(self, name: str) -> ObjectWriter:
-        """Begin a new object; the calls of its writer go the same way."""
         return _WriterProxy(self._call(lambda: self._backend.create(name)), self._call)
 
     def publish(self, name: str, data: bytes) -> None:
-        """Put a small object."""
         self._call(lambda: self._backend.publish(name, data))
 
     def replace(self, name: str, data: bytes) -> None:
-        """Put it in the place of another."""
         self._call(lambda: self._backend.replace(name, data))
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Up to ``length`` bytes from ``offset``."""
         return self._call(lambda: self._backend.read(name, offset, length))
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        """The same into a buffer of the caller's."""
         return self._call(lambda: self._backend.read_into(name, offset, buffer))
 
     def length(self, name: str) -> int:
-        """Bytes of that object."""
         return self._call(lambda: self._backend.length(name))
 
     def list(self, prefix: str) -> list[Entry]:
-        """All objects below that prefix."""
         return self._call(lambda: self._backend.list(prefix))
 
     def delete(self, name: str) -> None:
-        """Remove it."""
         self._call(lambda: self._backend.delete(name))
 
     def free_bytes(self) -> int | None:
-        """Room that is left."""
         return self._call(self._backend.free_bytes)
 
     def capacity_bytes(self) -> int | None:
-        """Room that there is in all."""
         return self._call(self._backend.capacity_bytes)
 
     def spec(self) -> Spec | None:
-        """Spec of the backend inside: ``address`` adds the proxies that it needs."""
+        # ``address`` adds the proxies again.
         return self._backend.spec()
 
 
 class _WriterProxy:
-    """See :class:`~.backend.ObjectWriter`."""
-
     def __init__(self, writer: ObjectWriter, call: Caller) -> None:
         self._writer = writer
         self._call = call
 
     def write(self, data: Buffer) -> None:
-        """Append all of it."""
         self._call(lambda: self._writer.write(data))
 
     def read_back(self, offset: int, buffer: memoryview) -> int | None:
-        """Read what was written."""
         return self._call(lambda: self._writer.read_back(offset, buffer))
 
     def finish(self) -> None:
-        """Make it durable."""
         self._call(self._writer.finish)
 
     def abandon(self) -> None:
-        """Give it up."""
         self._writer.abandon()
 
 
 class Patience:
-    """How long and how often a call is repeated.
-
-    Args:
-        seconds: no repetition begins later than this after the first call.
-        pause: waits for that many seconds.
-    """
+    """How long a call is repeated; seconds count from the first one."""
 
     def __init__(
         self,
@@ -154,8 +128,6 @@ class Patience:
 
     def call(self, work: Callable[[], _T]) -> _T:
         """Do it until it works.
-
-        Pauses double, and are cut at random so that many nodes do not come at once.
 
         Raises:
             Unavailable: the time is up.
@@ -181,7 +153,7 @@ class Retrying(BackendProxy):
 
 
 class _Window(NamedTuple):
-    """Bytes of an object that are here, or on their way."""
+    """Bytes of an object that have been read, or are being read."""
 
     name: str
     begin: int
@@ -189,7 +161,6 @@ class _Window(NamedTuple):
     until: float  #: on the clock of the :class:`ReadAhead`
 
     def holds(self, name: str, offset: int, length: int) -> bool:
-        """Whether such a read is answered by it."""
         return (
             name == self.name
             and self.begin <= offset
@@ -198,11 +169,7 @@ class _Window(NamedTuple):
 
 
 class ReadAhead(BackendProxy):
-    """A backend that reads a window where a read goes on from the one before.
-
-    Args:
-        backend: does the rest.
-    """
+    """A backend that reads a whole window where reads are consecutive."""
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)
@@ -212,13 +179,11 @@ class ReadAhead(BackendProxy):
         self._ends: OrderedDict[tuple[str, int], None] = OrderedDict()
 
     def publish(self, name: str, data: bytes) -> None:
-        """Put a small object; what is read from now on is read anew."""
         super().publish(name, data)
         with self._lock:
             self._windows = []
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Up to ``length`` bytes from ``offset``."""
         if not 0 < length < WINDOW_BYTES:
             return super().read(name, offset, length)
         with self._lock:
@@ -237,7 +202,6 @@ class ReadAhead(BackendProxy):
         return window.data.result()[at : at + length]
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        """The same into a buffer of the caller's."""
         if len(buffer) >= WINDOW_BYTES:
             return super().read_into(name, offset, buffer)
         data = self.read(name, offset, len(buffer))
@@ -245,7 +209,7 @@ class ReadAhead(BackendProxy):
         return len(data)
 
     def _goes_on(self, name: str, offset: int, length: int) -> bool:
-        """Whether another read has ended, or will end, where this one begins."""
+        # Consecutive: another read has ended, or will end, at this offset.
         self._ends[name, offset + length] = None
         while len(self._ends) > _ENDS:
             self._ends.popitem(last=False)

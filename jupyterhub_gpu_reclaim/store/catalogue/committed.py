@@ -1,8 +1,4 @@
-"""The committed checkpoints of a store, and what their manifests say.
-
-Safe to call from several threads at once. It only reads; manifests never change, so
-their contents are cached.
-"""
+"""The committed checkpoints of a store and their manifests; read-only, thread-safe."""
 
 from __future__ import annotations
 
@@ -28,19 +24,14 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
     from jupyterhub_gpu_reclaim.store.format.manifest import Body
 
-#: A turned bit in the name of the master key asks for a key that nobody has.
+#: A flipped bit in the name of the master key asks for a key that does not exist.
 _DAMAGE = (Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING, Reason.OTHER_VERSION)
 
 log = logging.getLogger(__name__)
 
 
 class Catalogue:
-    """Committed checkpoints; any call raises ``StoreError`` if the store does not work.
-
-    Args:
-        backend: where the objects stand.
-        keys: unwrap the data keys.
-    """
+    """Committed checkpoints; any call raises ``StoreError`` if the store fails."""
 
     def __init__(self, backend: Backend, keys: Wrapper) -> None:
         self._backend = backend
@@ -48,13 +39,13 @@ class Catalogue:
         self._cache = ManifestCache()
 
     def exists(self, checkpoint: str) -> bool:
-        """Whether it is committed, be it damaged or not."""
+        """Whether it is committed, damaged or not."""
         return layout.is_id(checkpoint) and exists(
             self._backend, layout.manifest(checkpoint)
         )
 
     def ids(self) -> list[str]:
-        """Of all that exist, damaged ones too."""
+        """All that exist, damaged ones too."""
         entries = self._backend.list(layout.MANIFESTS)
         return [id_ for entry in entries if (id_ := layout.id_of(entry.name))]
 
@@ -75,7 +66,7 @@ class Catalogue:
             raise missing from None
 
     def read(self, checkpoint: str) -> Body:
-        """Read a checkpoint's manifest as it is now.
+        """A checkpoint's manifest as it is now.
 
         Raises:
             NotFound: ``CHECKPOINT_MISSING``.
@@ -84,13 +75,13 @@ class Catalogue:
         return manifest.decode(self.raw(checkpoint), checkpoint, self._keys)
 
     def cached(self, checkpoint: str) -> Body:
-        """Like :meth:`read`, from memory where it was read before; cheap."""
+        """Like :meth:`read`, but cached: manifests never change."""
         if not self.exists(checkpoint):
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
         return self._cache.get(checkpoint, lambda: self.read(checkpoint))
 
     def cached_or_none(self, checkpoint: str) -> Body | None:
-        """The same; None when it cannot be read now, which is logged, or is gone."""
+        """The same; None if it is gone or cannot be read now (logged)."""
         try:
             return self._cache.get(checkpoint, lambda: self.read(checkpoint))
         except NotFound:
@@ -107,7 +98,7 @@ class Catalogue:
         return [body for body in found if body is not None]
 
     def index(self, body: Body) -> ChunkIndex:
-        """The index of a checkpoint whose every object is seen to be there.
+        """The index of a checkpoint, after checking that its objects exist.
 
         Raises:
             StoreError: ``CHECKPOINT_DAMAGED``.
@@ -126,12 +117,12 @@ class Catalogue:
         )
 
     def forget(self, checkpoint: str) -> None:
-        """Drop it from the cache; called *after* it was removed."""
+        """Drop it from the cache; call this *after* it was removed."""
         self._cache.drop(checkpoint)
 
 
 class ManifestCache:
-    """Bodies of manifests, by checkpoint id; dropped when one is removed."""
+    """Bodies of manifests, by checkpoint id."""
 
     def __init__(self) -> None:
         #: Held for moments only, never while something is read.
@@ -140,7 +131,6 @@ class ManifestCache:
         self._drops = 0
 
     def get(self, checkpoint: str, read: Callable[[], Body]) -> Body:
-        """The cached value, else that of ``read``, which may raise."""
         with self._lock:
             body, drops = self._bodies.get(checkpoint), self._drops
         if body is not None:
@@ -153,7 +143,6 @@ class ManifestCache:
         return body
 
     def drop(self, checkpoint: str) -> None:
-        """Forget it; called *after* it was removed."""
         with self._lock:
             self._bodies.pop(checkpoint, None)
             self._drops += 1

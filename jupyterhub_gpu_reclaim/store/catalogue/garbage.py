@@ -1,8 +1,7 @@
 """Deletes unneeded objects while others write (``FORMAT.md``, order of deleting).
 
 The repository's lock is held meanwhile; other processes write and remove at the same
-time. A pack stays while any manifest or any intent names it; where that cannot be
-known, it stays too.
+time. A pack stays while any manifest or intent names it, or while that is unknown.
 """
 
 from __future__ import annotations
@@ -39,20 +38,14 @@ class _Needed(NamedTuple):
 
 
 class SweepResult(NamedTuple):
-    """Checkpoints whose remains a sweep has removed, and the bytes freed."""
+    """What a sweep has removed, and the bytes freed."""
 
     removed: list[str]  #: checkpoints that do not exist, whose remains these were
     freed_bytes: int
 
 
 class Garbage:
-    """Knows what is needed, and removes the rest.
-
-    Args:
-        backend: where the objects stand.
-        clock: for the age of intents.
-        catalogue: of that backend.
-    """
+    """Knows what is needed, and removes the rest."""
 
     def __init__(self, backend: Backend, clock: Clock, catalogue: Catalogue) -> None:
         self._backend = backend
@@ -105,7 +98,7 @@ class Garbage:
         return sum(entry.length for entry in done)
 
     def sweep(self, writing: AbstractSet[str]) -> SweepResult:
-        """Remove the remains of checkpoints that do not exist, and stale odds and ends.
+        """Remove the remains of checkpoints that do not exist, and stale locks.
 
         Args:
             writing: checkpoints that are known to be written.
@@ -148,13 +141,13 @@ class Garbage:
         never: bool,
         except_writing: str = "",
     ) -> list[Entry]:
-        """Remove what of some objects of a checkpoint is not needed; what that was.
+        """Remove those of a checkpoint's objects that are not needed; return them.
 
         Args:
             owner: the checkpoint.
             entries: the objects, listed before this call.
-            never: it has never existed anywhere, so that a manifest which cannot be
-                read does not name its packs either.
+            never: it has never existed anywhere, so a manifest that cannot be read does
+                not name its packs either.
             except_writing: a writer's intent of this checkpoint does not count.
         """
         # An intent goes last: while it stands, no manifest names the packs.
@@ -211,7 +204,6 @@ class Garbage:
         )
 
     def _drop_dead_locks(self) -> None:
-        """Delete the locks of deletions whose process died."""
         for entry in self._backend.list(layout.DELETION_LOCKS):
             id_ = layout.id_of(entry.name)
             now = self._clock.now()

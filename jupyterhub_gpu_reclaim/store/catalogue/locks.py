@@ -1,13 +1,13 @@
 """Locks in the store: write intents and deletion locks (``FORMAT.md``).
 
-A write intent names a checkpoint that is being written now, and the checkpoints whose
-packs it references, so that a sweep or a delete of another process (another node's
-agent, the command line) leaves alone what is about to be needed. A deletion lock names
-the checkpoint whose packs are being removed: whoever else begins to remove them, or to
-write under that id again, takes it over, and the first one stops.
+A write intent names a checkpoint that is being written, and those whose packs it
+references, so that another process (another node's agent, the command line) does not
+delete what is about to be needed. A deletion lock names the checkpoint whose packs are
+being removed: another process that begins to remove them, or to write under that id
+again, takes it over, and the first one stops.
 
-Both are advice and not authenticated: what is read is bounded and checked, no more.
-Every function raises ``StoreError`` when the store does not work.
+Both are advice and not authenticated; reading is bounded and checked, no more. Every
+function raises ``StoreError`` when the store does not work.
 """
 
 from __future__ import annotations
@@ -45,17 +45,15 @@ class WriteIntent(NamedTuple):
     references: frozenset[str]  #: checkpoints whose packs it may need
 
     def is_fresh(self, now: float) -> bool:
-        """Whether it counts; one from the future does: some machine's clock is off."""
+        # One from the future counts: some machine's clock is off.
         return self.begun > now - INTENT_FRESH_SECONDS
 
     def encode(self) -> bytes:
-        """Encode the intent as the contents of its object."""
         lines = [_INTENT_HEAD, str(int(self.begun)), *sorted(self.references), ""]
         return "\n".join(lines).encode()
 
 
 def publish_intent(backend: Backend, intent: WriteIntent) -> None:
-    """Publish a new intent durably."""
     backend.publish(layout.intent(intent.checkpoint), intent.encode())
 
 
@@ -67,7 +65,7 @@ def all_intents(backend: Backend) -> list[WriteIntent]:
 
 
 def read_intent(backend: Backend, checkpoint: str | None) -> WriteIntent | None:
-    """The intent of a checkpoint; None when it is gone, or no intent."""
+    """The intent of a checkpoint; None if it is gone or not an intent."""
     if checkpoint is None:
         return None
     name = layout.intent(checkpoint)
@@ -92,7 +90,7 @@ def deletion_lock(
 ) -> Iterator[Callable[[], None]]:
     """Hold the deletion lock of a checkpoint's packs.
 
-    One that stands already is taken over: of a process that died, or that ends then.
+    An existing one is taken over: its process died, or stops then.
 
     Args:
         backend: where something is removed.
@@ -100,8 +98,8 @@ def deletion_lock(
         clock: for the age of the lock.
 
     Yields:
-        Checks that the lock still stands, to be called before each removal; a
-        ``StoreError`` when it does not, or is too old: try again.
+        Checks that the lock is still ours, to be called before each removal; raises
+        ``StoreError`` if it is not, or is too old: try again.
     """
     name, begun = layout.deletion_lock(owner), clock.now()
     data = f"{_DELETION_HEAD}\n{int(begun)}\n{secrets.token_hex(8)}\n".encode()
@@ -114,7 +112,7 @@ def deletion_lock(
 
     def check() -> None:
         if clock.now() > begun + DELETION_FRESH_SECONDS / 2 or not is_ours():
-            why = "it took too long to remove what nobody needs; do it again"
+            why = "removing unneeded data took too long; do it again"
             raise StoreError(Reason.STORE_FAILED, why=why)
 
     publish_over(backend, name, data)
@@ -126,7 +124,6 @@ def deletion_lock(
 
 
 def is_being_deleted(backend: Backend, owner: str, now: float) -> bool:
-    """Whether packs of that checkpoint are being removed."""
     try:
         data = backend.read(layout.deletion_lock(owner), 0, _MAX_DELETION_BYTES)
         head, begun, _ = data.decode("ascii").splitlines()

@@ -1,8 +1,8 @@
 """The marks beside the manifests: what was left, chosen, and gone on from.
 
-A mark is never changed: a later word is another object with a higher number, and the
-highest counts, in whatever order they arrive. One that does not open counts as no mark,
-so that a checkpoint is rather found than lost. Safe to call from several threads.
+A mark is never changed: a later one is another object with a higher number, and the
+highest counts, in whatever order they arrive. One that cannot be opened counts as no
+mark: better to find a checkpoint than to lose it. Thread-safe.
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Marks:
-    """The marks of a store; any call raises ``StoreError`` when that does not work.
-
-    Args:
-        backend: where they stand.
-    """
+    """The marks of a store; any call raises ``StoreError`` when that does not work."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -39,7 +35,7 @@ class Marks:
         self._read: dict[str, Mark] = {}
 
     def of(self, bodies: Iterable[Body]) -> dict[str, tuple[Mark, MarkNumber]]:
-        """The last word about each checkpoint; one list, and each mark is read once."""
+        """The latest mark of each checkpoint; one list, and each mark is read once."""
         highest: dict[str, str] = {}
         for entry in self._backend.list(layout.MARKS):
             if layout.mark_number(entry.name):
@@ -59,7 +55,7 @@ class Marks:
         return words
 
     def put(self, body: Body, said: Mark, number: MarkNumber) -> None:
-        """Seal a word about a checkpoint, durably; idempotent.
+        """Seal a mark of a checkpoint, durably; idempotent.
 
         Raises:
             Refused: ``FORMER_SERVICE``: there is a later one.
@@ -87,7 +83,7 @@ class Marks:
                 self._backend.delete(other)
 
     def damage(self, body: Body) -> list[tuple[str, str]]:
-        """The mark of a checkpoint that counts, where it does not open; and why."""
+        """The mark of a checkpoint that counts, if it cannot be opened; and why."""
         for name in self._names(body.info.id)[-1:]:
             try:
                 self._open(name, body)
@@ -104,7 +100,6 @@ class Marks:
         return sorted(e.name for e in entries if layout.mark_number(e.name))
 
     def _look(self, name: str, body: Body, said: dict[str, Mark]) -> None:
-        """Note what it says; nothing where it does not open, or has just gone."""
         try:
             said[name] = self._open(name, body)
         except ObjectMissing:
@@ -122,7 +117,7 @@ class Marks:
             self._refuse(name, body, said, number)
 
     def _refuse(self, name: str, body: Body, said: Mark, number: MarkNumber) -> None:
-        """Refuse a word that comes after a later one, unless both say the same."""
+        """Refuse a mark that comes after a later one, unless both say the same."""
         found = layout.mark_number(name)
         if self._open(name, body) != said and found is not None:
             raise Refused(Reason.FORMER_SERVICE, term=number.term, obeyed=found.term)
@@ -132,7 +127,7 @@ class Marks:
 
         Raises:
             ObjectMissing: it has gone.
-            StoreError: ``CHECKPOINT_DAMAGED``: it does not open.
+            StoreError: ``CHECKPOINT_DAMAGED``: it cannot be opened.
         """
         data = self._backend.read(name, 0, mark.MAX_BYTES)
         return mark.decode(data, name, body.origins[0])

@@ -1,8 +1,8 @@
 """Compresses one block: raw, as an LZ4 block, or by zstd.
 
-Bytes in, bytes out; nothing is encrypted or authenticated here, so only authenticated
-bytes may be passed to :func:`unpack`. Samples of a block tell whether it will shrink,
-because compressing what will not is what costs most.
+Nothing is authenticated here, so only authenticated bytes may be passed to
+:func:`unpack`. Samples of a block tell whether it will shrink: compressing
+incompressible bytes is the most expensive part.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ZSTD_LEVEL = 1
 
 
 class Kind(IntEnum):
-    """How a block is stored; the numbers stand in the index."""
+    """How a block is stored; these numbers are in the index."""
 
     RAW = 1
     LZ4 = 2
@@ -48,12 +48,7 @@ class Garbled(Exception):
 
 
 def pack(plain: memoryview, compression: Compression) -> tuple[Kind, Buffer]:
-    """The kind and the bytes to store; for a raw block that very view.
-
-    Args:
-        plain: the block.
-        compression: the store's setting.
-    """
+    """The kind and the bytes to store; for a raw block that very view."""
     if compression is Compression.NONE or not _shrinks(plain):
         return Kind.RAW, plain
     if compression is Compression.ZSTD:
@@ -74,7 +69,7 @@ def unpack(kind: Kind, data: Buffer, length: int) -> Buffer:
         length: of the plain bytes, at most :data:`MAX_BLOCK_BYTES`.
 
     Raises:
-        Garbled: they are not that.
+        Garbled: the bytes do not match kind and length.
     """
     plain: Buffer = data
     try:
@@ -103,7 +98,6 @@ def _unpack_zstd(data: Buffer, length: int) -> bytes:
 
 
 def _shrinks(plain: memoryview) -> bool:
-    """Whether any of a few pages of a block compresses."""
     if len(plain) <= _PROBE_BYTES * _PROBES:
         return True  # too little to be worth a look
     stride = (len(plain) - _PROBE_BYTES) // (_PROBES - 1)

@@ -2,8 +2,8 @@
 
 The only user of the ciphers. Writing and reading of packs, indexes and manifests share
 the associated data below, so that both bind the same ids, numbers, lengths and order,
-in the terms of ``FORMAT.md``. A key that comes out of :func:`derive` is used in one way
-only, so that counting from 0 is a safe nonce.
+in the terms of ``FORMAT.md``. Each key of :func:`derive` has one use only, so counting
+from 0 is a safe nonce.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ class Forged(Exception):
 
 
 def new_key() -> bytes:
-    """A random key."""
     return os.urandom(KEY_BYTES)
 
 
@@ -53,11 +52,7 @@ def derive(secret: bytes, purpose: str, *context: str) -> bytes:
 
 
 class Sealer:
-    """Seals and opens numbered pieces under one derived key.
-
-    Args:
-        key: of :func:`derive`; each number may be sealed once under it.
-    """
+    """Seals and opens numbered pieces; ``key`` may seal each number once."""
 
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(key)
@@ -76,7 +71,7 @@ class Sealer:
         """The plain bytes.
 
         Raises:
-            Forged: not these bytes, not that number, not bound to that.
+            Forged: other bytes, another number, or bound to something else.
         """
         try:
             return self._cipher.decrypt(_nonce(number), sealed, bound)
@@ -104,10 +99,10 @@ def wrap(key: bytes, secret: bytes, bound: bytes) -> bytes:
 
 
 def unwrap(key: bytes, wrapped: bytes, bound: bytes) -> bytes:
-    """Unwrap what :func:`wrap` has wrapped.
+    """Undo :func:`wrap`.
 
     Raises:
-        Forged: not under this key, or not for this.
+        Forged: another key, or bound to something else.
     """
     nonce, sealed = wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:]
     if len(nonce) != _NONCE_BYTES or len(sealed) < TAG_BYTES:
@@ -119,11 +114,7 @@ def unwrap(key: bytes, wrapped: bytes, bound: bytes) -> bytes:
 
 
 class ChunkIds:
-    """Secret content ids: equal chunks have equal ids (``FORMAT.md``, chunk ids).
-
-    Args:
-        key: the session's id key.
-    """
+    """Secret content ids: equal chunks have equal ids (``FORMAT.md``, chunk ids)."""
 
     _NONCE = bytes(_NONCE_BYTES)
 
@@ -131,7 +122,7 @@ class ChunkIds:
         self._cipher = AESGCM(key)
 
     def of(self, chunks: list[memoryview]) -> bytes:
-        """The ids of those chunks, one behind the other."""
+        """The ids of those chunks, concatenated."""
         # A call takes as long as the chunk itself: nothing else may stand in the loop.
         mac, nonce, empty = self._cipher.encrypt, self._NONCE, b""
         return b"".join([mac(nonce, empty, chunk) for chunk in chunks])
@@ -153,11 +144,9 @@ class Origin(Value, frozen=True, kw_only=True):
         return f"Origin({self.id})"
 
     def pack_key(self, number: int) -> bytes:
-        """The key of one of its packs."""
         return self._derive("pack", number)
 
     def index_key(self) -> bytes:
-        """The key of its index."""
         return self._derive("index", 0)
 
     def _derive(self, purpose: str, number: int) -> bytes:
@@ -173,27 +162,17 @@ class Origin(Value, frozen=True, kw_only=True):
 
 
 def manifest_key(data_key: bytes, checkpoint: str) -> bytes:
-    """The key of a manifest's body."""
     return derive(data_key, "manifest", checkpoint, "", "", "", "0")
 
 
 def bound_manifest(checkpoint: str) -> bytes:
-    """Associated data that a manifest's body is bound to."""
     return MAGIC + checkpoint.encode()
 
 
 def bound_block(number: int, kind: Kind, chunks: int, length: int) -> bytes:
-    """Associated data that a block is bound to, beside its pack's key.
-
-    Args:
-        number: in its pack.
-        kind: how it is stored.
-        chunks: that it holds.
-        length: stored, without the tag.
-    """
+    """Associated data of a block: ``length`` is as stored, without the tag."""
     return _BLOCK.pack(number, kind, chunks, length)
 
 
 def bound_segment(number: int, count: int) -> bytes:
-    """Associated data that a segment of the index is bound to."""
     return _SEGMENT.pack(number, count)

@@ -1,6 +1,6 @@
 """Sealed bytes behind the wrapped key that opens them: manifests and identities. Pure.
 
-``FORMAT.md``, manifest: the head is all that is ever parsed unauthenticated.
+``FORMAT.md``, manifest: only the head is ever parsed unauthenticated.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ _KEY_NAME = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class Sealed(NamedTuple):
-    """The parts, not opened."""
-
     key: str  #: name of the master key
     wrapped: bytes
     body: bytes
@@ -41,12 +39,12 @@ def join(magic: bytes, wrapped: tuple[str, bytes], body: bytes) -> bytes:
 
 
 def split(data: bytes, magic: bytes, what: str) -> Sealed:
-    """The parts again; nothing of them has been authenticated.
+    """The parts, unopened and unauthenticated.
 
     Args:
         data: the object's bytes.
         magic: that it must begin with.
-        what: the object is called.
+        what: name of the object in errors.
 
     Raises:
         StoreError: ``CHECKPOINT_DAMAGED``, it is none of ours; ``OTHER_VERSION``.

@@ -1,7 +1,7 @@
 """A store's identity: the object that tells this store from an empty place. Pure.
 
-``FORMAT.md``, identity. It is no secret and proves nothing: the same id stands beside
-the master key, so that a mistake is found, not an attack.
+``FORMAT.md``, identity. It is no secret: the same id is kept beside the master key, to
+find mistakes, not attacks.
 """
 
 from __future__ import annotations
@@ -18,22 +18,19 @@ _HEAD = "GRSTOID 1\n"
 
 
 def new_id() -> str:
-    """An id that no other store has."""
     return secrets.token_hex(16)
 
 
 def is_id(text: str) -> bool:
-    """Whether that is the id of a store."""
     return _ID.fullmatch(text) is not None
 
 
 def encode(store: str) -> bytes:
-    """The object's bytes."""
     return f"{_HEAD}{store}\n".encode()
 
 
 def decode(data: bytes) -> str:
-    """The id in them.
+    """The id in the object's bytes.
 
     Raises:
         StoreError: ``CHECKPOINT_DAMAGED``.

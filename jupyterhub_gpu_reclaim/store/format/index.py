@@ -1,9 +1,8 @@
-"""The index of a checkpoint: which chunk of which file stands where.
+"""The index of a checkpoint: where each chunk of each file is.
 
 As arrays, and as sealed bytes (``FORMAT.md``, index). There may be millions of chunks,
-so everything about them is a numpy array and there is no object per chunk. Pure, except
-for reading segments one by one. Input was authenticated before it is parsed, and is
-checked all the same.
+so everything is a numpy array; there is no object per chunk. Input was authenticated
+before it is parsed, and is checked all the same.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _PIECE_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class ChunkIndex:
-    """The contents of a checkpoint, in the words of ``FORMAT.md``."""
+    """The contents of a checkpoint, in the terms of ``FORMAT.md``."""
 
     files: list[tuple[str, int]]  #: name and length, in order
     blocks: NDArray[Any]  #: of :data:`BLOCKS`
@@ -72,7 +71,7 @@ class ChunkIndex:
         return np.flatnonzero(seen)
 
     def places(self, chunk_bytes: int) -> dict[str, tuple[int, int]]:
-        """Of each file the place of its first ref, and its length in bytes."""
+        """For each file the position of its first ref, and its length in bytes."""
         found, first = {}, 0
         for name, length in self.files:
             found[name] = first, length
@@ -80,30 +79,28 @@ class ChunkIndex:
         return found
 
     def blocks_of(self, refs: NDArray[Any]) -> NDArray[np.int64]:
-        """The blocks in which refs (none of them 0) stand."""
+        """The blocks of some refs (none of them 0)."""
         return np.searchsorted(self.bases, refs.astype(np.int64), side="left") - 1
 
 
 def is_name(name: str) -> bool:
-    """Whether a file may be called that: it cannot leave its folder."""
+    """Whether it is a valid file name: it cannot leave its folder."""
     return len(name) <= _MAX_NAME and _NAME.fullmatch(name) is not None
 
 
 def chunks_of(length: int, chunk_bytes: int) -> int:
-    """How many chunks a file of that length has."""
     return -(-length // chunk_bytes)
 
 
 def damaged(why: str) -> StoreError:
-    """The error for a checkpoint that is not what was written."""
     return StoreError(Reason.CHECKPOINT_DAMAGED, why=why)
 
 
 def check(index: ChunkIndex, chunk_bytes: int, packs: Sequence[int]) -> None:
-    """See that every chunk lies in a block, and every block in its pack.
+    """Check that every chunk lies in a block, and every block in its pack.
 
     Args:
-        index: what was read; anything may stand in it.
+        index: anything may be in it.
         chunk_bytes: size of the chunks.
         packs: lengths of the manifest's packs.
 
@@ -163,7 +160,7 @@ class _IndexHead(Value, frozen=True, kw_only=True):
 
 
 class Encoded(NamedTuple):
-    """An index on its way out: a piece at a time, for all of it may be large."""
+    """An index being encoded piece by piece, for all of it may be large."""
 
     segments: int
     length: int  #: of all sealed segments
@@ -171,12 +168,7 @@ class Encoded(NamedTuple):
 
 
 def encode_index(index: ChunkIndex, key: bytes) -> Encoded:
-    """The sealed segments.
-
-    Args:
-        index: what to seal.
-        key: the index key; it may seal one index only.
-    """
+    """The sealed segments; ``key`` may seal one index only."""
     parts = list(_parts(index))
     length = sum(len(part) for part in parts)
     segments = -(-length // SEGMENT_BYTES)
@@ -189,7 +181,6 @@ def encode_index(index: ChunkIndex, key: bytes) -> Encoded:
 
 
 def _cut(parts: Iterable[memoryview]) -> Iterator[bytearray]:
-    """The parts in a row, in pieces of a segment each."""
     piece = bytearray()
     for part in parts:
         rest = part
@@ -234,11 +225,7 @@ def decode_index(
 
 
 def read_segments(backend: Backend, name: str, length: int) -> Iterator[bytes]:
-    """The sealed segments of an index of that length in a backend, one at a time.
-
-    Raises:
-        StoreError: it cannot be read; what it holds is not looked at.
-    """
+    """The sealed segments of an index of that length, one at a time."""
     step = SEGMENT_BYTES + crypto.TAG_BYTES
     for at in range(0, length, step):
         yield backend.read(name, at, min(step, length - at))
@@ -247,7 +234,7 @@ def read_segments(backend: Backend, name: str, length: int) -> Iterator[bytes]:
 def check_segments(
     segments: Iterable[bytes], count: int, key: bytes, name: str
 ) -> None:
-    """See that an index that was just written reads back.
+    """Check that an index that was just written reads back.
 
     Raises:
         StoreError: ``STORE_FAILED``, it does not; or it cannot be read.
@@ -277,7 +264,7 @@ def _parts(index: ChunkIndex) -> Iterator[memoryview]:
 
 
 def _shrink(column: NDArray[Any]) -> memoryview:
-    """A column as LZ4 pieces, behind their length."""
+    # LZ4 pieces behind their total length.
     plain = column.view(np.uint8).data
     pieces = []
     for at in range(0, len(plain), _PIECE_BYTES):
@@ -288,7 +275,7 @@ def _shrink(column: NDArray[Any]) -> memoryview:
 
 
 def _opened(segments: Iterable[bytes], count: int, key: bytes) -> Iterator[bytes]:
-    """The plain segments; Forged when one is not what was written, or is missing."""
+    """The plain segments; Forged if one is missing or not what was written."""
     sealer, number = crypto.Sealer(key), 0
     for sealed in segments:
         yield sealer.open(number, sealed, crypto.bound_segment(number, count))
@@ -308,7 +295,7 @@ def _open(segments: Iterable[bytes], count: int, key: bytes) -> bytearray:
 
 
 class _ColumnReader:
-    """Takes bytes from the front; what is not there is a ValueError."""
+    """Takes bytes from the front; raises ValueError when there are too few."""
 
     def __init__(self, plain: Buffer) -> None:
         self._rest = memoryview(plain)
@@ -323,7 +310,7 @@ class _ColumnReader:
         return int.from_bytes(self.take(length), "little")
 
     def column(self, kind: Any, count: int) -> NDArray[Any]:
-        """A column that was shrunk, of exactly so many values."""
+        # See _shrink.
         inner = _ColumnReader(bytes(self.take(self.number(8))))
         size = count * np.dtype(kind).itemsize
         pieces = [

@@ -1,14 +1,12 @@
 """The master keys: where they come from, which one wraps, which ones still open.
 
-There may be several keys: the newest wraps, all open, so that a key is changed by
-adding one, and an old one is removed after ``rekey``.
+There may be several: the newest wraps, all open, so a key is changed by adding one, and
+an old one is removed after ``rekey``. The id of their store (law 14) is kept beside
+them: a line or a file named ``store-id``. The two are a pair, and are copied together.
 
-Beside them stands the id of the store that was begun with them (law 14): a line, or a
-file, that is named ``store-id``. The two are a pair, and are copied together.
-
-A key service is a class of the admin's with :class:`Wrapper`'s methods, named by its
-path (``package.module:Class``); it gets no arguments. Its attribute ``store_id`` is the
-store's id. Nothing here is ever logged.
+A key service is a class of the admin's with :class:`Wrapper`'s methods and an attribute
+``store_id``, named by its path (``package.module:Class``) and called without arguments.
+Nothing here is ever logged.
 """
 
 from __future__ import annotations
@@ -69,14 +67,14 @@ class StoreKeys(Wrapper, Protocol):
 
     @property
     def store_id(self) -> str:
-        """Id of the store; empty: none was begun with them.
+        """Id of the store; empty if none was begun with them.
 
         Raises:
             StoreError: they cannot be read.
         """
 
     def read_again(self) -> None:
-        """Read them anew, where they may have changed.
+        """Reload them, if they may have changed.
 
         Raises:
             StoreError: they were never read, and cannot be.
@@ -84,14 +82,14 @@ class StoreKeys(Wrapper, Protocol):
 
 
 class KeyRing:
-    """Master keys that are held here.
+    """Master keys in memory.
 
     Args:
         keys: 32 bytes each, by name; the last one is the newest.
-        store_id: of their store; empty: none was begun with them.
+        store_id: of their store; empty if none was begun with them.
 
     Raises:
-        StoreError: there is no key, or one cannot be.
+        StoreError: there is no key, or one is invalid.
     """
 
     def __init__(self, keys: Mapping[str, bytes], store_id: str = "") -> None:
@@ -108,12 +106,10 @@ class KeyRing:
         return f"KeyRing({', '.join(self._keys)})"
 
     def wrap(self, data_key: bytes, checkpoint: str) -> tuple[str, bytes]:
-        """Wrap under the newest key."""
         key = self._keys[self._newest]
         return self._newest, crypto.wrap(key, data_key, _bound(checkpoint))
 
     def unwrap(self, name: str, wrapped: bytes, checkpoint: str) -> bytes:
-        """Unwrap under the key of that name."""
         key = self._keys.get(name)
         if key is None:
             why = f"{name}, which encrypts the checkpoint, is not among the keys here"
@@ -129,18 +125,14 @@ class KeyRing:
             )
             raise StoreError(Reason.KEY_MISSING, why=why) from None
 
-    def read_again(self) -> None:
-        """They stay as they are."""
+    def read_again(self) -> None: ...
 
 
 class LateKeys:
-    """Keys that are read when they are needed first, and again where one is missing.
+    """Keys that are loaded on first use, and again where one is missing.
 
-    So a folder of keys that is mounted late, or was not there for a while, is used as
-    soon as it is there.
-
-    Args:
-        load: reads them; may raise ``StoreError``.
+    So a folder of keys that is mounted late, or was away for a while, is used once it
+    is there.
     """
 
     def __init__(self, load: Callable[[], StoreKeys]) -> None:
@@ -149,13 +141,11 @@ class LateKeys:
 
     @property
     def store_id(self) -> str:
-        """See :class:`StoreKeys`."""
         if self._keys is None:
             self._keys = self._load()
         return self._keys.store_id
 
     def read_again(self) -> None:
-        """See :class:`StoreKeys`."""
         try:
             self._keys = self._load()
         except StoreError:
@@ -163,13 +153,11 @@ class LateKeys:
                 raise
 
     def wrap(self, data_key: bytes, checkpoint: str) -> tuple[str, bytes]:
-        """See :class:`Wrapper`."""
         if self._keys is None:
             self._keys = self._load()
         return self._keys.wrap(data_key, checkpoint)
 
     def unwrap(self, name: str, wrapped: bytes, checkpoint: str) -> bytes:
-        """See :class:`Wrapper`."""
         if self._keys is not None:
             try:
                 return self._keys.unwrap(name, wrapped, checkpoint)
@@ -181,21 +169,15 @@ class LateKeys:
 
 
 class KeyService:
-    """A key service of the admin's, checked against :class:`Wrapper`'s contract.
-
-    Args:
-        service: may raise what it likes, and answer what it likes.
-    """
+    """A key service of the admin's, checked against :class:`Wrapper`'s contract."""
 
     def __init__(self, service: Wrapper) -> None:
         self._service = service
         self.store_id = _checked_id(str(getattr(service, "store_id", "")), "its class")
 
-    def read_again(self) -> None:
-        """It stays as it is."""
+    def read_again(self) -> None: ...
 
     def wrap(self, data_key: bytes, checkpoint: str) -> tuple[str, bytes]:
-        """See :class:`Wrapper`."""
         with _asked():
             name, wrapped = self._service.wrap(data_key, checkpoint)
             if not _NAME.fullmatch(name) or not 0 < len(wrapped) <= MAX_WRAPPED:
@@ -206,14 +188,12 @@ class KeyService:
             return name, bytes(wrapped)
 
     def unwrap(self, name: str, wrapped: bytes, checkpoint: str) -> bytes:
-        """See :class:`Wrapper`."""
         with _asked():
             return bytes(self._service.unwrap(name, wrapped, checkpoint))
 
 
 @contextlib.contextmanager
 def _asked() -> Iterator[None]:
-    """Any error of a key service as one of ours."""
     try:
         yield
     except ReclaimError:
@@ -237,7 +217,7 @@ def load_keys(
         hook: ``package.module:Class`` of a key service.
 
     Raises:
-        StoreError: none or several are given, or what is there is no key.
+        StoreError: none or several are given, or there is no valid key.
     """
     if sum(place is not None for place in (file, folder, hook)) != 1:
         raise _unusable("its place must be named, and one place only")
@@ -249,7 +229,7 @@ def load_keys(
 
 
 def new_key_line(name: str) -> str:
-    """A new random key of that name, as a line of a file of keys."""
+    """A new random key, as a line of a file of keys."""
     return f"{name} {base64.b64encode(crypto.new_key()).decode()}\n"
 
 
@@ -298,7 +278,7 @@ def _checked_id(store: str, place: str) -> str:
 
 
 def _key_of(text: bytes, place: str) -> bytes:
-    """32 bytes as they are, as base64 or as hexadecimal digits."""
+    """32 bytes, raw, as base64 or as hexadecimal digits."""
     if len(text) == crypto.KEY_BYTES:
         return text
     text = text.strip()
@@ -338,5 +318,5 @@ def _bound(checkpoint: str) -> bytes:
 
 
 def _unusable(why: str, detail: str = "") -> Unavailable:
-    """The error where no key is known at all: it says nothing of any checkpoint."""
+    """No key is known at all, which says nothing about any checkpoint."""
     return Unavailable(why, reason=Reason.KEY_MISSING, detail=detail)

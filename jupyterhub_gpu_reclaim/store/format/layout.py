@@ -23,14 +23,13 @@ _MARK = re.compile(rf"{MARKS}{_ID.pattern}/([0-9]{{10}})-([0-9]{{10}})")
 
 
 class MarkNumber(NamedTuple):
-    """Number of a mark: the higher one is the later word."""
+    """Number of a mark: the highest counts."""
 
     term: int  #: of the service that has given it
     word: int  #: of that service
 
 
 def is_id(checkpoint: str) -> bool:
-    """Whether a checkpoint may be called that."""
     return _ID.fullmatch(checkpoint) is not None
 
 
@@ -40,22 +39,19 @@ def manifest(checkpoint: str) -> str:
 
 
 def intent(checkpoint: str) -> str:
-    """The name of a checkpoint's intent."""
     return f"{INTENTS}{checkpoint}"
 
 
 def deletion_lock(checkpoint: str) -> str:
-    """The name of a checkpoint's deletion lock."""
     return f"{DELETION_LOCKS}{checkpoint}"
 
 
 def pack_prefix(checkpoint: str) -> str:
-    """Prefix of the names of a checkpoint's own packs and index."""
+    """Prefix of a checkpoint's own packs and index."""
     return f"{PACKS}{checkpoint}/"
 
 
 def pack(checkpoint: str, number: int) -> str:
-    """Name of one of a checkpoint's own packs."""
     return f"{pack_prefix(checkpoint)}{number:08x}"
 
 
@@ -65,17 +61,16 @@ def index(checkpoint: str) -> str:
 
 
 def mark_prefix(checkpoint: str) -> str:
-    """Prefix of the names of a checkpoint's marks."""
     return f"{MARKS}{checkpoint}/"
 
 
 def mark(checkpoint: str, number: MarkNumber) -> str:
-    """Name of one mark of a checkpoint; names sort in the order of their numbers."""
+    """Name of one mark; names sort in the order of their numbers."""
     return f"{mark_prefix(checkpoint)}{number.term:010d}-{number.word:010d}"
 
 
 def mark_number(name: str) -> MarkNumber | None:
-    """The number of the mark that is called so; None: it is none."""
+    """The number in the name of a mark; None for other names."""
     found = _MARK.fullmatch(name)
     return None if found is None else MarkNumber(int(found[1]), int(found[2]))
 
@@ -84,7 +79,7 @@ def aside_of(name: str, mark: str) -> str:
     """Name of an object until it is finished: flat, so that no folder is made.
 
     Args:
-        name: of the object; neither ``!`` nor ``~`` is part of one.
+        name: of the object; contains neither ``!`` nor ``~``.
         mark: tells two writers of that name apart.
     """
     return f"{ASIDE}{name.replace('/', '!')}~{mark}"

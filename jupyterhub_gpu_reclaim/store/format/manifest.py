@@ -1,8 +1,7 @@
 """The manifest, which makes a checkpoint exist, sealed under a wrapped key.
 
-Pure except for the key service that unwraps; ``FORMAT.md`` has the meaning of the
-bytes. Everything that is read may be hostile: only the head is parsed before it is
-known to be ours.
+Pure except for the key service that unwraps; see ``FORMAT.md``. Everything that is
+read may be hostile: only the head is parsed before it is authenticated.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ class PackRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class IndexRef(Value, frozen=True, kw_only=True):
-    """The index, as it must be."""
-
     length: Size
     segments: Count
 
@@ -56,11 +53,10 @@ class Body(Value, frozen=True, kw_only=True):
         return f"Body({self.info.id})"
 
     def pack_name(self, pack: PackRef) -> str:
-        """The object that this pack is."""
         return layout.pack(self.origins[pack.origin].id, pack.number)
 
     def objects(self) -> list[Entry]:
-        """Every object that is needed to read the checkpoint, but the manifest."""
+        """Every object needed to read the checkpoint, except the manifest."""
         packs = [Entry(self.pack_name(pack), pack.length) for pack in self.packs]
         return [*packs, Entry(layout.index(self.info.id), self.index.length)]
 
@@ -103,7 +99,7 @@ def rewrap(data: bytes, checkpoint: str, keys: Wrapper) -> bytes:
 
 
 def split(data: bytes) -> Sealed:
-    """A manifest's parts; nothing of them has been authenticated.
+    """A manifest's parts, unauthenticated.
 
     Raises:
         StoreError: ``CHECKPOINT_DAMAGED``, it is no manifest of this format.

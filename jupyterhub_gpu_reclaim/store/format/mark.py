@@ -1,7 +1,7 @@
-"""A mark: the last word about a checkpoint, sealed for the place where it stands.
+"""A mark: the last word about a checkpoint, sealed for its place. Pure.
 
-Pure; ``FORMAT.md``, marks. Its key comes from the checkpoint's data key: whoever can
-read the manifest can read the mark, and a new master key changes nothing here.
+``FORMAT.md``, marks. Its key comes from the checkpoint's data key: anyone who can read
+the manifest can read the mark, and a new master key changes nothing here.
 """
 
 from __future__ import annotations
@@ -26,23 +26,17 @@ _SALT_BYTES = 16
 
 
 def encode(said: Mark, name: str, origin: Origin) -> bytes:
-    """The object's bytes.
-
-    Args:
-        said: the word.
-        name: of the object.
-        origin: the checkpoint, with its data key.
-    """
+    """The bytes of the object of that name; ``origin`` has the data key."""
     salt = os.urandom(_SALT_BYTES)
     plain = msgspec.json.encode(said)
     return MAGIC + salt + _sealer(salt, name, origin).seal(0, plain, MAGIC)
 
 
 def decode(data: bytes, name: str, origin: Origin) -> Mark:
-    """The word.
+    """Open a mark.
 
     Raises:
-        StoreError: ``CHECKPOINT_DAMAGED``: not what was written, or not there.
+        StoreError: ``CHECKPOINT_DAMAGED``: not what was written, or not for this place.
     """
     head = len(MAGIC) + _SALT_BYTES
     salt, sealed = data[len(MAGIC) : head], data[head:]

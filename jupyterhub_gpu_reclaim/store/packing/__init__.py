@@ -1,10 +1,5 @@
 """Turns plain bytes into encrypted blocks and packs, without the known chunks.
 
-``buffers`` cuts a stream, or empties a pipe, into buffers of whole chunks.
-``pack_writer`` drops zeros, looks each chunk up in ``dedup_index``, and gathers new
-ones into blocks; ``base_blocks`` opens the block of a known one before it is
-referenced; ``packs`` encrypts and writes the new ones.
-
 Every block is read back and opened before the commit, unless the store was told not to.
 If there is no room or no store, or a block reads back differently, the call raises
 ``StoreError`` and the pack writer is unusable: the checkpoint cannot be committed.

@@ -1,10 +1,9 @@
-"""The last generation's blocks, each of them opened before a chunk of it is referenced.
+"""The last generation's blocks, each opened before a chunk of it is referenced.
 
-That a pack has the right name and length says nothing of what is in it. So whoever is
-about to reference a chunk reads and opens its block, once per capture; a block that is
-not what was written is known no longer, and its chunks are stored anew while they are
-at hand. A capture that references everything reads what one that references nothing
-would have read back (law 1).
+That a pack has the right name and length says nothing about its contents. So a block is
+read and opened, once per capture, before it is referenced; if it is damaged, it is
+forgotten, and its chunks are stored again while they are at hand. A capture that
+references everything thus reads as much as one that references nothing (law 1).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(IntEnum):
-    """State of a block, as far as this capture knows it."""
+    """State of a block, as far as this capture knows."""
 
     UNSEEN = 0
     WHOLE = 1
@@ -50,17 +49,13 @@ class BaseBlocks(NamedTuple):
     known: DedupIndex
 
     def verdicts(self) -> NDArray[np.uint8]:
-        """Room for a :class:`Verdict` on each block."""
         return np.zeros(len(self.table), np.uint8)
 
 
 class BaseChunks:
     """Finds known chunks; for one thread.
 
-    Args:
-        backend: where the blocks stand.
-        base: what may be referenced.
-        verdicts: one for each block; other threads and processes may write there, too.
+    Other threads and processes may write into ``verdicts``, too.
     """
 
     def __init__(
@@ -75,7 +70,7 @@ class BaseChunks:
         self._ends = np.cumsum(base.table["chunks"], dtype=np.int64)
 
     def find(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """For each id the ref of its chunk, whose block is whole; 0: there is none.
+        """For each id the ref of its chunk in a block that is whole, or 0.
 
         Args:
             ids: shape (k, 2).
@@ -94,7 +89,7 @@ class BaseChunks:
         return refs
 
     def _look(self, block: int) -> None:
-        """Open it, and those behind it that were read with it."""
+        """Check it, and those behind it that were read with it."""
         table = self._base.table
         row = BlockRow(*table[block].tolist())
         while True:
@@ -113,13 +108,13 @@ class BaseChunks:
         except Unavailable:
             raise
         except (crypto.Forged, StoreError):
-            # Gone, or on a disk that fails there: stored anew is as good.
+            # Gone, or on a disk that fails there: storing it again is as good.
             return Verdict.DAMAGED
         return Verdict.WHOLE
 
 
 class Blocks:
-    """Opens blocks of a checkpoint, whichever origin's they are; for one thread."""
+    """Opens blocks of a checkpoint, of any origin; for one thread."""
 
     def __init__(self, backend: Backend, body: Body) -> None:
         self._body = body
@@ -129,11 +124,7 @@ class Blocks:
         self._sealers: dict[int, crypto.Sealer] = {}
 
     def stored(self, row: BlockRow) -> memoryview:
-        """See :meth:`BlockOpener.open`.
-
-        Args:
-            row: whose ``pack`` is the place in the manifest's list.
-        """
+        """See :meth:`BlockOpener.open`; ``row.pack`` counts in the manifest's list."""
         ref = self._body.packs[row.pack]
         if row.pack not in self._sealers:
             key = self._body.origins[ref.origin].pack_key(ref.number)
@@ -142,7 +133,7 @@ class Blocks:
         return self._opener.open(name, self._sealers[row.pack], row)
 
     def has_read(self, row: BlockRow) -> bool:
-        """Whether it is here already: with the one that was opened before."""
+        """Whether it was read with the one that was opened before."""
         return self._opener.has_read(
             self._body.pack_name(self._body.packs[row.pack]), row
         )

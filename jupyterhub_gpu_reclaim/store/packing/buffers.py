@@ -1,7 +1,6 @@
 """Fills the buffers that a pack writer takes: from bytes, or from a pipe.
 
-It copies only what does not fill a buffer by itself, and knows nothing of what becomes
-of one.
+It copies only what does not fill a buffer by itself.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class BufferCutter:
     """Cuts its input into buffers and passes each to ``emit``.
 
     Args:
-        emit: is given the buffer, filled up to whole chunks with zeros, and how many of
+        emit: gets the buffer, filled up to whole chunks with zeros, and how many of
             its bytes are the file's; the view is valid only until it returns.
         chunk_bytes: size of the chunks.
     """
@@ -55,7 +54,7 @@ class BufferCutter:
                 self.flush()
 
     def flush(self) -> None:
-        """Emit what is left, a buffer that is shorter than the others."""
+        """Emit the rest, a shorter buffer."""
         rest, self._rest = self._rest, bytearray()
         if rest:
             length = len(rest)
@@ -64,7 +63,7 @@ class BufferCutter:
 
 
 def fill(pipe: int, wake: int, buffer: memoryview) -> int:
-    """Read until a buffer is full or the pipe has ended; return how many bytes came.
+    """Read until a buffer is full or the pipe has ended; return the bytes read.
 
     Raises:
         StoreError: ``CANCELLED``, ``wake`` became readable.
@@ -83,7 +82,7 @@ def fill(pipe: int, wake: int, buffer: memoryview) -> int:
 
 
 def wait(descriptor: int, wake: int) -> None:
-    """Wait until there is something to read, or an end.
+    """Wait for input, or its end.
 
     Raises:
         StoreError: ``CANCELLED``, ``wake`` became readable.
@@ -96,11 +95,7 @@ def wait(descriptor: int, wake: int) -> None:
 
 
 class Splicer:
-    """Takes buffers from a pipe; a context manager.
-
-    Args:
-        pipe: shared; blocking or not.
-    """
+    """Takes buffers from a shared pipe, blocking or not; a context manager."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
@@ -115,7 +110,7 @@ class Splicer:
         self._poll.register(pipe, select.POLLIN)
 
     def take(self, buffer: memoryview) -> int:
-        """Take the next buffer: all of it, or what came before the pipe's end.
+        """Take the next buffer: a full one, or what came before the pipe's end.
 
         Args:
             buffer: of :data:`BUFFER_BYTES`; :meth:`read` completes it.

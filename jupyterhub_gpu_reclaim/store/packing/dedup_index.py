@@ -1,7 +1,6 @@
 """The dedup index: ids of the chunks of a session's last generation.
 
-It is built when a checkpoint is begun, and looked up in the same process or in workers
-that map the same memory. It never changes once it is made.
+Built when a checkpoint is begun, and never changed; workers map the same memory.
 """
 
 from __future__ import annotations
@@ -37,11 +36,7 @@ class DedupIndex:
         return len(self._first)
 
     def find(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """For each id the ref of its chunk, 0 where there is none.
-
-        Args:
-            ids: shape (k, 2).
-        """
+        """For each id (shape (k, 2)) the ref of its chunk, or 0."""
         if not len(self):
             return np.zeros(len(ids), np.int64)
         at = np.searchsorted(self._first, ids[:, 0])
@@ -76,7 +71,7 @@ def of_index(index: ChunkIndex, packs: Sequence[int]) -> DedupIndex:
 def _in_live_packs(
     index: ChunkIndex, refs: NDArray[np.int64], packs: Sequence[int]
 ) -> NDArray[np.bool_]:
-    """Mask of the refs that stand in packs worth being referenced."""
+    """Mask of the refs in packs that are used enough."""
     if not len(refs):
         return np.zeros(0, np.bool_)
     rows = index.blocks

@@ -1,9 +1,8 @@
 """One pack writer of a capture: plain bytes in, encrypted blocks in packs out.
 
 It belongs to a thread or to a worker process, and is called from one thread at a time.
-Its result is one :class:`Report` at its end, made of arrays that are passed between
-processes as they are. It knows files only by their numbers. After a ``StoreError`` (no
-room, or no store) it is unusable.
+Its result is one :class:`Report`, of arrays that processes can share. It knows files
+only by their numbers. After a ``StoreError`` (no room, or no store) it is unusable.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ COUNTERS = 3
 
 
 class Recipe(Value, frozen=True, kw_only=True):
-    """How every pack writer of a checkpoint works."""
+    """Settings that every pack writer of a checkpoint shares."""
 
     origin: Origin
     id_key: bytes
@@ -49,7 +48,7 @@ class Recipe(Value, frozen=True, kw_only=True):
 
 
 class Report(NamedTuple):
-    """Report of what a pack writer wrote; made of arrays, for there may be millions."""
+    """What a pack writer wrote, as arrays, for there may be millions."""
 
     packs: list[tuple[int, int]]  #: number and length
     blocks: NDArray[Any]  #: of ``BLOCKS``; ``pack`` is the pack's number
@@ -61,14 +60,14 @@ class Report(NamedTuple):
 
 
 class PackWriter:
-    """A pack writer: tells zeros, known and new chunks apart, and writes the new ones.
+    """Tells zeros, known and new chunks apart, and writes the new ones.
 
     Args:
         backend: where to.
         recipe: of the checkpoint.
-        number: its own; no other pack writer of the checkpoint has it.
+        number: unique among the checkpoint's pack writers.
         known: chunks of the last generation.
-        counters: its own, :data:`COUNTERS` of them, of which it is the only writer.
+        counters: :data:`COUNTERS` of them, written by it alone.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class PackWriter:
         self._ids: list[NDArray[np.uint64]] = []
         self._rows: list[tuple[int, int, int]] = []
         self._refs: list[NDArray[np.int64]] = []
-        #: The buffer that was taken last, and its chunks: cutting it anew each time
+        #: The buffer that was taken last, and its chunks: cutting it again each time
         #: takes a tenth of what naming them takes.
         self._buffer: memoryview | None = None
         self._chunks: list[memoryview] = []
@@ -109,8 +108,8 @@ class PackWriter:
         Args:
             file: its number.
             first: number of the first chunk in the file.
-            data: the chunks, at most :data:`BUFFER_BYTES`; may be used again on return.
-            length: how many of the bytes are the file's, the rest is filling.
+            data: the chunks, at most :data:`BUFFER_BYTES`; may be reused on return.
+            length: how many of the bytes are the file's; the rest is padding.
         """
         self._put(file, first, data, self._cut(data), length)
 
@@ -132,12 +131,12 @@ class PackWriter:
         self._counters[LOGICAL] += length
 
     def put_padded(self, file: int, at: int, buffer: memoryview, length: int) -> None:
-        """Fill up the last chunk with zeros, and take it; see :meth:`put`.
+        """Pad the last chunk with zeros, and take it; see :meth:`put`.
 
         Args:
             file: its number.
             at: offset in the file, a multiple of a buffer.
-            buffer: of :data:`BUFFER_BYTES`, which is changed behind ``length``; best
+            buffer: of :data:`BUFFER_BYTES`, changed behind ``length``; fastest if it is
                 the same one each time.
             length: how many of the bytes are the file's.
         """
@@ -148,7 +147,7 @@ class PackWriter:
         self._put(file, at // self._chunk, buffer[:whole], self._chunks, length)
 
     def report(self) -> Report:
-        """Write what is left; the packs settle in the background from now on."""
+        """Write the rest; the packs settle in the background from now on."""
         if self._filled:
             self._write(self._pending[: self._filled])
             self._filled = 0
@@ -169,7 +168,7 @@ class PackWriter:
         chunks: list[memoryview],
         found: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        """References to the chunks that are not zero; new ones are put into a block."""
+        """Refs of the chunks that are not zero; new ones are put into a block."""
         named = self._chunk_ids.of([chunks[number] for number in found.tolist()])
         ids = np.frombuffer(named, np.uint64).reshape(-1, 2)
         if self._known is None:
@@ -186,7 +185,7 @@ class PackWriter:
         return refs
 
     def _gather(self, rows: NDArray[np.uint8], new: NDArray[np.int64]) -> None:
-        """Into blocks: straight from the buffer where a whole block lies in a row."""
+        # Straight from the buffer where a whole block is contiguous.
         size = self._block_chunks
         while len(new):
             if not self._filled and len(new) >= size and new[size - 1] - new[0] < size:
@@ -209,7 +208,7 @@ class PackWriter:
 
 
 def not_zero(rows: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Numbers of the chunks that hold anything; the first bytes answer for most."""
+    """Numbers of the chunks that hold anything; the first bytes decide for most."""
     words = rows.view(np.uint64)
     some = words[:, 0] != 0
     unsure = np.flatnonzero(~some)
@@ -225,7 +224,7 @@ def _table(rows: list[BlockRow]) -> NDArray[Any]:
 
 
 def _joined(parts: list[NDArray[Any]], empty: NDArray[Any]) -> NDArray[Any]:
-    """Join the parts, and empty the list, so that its memory can go."""
+    # The list is emptied, so that its memory can go.
     joined = np.concatenate([*parts, empty])
     parts.clear()
     return joined

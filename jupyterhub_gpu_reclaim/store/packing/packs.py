@@ -4,8 +4,8 @@ Called from one thread at a time. Each call raises ``StoreError`` when there is 
 or no store, or a block reads back differently; nothing can be finished then. Every
 block is read back and opened: where the backend can, at once, while it is in the
 processor's cache, which costs a third of doing it later; else after its pack was
-finished. A pack that is full is finished in the background, which spares the commit
-most of its time.
+finished. A full pack is finished in the background, which spares the commit most of
+its time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class BlockRow(NamedTuple):
     kind: int
 
     def bound(self) -> bytes:
-        """Associated data that the block is sealed with."""
         length = self.stored - crypto.TAG_BYTES
         return crypto.bound_block(self.number, Kind(self.kind), self.chunks, length)
 
@@ -51,7 +50,7 @@ class Packs:
     """Packs that are being filled, one after the other.
 
     Args:
-        backend: where they stand.
+        backend: where they are.
         origin: whose they are.
         writer: number of the pack writer, which tells them from those of others.
         pack_bytes: a pack that has that many is full.
@@ -79,11 +78,7 @@ class Packs:
         self.rows: list[BlockRow] = []
 
     def append(self, kind: Kind, chunks: int, data: Buffer) -> int:
-        """Encrypt and write one block.
-
-        Returns:
-            Bytes written.
-        """
+        """Encrypt and write one block; return the bytes written."""
         pack = self._open or self._begin()
         number, stored = len(pack.rows), len(data) + crypto.TAG_BYTES
         out = self._out[:stored]
@@ -105,7 +100,7 @@ class Packs:
         return stored
 
     def close(self) -> list[tuple[int, int]]:
-        """Begin to settle what is left; nothing may be appended any more.
+        """Begin to settle the rest; nothing may be appended any more.
 
         Returns:
             Number and length of every pack.
@@ -116,11 +111,7 @@ class Packs:
         return [(pack.number, pack.length) for pack, _ in self._settling]
 
     def settled(self, timeout: float) -> None:
-        """Wait until every pack is durable, and was read back.
-
-        Args:
-            timeout: seconds to wait for the disk.
-        """
+        """Wait until every pack is durable, and was read back."""
         futures = [future for _, future in self._settling]
         if wait_for(futures, timeout).not_done:
             raise StoreError(Reason.TIMED_OUT, step="commit", seconds=timeout)
@@ -158,8 +149,6 @@ class Packs:
 
 
 class _Pack:
-    """One object that is being filled."""
-
     def __init__(self, backend: Backend, origin: Origin, number: int) -> None:
         self._backend = backend
         self.number = number
@@ -174,10 +163,7 @@ class _Pack:
     def verify(self, row: BlockRow, back: memoryview, plain: memoryview) -> None:
         """Check that a block just written opens, if that can be checked now.
 
-        Args:
-            row: of the block.
-            back: room for what is read.
-            plain: room for what is in it.
+        ``back`` and ``plain`` are room for the sealed bytes and for the opened ones.
         """
         count = self.writer.read_back(row.offset, back)
         if count is None:
@@ -212,11 +198,11 @@ class _Pack:
 class BlockOpener:
     """Reads and opens blocks into buffers of its own; for one thread.
 
-    Blocks that follow each other in a pack are read some at a time.
+    Consecutive blocks of a pack are read some at a time.
 
     Args:
-        backend: where they stand.
-        least: bytes that are read at least, from a block on that is not here yet.
+        backend: where they are.
+        least: bytes to read at least, unless they are here already.
     """
 
     def __init__(self, backend: Backend, *, least: int = 0) -> None:

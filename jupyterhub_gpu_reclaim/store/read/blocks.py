@@ -1,7 +1,6 @@
 """Finds the blocks of a range of a file, and opens them.
 
-Every byte is authenticated before it is decompressed. Safe to call from several threads
-at once.
+Every byte is authenticated before it is decompressed. Thread-safe.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ ZERO_BYTES = 1 << 20
 
 
 class Extent(NamedTuple):
-    """Bytes in a row, of one file and of one block."""
+    """Consecutive bytes of one file and of one block."""
 
     block: int  #: place in the index's table, or :data:`ZEROS`
     start: int  #: first byte in the block
@@ -42,20 +41,19 @@ class Extent(NamedTuple):
 
 
 class Extents(NamedTuple):
-    """A range of a file as extents, in order; a column each."""
+    """A range of a file as extents, in order; one column each."""
 
     blocks: NDArray[np.int64]
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
 
     def rows(self) -> Iterator[Extent]:
-        """Iterate over the extents."""
         columns = (column.tolist() for column in self)
         return map(Extent, *columns)
 
 
 def rest_of(length: int, skip: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges that are left of a file without some others.
+    """The ranges of a file outside of others.
 
     Args:
         length: of the file.
@@ -81,7 +79,7 @@ def extents(
         index: of the checkpoint.
         first: place of the file's first chunk among the refs.
         chunk_bytes: size of the chunks.
-        offset: of the range; the whole of it lies in the file.
+        offset: of the range, which is within the file.
         length: of the range, at least 1.
     """
     begin, end = offset // chunk_bytes, -(-(offset + length) // chunk_bytes)
@@ -113,7 +111,7 @@ def _locate(
 def _cuts(
     blocks: NDArray[np.int64], places: NDArray[np.int64], most_zeros: int
 ) -> NDArray[np.int64]:
-    """Indices where an extent begins: another block, or not the next chunk of it."""
+    """Indices where an extent begins: another block, or not its next chunk."""
     new = np.ones(len(blocks), np.bool_)
     if len(blocks) > 1:
         zeros = blocks[1:] == ZEROS
@@ -125,7 +123,7 @@ def _cuts(
 
 
 class BlockSource(NamedTuple):
-    """Backend, manifest and table that blocks are read with."""
+    """Everything needed to read blocks."""
 
     backend: Backend
     body: Body
@@ -145,7 +143,7 @@ class Blocks:
 
         Args:
             block: its place in the table.
-            opener: of this thread; what is returned may lie in it then, and is valid
+            opener: of this thread; the result may be in its buffer then, and is valid
                 until it opens the next.
 
         Raises:

@@ -1,7 +1,7 @@
 """Copies areas of a checkpoint straight into stopped processes, in parallel.
 
 The plan lists, block by block, which bytes go where, so that every block is read and
-opened once, whatever the order of the addresses is. Worker processes carry it out, or
+opened once, whatever the order of the addresses. Worker processes carry it out, or
 threads where there are none. The caller must ensure that the processes are stopped and
 that these areas may be filled.
 """
@@ -56,10 +56,9 @@ class Copiers(Protocol):
     """The workers that carry out a plan."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait that long at most; whether all is done. Raises what went wrong."""
+        """Wait that long at most; whether all is done. Raises their errors."""
 
-    def done(self) -> int:
-        """Bytes written so far."""
+    def done(self) -> int: ...
 
     def end(self) -> None:
         """Stop, and wait until none of them writes any more; idempotent."""
@@ -75,7 +74,7 @@ class CopyPiece(NamedTuple):
 
 
 class CopyPlan(NamedTuple):
-    """Pieces to be copied, sorted by where they stand in the packs."""
+    """Pieces to be copied, sorted by their place in the packs."""
 
     #: Columns: block, start in the block, length, pid, address.
     rows: NDArray[np.int64]
@@ -93,7 +92,7 @@ def plan(
         index: of the checkpoint.
         first: place of the file's first chunk among the refs.
         chunk_bytes: size of the chunks.
-        pieces: that lie within the file.
+        pieces: within the file.
     """
     tables = [np.empty((5, 0), np.int64)]
     for piece in pieces:
@@ -178,7 +177,7 @@ def work(
 
 
 class CopyThreads:
-    """Copiers of our own, where there are no workers."""
+    """Our own threads, where there are no workers."""
 
     def __init__(self, source: BlockSource, planned: CopyPlan) -> None:
         self._source = source
@@ -193,7 +192,6 @@ class CopyThreads:
         ]
 
     def wait(self, seconds: float) -> bool:
-        """Whether all is done; see :class:`Copiers`."""
         for future in self._futures:
             try:
                 future.result(seconds)
@@ -202,11 +200,9 @@ class CopyThreads:
         return True
 
     def done(self) -> int:
-        """Bytes written so far."""
         return int(self._counters.sum())
 
     def end(self) -> None:
-        """Stop, and wait until no thread writes any more."""
         self._stop = True
         self._threads.shutdown()
 
@@ -221,17 +217,17 @@ class CopyThreads:
 
 
 class MemoryWriter:
-    """Memory of one process that is to be written, block by block (process_vm_writev).
+    """Writes into the memory of one process, block by block (process_vm_writev).
 
-    Some thousand blocks are written in a second: what can be made at once for all of
-    them is made here.
+    Thousands of blocks are written in a second: all that can be prepared for all of
+    them at once is prepared here.
 
     Args:
         pid: of the process, as we see it.
         starts: of the pieces, each in the block that it comes from.
         lengths: of the pieces.
         addresses: where each goes.
-        firsts: the first piece of each block, in rising order, the first of them 0.
+        firsts: the first piece of each block, in rising order, beginning with 0.
     """
 
     def __init__(
@@ -254,14 +250,11 @@ class MemoryWriter:
         self._given_at: int = self._given.ctypes.data
 
     def write(self, number: int, data: Buffer) -> int:
-        """Write the pieces of a block.
+        """Write the pieces of a block; return their bytes.
 
         Args:
             number: of the block, among those of ``firsts``.
             data: all of it.
-
-        Returns:
-            Their bytes.
 
         Raises:
             StoreError: ``RESTORE_FAILED``, the process is gone or has no memory there

@@ -1,8 +1,8 @@
-"""A part of a store: which of its packs one of several verifications reads.
+"""A part of a store: the packs that one of several verifications reads.
 
 A pack belongs to the part that its name says, whatever else is in the store. So ``1/7``
 to ``7/7``, read in any order and on any days, have read every pack that was there all
-the time, and each of them once.
+the time exactly once.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Subset(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Subset:
-        """Read it as it is written.
+        """Parse ``2/7``.
 
         Raises:
-            ValueError: it is not written like this, or there is no such part.
+            ValueError: malformed, or there is no such part.
         """
         found = _WRITTEN.fullmatch(text)
         made = cls(int(found[1]), int(found[2])) if found else None
@@ -37,7 +37,6 @@ class Subset(NamedTuple):
         return f"{self.number}/{self.of}"
 
     def has(self, pack: str) -> bool:
-        """Whether the pack of that name belongs to it."""
         found = hashlib.blake2b(pack.encode(), digest_size=8).digest()
         return int.from_bytes(found) % self.of == self.number - 1
 

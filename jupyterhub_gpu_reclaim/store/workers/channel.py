@@ -1,8 +1,7 @@
 """Messages, counters and shared memory between the agent and its workers.
 
-A message is one packet of a Unix socket, so that it comes whole or not at all; large
-data travels as a descriptor of shared memory. Both ends are ours: nothing here is
-hostile.
+A message is one packet of a Unix socket, so it comes whole or not at all; large data
+travels as a descriptor of shared memory. Both ends are ours: nothing here is hostile.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ END = (1 << 64) - 1
 
 
 class WorkerReady(msgspec.Struct, tag=True):
-    """Worker: I am there."""
+    """Worker: I am here."""
 
     pid: int
 
@@ -48,8 +47,8 @@ class WorkerReady(msgspec.Struct, tag=True):
 class BeginCapture(msgspec.Struct, tag=True):
     """Agent: be a pack writer.
 
-    Descriptors: counters; and, if there is a last generation, what may be referenced
-    of it (:class:`BaseBlocks`), and the verdicts on its blocks.
+    Descriptors: counters; and, if there is a last generation, the blocks of it that may
+    be referenced (:class:`BaseBlocks`), and the verdicts on them.
     """
 
     spec: dict[str, Any]
@@ -65,7 +64,7 @@ class TakePipe(msgspec.Struct, tag=True):
 
 
 class Taken(msgspec.Struct, tag=True):
-    """Worker: the pipe has ended, and what I had of it is written."""
+    """Worker: the pipe has ended, and my part of it is written."""
 
     total: int  #: bytes of the file, 0 from workers that did not see the end
 
@@ -81,7 +80,7 @@ class Reported(msgspec.Struct, tag=True):
 
 
 class Settled(msgspec.Struct, tag=True):
-    """Worker: what I have reported is durable, and reads back."""
+    """Worker: all that I reported is durable, and reads back."""
 
 
 class BeginCopy(msgspec.Struct, tag=True):
@@ -98,14 +97,13 @@ class Copied(msgspec.Struct, tag=True):
 
 
 class Failed(msgspec.Struct, tag=True):
-    """Worker: this has gone wrong, and I end."""
+    """Worker: this went wrong, and I end."""
 
     reason: str
     detail: str
     facts: dict[str, Any]
 
     def error(self) -> StoreError:
-        """The error that it was."""
         return StoreError(Reason.of(self.reason), detail=self.detail, **self.facts)
 
 
@@ -136,12 +134,11 @@ _decoder: msgspec.msgpack.Decoder[Message] = decoders.msgpack_decoder(Message)
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends of a channel."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def send(end: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
-    """Send one message; the descriptors are duplicated by the kernel.
+    """Send one message; the kernel duplicates the descriptors.
 
     Raises:
         OSError: the other side is gone.
@@ -150,7 +147,7 @@ def send(end: socket.socket, message: Message, descriptors: Sequence[int] = ()) 
 
 
 def receive(end: socket.socket) -> tuple[Message, list[int]] | None:
-    """Receive a message and its descriptors, then the caller's; None at the end.
+    """A message and its descriptors, then owned by the caller; None at the end.
 
     Raises:
         OSError: the other side is gone, or the time is up.
@@ -181,7 +178,7 @@ def share(name: str, head: object, *columns: NDArray[Any]) -> int:
 def shared(
     descriptor: int, head: type[_T], *kinds: np.dtype[Any]
 ) -> tuple[_T, list[NDArray[Any]]]:
-    """Map what was shared, without a copy; the descriptor may be closed then.
+    """Map the memory of :func:`share`; the descriptor may be closed then.
 
     Args:
         descriptor: of :func:`share`.
@@ -229,7 +226,6 @@ def map_counters(descriptor: int) -> NDArray[np.int64]:
 
 
 def close_all(descriptors: Iterable[int]) -> None:
-    """Close them; one that is closed already is fine."""
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)

@@ -1,17 +1,13 @@
 """The process from which workers are forked: everything imported, no thread, no secret.
 
-The agent itself has threads and must never be forked; the fork server has none, so a
-worker is there within milliseconds and shares its memory. It opens no backend and gets
-no key: a worker's job comes over the worker's own channel. When the agent ends, in
-whatever way, the fork server's socket ends, it ends, and the kernel kills its workers.
+The agent has threads and must never fork. The fork server opens no backend and gets no
+key; when the agent ends, in whatever way, its socket ends, it ends, and the kernel
+kills its workers.
 
-Why not ``multiprocessing``'s forkserver (tried with Python 3.11): each of its workers
-holds the pipe that keeps the server alive, so three seconds after the agent was killed
-all of them were still there, with the server and a resource tracker of 12 MiB, and
-would have gone on writing into the store. ``Process.start`` beside a server that is
-stopped was still waiting after 8 s, and has no limit, where this one is given up after
-5 s. From a warm server three workers came in 300 ms instead of 26 ms, as large in
-memory, and with five more descriptors each.
+Not ``multiprocessing``'s forkserver (tried, Python 3.11): its workers hold the pipe
+that keeps the server alive, so they would go on writing into the store after the agent
+was killed; ``Process.start`` beside a stopped server waits for ever; and three workers
+came in 300 ms instead of 26 ms.
 """
 
 from __future__ import annotations
@@ -58,7 +54,6 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
         return self._process.pid
 
     @property
@@ -68,19 +63,19 @@ class ForkServer:
 
     @property
     def is_needed(self) -> bool:
-        """Whether some worker of it is at work, which would die with it."""
+        """Whether a worker of it is busy, which would die with it."""
         self._workers = [each for each in self._workers if not each.ended]
         return bool(self._workers)
 
     def answered(self) -> None:
-        """A worker has come: it has imported all that it needs."""
+        # A worker came, so it has imported everything.
         self.patience = _FORK_SECONDS
 
     def fork(self) -> WorkerHandle:
-        """A worker that is about to come; see :meth:`WorkerHandle.greet`.
+        """A worker that will come; see :meth:`WorkerHandle.greet`.
 
         Raises:
-            OSError: it cannot be asked.
+            OSError: the server is gone.
         """
         ours, theirs = channel.pair()
         with theirs:
@@ -94,7 +89,7 @@ class ForkServer:
         return handle
 
     def kill(self) -> None:
-        """End it and its workers now, whatever it does."""
+        """End it and its workers now, even if it hangs."""
         with contextlib.suppress(OSError):
             self._process.kill()
         self.end()

@@ -1,8 +1,8 @@
 """Groups of workers on one checkpoint: those of a capture, and those of a copy.
 
-What several workers share is set up here: a pipe with its token, tickets, counters.
-Each call raises ``StoreError``: what went wrong with a worker, that none comes, that
-one cannot be killed, ``TIMED_OUT`` or ``CANCELLED``.
+Anything that workers share is set up here: a pipe with its token, tickets, counters.
+Each call raises ``StoreError``: a worker's error, that none comes, that one cannot be
+killed, ``TIMED_OUT`` or ``CANCELLED``.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CaptureGroup:
         Args:
             file: its number.
             pipe: neither closed nor changed here.
-            offset: of what comes out of it in the file, a multiple of a buffer.
+            offset: of the pipe's next byte in the file, a multiple of a buffer.
 
         Returns:
             How long the file is.
@@ -96,20 +96,18 @@ class CaptureGroup:
         )
 
     def counted(self, column: int) -> int:
-        """Sum of one of the counters of all pack writers."""
         return int(self._counters[:, column].sum())
 
     def verdicts(self) -> NDArray[np.uint8]:
-        """The workers' verdicts on the last generation's blocks."""
         return self._verdicts
 
     def begin_report(self, seconds: float) -> None:
-        """Tell all of them to report, and then to settle within some seconds."""
+        """Tell all of them to report, and then to settle within that time."""
         for worker in self._workers:
             worker.send(channel.Finish(seconds))
 
     def reports(self, seconds: float) -> list[Report]:
-        """Report of what each worker has written; it settles in the background."""
+        """Report of each worker, which then settles in the background."""
         found = []
         for _, descriptors in hear_all(self._workers, seconds):
             kinds = (BLOCKS, *map(np.dtype, ("<u8", "<i8", "<i8")))
@@ -121,15 +119,12 @@ class CaptureGroup:
         return found
 
     def settled(self, seconds: float) -> None:
-        """Wait until all that was reported is durable and was read back.
-
-        They are gone then.
-        """
+        """Wait until all that was reported is durable and was read back; end them."""
         hear_all(self._workers, seconds)
         self.stop()
 
     def cancel(self) -> None:
-        """Kill them; never blocks, idempotent. What waits for them gets an error."""
+        """Kill them; never blocks, idempotent. Callers that wait get an error."""
         with self._lock:
             self._closed = True
             for worker in self._workers:
@@ -173,14 +168,7 @@ class CaptureGroup:
 
 
 class CopyGroup:
-    """The workers of one copy.
-
-    Args:
-        pool: where they come from.
-        source: of the blocks.
-        spec: of its backend.
-        planned: what is to be copied.
-    """
+    """The workers of one copy; see :class:`Copiers`."""
 
     def __init__(
         self, pool: Pool, source: BlockSource, spec: Spec, planned: CopyPlan
@@ -205,16 +193,13 @@ class CopyGroup:
         self._waiting = {worker.fileno(): worker for worker in self._workers}
 
     def wait(self, seconds: float) -> bool:
-        """Whether all is done."""
         hear_ready(self._waiting, seconds)
         return not self._waiting
 
     def done(self) -> int:
-        """Bytes written so far."""
         return int(self._counters[:, 0].sum())
 
     def end(self) -> None:
-        """Kill workers that still work, and wait until none writes any more."""
         for worker in self._workers:
             worker.kill()
         for worker in self._workers:

@@ -25,18 +25,12 @@ _DIE_SECONDS = 20.0
 
 
 class WorkerHandle:
-    """One worker.
-
-    Args:
-        end: our end of its channel.
-    """
-
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._pidfd = -1
 
     def greet(self, seconds: float) -> None:
-        """Wait until it is there.
+        """Wait until it has started.
 
         Raises:
             OSError: it does not come.
@@ -50,7 +44,6 @@ class WorkerHandle:
 
     @property
     def ended(self) -> bool:
-        """Whether :meth:`end` was called."""
         return self._end.fileno() < 0
 
     def fileno(self) -> int:
@@ -58,7 +51,7 @@ class WorkerHandle:
         return self._end.fileno()
 
     def send(self, message: channel.Message, descriptors: Sequence[int] = ()) -> None:
-        """Send it something.
+        """Send a message.
 
         Raises:
             StoreError: it is gone.
@@ -72,7 +65,7 @@ class WorkerHandle:
         """Receive the worker's message, and descriptors that the caller then owns.
 
         Raises:
-            StoreError: what went wrong there, or that it is gone.
+            StoreError: its error, or it is gone.
         """
         try:
             received = channel.receive(self._end)
@@ -85,7 +78,7 @@ class WorkerHandle:
         return received
 
     def kill(self) -> None:
-        """Make it end now; never blocks, any number of times."""
+        """Make it end now; never blocks, idempotent."""
         if self._pidfd >= 0:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -119,7 +112,7 @@ def hear_ready(
         seconds: to wait for the first; None: as long as they live.
 
     Raises:
-        StoreError: what went wrong with one.
+        StoreError: the error of one.
     """
     poll = select.poll()
     for descriptor in waiting:
@@ -137,14 +130,14 @@ def hear_ready(
 def hear_all(
     workers: Iterable[WorkerHandle], seconds: float | None
 ) -> list[tuple[channel.Message, list[int]]]:
-    """Receive one message of each worker, in the order in which they come.
+    """One message of each worker, in the order in which they come.
 
     Args:
-        workers: that will send a message.
+        workers: each will send one message.
         seconds: to wait for all of them; None: as long as they live.
 
     Raises:
-        StoreError: what went wrong with one, or ``TIMED_OUT``.
+        StoreError: the error of one, or ``TIMED_OUT``.
     """
     waiting = {worker.fileno(): worker for worker in workers}
     until = None if seconds is None else time.monotonic() + seconds
@@ -167,7 +160,7 @@ def hear_all(
 
 
 def _close(heard: Iterable[tuple[channel.Message, list[int]]]) -> None:
-    """Close the descriptors of messages that nobody will read."""
+    """Close the descriptors of messages that no one will read."""
     for _, descriptors in heard:
         channel.close_all(descriptors)
 

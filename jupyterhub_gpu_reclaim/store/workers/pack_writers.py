@@ -1,8 +1,8 @@
 """All pack writers of one checkpoint: those of our own threads, and those of workers.
 
-Safe to call from many threads. A thread takes an idle pack writer, gives it a buffer,
-and returns it; a pipe goes to the workers, where there are any. Every call raises
-``StoreError`` when there is no room or no store, or ``CANCELLED``.
+Thread-safe. A thread takes an idle pack writer, gives it a buffer, and returns it; a
+pipe goes to the workers, if there are any. Every call raises ``StoreError`` when there
+is no room or no store, or ``CANCELLED``.
 """
 
 from __future__ import annotations
@@ -81,12 +81,11 @@ class PackWriters:
         self._group_turn = threading.Lock()
 
     def put(self, file: int, first: int, data: memoryview, length: int) -> None:
-        """Pass a buffer to a pack writer; see :meth:`PackWriter.put`."""
         with self._writer() as writer:
             writer.put(file, first, data, length)
 
     def take_pipe(self, file: int, pipe: int) -> int:
-        """Take all that comes out of a pipe as one file; return its length."""
+        """Read a pipe to its end as one file; return its length."""
         buffer = memoryview(bytearray(BUFFER_BYTES))
         total = 0
         with self._waking() as wake:
@@ -116,12 +115,9 @@ class PackWriters:
         return np.maximum(self._verdicts, self._group.verdicts())
 
     def reports(self, timeout: float) -> list[Report]:
-        """Reports of what all pack writers have written; no thread may be writing.
+        """Reports of all pack writers; no thread may be writing.
 
-        It settles in the background from now on; see :meth:`settled`.
-
-        Args:
-            timeout: seconds to wait for the disk.
+        They settle in the background from now on; see :meth:`settled`.
         """
         with self._turn:
             self._closed = True
@@ -134,9 +130,6 @@ class PackWriters:
 
     def settled(self, timeout: float) -> None:
         """Wait until all that was reported is durable, and was read back.
-
-        Args:
-            timeout: seconds to wait for the disk.
 
         Raises:
             StoreError: something is not durable, or reads back differently.

@@ -1,8 +1,7 @@
-"""The pool of worker processes, which start within milliseconds from a fork server.
+"""The pool of worker processes, which a fork server starts within milliseconds.
 
-Safe to call from several threads at once. It provides workers for a capture or a copy,
-and knows nothing of what they do. A fork server that does not answer is replaced. Call
-:meth:`Pool.close` at the end; without it the kernel ends the processes.
+Thread-safe. A fork server that does not answer is replaced. Call :meth:`Pool.close` at
+the end; without it the kernel ends the processes.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ class Pool:
         self._spare: list[WorkerHandle] = []
 
     def warm(self) -> None:
-        """Be ready soon: ask for workers that will be wanted, but do not wait for them.
+        """Request workers that will be wanted soon, without waiting for them.
 
         Raises:
-            StoreError: they cannot be asked for.
+            StoreError: they cannot be requested.
         """
         try:
             with self._lock:
@@ -79,7 +78,6 @@ class Pool:
         return workers
 
     def close(self) -> None:
-        """End every worker; idempotent."""
         with self._lock:
             self._end()
             for server in self._given_up:
@@ -142,7 +140,7 @@ class Pool:
             server.end()
 
     def _drop_spare(self) -> None:
-        """Forget the fork server, and the workers of it that nobody has taken."""
+        """Forget the fork server, and its workers that are not in use."""
         self._server = None
         spare, self._spare = self._spare, []
         for worker in spare:
@@ -150,7 +148,7 @@ class Pool:
 
 
 def _came(worker: WorkerHandle, until: float) -> WorkerHandle | None:
-    """A spare worker that is there; None, and released, when it has died."""
+    """A spare worker that has started; None, and released, when it has died."""
     try:
         worker.greet(_left(until))
     except TimeoutError:

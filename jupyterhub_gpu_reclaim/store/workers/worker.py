@@ -41,7 +41,7 @@ _KEEP_BYTES = 1 << 26
 
 
 def main(end: socket.socket) -> None:
-    """Do what comes over the channel, until it ends."""
+    """Serve the channel until it ends."""
     keep_freed(_KEEP_BYTES)
     try:
         channel.send(end, channel.WorkerReady(os.getpid()))

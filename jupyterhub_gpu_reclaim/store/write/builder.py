@@ -2,8 +2,7 @@
 
 All of it happens before the session is stopped. The base is the last generation of the
 same session, whose chunks are referenced instead of written again; from the intent on
-no process deletes the packs that it references. Safe to call from several threads at
-once. Where a commit means the node's folder, all of this is done there.
+no process deletes the packs that it references. Thread-safe.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class ActiveWrites:
         self.ids: set[str] = set()
 
     def refuse(self, checkpoint: str) -> None:
-        """Refuse what is being written; the caller holds the lock.
+        """Refuse one that is being written; the caller holds the lock.
 
         Raises:
             Refused: ``OPERATION_IN_FLIGHT``.
@@ -60,7 +59,7 @@ class ActiveWrites:
 
 
 class WriteOptions(NamedTuple):
-    """How every checkpoint is written; see :class:`~.repository.Repository`."""
+    """Settings of every checkpoint; see :class:`~.repository.Repository`."""
 
     pack_bytes: int
     chunk_bytes: int
@@ -69,8 +68,6 @@ class WriteOptions(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointBuilder:
-    """Begins checkpoints."""
-
     backend: Backend  #: where they are written
     catalogue: Catalogue  #: of that backend
     garbage: Garbage  #: of that backend
@@ -128,9 +125,9 @@ class CheckpointBuilder:
         """Begin to write one of that id; :meth:`_ended` is its end.
 
         Raises:
-            BadRequest: nothing can be called that.
+            BadRequest: the id is invalid.
             Refused: it is being written (``OPERATION_IN_FLIGHT``).
-            StoreError: it is there, or the store does not work.
+            StoreError: it exists, or the store does not work.
         """
         if not layout.is_id(checkpoint):
             what = f"No checkpoint is called {checkpoint!r}."
@@ -145,7 +142,7 @@ class CheckpointBuilder:
             raise
 
     def _make_room(self, checkpoint: str) -> None:
-        """Remove remains of an earlier attempt; what is committed, or needed, stays."""
+        """Remove remains of an earlier attempt; anything committed or needed stays."""
         exists = StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=checkpoint)
         if self.catalogue.exists(checkpoint):
             raise exists
@@ -158,7 +155,7 @@ class CheckpointBuilder:
     ) -> BaseCheckpoint | None:
         """Publish the intent, then read the last generation, if it can be used.
 
-        One with smaller chunks is not built upon.
+        One with smaller chunks cannot.
         """
         candidates = [
             body
@@ -205,7 +202,6 @@ class CheckpointBuilder:
         )
 
     def _discard(self, checkpoint: str) -> None:
-        """Remove what a writer that has given up has left."""
         with self.active.lock:
             # Now: what cannot be removed in an outage can be deleted after it.
             self.active.ids.discard(checkpoint)
@@ -223,12 +219,7 @@ class CheckpointBuilder:
 
 
 def least_chunk(wanted: int, expected_bytes: int) -> int:
-    """The chunk size to use: the wanted one or larger.
-
-    Args:
-        wanted: by the settings.
-        expected_bytes: about how much the checkpoint will hold.
-    """
+    """The wanted chunk size, or a larger one if that many bytes are expected."""
     sizes = [size for size in layout.CHUNK_SIZES if size >= wanted]
     fit = (size for size in sizes if expected_bytes <= size * _MOST_CHUNKS)
     return next(fit, sizes[-1])

@@ -1,8 +1,8 @@
 """The commit: one index out of all reports, then the index, then the manifest.
 
 ``FORMAT.md``, 3 to 6. Merging is pure. The last steps run when all packs have settled:
-everything that is published is read back; what had to be there before is looked for
-once more afterwards.
+everything that is published is read back, and everything it needs is checked again
+afterwards.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def merge(
     base: BaseCheckpoint | None,
     verdicts: NDArray[np.uint8],
 ) -> Merged:
-    """Put everything together.
+    """Merge everything into one index.
 
     Args:
         files: name and length, by the numbers that the pack writers use for them.
@@ -76,8 +76,8 @@ def merge(
         verdicts: on its blocks.
 
     Raises:
-        StoreError: some chunk of a file is missing; ``CHECKPOINT_DAMAGED``, it stands
-            in a block that is not what was written, or was not opened.
+        StoreError: some chunk of a file is missing; ``CHECKPOINT_DAMAGED``: its block
+            is damaged, or was not opened.
     """
     codes, fresh_ids = _gather(files, chunk_bytes, reports)
     packs = [PackRef(0, *pack) for report in reports for pack in report.packs]
@@ -134,7 +134,6 @@ def _gather(
 
 
 def _kept(index: ChunkIndex, used: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The blocks that hold any of the refs that are used."""
     counts = np.add.reduceat(used[1:], index.bases[:-1], dtype=np.int64)
     kept: NDArray[np.bool_] = counts > 0
     return kept
@@ -143,7 +142,7 @@ def _kept(index: ChunkIndex, used: NDArray[np.bool_]) -> NDArray[np.bool_]:
 def _check_kept(
     base: BaseCheckpoint, kept: NDArray[np.bool_], verdicts: NDArray[np.uint8]
 ) -> None:
-    """See that nothing is referenced that was not opened in this capture."""
+    """Nothing may be referenced that was not opened in this capture."""
     bad = np.flatnonzero(kept & (verdicts != Verdict.WHOLE))
     if len(bad):
         row = base.index.blocks[bad[0]]
@@ -154,12 +153,12 @@ def _check_kept(
 def _of_base(
     base: BaseCheckpoint, kept: NDArray[np.bool_], packs_before: int
 ) -> tuple[NDArray[np.void], NDArray[np.int64], list[PackRef], list[int]]:
-    """The blocks of the last generation that are needed still.
+    """The blocks of the last generation that are still needed.
 
     Args:
         base: that generation.
         kept: for each of its blocks whether some chunk of it is used again.
-        packs_before: how many packs stand in the new list already.
+        packs_before: how many packs are in the new list already.
 
     Returns:
         Their table; for each ref that is used its new place among their chunks, from 1;
@@ -211,13 +210,13 @@ def publish_manifest(
     """Make a checkpoint exist.
 
     Args:
-        backend: where all that it needs stands.
+        backend: where everything that it needs is.
         body: the manifest's contents.
         keys: wrap its data key.
         last_look: called right before it exists; an error ends it.
 
     Raises:
-        StoreError: it may stand nevertheless, and has to be removed.
+        StoreError: it may exist nevertheless, and has to be removed.
     """
     id_ = body.info.id
     data = manifest.encode(body, keys)

@@ -1,8 +1,8 @@
 """Writes a checkpoint, file by file; it is then committed or discarded.
 
-Safe to call from several threads at once; one thread writes a file. The manifest is
-published last, and only when everything that it names has been synced and read back
-(``FORMAT.md``, order of writing).
+Thread-safe; each file is written by one thread. The manifest is published last, and
+only when everything that it names has been synced and read back (``FORMAT.md``, order
+of writing).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class CheckpointWriter:
 
     Args:
         backend: where to.
-        draft: whose checkpoint it is; its intent stands already.
+        draft: whose checkpoint it is; its intent is published already.
         pack_writers: take the bytes.
         base: the generation whose chunks may be referenced.
         keys: wrap the data key.
@@ -123,7 +123,7 @@ class CheckpointWriter:
             name: ``[A-Za-z0-9._-]`` components joined by ``/``; none twice.
 
         Raises:
-            BadRequest: no such name may be.
+            BadRequest: the name is invalid.
             StoreError: the checkpoint has ended.
         """
         if not is_name(name):
@@ -142,7 +142,7 @@ class CheckpointWriter:
             return file
 
     def add(self, name: str, data: bytes) -> None:
-        """A whole small file.
+        """Write a whole small file.
 
         Raises:
             BadRequest: see :meth:`file`.
@@ -163,21 +163,21 @@ class CheckpointWriter:
         timeout: float = 600.0,
         last_look: Callable[[], None] | None = None,
     ) -> CheckpointInfo:
-        """Make it exist: when this returns it is durable, read back and listed.
+        """Make it exist: on return it is durable, read back and listed.
 
         Args:
             steps: what the capture did, for the record.
             frozen_seconds: how long the session stood still, for the record.
-            gpus: what it held of which cards, for the record.
-            goes_on: whether what was saved has gone on since.
+            gpus: what it held on which cards, for the record.
+            goes_on: whether the saved session has gone on since.
             not_kept: names of files that it could write then, and that are not in it.
-            name: what a person calls it.
+            name: given by a person.
             timeout: seconds to wait for the disk.
             last_look: called when nothing but the manifest is missing; its error
                 bars the commit, and is raised.
 
         Raises:
-            StoreError: it does not exist, and what was written is removed.
+            StoreError: it does not exist, and its objects are removed.
         """
         with self._ending:
             if self._committed:
@@ -223,13 +223,13 @@ class CheckpointWriter:
         return True
 
     def fail(self, error: BaseException) -> None:
-        """Remember that a part could not be written, so that none can be committed."""
+        """A part could not be written: bar the commit."""
         with self._lock:
             self._failure = self._failure or error
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
-        """Let an error inside bar the commit."""
+        """An error inside bars the commit."""
         try:
             yield
         except BaseException as error:
@@ -298,7 +298,6 @@ class CheckpointWriter:
         return info
 
     def _tell_damage(self) -> None:
-        """Say which packs of the last generation are not what was written."""
         if self._base is None:
             return
         body, blocks = self._base.body, self._base.index.blocks
@@ -358,7 +357,7 @@ def _keeps(
 class FileWriter:
     """Writes one file of a checkpoint, from one thread; a context manager.
 
-    Leaving the context by an error marks the whole checkpoint as not to be committed.
+    Leaving the context by an error bars the commit of the whole checkpoint.
     """
 
     def __init__(
@@ -380,7 +379,7 @@ class FileWriter:
         self._closed = False
 
     def write(self, data: Buffer) -> None:
-        """Append; the buffer may be used again when this returns.
+        """Append; the buffer may be reused on return.
 
         Raises:
             StoreError: no room, no store, or cancelled; the checkpoint is lost.
@@ -390,16 +389,10 @@ class FileWriter:
             self._cutter.feed(data)
 
     def take_pipe(self, pipe: int) -> int:
-        """The whole file: all that comes out of a pipe until its end.
+        """Read a pipe to its end as the whole file; return its length.
 
-        The workers read it, where there are any. :meth:`CheckpointWriter.abort` from
-        another thread ends it.
-
-        Args:
-            pipe: blocking or not; it is not closed here.
-
-        Returns:
-            How many bytes came. The file still has to be closed.
+        :meth:`CheckpointWriter.abort` from another thread ends it. The file still has
+        to be closed, and the pipe (blocking or not) too.
 
         Raises:
             StoreError: see :meth:`write`; or something was written before.
