@@ -121,8 +121,9 @@ class IdlePolicy(Configurable):
         somebody answers. Counted from the question, or from the session's return; the
         session comes back at the same prompt. Shorter gives GPUs back sooner; longer
         spares people who think about an answer a resume. 0: such a cell is no work,
-        and the question counts as use like any other. None: it is busy for ever, as it is where
-        our server extension is not installed in the session. Example: 7200.
+        and the question counts as use like any other. None: it is busy for ever, as
+        it is where our server extension is not installed in the session. Example:
+        7200.
         """,
     ).tag(config=True)
 

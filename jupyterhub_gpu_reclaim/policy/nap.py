@@ -65,8 +65,8 @@ class NapPolicy(Configurable):
         longest idle with the most memory first. None that is in use or at work, none
         that a guard holds, and none twice within ``Guards.cool_down``. Shorter makes
         a waking session wait less; longer spares people in a pause, and keeps two
-        sessions from taking the memory from each other in turns. Only where sessions nap
-        (``nap_after``). 0: none naps for others. Example: 30.
+        sessions from taking the memory from each other in turns. Only where sessions
+        nap (``nap_after``). 0: none naps for others. Example: 30.
         """,
     ).tag(config=True)
 
