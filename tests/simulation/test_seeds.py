@@ -90,6 +90,8 @@ FOUND = (
     # What is undone beside a card that is full naps, and is woken, in any plan: the
     # simulator's own fault.
     *(4140000465, 5160001111),
+    # A captured tree that somebody woke, beside a card that is full.
+    21016000264,
 )
 
 

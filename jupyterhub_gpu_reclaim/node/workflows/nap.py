@@ -43,6 +43,7 @@ from jupyterhub_gpu_reclaim.node.operations.records import (
     StoppedProgram,
 )
 from jupyterhub_gpu_reclaim.node.sessions import trees
+from jupyterhub_gpu_reclaim.node.workflows import capture
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterable
@@ -367,14 +368,36 @@ class Wake:
         self._operation.add(Event(step=step))
 
 
-def left_asleep(session: Session, record: Record, now: float) -> Record:
-    """Record of a capture that was undone but for the memory of its GPUs: a nap.
+def thawed(
+    accelerator: Accelerator, session: Session, record: Record, now: float
+) -> Record:
+    """Thaw a tree whose checkpoint is gone; where its card is full, its users nap.
+
+    All others go on then, and the users are woken in turn, as from any nap.
 
     Args:
-        session: of which nobody else is stopped by us any more.
-        record: of the capture.
+        accelerator: fills its GPUs.
+        session: whose tree.
+        record: of its capture.
         now: seconds since the epoch.
+
+    Returns:
+        the record, with the nap.
+
+    Raises:
+        NotFound: the session has ended.
+        ReclaimError: as :func:`capture.thaw_tree`, but for a full card.
     """
+    try:
+        capture.thaw_tree(accelerator, session, record)
+    except ReclaimError as error:
+        if error.reason is not Reason.GPU_MEMORY or record.nap is not None:
+            raise
+        return _left_asleep(session, record, now)
+    return record
+
+
+def _left_asleep(session: Session, record: Record, now: float) -> Record:
     if record.gpus is None:
         return record
     tree = trees.inspect(session)

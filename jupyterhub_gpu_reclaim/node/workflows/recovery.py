@@ -300,14 +300,8 @@ class Recovery:
                 )
             _log.info("%s is captured as %s", session.key, record.checkpoint)
             return
-        try:
-            capture.thaw_tree(self.releases.accelerator, session, record)
-        except ReclaimError as error:
-            if error.reason is not Reason.GPU_MEMORY or record.nap is not None:
-                raise
-            # Others have taken the card. All but its users go on already; those are
-            # woken in turn, as from any nap (``nap.wakers``).
-            record = nap.left_asleep(session, record, self.releases.clock.now())
+        now = self.releases.clock.now()
+        record = nap.thawed(self.releases.accelerator, session, record, now)
         self._remove_remains(record)
         self._fail(record)
 

@@ -32,7 +32,7 @@ from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import CheckpointCo
 from jupyterhub_gpu_reclaim.node.operations.operations import StepReporter, in_thread
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
-from jupyterhub_gpu_reclaim.node.workflows import filesystem
+from jupyterhub_gpu_reclaim.node.workflows import filesystem, nap
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
@@ -256,16 +256,25 @@ class Releases:
         """Refuse to end a tree that is not as it was saved: its user may have woken it.
 
         Raises:
-            Refused: ``went_on``; all of it goes on then, without its checkpoint.
-            ReclaimError: the checkpoint could not be dropped, or its GPU memory not be
-                put back; the same again next time.
+            Refused: ``went_on``; all of it goes on then, without its checkpoint. What
+                finds its card full naps.
+            ReclaimError: the checkpoint could not be dropped, or the driver does not
+                put its memory back; the same again next time.
         """
         there = CheckpointContents(self.store.open(record.checkpoint))
         who = freeze.continued(trees.inspect(session), there.world.pids)
         if not who:
             return
         refusal = Refused(Reason.WENT_ON, who=who)
-        self.undo_capture(session, record)
+        try:
+            self.undo_capture(session, record)
+        except ReclaimError as error:
+            if error.reason is not Reason.GPU_MEMORY:
+                raise
+            # What it was saved as is over, whether there is room for it or not.
+            self.store.delete(record.checkpoint)
+            record = nap.thawed(self.accelerator, session, record, self.clock.now())
+            self.ports.let_go(record.checkpoint)
         self._note_failed(record, refusal)
         raise refusal
 
