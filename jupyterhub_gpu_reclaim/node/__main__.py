@@ -1,7 +1,4 @@
-"""``jupyterhub-gpu-reclaim-agent``: runs the agent, or says in a sentence why not.
-
-``app.py`` does the wiring.
-"""
+"""``jupyterhub-gpu-reclaim-agent``: runs the agent, or says in a sentence why not."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ OURS = "jupyterhub_gpu_reclaim"
 
 
 def main() -> None:
-    """Run the agent, if this installation has what only an agent needs."""
+    """Run the agent, if the packages that only an agent needs are installed."""
     try:
         app = importlib.import_module(f"{OURS}.node.app")
     except ModuleNotFoundError as error:

@@ -1,11 +1,11 @@
 """``jupyterhub-gpu-reclaim-agent``: the program that runs as root on every node.
 
-Before all else it lets go on what stands in the middle of a capture
+First of all it continues sessions that a former agent left in the middle of a capture
 (``workflows.rescue``). Then it reads its configuration, wires GPU driver, CRIU and
-store, settles what a former agent left (``workflows.recovery``), and answers the
-service. An agent that cannot do that lets everybody go on before it ends, and so does
-``--recover``, which the systemd unit runs when the agent has ended. Wiring happens only
-here. It never prints or logs the token.
+store, settles the rest (``workflows.recovery``), and answers the service. An agent that
+cannot do that continues all sessions before it ends, and so does ``--recover``, which
+the systemd unit runs when the agent has ended. Wiring happens only here. It never
+prints or logs the token.
 """
 
 from __future__ import annotations
@@ -98,7 +98,6 @@ class AgentApp(AgentSettings):
     """The agent's program; :class:`AgentSettings` has its settings."""
 
     def start(self) -> None:
-        """Run until a signal ends it."""
         logs.set_up(cast("int | str", self.log_level))
         limit_arenas(_ARENAS)
         _leave_no_core()
@@ -169,7 +168,7 @@ class AgentApp(AgentSettings):
             return status
 
     def _note_start(self, state: Path) -> None:
-        """Write down by which settings ``rescue`` finds sessions.
+        """Write down the settings by which ``rescue`` finds sessions.
 
         Raises:
             CannotStartError: it would look for them in another folder.
@@ -198,7 +197,7 @@ class AgentApp(AgentSettings):
             _log.warning("- the state folder does not take the settings: %s", error)
 
     def nvml(self) -> Nvml:
-        """Reads what this machine's cards do; the demo reads simulated ones."""
+        """Reads the use of this machine's cards; the demo reads simulated ones."""
         return Nvml()
 
     def _accelerator(self) -> Accelerator:
@@ -274,16 +273,14 @@ class AgentApp(AgentSettings):
 
 
 def _leave_no_core() -> None:
-    """Keep sessions' memory and keys out of core files, of our programs, too.
-
-    The hard limit stays: a restored session may have a limit of its own.
-    """
+    """Keep sessions' memory and keys out of core files."""
+    # The hard limit stays: a restored session may have a limit of its own.
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def _remove(path: Path) -> None:
-    """Remove a work folder that a former agent left: one level of files."""
+    # Its work folder is one level of files.
     with contextlib.suppress(OSError):
         for entry in path.iterdir():
             entry.unlink()
@@ -309,11 +306,11 @@ async def _signalled() -> int:
 
 
 def _leave_after(seconds: float, status: int) -> None:
-    """End the process by then, whatever still waits for an answer.
+    """End the process by then, even if something still waits for an answer.
 
-    Python joins its threads before it ends, and one that asks a store that is gone
-    waits for minutes. To cut it off is no worse than a kill, which the next start
-    settles; and the kill would come, when the time that the node gives is over.
+    Python joins its threads before it ends, and a call to a store that is gone waits
+    for minutes. Cutting it off is no worse than a kill, which the next start settles;
+    and the kill would come when the node's grace period is over.
     """
 
     def leave() -> None:
@@ -327,7 +324,6 @@ def _leave_after(seconds: float, status: int) -> None:
 
 
 def main(app: type[AgentApp] = AgentApp) -> None:
-    """The program's entry point."""
     words = sys.argv[1:]
     state = state_folder.place(words, os.environ)
     if _RECOVER in words:

@@ -28,9 +28,9 @@ _log = logging.getLogger(__name__)
 def move(pid: int) -> None:
     """Move a process from its container's cgroups into a cgroup of the same pod.
 
-    Its children follow it. A process outside any pod's container is left alone. Where
-    the node forbids the move, the process stays: captures work all the same, as long
-    as the agent's container is not killed.
+    Its children follow it. A process outside any pod's container is left alone. If the
+    node forbids the move, the process stays: captures work all the same, as long as the
+    agent's container is not killed.
     """
     container = container_of(pid)
     if container is None or not container.id:
@@ -49,7 +49,7 @@ def move(pid: int) -> None:
 
 
 def _pods(group: Group, container: str) -> Group | None:
-    """The group of the pod; None where this hierarchy has none of the container's."""
+    """The group of the pod; None if this hierarchy has none of the container's."""
     for folder in (group.folder, *group.folder.parents):
         if container in folder.name:  # with a runtime's prefix, or as a scope
             return group._replace(folder=folder.parent)

@@ -1,13 +1,12 @@
 """Requirements of a checkpoint for its next place: GPUs, rights, processor, image.
 
 A capture stores :class:`HostRequirements` as ``world.json``; a restore compares it
-before anything is touched. The functions report what differs, each with a reason, and
-do not decide what follows. Nothing is changed, and the GPU driver is not asked.
+before anything is touched. The functions report differences, each with a reason, and do
+not decide what follows. Nothing is changed, and the GPU driver is not asked.
 
-CRIU gives a process back the user, the capabilities and the system call filter that it
-had, whatever the new container was given. So the rights are compared as well: a user
-who may choose the next container's rights (a profile, another server) must not keep
-those of the last one.
+CRIU gives a process back its user, capabilities and system call filter, whatever the
+new container was given. So the rights are compared as well: a user who may choose the
+next container's rights (a profile, another server) must not keep those of the last one.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Gpus(Value, frozen=True, kw_only=True):
     uses: list[GpuUse]
 
     def bytes(self) -> int:
-        """GPU memory in total: about what its processes hold when it was emptied."""
+        """GPU memory in total: about what its processes hold when it was moved out."""
         return sum(use.bytes for use in self.uses)
 
     def only(self, pids: Collection[int]) -> Gpus:
@@ -80,7 +79,6 @@ class Gpus(Value, frozen=True, kw_only=True):
         )
 
     def joined(self, other: Gpus | None) -> Gpus:
-        """The use of these processes and of others of the same session."""
         if other is None:
             return self
         known = {card.uuid for card in self.cards}
@@ -100,7 +98,7 @@ class Gpus(Value, frozen=True, kw_only=True):
         return dict(total)
 
     def held(self) -> list[GpuSample]:
-        """The cards that its processes had memory on, with how much."""
+        """The cards on which its processes had memory, with how much."""
         needed = self.needed(self.users)
         return [
             GpuSample(uuid=card.uuid, name=card.name, memory=needed[card.uuid])
@@ -148,7 +146,7 @@ def plan_moves(
     here: Sequence[GpuCard],
     free: Mapping[str, int | None],
 ) -> dict[str, str] | None:
-    """Map each card to its replacement; None where there are not enough of a kind.
+    """Map each card to its replacement; None if there are not enough of a kind.
 
     A card that is still there keeps its place. The others go to those with most room.
     The driver copies memory as it is, so only the same model will do.
@@ -171,7 +169,7 @@ def plan_moves(
 
 
 def move_pairs(moves: Mapping[str, str]) -> list[tuple[str, str]]:
-    """List the moves as the driver takes them: every card, or none where all stay."""
+    """The moves as the driver takes them: every card, or none if all stay."""
     if all(old == new for old, new in moves.items()):
         return []
     return list(moves.items())
@@ -192,7 +190,7 @@ REACHING = (
 
 
 class Rights(Value, frozen=True, kw_only=True):
-    """The most that any of some processes may do.
+    """The combined rights of some processes.
 
     ``uids`` are all user ids in use, ``capabilities`` all that one has or could get by
     running a program (bits of the kernel's sets), of which it has ``held`` already;
@@ -208,7 +206,7 @@ class Rights(Value, frozen=True, kw_only=True):
 
 
 def rights_of(processes: Iterable[Process]) -> Rights:
-    """The rights of those processes together; the dead have none."""
+    """The combined rights of those processes; dead ones have none."""
     uids: set[int] = set()
     bounding, held, filtered, no_new = 0, 0, True, True
     for process in processes:
@@ -242,8 +240,8 @@ def compare_rights(there: Rights | None, here: Rights) -> Iterator[Finding]:
     """Why a session of those rights must not come back to that place. Pure.
 
     Args:
-        there: the session's; None of one that was saved before they were written down.
-        here: those of the holding init, as container and runtime gave them to it.
+        there: the session's; None if it was saved before they were recorded.
+        here: those of the holding init, as given by container and runtime.
     """
     if there is None:
         return
@@ -268,9 +266,9 @@ def refuse_reaching(
     there, and root is root of the machine already.
 
     Args:
-        rights: the session's; None of one that was saved before they were written down.
+        rights: the session's; None if it was saved before they were recorded.
         session: where it lives.
-        trusted: names of capabilities that are let through, without ``CAP_``.
+        trusted: names of capabilities that are allowed, without ``CAP_``.
     """
     if rights is None or not (session.container or session.hint.pod):
         return
@@ -306,14 +304,14 @@ class Machine(Value, frozen=True, kw_only=True):
 class HostRequirements(Value, frozen=True, kw_only=True):
     """Facts that a session was built on at its capture.
 
-    Process ids are those of the session's own pid namespace; ``cut`` are the inodes
-    of the sockets that were closed because they led outside, or whose connection had
-    ended with something unread; ``archives`` are the private file systems by their
-    folder; ``kernels`` and ``terminals`` are what its server had open; ``memory`` is
-    what it held, in bytes, with that of its ``gpus``; ``image`` is that of its
-    container, ``node_labels`` are the service's own; ``given_groups`` are what its
-    container gave its init, whose own comes first; ``shares_network`` is true where it
-    lived in the agent's own network.
+    Process ids are those of the session's own pid namespace; ``cut`` are the inodes of
+    the sockets that were closed because they led outside, or whose connection had ended
+    with something unread; ``archives`` are the private file systems by their folder;
+    ``kernels`` and ``terminals`` are those of its server; ``memory`` is its size in
+    bytes, with that of its ``gpus``; ``image`` is that of its container,
+    ``node_labels`` are the service's own; ``given_groups`` are those that its container
+    gave its init, whose own comes first; ``shares_network`` is true if it lived in the
+    agent's own network.
     """
 
     version: int = codec.VERSION
@@ -340,7 +338,6 @@ class HostRequirements(Value, frozen=True, kw_only=True):
 
 
 def this_machine() -> Machine:
-    """The machine that we run on."""
     name = os.uname()
     return Machine(
         architecture=name.machine,
@@ -367,8 +364,8 @@ def instructions(cpuinfo: str) -> list[str]:
 def compare_images(there: str, here: str) -> Iterator[Finding]:
     """Why a root file system saved over one image does not fit another. Pure.
 
-    Both as the kubelet names them: ``repository@sha256:…``, or the digest alone. What
-    was not told at the capture cannot be compared.
+    Both as the kubelet names them: ``repository@sha256:…``, or the digest alone. An
+    image that was unknown at the capture cannot be compared.
     """
     digests = [name.rpartition("@")[2] for name in (there, here)]
     if there and digests[0] != digests[1]:
@@ -376,7 +373,7 @@ def compare_images(there: str, here: str) -> Iterator[Finding]:
 
 
 def compare_machines(there: Machine, here: Machine) -> Iterator[Finding]:
-    """Why programs of that machine could not go on here. Pure."""
+    """Why programs of that machine could not continue here. Pure."""
     missing = sorted(set(there.cpu_flags) - set(here.cpu_flags))
     if there.architecture != here.architecture:
         missing = [f"the {there.architecture} instruction set"]

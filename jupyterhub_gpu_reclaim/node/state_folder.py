@@ -1,8 +1,8 @@
-"""The agent's state folder: where it is, whose it is, and how the agent last started.
+"""The agent's state folder: its place, its lock, and the settings of the last start.
 
-Its place is said on the command line (``--AgentApp.state_dir``), in the environment
-(``GPU_RECLAIM_AGENT_STATE``), or is the default; never in the configuration file. So
-what has to be let go on is found where that file is broken (``workflows.rescue``).
+The place comes from the command line (``--AgentApp.state_dir``), the environment
+(``GPU_RECLAIM_AGENT_STATE``), or is the default; never from the configuration file. So
+stopped sessions are found even if that file is broken (``workflows.rescue``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LAST_START: Final = "last-start.json"
 
 
 class LastStart(Value, frozen=True, kw_only=True):
-    """The settings by which sessions are found and let go on without any others."""
+    """The settings needed to find sessions and continue them."""
 
     placement: str
     realm: str
@@ -41,11 +41,10 @@ class LastStart(Value, frozen=True, kw_only=True):
     dump_seconds: float
 
     def finds_as(self, other: LastStart) -> bool:
-        """Whether agents of both find the same sessions."""
         return (self.placement, self.realm) == (other.placement, other.realm)
 
     def save(self, state: Path) -> None:
-        """Write them down, for who comes after this agent.
+        """Write them down for the next agent.
 
         Raises:
             OSError: the folder cannot be written.
@@ -54,7 +53,7 @@ class LastStart(Value, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, state: Path) -> LastStart | None:
-        """Those of the last agent that has started here; None: there was none.
+        """Those of the last agent that started here; None: there was none.
 
         Raises:
             OSError, BadRequest: they cannot be read.
@@ -66,12 +65,7 @@ class LastStart(Value, frozen=True, kw_only=True):
 
 
 def place(words: Sequence[str], environment: Mapping[str, str]) -> Path:
-    """The state folder of an agent that is started with those words.
-
-    Args:
-        words: of its command line, without its name.
-        environment: its own.
-    """
+    """The state folder of an agent with these words on its command line."""
     said = environment.get(VARIABLE) or DEFAULT
     for word, following in itertools.pairwise([*words, ""]):
         name, equals, value = word.partition("=")

@@ -1,7 +1,7 @@
 """A kernel's connection file: its ports, and the key that signs its messages.
 
-The file's path stands in the command line of the kernel. The user has written both, so
-neither is trusted: what does not fit is as good as not there.
+The file's path is in the command line of the kernel. The user has written both, so
+neither is trusted: anything that does not fit counts as missing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _id_in(path: bytes) -> str:
 
 
 def is_started_as_kernel(pid: int) -> bool:
-    """Whether a process was started as a kernel is, with the path of such a file.
+    """Whether a process has such a file in its command line, as a kernel does.
 
     Raises:
         OSError: it has ended, or keeps its reader waiting (``TimeoutError``).
@@ -67,7 +67,7 @@ def is_started_as_kernel(pid: int) -> bool:
 
 
 def find_connection(init_pid: int, pid: int) -> ConnectionFile | None:
-    """The connection of the kernel that a process was started as; None: none is found.
+    """The connection of the kernel that a process was started as, if it is one.
 
     Args:
         init_pid: of the session, whose root the path is looked up in.
@@ -83,9 +83,9 @@ def find_connection(init_pid: int, pid: int) -> ConnectionFile | None:
 def find_connections(
     init_pid: int, pids: Iterable[int], kernels: Iterable[str]
 ) -> dict[str, ConnectionFile]:
-    """The connections of kernels, by their ids; those that are not found are left out.
+    """The connections of kernels, by their ids; those not found are left out.
 
-    Each process is asked once, however many kernels a server has named.
+    Each process is looked at once, however many kernels a server has named.
 
     Args:
         init_pid: of the session, whose root the paths are looked up in.

@@ -1,14 +1,11 @@
-"""A session's Jupyter server: where it answers, its login, and whether it speaks TLS.
+"""A session's Jupyter server: its address, its login, and whether it speaks TLS.
 
-The address and the Hub login come from the environment of the session's first program.
-A checkpoint carries the login as its identity; neither is logged or written to disk
-here.
+Address and Hub login come from the environment of the session's first program. A
+checkpoint carries the login as its identity; neither is logged or written to disk here.
 
-TLS is looked for before anything of the session is touched. The agent asks a restored
-server whether it answers, keeps its cullers from ending what just came back, and
-samples its use, all in plain HTTP; under ``JupyterHub.internal_ssl`` a server refuses
-clients without a certificate of the Hub, which a node does not have. A session that
-could not be brought back must not be suspended.
+The agent talks to a server in plain HTTP; under ``JupyterHub.internal_ssl`` a server
+refuses clients without a certificate of the Hub, which a node does not have. A session
+that could not be brought back must not be suspended, so this is checked first.
 """
 
 from __future__ import annotations
@@ -45,12 +42,12 @@ _WORD = re.compile(r"[!-~]*")
 
 @dataclass(frozen=True, slots=True)
 class ServerLogin:
-    """How to ask a session's own server, and under which name it runs.
+    """Address, token and user of a session's own server.
 
     Attributes:
-        port: its TCP port; 0 where the environment does not say.
+        port: its TCP port; 0 if the environment does not say.
         prefix: path of its pages, with a slash at both ends.
-        token: its own API token; empty where there is none.
+        token: its own API token; empty if there is none.
         environment: the ``JUPYTERHUB_…`` variables, and the key for its tabs.
     """
 
@@ -136,7 +133,6 @@ class ServerState(Value, frozen=True, kw_only=True):
 
 
 def address_of(session: Session, login: ServerLogin) -> jupyter_api.ServerAddress:
-    """Address that the session's server listens at."""
     return jupyter_api.ServerAddress(
         login.port, login.prefix, login.token, session.init_pid, session.init_start
     )
@@ -145,7 +141,7 @@ def address_of(session: Session, login: ServerLogin) -> jupyter_api.ServerAddres
 async def ask_state(
     client: AsyncHTTPClient, session: Session, login: ServerLogin
 ) -> ServerState:
-    """The kernels and terminals of a session's server; what is unknown is left out."""
+    """The kernels and terminals of a session's server; anything unknown is left out."""
     if not login.port:
         return ServerState(kernels=[], terminals=[])
     address = address_of(session, login)
@@ -170,7 +166,7 @@ async def ask_state(
 async def busy_kernels(
     client: AsyncHTTPClient, session: Session, server_pid: int
 ) -> frozenset[str]:
-    """The kernels that a session's server calls busy; what is unknown is left out."""
+    """The kernels that a session's server calls busy; anything unknown is left out."""
     try:
         login = await asyncio.to_thread(read_login, server_pid)
         if not login.port:
@@ -190,7 +186,7 @@ async def busy_kernels(
 async def speaks_tls(
     client: AsyncHTTPClient, address: jupyter_api.ServerAddress, login: ServerLogin
 ) -> bool:
-    """Whether it does; one that answers in plain HTTP does not, whatever it says."""
+    """Whether it speaks TLS; not if it answers in plain HTTP, whatever its URL."""
     if not address.port:
         return False
     try:
@@ -209,7 +205,7 @@ async def speaks_tls(
 
 
 def answers_tls(address: jupyter_api.ServerAddress) -> bool:
-    """Whether a TLS greeting is answered by one; blocks for seconds."""
+    """Whether it answers a TLS greeting with another; blocks for seconds."""
     with (
         contextlib.suppress(OSError),
         netns.connect(
@@ -223,7 +219,6 @@ def answers_tls(address: jupyter_api.ServerAddress) -> bool:
 
 
 def _client_hello() -> bytes:
-    """A TLS client's greeting."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

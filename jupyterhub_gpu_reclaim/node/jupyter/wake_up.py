@@ -1,26 +1,10 @@
 """Wakes a restored Jupyter server before its cullers look at the clock.
 
-Cullers inside a Jupyter server compare the wall clock, which went on during the
-suspension, with the time of the last activity: ``cull_idle_timeout`` would end a kernel
-seconds after it came back, and ``shutdown_no_activity_timeout`` the server. The
-operating system accepts connections for a stopped listener, so :class:`WakeUp` queues
-requests *before* the tree continues. They are the first thing that server and kernels
-read, and a culler's timer, which runs on the monotonic clock that stood still, is
-hardly ever due in those milliseconds.
-
-Where a kernel culler is due, :func:`thaw_server_last` enforces the order. The kernels'
-answers have to lie in the server's queues when its event loop turns for the first time,
-and the loop has to look there before it looks at the clock. So the server's first
-thread, which runs that loop, is held while its other threads take the answers in
-(``linux.ptrace``), and it restarts the wait in which it was captured
-(``images.restart_wait``). Nothing depends on success: a server that cannot be held
-continues with the others, and if the agent ends meanwhile, the kernel releases the
-thread.
-
-A kernel is asked on its shell port "is nothing complete?" (``is_complete_request`` with
-an empty text): that runs no code, and Jupyter counts the answer as use. It does not go
-through the server's WebSocket, because a second client there makes the server drop the
-output that it keeps for a disconnected user. Nothing but this message is sent.
+Cullers in a server compare the wall clock, which went on during the suspension, with
+the time of the last activity. The system accepts connections for a stopped listener, so
+:class:`WakeUp` queues requests *before* the tree continues: they are the first thing
+that server and kernels read, and :func:`thaw_server_last` has the kernels' answers in
+the server's queues when its event loop turns for the first time.
 
 Formats: ZMTP 3.0 (rfc.zeromq.org/spec/23) with the NULL mechanism, and the Jupyter
 wire protocol (jupyter-client.readthedocs.io, "messaging").
@@ -84,6 +68,9 @@ def kernel_greeting() -> bytes:
 
 def kernel_request(connection: ConnectionFile) -> bytes:
     """The request, signed with the kernel's key, as ZMTP frames."""
+    # On the shell port "is nothing complete?": that runs no code, and Jupyter counts
+    # the answer as use. Not through the server's WebSocket, because a second client
+    # there makes the server drop the output that it keeps for a disconnected user.
     header = _message_header("is_complete_request")
     parts = [_json(header), b"{}", b"{}", _json({"code": ""})]
     frames = [b"<IDS|MSG>", _signature(connection, parts), *parts]
@@ -157,10 +144,10 @@ class WakeUp:
     def queue(
         self, kernels: Mapping[str, ConnectionFile], terminals: Iterable[str]
     ) -> None:
-        """Queue what is to be said, to kernels by their ids and to terminals.
+        """Queue requests to the server, to kernels by their ids and to terminals.
 
-        A listener that takes nothing is no error: the session then merely stands as
-        it would stand without us.
+        A listener that accepts nothing is no error: the session is then as it would be
+        without us.
         """
         port = self._address.port
         self._deadline = time.monotonic() + _QUEUE_SECONDS
@@ -182,7 +169,7 @@ class WakeUp:
 
     @property
     def silent(self) -> frozenset[str]:
-        """Those of them that have not answered; not to be asked during a wait."""
+        """Those of them that have not answered; not to be called during a wait."""
         return frozenset(self._names[one] for one in self._awaited)
 
     def wait(self, seconds: float) -> bool:
@@ -237,13 +224,13 @@ class WakeUp:
 
 
 def _say(one: socket.socket, data: bytes) -> None:
-    """Send it; a listener that has gone is no error."""
+    # The listener may have gone.
     with contextlib.suppress(OSError):
         one.sendall(data)
 
 
 def _receive(one: socket.socket) -> bytes:
-    """Receive what has come; nothing when the other side has closed."""
+    # Nothing when the other side has closed.
     with contextlib.suppress(OSError):
         return one.recv(_TAIL_BYTES)
     return b""
@@ -288,13 +275,17 @@ def thaw_server_last(
     """Thaw the tree, the server's loop last; blocks for 2 seconds at most.
 
     Args:
-        wake: with what is queued.
+        wake: with its queued requests.
         result: the tree.
-        world: who of it is the server, and who was stopped by its user.
+        world: which of it is the server, and which were stopped by its user.
 
     Raises:
         ReclaimError: as ``checkpoint.tree.restore.proceed``.
     """
+    # The loop has to see the answers before it looks at the clock. So the server's
+    # first thread, which runs it, is held while its other threads take the answers in,
+    # and it restarts the wait in which it was captured (images.restart_wait). If the
+    # agent ends meanwhile, the kernel releases the thread.
     with _held(result.tree, world.server if wake.kernels else 0) as is_held:
         proceed(result, world.stopped)
         if is_held:
@@ -306,7 +297,7 @@ def thaw_server_last(
 
 @contextlib.contextmanager
 def _held(tree: Snapshot, server: int) -> Iterator[bool]:
-    """The server's first thread stands inside the block; whether it does."""
+    """Hold the server's first thread inside the block; yields whether it is held."""
     pids = [process.pid for process in tree.processes if process.ns_pid == server]
     with contextlib.ExitStack() as stack:
         try:

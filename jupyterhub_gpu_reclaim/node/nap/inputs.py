@@ -1,15 +1,14 @@
-"""Finds what a stopped program could read from, and how much of it is unread.
+"""Finds the inputs of a stopped program, and how much of them is unread.
 
-Only what others write to counts: connections, listeners, the ends of pipes and the
-terminal that the program reads from. What it talks to itself by (both ends of a pipe or
-of a pair of sockets) is left out, and so is what nobody types into: timers, watched
-folders, events of the kernel.
+Only data from others counts: connections, listeners, the ends of pipes and the terminal
+that the program reads from. A program's talk with itself (both ends of a pipe or of a
+pair of sockets) is left out, and so are timers, watched folders and kernel events.
 
-A file system of its user's own may keep who uses a file of it waiting. So nothing is
-opened by a path, no file is asked for its status, and a copy is used only once its own
-name in /proc says what it is. One case is left: a program that shares its descriptors
-with another may change one in the very moment, and the copy's close may wait. So
-callers do all of this in threads, with a limit of time.
+A file system of its user's own may block any access to a file of it. So nothing is
+opened by a path, no file's status is read, and a copy is used only once its own name in
+/proc is checked. One case is left: a program that shares its descriptors with another
+may change one in that very moment, and the copy's close may wait. So callers do all of
+this in threads, with a limit of time.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class Input:
 
     @property
     def name(self) -> str:
-        """Of this descriptor among those of the session: "pid/number"."""
+        """This descriptor among those of the session: "pid/number"."""
         return f"{self.process.ns_pid}/{self.fd}"
 
     @contextlib.contextmanager
@@ -103,14 +102,13 @@ class Input:
             yield None if copy is None or not self._is(copy) else copy
 
     def _is(self, copy: int) -> bool:
-        """Whether that descriptor of ours is what was found."""
         if self.kind is InputKind.TERMINAL:
             return _mount_of(os.getpid(), copy) == self.mount
         return procfs.link(os.getpid(), f"fd/{copy}") == self.target
 
 
 def find_inputs(init_pid: int, programs: Iterable[Process]) -> list[Input]:
-    """Find what programs could read from, in the order of their descriptors.
+    """The inputs of programs, in the order of their descriptors.
 
     Args:
         init_pid: host pid of the session's init.
@@ -136,8 +134,8 @@ def unread(there: Input, copy: int) -> int:
         copy: of its descriptor.
 
     Returns:
-        0 where a read would wait, and at the end of a connection; ``ENDED`` at the end
-        of a pipe.
+        0 if a read would wait, and at the end of a connection; ``ENDED`` at the end of
+        a pipe.
     """
     poll = select.poll()
     poll.register(copy, select.POLLIN)
@@ -153,7 +151,7 @@ def unread(there: Input, copy: int) -> int:
 def all_unread(inputs: Iterable[Input]) -> dict[str, int]:
     """Amount unread of each input, by its name; those without any are left out.
 
-    So are those of which the number would not tell that more has come.
+    So are those whose number would not show that more has come.
     """
     found = {}
     for one in inputs:
@@ -166,7 +164,7 @@ def all_unread(inputs: Iterable[Input]) -> dict[str, int]:
 
 
 class Unread:
-    """Unread input of some programs; tells later what they have left lying.
+    """Unread input of some programs; reports later what they have left unread.
 
     Args:
         find: finds their inputs; called now, while they run.
@@ -182,10 +180,8 @@ class Unread:
         self._held: set[tuple[str, str]] = set()
 
     def standing(self) -> dict[str, int]:
-        """Unread input that is as it was: whatever came since was meant to be read.
-
-        The programs are held, so that they open nothing any more.
-        """
+        """Unread input that has not changed; everything since was to be read."""
+        # The programs are held, so that they open nothing any more.
         # With more than are looked at now, it is those of before.
         with contextlib.suppress(TooManyError):
             self._inputs = self._find()
@@ -219,9 +215,7 @@ def peek(copy: int) -> bytes:
 
 
 def _descriptors(pid: int, most: int) -> tuple[list[procfs.Descriptor], set[str]]:
-    """Find what a process may read from, each by its first descriptor.
-
-    With it come the pipes of which it has an end to write to.
+    """The inputs of a process, each by its first descriptor, and its pipes for writing.
 
     Raises:
         TooManyError: it has more.
@@ -241,7 +235,7 @@ def _descriptors(pid: int, most: int) -> tuple[list[procfs.Descriptor], set[str]
 
 
 def _is_for_writing(entry: os.DirEntry[str]) -> bool:
-    """Whether a descriptor can be written to: its link's own mode says so (proc(5))."""
+    """Whether a descriptor can be written to, by its link's own mode (proc(5))."""
     try:
         return bool(entry.stat(follow_symlinks=False).st_mode & stat.S_IWUSR)
     except OSError:
@@ -304,7 +298,7 @@ def _socket_kind(
 
 
 def _peer(end: socket.socket) -> int:
-    """The host pid of a UNIX socket's other end; 0 where there is none."""
+    """The host pid of a UNIX socket's other end; 0 if there is none."""
     try:
         raw = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     except OSError:

@@ -1,11 +1,11 @@
-"""Tells what waits on a kernel's channel, without a word of its contents.
+"""Classifies unread messages on a kernel's channel.
 
 Messages come as frames of ZMTP (rfc.zeromq.org/spec/23) in plain; the Jupyter wire
 protocol (jupyter-client.readthedocs.io, "messaging") puts their kind into the first
 frame after the signature. A page sends some kinds by itself
-(``common/kernel_messages.py``). Every other kind wakes, also one that nobody knows yet,
-and so does what is not such a message. Nothing is verified: a kernel checks signatures
-itself, and who can write to its socket may wake it anyhow.
+(``common/kernel_messages.py``). Every other kind wakes, unknown ones too, and so does
+anything else. Nothing is verified: a kernel checks signatures itself, and anyone who
+can write to its socket may wake it anyhow.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def read(data: bytes, offset: int = 0) -> Reading:
 
 
 def _read_message(data: bytes, start: int) -> tuple[str, int | None]:
-    """Kind of a message if it wakes, and its end; None where that has not come yet."""
+    """Kind of a message if it wakes, and its end; None if that has not come yet."""
     at, before, header = start, 0, -1
     while (frame := _frame(data, at)) is not None:
         if frame.flags & ~_KNOWN:
@@ -91,7 +91,7 @@ def _read_message(data: bytes, start: int) -> tuple[str, int | None]:
 
 
 def _frame(data: bytes, at: int) -> _Frame | None:
-    """The frame that begins there; None where its length has not come yet."""
+    """The frame that begins there; None if its length has not come yet."""
     if at >= len(data):
         return None
     flags = data[at]
@@ -104,7 +104,7 @@ def _frame(data: bytes, at: int) -> _Frame | None:
 
 
 def _command_kind(frame: _Frame) -> str:
-    """Kind of a command if it wakes: a client that has just come."""
+    """Kind of a command if it wakes: a client that has just connected."""
     if frame.size > _MOST_SMALL_BYTES:
         return _FOREIGN
     if not frame.body:

@@ -1,10 +1,10 @@
 """Watches over all sessions of the node that nap, and orders their wake.
 
-A session is watched while it naps and no operation works on it. So what comes during a
-capture is found when that is undone, and what comes while no agent runs is found when
-one starts. A nap that was left half done by a former agent or a failed wake is ended,
-again and again, each time a little later; at once again where only memory of the card
-was lacking, as a person waits. Nothing here touches a session.
+A session is watched while it naps and no operation works on it. So input that comes
+during a capture is found when that is undone, and input that comes while no agent runs
+is found when one starts. A nap that was left half done by a former agent or a failed
+wake is ended, again and again, each time a little later; at once if only memory of the
+card was lacking, as a person waits. Nothing here touches a session.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Wakers:
         self._pauses: dict[str, float] = {}
 
     def begin(self) -> None:
-        """Watch whatever naps, from now on."""
+        """Watch all naps from now on."""
         self._operations.watch(self._changed)
         for record in self._records.list():
             if record.naps:
@@ -77,7 +77,6 @@ class Wakers:
             task.cancel()
 
     def _changed(self, incarnation: str) -> None:
-        """An operation on that session has begun or ended."""
         former = self._tasks.pop(incarnation, None)
         if former is not None:
             former.cancel()
@@ -91,7 +90,7 @@ class Wakers:
             del self._tasks[incarnation]
 
     async def _attend(self, incarnation: str) -> None:
-        """Wait until a session is to be woken, and order it; return if it is not."""
+        """Wait until a session is to be woken, and order it, if it naps."""
         try:
             found = await asyncio.to_thread(self._find, incarnation)
             if found is None:
@@ -109,7 +108,6 @@ class Wakers:
             _log.info("%s has ended in its nap", incarnation)
 
     async def _reason(self, session: Session, nap: NapRecord) -> str:
-        """Wait for what wakes a session."""
         if nap.stage is not NapStage.ASLEEP:
             return _UNFINISHED
         programs = nap.in_tree(await asyncio.to_thread(trees.inspect, session))
@@ -126,7 +124,7 @@ class Wakers:
                 return f"the lack of a watch ({type(error).__name__})"
 
     def _find(self, incarnation: str) -> tuple[Session, NapRecord] | None:
-        """The session and its nap; None where it does not nap."""
+        """The session and its nap; None if it does not nap."""
         record = self._records.find(incarnation)
         if record is None or record.nap is None or not record.naps:
             return None

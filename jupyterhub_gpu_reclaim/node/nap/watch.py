@@ -1,13 +1,12 @@
 """Waits until something wakes the stopped programs of one session.
 
-Input is told by the kernel as it comes (``linux.epoll``): the agent holds no connection
-of the session, and does not poll. It is told once, so input that does not wake is
-looked at once; how far a channel was read is remembered. A session that is flooded is
-looked at more and more seldom, at last five times a second.
+The kernel reports input as it comes (``linux.epoll``): the agent holds no connection of
+the session, and does not poll. A session that is flooded is looked at more and more
+seldom, at last five times a second.
 
-A signal for a stopped program is told by nobody. So what is pending is looked at ten
-times a second, and so is whether each program is stopped still: one that somebody has
-continued runs without its GPU memory, and must have it at once.
+Nothing reports a signal for a stopped program. So pending ones are looked at ten times
+a second, and so is whether each program is still stopped: one that was continued runs
+without its GPU memory, and must have it at once.
 """
 
 from __future__ import annotations
@@ -106,11 +105,10 @@ class Watch:
                     self._edges.add(copy, number)
 
     def close(self) -> None:
-        """Watch nothing any more."""
         self._edges.close()
 
     async def wait(self) -> str:
-        """Wait for what wakes it: what that is, in a few words for the log.
+        """Wait for something that wakes it, and return it in a few words for the log.
 
         Raises:
             TimeoutError: an input keeps us waiting.
@@ -134,7 +132,7 @@ class Watch:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _told(self, seconds: float) -> bool:
-        """Wait for input; whether some has come in that time."""
+        """Whether input comes within that time."""
         loop = asyncio.get_running_loop()
         came = asyncio.Event()
         descriptor = self._edges.fileno()

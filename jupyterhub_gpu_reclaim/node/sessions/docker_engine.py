@@ -1,9 +1,9 @@
 """Asks Docker about the sessions' containers, over its UNIX socket.
 
 The Hub's spawner labels each container as it makes it (``hub/docker/container.py``),
-and whoever may make containers may do anything on the machine. A container's id, labels
-and image are its own for life. It has its image's labels, too, so of several containers
-of one incarnation the first counts: nobody knows an incarnation before that is made.
+and anyone who may make containers may do anything on the machine. A container's id,
+labels and image never change. It has its image's labels, too, so of several containers
+of one incarnation the first counts: an incarnation is secret before that is made.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PATIENCE = 10.0
 
 
 class _Container(msgspec.Struct, frozen=True, rename="pascal"):
-    """A container in Docker's list; fields that we do not know are left out."""
+    """A container in Docker's list; unknown fields are left out."""
 
     id: str
     created: int  #: seconds since 1970
@@ -45,12 +45,6 @@ class _Container(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class DockerEngine:
-    """The engine of this machine.
-
-    Args:
-        path: of its socket.
-    """
-
     def __init__(self, path: str = SOCKET) -> None:
         self._path = path
 

@@ -1,14 +1,12 @@
 """Finds sessions in Docker's containers, and lets none pose as another.
 
-A process is believed as in a pod (``placements.PodPlacements``), with a container in
-the pod's place. The kernel tells in which container it lives, by control groups that
-root has made, and Docker, instead of the service, which session the Hub has made that
-container for. What a user writes into a command line names no session of another
-container.
+As in a pod (``placements.PodPlacements``), with a container instead. The kernel tells
+in which container a process lives, by control groups that root has made, and Docker,
+instead of the service, for which session the Hub made that container. A user's command
+line cannot name a session of another container.
 
 Docker is asked once for each incarnation, so that it may be restarted while its
-containers run. While it is silent, a session of which it has never told is an error,
-not an absence.
+containers run. While it is silent, an unknown session is an error, not an absence.
 """
 
 from __future__ import annotations
@@ -62,13 +60,12 @@ class DockerPlacements(PodPlacements):
         self._engine = engine
 
     def list(self) -> list[Session]:
-        """Every session that Docker has a container of."""
         found = super().list()
         with self._lock:
             return [as_told(one, self._hints[one.incarnation]) for one in found]
 
     def set_hint(self, incarnation: str, hint: PodHint) -> None:
-        """Take a container from a record of ours; the service names none."""
+        # Only from a record of ours: the service names no container.
         if hint.pod:
             super().set_hint(incarnation, hint)
 

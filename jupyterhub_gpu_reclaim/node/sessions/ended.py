@@ -1,10 +1,10 @@
 """Records of sessions that have ended: told for an hour, then forgotten.
 
 A session that was resumed and then stopped, or that has died, leaves its record. From
-it the service learns how the session ended and what it had come from. A service that
-was away for longer goes by the store, as it does after a start of the agent, which
-forgets such records too (``workflows/recovery.py``). If they stayed, each would be read
-and told at every look until then.
+it the service learns how the session ended and which checkpoint it had come from. A
+service that was away for longer goes by the store, as it does after a start of the
+agent, which forgets such records too (``workflows/recovery.py``). If they stayed, each
+would be read and told at every look until then.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ KEPT_SECONDS = 3600.0
 
 
 class EndedSessions:
-    """Records of sessions that have ended, and since when."""
-
     def __init__(self, records: Records, operations: Operations, clock: Clock) -> None:
         self._records = records
         self._operations = operations

@@ -21,7 +21,6 @@ KINDS = ("local", "docker", "kubernetes")
 def make_placements(
     placement: str, realm: str, docker_socket: str = SOCKET
 ) -> Placements:
-    """Make the finder of this node's sessions, for an agent of that placement."""
     if placement == "local":
         return LocalPlacements(realm)
     # Control groups are named from here on as the host names them.

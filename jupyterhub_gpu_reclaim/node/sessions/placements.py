@@ -1,17 +1,14 @@
 """Finds the sessions on this node: nothing is registered, so nothing is lost.
 
-It only reads ``/proc``: it never starts, stops or signals anything.
-
 :class:`LocalPlacements` believes only what a user cannot forge: a process of root that
 is pid 1 of a pid namespace of its own and runs our ``session_init``.
 
-:class:`PodPlacements` lets no pod pose as another. There a session's init runs as the
-pod's user, possibly behind the image's own entry point, and the user may write anything
-into its command line, which is therefore only a claim. The kernel tells in which pod a
-process lives (``linux.cgroups``, by groups that root has made), the service tells which
-pod belongs to which incarnation (:meth:`PodPlacements.set_hint`), and an order is
-carried out only where all three agree. If several processes in a pod claim the same,
-the oldest is the init: it was there before its user's first program.
+:class:`PodPlacements` lets no pod pose as another. There an init runs as the pod's
+user, possibly behind the image's own entry point, and its command line is only a claim.
+The kernel tells in which pod a process lives (``linux.cgroups``), the service which pod
+belongs to which incarnation, and an order is carried out only where all three agree. Of
+several processes with one claim the oldest is the init: it precedes the user's
+programs.
 """
 
 from __future__ import annotations
@@ -88,7 +85,6 @@ class LocalPlacements:
         self._pids: dict[str, int] = {}
 
     def list(self) -> list[Session]:
-        """Every session with an init on this machine, by incarnation."""
         found: dict[str, Session] = {}
         for pid in procfs.pids(self._proc):
             session = self._session(pid)
@@ -98,7 +94,6 @@ class LocalPlacements:
         return sorted(found.values(), key=lambda session: session.incarnation)
 
     def find(self, incarnation: str, pod: str = "") -> Session:
-        """The session of an incarnation, or ``NotFound`` (``unknown_session``)."""
         del pod
         # Most often it is where it was.
         pid = self._pids.get(incarnation)
@@ -111,10 +106,11 @@ class LocalPlacements:
         raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
 
     def set_hint(self, incarnation: str, hint: PodHint) -> None:
-        """Do nothing: an init of root can be trusted on its session."""
+        # An init of root can be trusted on its session.
+        ...
 
     def _session(self, pid: int) -> Session | None:
-        """The session whose init that process is; None when it is none of ours."""
+        """The session whose init that process is, if it is one of ours."""
         try:
             # The command line last: it is memory of the process, and a user can make
             # a page of it that blocks its reader.
@@ -157,7 +153,7 @@ def _session_of(
 
 
 def as_told(session: Session, hint: PodHint) -> Session:
-    """The session with what the service told of it: its own claims do not count."""
+    """The session with the service's facts: its own claims do not count."""
     return replace(session, hint=hint, id=hint.session, account=hint.account)
 
 
@@ -168,7 +164,7 @@ class PodPlacements:
         realm: only sessions of this realm are ours.
         proc: where processes are found; it must be that of the host (``hostPID``).
         patience: seconds that a pod's first program has to become an init.
-        owners: who has made the control groups of a pod that a process is in.
+        owners: finds who made the control groups of a pod that a process is in.
     """
 
     #: Reads the container from a /proc/<pid>/cgroup.
@@ -193,7 +189,7 @@ class PodPlacements:
         self._hints: dict[str, PodHint] = {}
 
     def set_hint(self, incarnation: str, hint: PodHint) -> None:
-        """Remember which pod an incarnation lives in; what is not said again stays.
+        """Remember which pod an incarnation lives in; facts not repeated stay.
 
         Raises:
             NotFound: no pod was named (``unknown_session``).
@@ -251,7 +247,7 @@ class PodPlacements:
             time.sleep(_PAUSE)  # nothing tells when a process has set its name
 
     def _inquire(self, incarnations: AbstractSet[str]) -> None:
-        """Get hints of these from elsewhere; here the service gives them unasked."""
+        """Get hints of these from elsewhere; here the service sends them."""
 
     def _may_be(self, claim: Session) -> bool:
         with self._lock:

@@ -1,7 +1,7 @@
 """Samples every session of this node.
 
-It turns trees into what ``sampling.sampler`` can sample, and caches each server's
-address, so that it is read from the program only once.
+It turns trees into targets of ``sampling.sampler``, and caches each server's address,
+so that it is read from the program only once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MOST_ASKED = 512
 
 
 class _Seen(NamedTuple):
-    """A session, and what is remembered of its programs until the next look."""
+    """A session, and facts about its programs until the next look."""
 
     target: SampleTarget
     address: tuple[_Name, ServerAddress] | None
@@ -59,7 +59,7 @@ class TreeSampler:
         self._kernels: frozenset[_Name] = frozenset()
 
     async def samples(self, known: list[Tree]) -> list[Sample]:
-        """Take one sample of every session that has programs in it."""
+        """One sample of every session that has programs in it."""
         children = await asyncio.to_thread(processes.families)
         # At the same time: each may keep us waiting, for a second or so.
         looked = await asyncio.gather(
@@ -92,7 +92,7 @@ class TreeSampler:
         ]
 
     def _watch(self, tree: Tree, children: Mapping[int, Sequence[int]]) -> _Seen | None:
-        """Look at a session; None where it has ended, or nobody can tell what it is."""
+        """Look at a session; None if it has ended, or cannot be looked at."""
         try:
             session = self._placements.find(tree.incarnation, tree.pod)
             return self._see(tree, trees.inspect(session, children))
@@ -130,7 +130,7 @@ def find_kernels(snapshot: Snapshot, known: Collection[_Name] = ()) -> list[Proc
 
     Args:
         snapshot: the session's tree.
-        known: programs that are kernels; the others are asked.
+        known: programs that are kernels; the others are looked at.
     """
     server, silent, asked = snapshot.server, False, 0
     found = []
@@ -151,7 +151,7 @@ def find_kernels(snapshot: Snapshot, known: Collection[_Name] = ()) -> list[Proc
 
 
 def address_of(server_pid: int, init: Process) -> ServerAddress | None:
-    """Address of a Jupyter server; None where its environment does not say."""
+    """Address of a Jupyter server; None if its environment does not say."""
     try:
         login = read_login(server_pid)
     except OSError:

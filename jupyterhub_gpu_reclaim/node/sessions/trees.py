@@ -1,7 +1,4 @@
-"""Derives the state of each session, a ``Tree``, from its processes and its record.
-
-It only reads.
-"""
+"""The state of each session, a ``Tree``, from its processes and its record."""
 
 from __future__ import annotations
 
@@ -76,7 +73,6 @@ def matches(record: Record | None, session: Session) -> bool:
 
 
 def record_of(records: Records, session: Session) -> Record | None:
-    """The record of that very init, if there is one."""
     record = records.find(session.incarnation)
     return record if matches(record, session) else None
 
@@ -95,7 +91,6 @@ def awake(record: Record | None, snapshot: Snapshot) -> Snapshot:
 
 
 def without(snapshot: Snapshot, some: Iterable[Process]) -> Snapshot:
-    """The tree without those processes."""
     known = {(process.pid, process.start_time) for process in some}
     others = (p for p in snapshot.processes if (p.pid, p.start_time) not in known)
     return processes.Snapshot(snapshot.init, tuple(others))
@@ -104,7 +99,7 @@ def without(snapshot: Snapshot, some: Iterable[Process]) -> Snapshot:
 def tree_of(
     session: Session, record: Record | None, operation: Operation | None
 ) -> Tree:
-    """The tree that an agent reports of a session that has an init."""
+    """The agent's report of a session that has an init."""
     record = record if matches(record, session) else None
     running = operation is not None and not operation.done
     return Tree(
@@ -131,14 +126,14 @@ def tree_of(
 
 
 def _nap(record: NapRecord | None) -> Nap | None:
-    """The nap as it is reported: the memory that it has moved out of which card."""
+    """The nap as it is reported: how much memory it has moved out of which card."""
     if record is None or record.stage is NapStage.FALLING:
         return None
     return Nap(begun=record.begun, gpus=record.gpus.held())
 
 
 def gone(record: Record | Session, checkpoint: str = "") -> Tree:
-    """The tree that an agent reports of a session that has ended."""
+    """The agent's report of a session that has ended."""
     return Tree(
         incarnation=record.incarnation,
         key=record.key,
@@ -168,7 +163,7 @@ def has_programs(session: Session) -> bool:
 
 
 def is_running(session: Session) -> bool:
-    """Whether some of its programs run: what is saved is then older than they are.
+    """Whether some of its programs run: then its saved state is older than they are.
 
     Raises:
         NotFound: its init has ended.

@@ -1,9 +1,5 @@
 """Sets up what the agent needs before it can work: settings, store, a ready node.
 
-``settings`` has every trait of the agent; ``store`` opens the store that they describe,
-with its keys and its workers; ``readiness`` says what keeps this
-node from capturing sessions.
-
 Settings that contradict each other, a store that cannot be opened, or a missing key end
 the start with a sentence. A first master key is made, but never beside checkpoints that
 need another one. Without a working CRIU the agent starts all the same, says so, and

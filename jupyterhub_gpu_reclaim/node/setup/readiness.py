@@ -3,7 +3,7 @@
 An agent starts without CRIU and says so; it takes one that is installed later without a
 restart. The inotify limit holds for all programs of a user id on the machine, in
 containers and outside together, so sessions of the same id share it, and CRIU recreates
-theirs as root. What is in use is not counted, as it changes all the time.
+theirs as root. Instances in use are not counted, as they change all the time.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class CheckedCriu:
         return ".".join(str(number) for number in self.criu().version())
 
     def known_version(self) -> str:
-        """The version as of the last look at it; empty: there was none that works."""
+        """The version as of the last look at it; empty if none works."""
         self.findings()
         return self._version
 
     def findings(self) -> list[Finding]:
-        """Find what keeps CRIU from saving sessions here; remembered for a while."""
+        """What keeps CRIU from saving sessions here; remembered for a while."""
         with self._lock:
             if self._clock.monotonic() >= self._until:
                 self._found = criu.check(self._folder, untried=self._untried)
@@ -98,7 +98,7 @@ ENOUGH_INSTANCES: Final = 1024
 
 
 def inotify_findings(limit: Path = INOTIFY_LIMIT) -> Iterator[Finding]:
-    """A note where the limit is low; none where there is no such limit."""
+    """A note if the limit is low; none if there is no such limit."""
     try:
         number = int(limit.read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -108,10 +108,8 @@ def inotify_findings(limit: Path = INOTIFY_LIMIT) -> Iterator[Finding]:
 
 
 def cgroup_findings() -> Iterator[Finding]:
-    """Whether an agent in a container reaches the node's control groups.
-
-    Those of sessions are reached by the same way as its own.
-    """
+    """Whether an agent in a container reaches the node's control groups."""
+    # Those of sessions are reached in the same way as its own.
     agent = os.getpid()
     if container_of(agent) is None:
         return
@@ -135,7 +133,7 @@ def cgroup_findings() -> Iterator[Finding]:
 def description(
     criu: CheckedCriu, accelerator: Accelerator, store: Opened, state: Path
 ) -> NodeStatus:
-    """Versions, and the room on its disks; what it cannot tell is left out."""
+    """Versions, and the room on its disks; anything unknown is left out."""
     store_free = store_capacity = None
     told = [found.code for found in store.presence.findings()]
     if Reason.STORE_UNREACHABLE.value not in told:  # it would be waited for
@@ -160,7 +158,7 @@ def node_findings(
     ports: HeldPorts,
     work: Path,
 ) -> list[Finding]:
-    """Find what keeps this node from capturing sessions, or makes it slow.
+    """What keeps this node from capturing sessions, or makes it slow.
 
     Args:
         criu: that is used.
@@ -182,7 +180,7 @@ def node_findings(
 
 
 def state_findings(work: Path) -> list[Finding]:
-    """Find that the state folder has gone: its volume is not mounted any more."""
+    """Whether the state folder has gone: its volume is not mounted any more."""
     if work.is_dir():
         return []
     what = "The agent's state folder is not there any more. Is it mounted?"
@@ -190,7 +188,7 @@ def state_findings(work: Path) -> list[Finding]:
 
 
 def port_findings(ports: HeldPorts) -> list[Finding]:
-    """Find ports of suspended sessions that others have; tries to get them back."""
+    """Ports of suspended sessions that others have; tries to get them back."""
     try:
         return [
             finding(

@@ -1,6 +1,6 @@
-"""The agent's settings: every trait, with what it does and what it costs.
+"""The agent's settings: every trait, with its effect and its cost.
 
-It reads the command line and the configuration file and refuses what makes no sense. It
+It reads the command line and the configuration file and rejects contradictions. It
 starts nothing and accesses neither disk nor network: ``setup.store`` opens the store
 that :class:`StoreSettings` describe. The command line ``store`` reads the same file.
 """
@@ -383,7 +383,6 @@ class AgentSettings(StoreSettings, Application):
             self.update_config(line)
 
     def limits(self) -> TimeLimits:
-        """The time limits of the steps, as the operations take them."""
         return TimeLimits(
             dump=self.dump_seconds,
             commit=self.commit_seconds,

@@ -1,7 +1,4 @@
-"""Opens the store that the settings describe: keys, backend, workers.
-
-Wiring only; the store itself is in ``store/``.
-"""
+"""Opens the store that the settings describe: keys, backend, workers."""
 
 from __future__ import annotations
 
@@ -35,14 +32,11 @@ KEY_FILE = "master.key"
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An open store; :meth:`close` it."""
-
     repository: Repository
     presence: StorePresence
     pool: Pool
 
     def close(self) -> None:
-        """End the workers."""
         self.presence.close()
         self.pool.close()
 
@@ -53,12 +47,12 @@ def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
     Args:
         settings: where and how.
         clock: for the time of a commit.
-        state: the agent's own folder; the master key stands beside it by default, so
-            that the checkpoints survive the loss of that folder.
+        state: the agent's own folder; the master key is beside it by default, so that
+            the checkpoints survive the loss of that folder.
 
     Raises:
-        BadRequest: the settings make no sense together.
-        StoreError: it cannot be opened, or what is where its keys are is no key.
+        BadRequest: the settings contradict each other.
+        StoreError: it cannot be opened, or has no valid key.
     """
     file = key_file(settings, state)
     keys = _keys(settings, state)
@@ -89,10 +83,10 @@ def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
 
 
 def place_of(settings: StoreSettings) -> Backend:
-    """The place of the store; an object store is not asked.
+    """The place of the store; an object store is not contacted.
 
     Raises:
-        BadRequest: the settings make no sense together.
+        BadRequest: the settings contradict each other.
         StoreError: a folder cannot be made or is not ours.
     """
     spec = spec_of(
@@ -108,7 +102,7 @@ def keys_of(settings: StoreSettings, state: Path) -> StoreKeys:
     """The master keys, from the one place that is set.
 
     Raises:
-        StoreError: several places are set, or what is there is no key.
+        StoreError: several places are set, or there is no valid key.
     """
     folder = settings.master_key_dir
     return load_keys(
@@ -135,7 +129,7 @@ def _keys(settings: StoreSettings, state: Path) -> StoreKeys:
 
 
 def key_file(settings: StoreSettings, state: Path) -> Path | None:
-    """The file of the master keys; None where they are elsewhere."""
+    """The file of the master keys; None if they are elsewhere."""
     if settings.master_key_file:
         return Path(settings.master_key_file)
     elsewhere = settings.master_key_dir or settings.master_key_service

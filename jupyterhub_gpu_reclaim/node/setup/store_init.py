@@ -1,7 +1,7 @@
 """Begins a store with a file of master keys: key, id in the store, id beside the key.
 
-The file gets its name last, when the store has its id. Until then it stands aside, with
-the same keys and the same id: whoever begins again after a crash goes on with it. So
+The file gets its name last, when the store has its id. Until then it is kept aside,
+with the same keys and the same id: another attempt after a crash goes on with it. So
 there is never a key in its place whose store was not begun.
 """
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 def aside(file: Path) -> Path:
-    """Where a file of keys stands until its store is begun."""
+    """Where a file of keys is until its store is begun."""
     return file.with_name(f"{file.name}.begun")
 
 
 def begin(
     place: Backend, where: str, file: Path, now: float, *, new: bool = False
 ) -> str:
-    """Begin the store of a file of keys, which is made where there is none.
+    """Begin the store of a file of keys, which is made if it is missing.
 
     Idempotent, and repeated after a crash.
 
@@ -50,7 +50,7 @@ def begin(
         where: path or address of it, for people.
         file: of the keys.
         now: Unix seconds, for the name of a first key.
-        new: another store than that which was begun with these keys.
+        new: another store than the one that was begun with these keys.
 
     Returns:
         The store's id.
@@ -83,7 +83,7 @@ def begin(
 
 
 def _refuse_begun(place: Backend, where: str, file: Path) -> None:
-    """Refuse a place that is a store already, of which we have no more than the name.
+    """Refuse a place that is a store already.
 
     Raises:
         StoreAbsent: it is one.

@@ -1,10 +1,5 @@
 """Capture, restore, release, nap, and recovery after a crash.
 
-``capture`` and ``restore`` have every step in order, and the way back from each;
-``filesystem`` does their part outside of CRIU. ``release`` ends a captured tree or
-thaws it. ``nap`` moves GPU memory out of a session that goes on, and back. ``outcomes``
-knows which checkpoints are in use.
-
 One operation per session at a time; its record is on disk before its first effect, and
 ``recovery`` settles whatever a former agent left in the middle. A capture that fails
 before the commit leaves the tree running (law 2); a restore that fails leaves the

@@ -1,8 +1,8 @@
-"""Looks at a session again where a program of it was just beginning to use a GPU.
+"""Retries a capture or nap if a program was just beginning to use a GPU.
 
 That passes by itself, within seconds: the driver knows the program then, or it has gone
-(PyTorch starts its compilers so, beside what it computes). Each attempt is a whole
-operation, which has undone what it had begun, so nothing is touched between two.
+(PyTorch starts its compilers so, beside its computation). Each attempt is a whole
+operation, which undoes everything, so nothing is touched between two.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def looking_again(
     """The same work, up to four times.
 
     Args:
-        attempt: does it once, and undoes what it has begun when it raises.
+        attempt: does it once, and undoes its work when it raises.
         record: of the session, which tells whether it could.
         clock: for the pauses between them, which a cancel ends.
     """

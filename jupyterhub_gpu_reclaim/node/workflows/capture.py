@@ -1,8 +1,8 @@
 """Captures a session: every step, in order, and the way back from each of them.
 
 ``docs/explanation/walks.md`` shows the order. The dump stops the tree, which stays so
-until it is released or thawed. Whatever fails before the commit ends with the tree
-running and nothing left. It never ends a process of the session.
+until it is released or thawed. Any failure before the commit ends with the tree running
+and nothing left. It never ends a process of the session.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ async def ask_server(tools: WorkflowTools, session: Session) -> list[Finding]:
 def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
     """Everything that may keep a session from being captured; touches nothing.
 
-    Programs that nap hold no GPU, and are not looked at for one.
+    Napping programs hold no GPU, and are not looked at for one.
     """
     if too_many := preflight.too_many_files(snapshot):
         return Look(too_many, Survey(), None, 0)
@@ -204,7 +204,7 @@ class Capture:
             self._tools.store_room.release(operation)
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
-        """Yields what must be durable before the next step is taken."""
+        """Yields everything that must be durable before the next step is taken."""
         snapshot, login, look = await self._look()
         yield await self._begun(snapshot, look)
         try:
@@ -229,7 +229,6 @@ class Capture:
         yield Event(checkpoint=info)
 
     async def _begun(self, snapshot: Snapshot, look: Look) -> Record:
-        """The record of it from the first thing on that is touched."""
         stopped = await self._thread(
             "preflight", lambda: self._stopped_before(snapshot)
         )
@@ -245,7 +244,7 @@ class Capture:
         )
 
     def _learn(self, why: ReclaimError, snapshot: Snapshot) -> None:
-        """Keep what has failed from stopping the session again for nothing."""
+        """Keep a failure from stopping the session again for nothing."""
         tools, incarnation = self._tools, self._session.incarnation
         if why.reason is Reason.STORE_FULL and self._writer is not None:
             stored = self._writer.stored_bytes
@@ -293,7 +292,7 @@ class Capture:
             return snapshot, login, look
 
     def _promise(self, snapshot: Snapshot, look: Look) -> None:
-        """Keep the memory that its GPUs' is moved into, and its room in the store.
+        """Reserve host memory for its GPUs' memory, and room in the store.
 
         Raises:
             Refused: others took it meanwhile (``not_enough_memory``, ``store_full``).
@@ -313,13 +312,13 @@ class Capture:
         self._tools.memory.promise(self._operation, need)
 
     def _taken(self) -> int:
-        """Bytes that the store has dealt with."""
+        # As far as the store has dealt with them.
         return self._writer.logical_bytes if self._writer is not None else 0
 
     async def _save(
         self, snapshot: Snapshot, login: ServerLogin, survey: Survey
     ) -> CheckpointInfo:
-        """From the first thing that is touched to the commit."""
+        """Everything from the first effect to the commit."""
         state = await ask_state(self._tools.client, self._session, login)
         writer = await self._open(snapshot)
         frozen = self._tools.clock.monotonic()
@@ -366,15 +365,12 @@ class Capture:
     async def _describe(
         self, target: CheckpointWriter | Staging, world: HostRequirements
     ) -> None:
-        """Write the requirements down."""
         target.add(checkpoint_files.WORLD, codec.encode(world))
 
     def _sinks(self, target: CheckpointWriter | Staging) -> Callable[[str], Sink]:
-        """Where CRIU's images go."""
         return lambda name: target.file(IMAGES + name)
 
     async def _archive(self, target: CheckpointWriter | Staging) -> None:
-        """Write what is in its private file systems."""
         async with self._progress.step("files", "Saving its temporary files"):
             await in_thread(
                 lambda: filesystem.save_archives(self._session, target, self._cancel),
@@ -384,13 +380,12 @@ class Capture:
         self._cancel.check()
 
     def _refuse_ports(self, files_img: bytes, world: HostRequirements) -> None:
-        """Refuse more ports than may be kept, of which no list may have told before."""
+        """Refuse more ports than may be kept; the preflight may not have seen all."""
         count = len(filesystem.ports_here(files_img, world))
         found = self._tools.ports.findings(self._session.key.user, count)
         refuse_fatal(found, RolledBack)
 
     def _rehearsal(self, dumped: Dumped) -> Rehearsal:
-        """Rehearse the return while the rest is saved."""
         return Rehearsal(self._tools, self._session, self._operation, dumped)
 
     async def _commit(
@@ -446,7 +441,7 @@ class Capture:
         )
 
     def _refuse_overtaken(self) -> None:
-        """Refuse what would pass for older than what the session is saved as already.
+        """Refuse an order older than the session's newest checkpoint.
 
         Raises:
             Refused: ``order_overtaken``: the order was given before that was saved.
@@ -553,15 +548,15 @@ class Capture:
         return trees.inspect(self._session)
 
     async def _roll_back(self) -> Stage:
-        """Thaw the tree, then remove what was written.
+        """Thaw the tree, then remove everything written.
 
-        In this order: a store that hangs must not keep the tree. What may be committed
-        is removed only once the tree is known to go on; until then it may be all that
-        can come back.
+        In this order: a store that hangs must not keep the tree. A checkpoint that may
+        be committed is removed only once the tree is known to go on; until then it may
+        be all that can come back.
 
         Returns:
             FAILED when nothing is left of the capture; CAPTURED when the tree has
-            ended and its checkpoint stands; ROLLING_BACK when some of it is still to
+            ended and its checkpoint exists; ROLLING_BACK when some of it is still to
             be undone (``recovery.settle_after``).
         """
         committing, limits = self._committing, self._limits
@@ -590,11 +585,11 @@ class Capture:
         return await self._discard()
 
     async def _keep(self) -> Stage:
-        """Remove what was written unless it was committed."""
+        """Remove everything written unless it was committed."""
         return await self._remove(lambda writer: writer.abort())
 
     async def _discard(self) -> Stage:
-        """Remove what was written, even what was, or yet is, committed."""
+        """Remove everything written, even if it was, or yet is, committed."""
 
         def discard(writer: CheckpointWriter) -> bool:
             if not writer.abort():
@@ -631,7 +626,7 @@ class Capture:
 
 
 def _need(session: Session, gpus: Gpus | None) -> Need:
-    """The memory that its GPUs' is moved into, with its own limit off."""
+    """Host memory for its GPUs' memory, with its own limit lifted."""
     if gpus is None:
         return Need(0, session.init_pid)
     lifted = cgroups.find_memory_limit(session.init_pid, session.hint.pod)
@@ -647,7 +642,7 @@ def thaw_tree(
 ) -> None:
     """Thaw the tree, but not those that were stopped before; fill its GPUs.
 
-    What napped before naps again, and needs no room on a card.
+    Programs that napped before nap again, and need no room on a card.
 
     Args:
         accelerator: fills its GPUs.

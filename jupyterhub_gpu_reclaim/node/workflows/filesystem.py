@@ -118,7 +118,7 @@ def describe(
 
 
 def prepare_files(session: Session, snapshot: Snapshot, limit: int) -> int:
-    """Bytes of memory for what is kept of the files that it can write; see ``prepare``.
+    """Bytes of memory for copies of the files that it can write; see ``prepare``.
 
     Raises:
         Refused: its files cannot be looked at.
@@ -147,7 +147,7 @@ def refuse_root(session: Session) -> list[Finding]:
 
 
 def refuse_volumes(session: Session) -> list[Finding]:
-    """Find volumes whose files would be lost with the container; touches nothing."""
+    """Volumes whose files would be lost with the container; touches nothing."""
     if not session.hint.pod:
         return []
     return [
@@ -173,10 +173,10 @@ def _holds_files(init_pid: int, mount: Mount) -> bool:
 def refuse_ports(
     session: Session, snapshot: Snapshot, ports: HeldPorts
 ) -> list[Finding]:
-    """Why what it is bound to cannot be kept for it; touches nothing.
+    """Why its ports and names cannot be kept for it; touches nothing.
 
     Raises:
-        Refused: the kernel's list of its sockets is not there.
+        Refused: the kernel's list of its sockets cannot be read.
     """
     if not shares_network(session.init_pid):
         return []
@@ -258,7 +258,6 @@ def _checked(
 def ports_needed(
     checkpoint: CheckpointReader, world: HostRequirements
 ) -> Iterable[inet.Port]:
-    """The ports that the saved session will bind again."""
     return ports_here(checkpoint.read(checkpoint_files.FILES_IMAGE), world)
 
 
@@ -278,8 +277,8 @@ def memory_needed(
 ) -> int:
     """Bytes of host memory that a restore under that init takes.
 
-    What its GPUs held is memory of its processes first. Shared memory, which no
-    process is charged with, stands in CRIU's pages; files in memory in the archives.
+    GPU memory is first memory of its processes. Shared memory, which no process is
+    charged with, is in CRIU's pages; files in memory are in the archives.
     """
     pages = sum(
         checkpoint.size(name)

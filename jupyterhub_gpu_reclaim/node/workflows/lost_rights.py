@@ -1,7 +1,7 @@
-"""Finds, at a session's return, what its user has lost since it was suspended.
+"""Finds, at a session's return, rights that its user has lost since it was suspended.
 
-On the machine itself the holding init says whom a fresh start would run as: the Hub has
-asked the system's user database. In a container it is what the container gives its
+On the machine itself the holding init knows whom a fresh start would run as: the Hub
+has asked the system's user database. In a container it is what the container gives its
 first process; a root there gives its programs what it likes, and is not judged.
 """
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 def without_lost(
     session: Session, there: CheckpointContents, replaced: Mapping[str, bytes]
 ) -> tuple[list[Finding], dict[str, bytes]]:
-    """CRIU's images with what its user has today, and why it must not come back.
+    """CRIU's images with its user's rights of today, and why it must not come back.
 
     Args:
         session: the holding one.
@@ -68,7 +68,7 @@ def without_lost(
 
 
 def _today(session: Session, there: CheckpointContents) -> RightsToday | None:
-    """Rights that the session's user has; None: not known."""
+    """Rights that the session's user has; None if unknown."""
     if session.container or session.hint.pod:
         here = given_groups(session)
         taken = set(there.world.given_groups).difference(here)
@@ -93,7 +93,7 @@ def _today(session: Session, there: CheckpointContents) -> RightsToday | None:
 def given_groups(session: Session) -> list[int]:
     """The groups of its init, its own first; a container gives them to its programs.
 
-    None, where the init has ended.
+    None, if the init has ended.
     """
     status = procfs.status(session.init_pid)
     if "Gid" not in status:

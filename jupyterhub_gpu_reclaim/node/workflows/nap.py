@@ -2,10 +2,10 @@
 
 Only programs that use a GPU are stopped, and the shells that they were started from;
 server, pages, terminals and all other programs run on. They nap together and wake
-together. Another nap takes in whatever has begun to use a GPU beside one.
+together. Another nap includes programs that have begun to use a GPU since.
 
-The nap is recorded before anything is touched, so that whoever comes next can end it. A
-nap that fails leaves the session running with its memory; what cannot be given back at
+The nap is recorded before anything is touched, so that the next agent can end it. A nap
+that fails leaves the session running with its memory; any that cannot be given back at
 once is given back later (``node.nap.wakers``). Host memory and room on the cards are
 promised first, as for a capture and its undoing (law 11).
 """
@@ -77,13 +77,7 @@ class _Look(NamedTuple):
 
 
 class Nap:
-    """The begin of one nap.
-
-    Args:
-        tools: what all workflows share.
-        session: whose nap.
-        operation: in which this is done.
-    """
+    """The begin of one nap."""
 
     def __init__(
         self, tools: WorkflowTools, session: Session, operation: Operation
@@ -103,7 +97,7 @@ class Nap:
             yield event
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
-        """Yields what must be durable before the next step is taken."""
+        """Yields everything that must be durable before the next step is taken."""
         async with self._progress.step("preflight", "Looking at its programs"):
             look = await in_thread(
                 self._look, step="preflight", limit=self._limits.check
@@ -140,7 +134,7 @@ class Nap:
         yield Event(tree=trees.tree_of(self._session, record, None))
 
     async def _busy_kernels(self, look: _Look | None) -> frozenset[str]:
-        """Busy kernels by their ids; none where their server is stopped itself."""
+        """Busy kernels by their ids; none if their server is stopped itself."""
         server = look.snapshot.server if look is not None else None
         if look is None or server is None or server in look.programs:
             return frozenset()
@@ -149,7 +143,7 @@ class Nap:
     def _look(self) -> _Look | None:
         """Refuse what cannot nap; the last moment at which nothing has been touched.
 
-        None where what is to nap does so already, and nothing else of it uses a GPU.
+        None if all of it naps already, and nothing else of it uses a GPU.
         """
         tools, session = self._tools, self._session
         whole = trees.inspect(session)
@@ -194,10 +188,10 @@ class Nap:
         return _Look(whole, survey, gpus, left, programs, unread)
 
     def _promise(self, gpus: Gpus, snapshot: Snapshot) -> None:
-        """Keep the memory that its GPUs' is moved into, until it is there.
+        """Reserve host memory for its GPUs' memory, until that is there.
 
         Raises:
-            Refused: it is not there (``not_enough_memory``).
+            Refused: there is too little (``not_enough_memory``).
         """
         session = self._session
         before = trees.resident_bytes(snapshot)
@@ -211,7 +205,7 @@ class Nap:
         self._tools.memory.promise(self._operation, need)
 
     def _record(self, look: _Look) -> Record:
-        """Record that ends the nap; the record of what came before stays beside it.
+        """Record of the nap beside the record of what came before.
 
         Raises:
             Refused: something else is to be undone first (``wrong_phase``).
@@ -283,14 +277,7 @@ class Nap:
 
 
 class Wake:
-    """The end of a nap.
-
-    Args:
-        tools: what all workflows share.
-        session: whose nap.
-        operation: in which this is done.
-        why: what has woken it; empty: an order.
-    """
+    """The end of a nap; ``why``: what has woken it, empty for an order."""
 
     def __init__(
         self,
@@ -313,7 +300,6 @@ class Wake:
             yield event
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
-        """Yields what must be durable before the next step is taken."""
         tools, session = self._tools, self._session
         record = trees.record_of(tools.records, session)
         if record is not None and record.nap is not None:
@@ -335,7 +321,7 @@ class Wake:
         yield Event(tree=trees.tree_of(session, record, None))
 
     async def _await_room(self, record: Record, claim: object) -> None:
-        """Wait for room on its cards, in turn; nothing is said where there is some.
+        """Wait for room on its cards, in turn; reports nothing if there is some.
 
         Raises:
             ReclaimError: others use the memory for longer than we wait; the next try
@@ -414,7 +400,7 @@ def _left_asleep(session: Session, record: Record, now: float) -> Record:
 
 
 def _raised(limit: LimitRecord, gpus: Gpus) -> LimitRecord:
-    """A nap may last for hours, and nobody must be without a limit for so long."""
+    # A nap may last for hours, and must not be without a limit for so long.
     return limit.raised(gpus.bytes() + _OVERHEAD_BYTES)
 
 
@@ -425,7 +411,7 @@ def _stopped(programs: Iterable[Process]) -> list[StoppedProgram]:
 def _claim(
     accelerator: Accelerator, session: Session, record: Record, claim: object
 ) -> Shortage | None:
-    """Keep room for the programs of a nap, or say what they lack."""
+    """Reserve room for the programs of a nap, or return what they lack."""
     if record.nap is None:
         return None
     gpus, tree = _napping(session, record.nap)
@@ -434,7 +420,7 @@ def _claim(
 
 
 def _napping(session: Session, nap: NapRecord) -> tuple[Gpus, Snapshot]:
-    """GPUs that its programs had, and those of them that are still there."""
+    """GPUs that its programs had, and those of them that still exist."""
     snapshot = trees.inspect(session)
     mine = nap.in_tree(snapshot)
     gpus = nap.gpus.only({process.ns_pid for process in mine})

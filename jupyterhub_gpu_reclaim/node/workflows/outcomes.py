@@ -1,7 +1,4 @@
-"""How orders have ended, and which checkpoints are leased or still needed.
-
-It reads records, store and processes, and begins and changes nothing.
-"""
+"""How orders have ended, and which checkpoints are leased or still needed."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ class Outcomes:
         return Event(checkpoint=info) if info.incarnation == incarnation else None
 
     def restored(self, session: Session, checkpoint: str) -> Event | None:
-        """How that restore ended, if it has; refuses what cannot begin."""
+        """How that restore ended, if it has; refuses one that cannot begin."""
         record = self.records.find(session.incarnation)
         record = record if trees.matches(record, session) else None
         tree = trees.tree_of(session, record, None)
@@ -113,7 +110,7 @@ class Outcomes:
 
 
 def _holds(record: Record, checkpoint: str) -> bool:
-    """Whether that incarnation's tree is, or was saved as, what is in it."""
+    """Whether that incarnation's tree is, or was saved as, that checkpoint."""
     if record.stage is Stage.SETTLED:
         return record.parent == checkpoint
     needs = record.stage in _NEEDED | {Stage.RESTORED}

@@ -1,13 +1,13 @@
-"""Settles what a former agent, or a failed operation, left in the middle.
+"""Settles operations that a former agent, or a failure, left in the middle.
 
 :func:`recover` runs once, before the agent answers its first call;
 :func:`settle_after` follows an operation that could not undo all of its work. Every
 session ends up running, captured or holding; never stopped and unknown to the agent.
-A capture that its record does not call committed has been undone already, before a
-setting was read (``rescue``). A tree that was captured stays stopped for the service to
-release or thaw, if the store confirms that in time, and goes on if not. It ends only
-what a restore had not completed and nobody has let go on, or a release had begun to
-end, and never deletes a checkpoint whose tree is not known to continue.
+
+An uncommitted capture has been undone already (``rescue``). A captured tree stays
+stopped for the service to release or thaw, if the store confirms it in time, and goes
+on if not. It ends only unfinished restores and begun releases, and never deletes a
+checkpoint whose tree is not known to continue.
 """
 
 from __future__ import annotations
@@ -88,8 +88,6 @@ _kept: set[asyncio.Task[None]] = set()
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """Settles sessions whose operation did not end as it should."""
-
     placements: Placements
     operations: Operations  #: where a session is busy until it is settled
     releases: Releases
@@ -159,10 +157,8 @@ class Recovery:
         return self.operations.begin(session.incarnation, operation, work)
 
     def _sessions(self) -> list[Session]:
-        """Sessions here; while nothing is known of others, those that have a record.
-
-        An agent that waited for the others' engine would leave the recorded frozen.
-        """
+        """Sessions here; while others cannot be listed, those that have a record."""
+        # An agent that waited for the engine would leave the recorded ones frozen.
         try:
             return self.placements.list()
         except Unreachable as error:
@@ -201,11 +197,9 @@ class Recovery:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _forget_gone(self, sessions: list[Session]) -> None:
-        """Drop the records of inits that have ended.
-
-        What they had to take back stays if it is committed: with the tree gone it is
-        the newest state that there is. What is not committed is swept.
-        """
+        """Drop the records of inits that have ended."""
+        # A checkpoint that they had to undo stays if it is committed: with the tree
+        # gone it is the newest state that there is. An uncommitted one is swept.
         by_name = {session.incarnation: session for session in sessions}
         for record in self.releases.records.list():
             session = by_name.get(record.incarnation)
@@ -231,10 +225,8 @@ class Recovery:
             self._hold_forgotten(saved)
 
     def _hold_forgotten(self, saved: list[CheckpointInfo]) -> None:
-        """Hold the ports of suspended sessions that a folder put back knows nothing of.
-
-        Those of which something runs here have theirs.
-        """
+        """Hold ports of suspended sessions that a restored state folder lacks."""
+        # Sessions that run here have theirs.
         known = set(self.releases.ports.checkpoints())
         here = {session.key for session in self.placements.list()}
         saved = sorted(saved, key=lambda info: info.stamp)
@@ -273,10 +265,8 @@ class Recovery:
                 pass  # what naps is held, or woken, by ``nap.wakers``
 
     def _let_go_on(self, session: Session, operation: Operation) -> None:
-        """Let a captured tree go on: the store does not say whether it is committed.
-
-        Nobody can be released or brought back then; its checkpoint is dropped later.
-        """
+        """Let a captured tree go on: the store does not say whether it is committed."""
+        # Nothing can be released or brought back then; its checkpoint is dropped later.
         releases = self.releases
         record = trees.record_of(releases.records, session)
         if operation.done or record is None or record.stage is not Stage.CAPTURED:
@@ -306,14 +296,15 @@ class Recovery:
         self._fail(record)
 
     def _remove_remains(self, record: Record) -> None:
-        """Remove what a capture that will not go on has written.
+        """Remove everything written by a capture that will not go on.
 
-        Left alone, what it has announced would keep its data, and those of earlier
-        generations, for a day.
+        Left alone, its intent would keep its data, and those of earlier generations,
+        for a day.
 
         Raises:
-            Refused: its writer is still at it (``operation_in_flight``): it was called
-                off, but the store has not answered it yet, and may still commit it.
+            Refused: its writer is still at it (``operation_in_flight``): it was
+                cancelled, but the store has not answered it yet, and may still commit
+                it.
         """
         try:
             self.releases.store.delete(record.checkpoint)
@@ -328,14 +319,14 @@ class Recovery:
             )
 
     def _end_unfinished(self, session: Session) -> None:
-        """End what has come back and never went on; its checkpoint is there."""
+        """End what has come back and never went on; its checkpoint exists."""
         robust_lists.forget(trees.inspect(session))
         processes.kill_tree(
             session.init_pid, session.init_start, timeout=self.releases.limits.end
         )
 
     def _settle_continuing(self, session: Session, record: Record) -> None:
-        """Continue a restored tree, again if it had been, since that is not known."""
+        """Continue a restored tree, again if it had been, since that is unknown."""
         tree = trees.inspect(session)
         if tree.root is None:
             self._fail(record)
@@ -357,10 +348,8 @@ class Recovery:
         _log.info("%s continues from %s", session.key, record.checkpoint)
 
     def _settle_unknown(self, session: Session) -> None:
-        """Settle a tree without a record: the state folder was lost, or was empty.
-
-        It may stand in the middle of a capture, so a save point is not what it is.
-        """
+        """Settle a tree without a record: the state folder was lost, or was empty."""
+        # It may be in the middle of a capture, so a save point is not its state.
         tree = trees.inspect(session)
         if not any(p.state not in processes.DEAD for p in tree.processes):
             return
@@ -389,7 +378,6 @@ class Recovery:
         _log.warning("%s found frozen without a checkpoint; thawed", session.key)
 
     def _fail(self, record: Record) -> None:
-        """End the operation with an error of the agent's own."""
         restarted = codec.failure_of(ReclaimError(Reason.AGENT_RESTARTED))
         failure = record.failure or restarted
         self.releases.records.save(
@@ -408,7 +396,7 @@ def _keep(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
 def undo_unasked(
     session: Session, record: Record, records: Records, accelerator: Accelerator
 ) -> bool:
-    """Let a captured tree go on without asking the store; whether it stood.
+    """Let a captured tree go on without asking the store; whether it was stopped.
 
     Raises:
         NotFound: it has ended.
@@ -425,7 +413,7 @@ def undo_unasked(
 
 
 def _stands(session: Session, record: Record) -> bool:
-    """Whether we have stopped some of it; a capture stops one program after another."""
+    """Whether we have stopped some of it."""
     tree = trees.inspect(session)
     return not tree.stopped <= set(trees.left_stopped(record, tree))
 
@@ -478,7 +466,6 @@ def _criu_inside(session: Session) -> list[Process]:
 
 
 def _owner(pid: int) -> int | None:
-    """The user of a process; None when it has ended."""
     status = procfs.target_status(pid, "")
     return None if status is None else status.st_uid
 

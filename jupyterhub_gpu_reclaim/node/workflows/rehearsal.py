@@ -1,9 +1,9 @@
 """The rehearsal of a capture: its return is tried while the rest is being saved.
 
 It runs beside the archives and the writing of the last packs, and the manifest waits
-for its word (:meth:`Rehearsal.wait`): what would not come back is never committed. It
-is called off with the capture, which does not wait for its end: nothing of it touches
-the session or the store.
+for its result: a session that would not come back is never committed. It is called off
+with the capture, which does not wait for its end: it touches neither the session nor
+the store.
 """
 
 from __future__ import annotations
@@ -31,14 +31,7 @@ if TYPE_CHECKING:
 
 
 class Rehearsal:
-    """One rehearsal under way; a context manager, called off at the end of its block.
-
-    Args:
-        tools: CRIU, limits and the folder for its work.
-        session: whose tree stands.
-        operation: its capture.
-        dumped: what CRIU has written of it.
-    """
+    """One rehearsal under way; a context manager that calls it off at its end."""
 
     def __init__(
         self,
@@ -57,16 +50,14 @@ class Rehearsal:
         self._task: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Self:
-        """Begin."""
         self._task = asyncio.create_task(self._run())
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Call it off, if it has not ended."""
         self._cancel.set()
 
     def wait(self) -> None:
-        """Wait for its word, in a thread.
+        """Wait for its result, in a thread.
 
         Raises:
             RolledBack: the session would not come back (``would_not_return``); that

@@ -1,9 +1,9 @@
-"""Release, kill and thaw: ends a captured session, or takes its capture back.
+"""Release, kill and thaw: ends a captured session, or undoes its capture.
 
 ``release`` ends a tree only when the store confirms its checkpoint. ``thaw`` drops the
 checkpoint before the tree continues, so that no checkpoint exists of a session that has
-run on; until the checkpoint is gone the tree stays captured, so that whatever fails in
-between can be tried again, or the tree released.
+run on; until the checkpoint is gone the tree stays captured, so that a failure in
+between can be retried, or the tree released.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _SAVED = frozenset({Stage.CAPTURED, Stage.RELEASING})
 
 @dataclass(frozen=True, kw_only=True)
 class Releases:
-    """Ends captured sessions, kills any, and takes captures back."""
+    """Ends captured sessions, kills any, and undoes captures."""
 
     records: Records
     store: Repository
@@ -117,7 +117,7 @@ class Releases:
         """Thaw a captured tree and drop its checkpoint; one that runs is left alone.
 
         Raises:
-            Refused: there is nothing in it to go on, or it is being ended already
+            Refused: there is nothing in it to continue, or it is being ended already
                 (``wrong_phase``).
             StoreError: the checkpoint could not be dropped; the tree stays captured.
             ReclaimError: its GPU memory could not be put back; likewise.
@@ -153,7 +153,7 @@ class Releases:
         """Thaw a captured tree without its checkpoint, and forget the capture.
 
         The checkpoint goes only when nothing is left that could fail: before that the
-        tree stands as it was captured, and after it the tree is known to go on, also to
+        tree stays as it was captured, and after it the tree is known to go on, also to
         a later agent, which finds it stopped and without a checkpoint.
 
         Raises:
@@ -175,14 +175,14 @@ class Releases:
         self._forget(record)
 
     def _forget(self, record: Record) -> None:
-        """Forget a capture, but not the nap that it found."""
+        # Not the nap that it found.
         if record.nap is None:
             self.records.delete(record.incarnation)
         else:
             self.records.note(record.at(Stage.SETTLED, record.steps, gpus=None))
 
     def finish_release(self, session: Session, record: Record) -> None:
-        """End what a former agent had begun to end; its checkpoint is committed."""
+        """Finish a former agent's release; its checkpoint is committed."""
         self._end_held(session, record.checkpoint)
         self.records.delete(record.incarnation)
 
@@ -206,7 +206,7 @@ class Releases:
         )
 
     def hold_ports(self, checkpoint: str, pids: Collection[int] = ()) -> None:
-        """Keep others off what the session will bind again. Idempotent.
+        """Keep others off the ports that the session will bind again. Idempotent.
 
         Args:
             checkpoint: of the session.
@@ -299,7 +299,7 @@ class Releases:
 
         Args:
             session: whose tree it is.
-            saved: whether it is to come back as it stands.
+            saved: whether it is to come back.
         """
         try:
             _reset(session)
@@ -325,7 +325,7 @@ def _reset(session: Session) -> None:
     """Close its sockets, once no process runs that would miss them.
 
     A server without its listener complains in the session's log, over and over. After
-    its end it would be too late: what it leaves in TIME_WAIT keeps its port busy.
+    its end it would be too late: its sockets in TIME_WAIT keep its port busy.
     """
     try:
         freeze.stop(session.init_pid, session.init_start, timeout=_STOP_SECONDS)

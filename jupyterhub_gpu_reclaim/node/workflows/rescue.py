@@ -1,17 +1,14 @@
-"""Lets sessions go on that no agent looks after: without settings, store and keys.
+"""Continues sessions that have no agent: without settings, store and keys.
 
-:func:`first_act` is what each agent does before it reads a setting: the tree of a
-capture that was not committed goes on. :func:`everything` follows where no agent comes
-(the unit has been stopped, an agent could not start): captured trees go on, too, and
-whatever naps is woken. Before that, threads that were just made to call get back what
-they had. Both need nothing but the agent's state folder, and do nothing
-while another agent has its lock.
+Each agent calls :func:`first_act` before it reads a setting: trees of uncommitted
+captures go on. :func:`everything` is for when no agent comes (the unit was stopped, an
+agent could not start): captured trees go on, too, and naps are ended. Both need only
+the agent's state folder, and do nothing while another agent has its lock.
 
-It never touches a checkpoint and never ends a program. The record that it leaves says
-that the capture is being rolled back, so that the next agent drops the checkpoint,
-which is older than what runs. A tree that was being restored or ended is left alone;
-there the checkpoint is what counts. A session gets its GPU memory back first, or all of
-it stays stopped.
+It never touches a checkpoint and never ends a program. Its record says that the capture
+is being rolled back, so that the next agent drops the checkpoint, which is older than
+the programs. A tree that was being restored or ended is left alone: there the
+checkpoint counts. A session gets its GPU memory back first, or all of it stays stopped.
 """
 
 from __future__ import annotations
@@ -61,12 +58,12 @@ SECONDS: Final = 100.0
 
 
 def first_act(state: Path) -> None:
-    """Let go on whatever stands in the middle of a capture; never raises."""
+    """Continue sessions in the middle of a capture; never raises."""
     _attempt_all(state, recovery.UNCOMMITTED, wakes=False, seconds=_FIRST_SECONDS)
 
 
 def everything(state: Path) -> bool:
-    """Let go on, and wake, all that an agent has stopped; whether all of it goes on."""
+    """Continue, and wake, all that an agent has stopped; whether all of it goes on."""
     return _attempt_all(state, FROZEN, wakes=True, seconds=SECONDS)
 
 
@@ -91,10 +88,9 @@ def _attempt_all(
 
 
 def give_back(state: Path) -> None:
-    """Give threads what they had before a killed agent made them call; idempotent.
+    """Restore threads that a killed agent was making call; idempotent.
 
-    Before anything is continued. What this agent itself makes call is kept from here
-    on.
+    Before anything is continued. Calls of this agent are noted from here on.
 
     Args:
         state: the agent's folder, whose lock the caller holds.
@@ -149,7 +145,7 @@ def rescue(
 
 
 def _all_at_once(works: Iterable[Callable[[], bool]], seconds: float) -> bool | None:
-    """Whether all of them succeed; None: some go on. Nobody waits for another."""
+    """Whether all of them succeed; None if some are not done in time."""
     results: list[bool] = []
     threads = [
         threading.Thread(target=lambda work=work: results.append(work()), daemon=True)
@@ -166,7 +162,7 @@ def _all_at_once(works: Iterable[Callable[[], bool]], seconds: float) -> bool | 
 
 
 def _session_of(placements: Placements, record: Record) -> Session | None:
-    """The session of a record; None where it has ended."""
+    """The session of a record; None if it has ended."""
     try:
         if record.pod:
             placements.set_hint(

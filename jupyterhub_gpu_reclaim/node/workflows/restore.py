@@ -1,8 +1,8 @@
 """Restores a session under a holding init: every step, and the way back.
 
-``docs/explanation/walks.md`` shows the order. Whatever fails leaves the checkpoint as
-it was and nothing under the init; if the tree continues and does not answer, the init
-ends with it. It never deletes or changes a checkpoint.
+``docs/explanation/walks.md`` shows the order. Any failure leaves the checkpoint as it
+was and nothing under the init; if the tree continues and does not answer, the init ends
+with it. It never deletes or changes a checkpoint.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Files(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """Parts of a saved session, adapted to this place, that CRIU gets."""
+    """Parts of a saved session, adapted to this place, for CRIU."""
 
     images: dict[str, bytes]  #: those that are given again
     ended: frozenset[int]  #: connections that do not come back, by their entries
@@ -149,7 +149,7 @@ class Restore:
             yield event
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
-        """Yields what must be durable before the next step is taken."""
+        """Yields everything that must be durable before the next step is taken."""
         try:
             async with self._progress.step("check", "Checking the machine"):
                 there, fit = await self._check()
@@ -220,10 +220,10 @@ class Restore:
         return there, fit._replace(images={**anew, **fit.images})
 
     def _promise(self, there: checkpoint_files.CheckpointContents) -> None:
-        """Keep the memory that it will hold, until it is there.
+        """Reserve the memory that it will hold, until it is there.
 
         Raises:
-            RestoreFailed: it is not there (``not_enough_memory``).
+            RestoreFailed: there is too little (``not_enough_memory``).
         """
         session, world = self._session, there.world
         lifted = None
@@ -243,11 +243,9 @@ class Restore:
     async def _put_back(
         self, there: checkpoint_files.CheckpointContents, fit: Fit
     ) -> None:
-        """Put its files back as they were; what is newer lies beside them then.
-
-        It is not called off in the middle: it can be repeated, but not undone. It is
-        done with the rights that the session's user has today.
-        """
+        """Put its files back as they were; newer ones are moved beside them."""
+        # It is not called off in the middle: it can be repeated, but not undone. It is
+        # done with the rights that the session's user has today.
         self._cancel.check()
         world, checkpoint, files = there.world, there.checkpoint, fit.files
         name = f"core-{world.server or world.root}.img"
@@ -269,7 +267,7 @@ class Restore:
     async def _restore(
         self, there: checkpoint_files.CheckpointContents, fit: Fit
     ) -> engine.RestoreResult:
-        """Files first, then memory; the tree stands, stopped."""
+        """Files first, then memory; the tree is left stopped."""
         async with self._progress.step("files", "Putting temporary files back"):
             await in_thread(
                 lambda: filesystem.restore_archives(
@@ -367,8 +365,8 @@ class Restore:
     async def _await_woken(self, wake: WakeUp) -> None:
         """Wait until all kernels have answered but those that compute.
 
-        Such a one answers when its cell is over, and is not culled meanwhile. Which
-        they are, the server tells (:meth:`_await_lists`).
+        Such a one answers when its cell is over, and is not culled meanwhile. The
+        server tells which they are (:meth:`_await_lists`).
         """
         for _ in range(round(_WAKE_SECONDS / _WAKE_LOOK)):
             if await self._thread("wake", lambda: wake.wait(_WAKE_LOOK)):
@@ -415,9 +413,9 @@ class Restore:
     async def _await_lists(self, address: jupyter_api.ServerAddress) -> None:
         """Wait until it has listed its kernels once; its first answers take longest.
 
-        A page that is shown before it knows them starts a kernel in the place of the
-        restored one as soon as a cell is run. A server that does not tell in time is
-        no error: with our extension its page waits by itself.
+        A page that is shown before it knows them replaces the restored kernel as soon
+        as a cell is run. A server that does not tell in time is no error: with our
+        extension its page waits by itself.
         """
         with contextlib.suppress(ReclaimError):
             listed = await jupyter_api.ask(
@@ -474,7 +472,7 @@ class Restore:
         return True
 
     def _refuse_beaten(self) -> None:
-        """Tell who bound a name between our holder's end and CRIU's turn."""
+        """Report a name that was bound between our holder's end and CRIU's turn."""
         init_pid = self._session.init_pid
         found = abstract_names.check_free(init_pid, self._taken, uid=self._uid)
         refuse_fatal(found, RestoreFailed)
@@ -547,8 +545,7 @@ def _compare_files(
     Args:
         session: in whose place it comes back.
         there: the checkpoint.
-        put_files_back: whether its user has said that what was kept of its files is
-            put in the place of what is newer.
+        put_files_back: whether its user agreed that its saved files replace newer ones.
     """
     root, files = Path(f"/proc/{session.init_pid}/root"), there.world.files
     info = there.checkpoint.info

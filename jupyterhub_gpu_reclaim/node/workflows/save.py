@@ -1,16 +1,13 @@
-"""Saves a session that goes on: it stands still for a copy in memory, and no longer.
+"""Saves a session that goes on: it is stopped for a copy in memory, and no longer.
 
-The order is that of a capture, but for three things. Connections that lead out of the
-session are not ended: their other ends notice nothing, and only the image does without
-them. What is written goes into memory first (``checkpoint/staging.py``), and the tree
-goes on before anything of it is in the store. And its return is rehearsed beside the
-tree that runs: such a save point ends nothing, so nothing waits for that.
+As a capture, but for three things. Connections that lead out of the session are not
+ended, only left out of the image. Everything is written into memory first
+(``checkpoint/staging.py``), and the tree goes on before any of it is in the store. And
+its return is rehearsed beside the tree that runs.
 
-More memory than was promised is taken only where the machine has it: a session that has
-grown since the look is else let go on at once, and saved another time.
-
-It is called off by whatever else is ordered of the session, before or after it has
-stood still. What it has written is then removed.
+More memory than was promised is taken only if the machine has it; otherwise the session
+continues at once, and is saved another time. Any other order cancels the save, before
+or after the stop; everything written is then removed.
 """
 
 from __future__ import annotations
@@ -71,12 +68,7 @@ T = TypeVar("T")
 
 
 class Save(Capture):
-    """One save point of one session.
-
-    Args:
-        name: what a person calls it.
-        more: as of a capture.
-    """
+    """One save point of one session."""
 
     _goes_on = True
     _staging: Staging | None = None
@@ -104,7 +96,7 @@ class Save(Capture):
                 await asyncio.to_thread(self._staging.release)
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
-        """Yields what must be durable before the next step is taken."""
+        """Yields everything that must be durable before the next step is taken."""
         snapshot, login, look = await self._look()
         await self._thread("memory", lambda: self._take_memory(snapshot, look))
         state = await ask_state(self._tools.client, self._session, login)
@@ -132,22 +124,22 @@ class Save(Capture):
         yield Event(checkpoint=info)
 
     def _promise_memory(self, snapshot: Snapshot, look: Look) -> None:
-        """Keep what its GPUs' memory needs, and the copy of what is copied."""
+        """Reserve memory for its GPUs' memory, and for the copy."""
         moved = look.gpus.bytes() if look.gpus else 0
         need = Need(self._copied(snapshot, look) + moved, os.getpid())
         self._tools.memory.promise(self._operation, need)
 
     def _take_memory(self, snapshot: Snapshot, look: Look) -> None:
-        """Take the memory of the copy now, while nothing stands still."""
+        """Take the memory of the copy now, while nothing is stopped."""
         self._staging = Staging(self._copied(snapshot, look), self._grant)
         super()._promise_memory(snapshot, look)
 
     def _grant(self, count: int, take: Callable[[], T]) -> T:
-        """Take more than was promised, where that is there; else it is called off."""
+        """Take more than was promised, if it is there; otherwise it is called off."""
         return self._tools.memory.grant(Need(count, os.getpid()), take)
 
     def _copied(self, snapshot: Snapshot, look: Look) -> int:
-        """Bytes of the copy, as it is now: what stands on is read where it is."""
+        """Bytes of the copy, as of now; programs that stay stopped are read later."""
         standing = Snapshot(snapshot.init, tuple(self._stands_on()))
         left_out = trees.resident_bytes(standing)
         if self._files_bytes is None:
@@ -157,14 +149,14 @@ class Save(Capture):
         return max(0, look.most - left_out) + begun + self._files_bytes
 
     def _stands_on(self) -> list[Process]:
-        """Programs that nap: they stand when the rest of it goes on."""
+        """Programs that nap: they stay stopped when the rest of it goes on."""
         nap = self._record.nap
         if nap is None or nap.stage is not NapStage.ASLEEP:
             return []
         return nap.in_tree(self._tree())
 
     def _sinks(self, target: CheckpointWriter | Staging) -> Callable[[str], Sink]:
-        """What stands on is left out; it is saved when the rest of it goes on."""
+        # Their memory is saved when the rest of it goes on.
         self._standing = StandingMemory(super()._sinks(target), self._stands_on())
         return self._standing
 
@@ -188,7 +180,7 @@ class Save(Capture):
         return await self._thread("rehearsal", lambda: self._as_it_stands(dumped))
 
     def _as_it_stands(self, dumped: Dumped) -> Dumped:
-        """What its return is tried with, for a tree that has gone on by then."""
+        """The input of the rehearsal, for a tree that has gone on by then."""
         tree, self._names = self._tree(), Names()
         if tree.server is not None:
             who = credentials_now(tree.server.pid)
@@ -200,7 +192,7 @@ class Save(Capture):
     async def _describe(
         self, target: CheckpointWriter | Staging, world: HostRequirements
     ) -> None:
-        """Copy what its programs can write; what that was is told once it is stored."""
+        # Copies of the files are described once they are stored.
         del target
         assert self._staging is not None
         self._world = world
@@ -276,7 +268,7 @@ class Save(Capture):
         self._standing.deliver(writer.file, IMAGES, dumped.images, self._cancel)
 
     def _word(self, rehearsal: Rehearsal) -> None:
-        """Wait for the rehearsal; a session that has ended has nothing but the copy.
+        """Wait for the rehearsal; a session that has ended has only the copy.
 
         Raises:
             RolledBack: it would not come back, or that could not be found out.
@@ -289,7 +281,7 @@ class Save(Capture):
                 raise
 
     def _left(self, error: ReclaimError) -> Stage:
-        """Nothing waits for it: the session goes on whatever the store does."""
+        # The session goes on whatever the store does.
         super()._left(error)
         return Stage.FAILED
 
@@ -300,4 +292,5 @@ class Save(Capture):
             return False
 
     def _learn(self, why: ReclaimError, snapshot: Snapshot) -> None:
-        """Nothing stops because of it: a suspend finds out for itself."""
+        # A suspend finds out for itself.
+        ...
