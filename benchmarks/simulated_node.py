@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import math
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -48,6 +48,7 @@ from tests.support.memory_agent import MemoryAgent
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 
@@ -129,6 +130,13 @@ class SimulatedAgent(MemoryAgent[Place]):
         return [p.sample(now) for p in self.places.values() if p.state in runs]
 
     # --- doing
+    def follow(self, incarnation: str, order: AgentOrder) -> AsyncIterator[Event]:
+        events: AsyncIterator[Event] = self.given(incarnation, order)
+        return events
+
+    async def order(self, subject: str, order: AgentOrder) -> Any:
+        return await self.given(subject, order)
+
     async def capture(
         self,
         incarnation: str,

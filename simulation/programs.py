@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder, NextWake, PodHint
 from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
     NotFound,
@@ -47,7 +48,7 @@ from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
 from jupyterhub_gpu_reclaim.node.operations.operations import Operations, TimeLimits
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records
 from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
-from jupyterhub_gpu_reclaim.node.session import PodHint, Session
+from jupyterhub_gpu_reclaim.node.session import Session
 from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
 from jupyterhub_gpu_reclaim.node.workflows.release import Releases
@@ -101,7 +102,7 @@ SETTINGS = Settings(
 IDLE_SECONDS = 180.0
 COOL_DOWN = 60.0
 #: Calls of an agent that are no orders.
-LOOKS = {"trees", "tree", "samples", "checkpoints", "identity", "next_wake"}
+LOOKS = {"trees", "tree", "samples", "checkpoints", "identity"}
 
 
 # --- the agent ------------------------------------------------------------------------
@@ -425,97 +426,28 @@ class AgentOverWire:
     async def identity(self, checkpoint: str) -> Any:
         return await self._quick("identity", checkpoint)
 
-    def capture(
-        self,
-        incarnation: str,
-        checkpoint: str,
-        generation: int,
-        *,
-        seen: float | None = None,
-        **more: Any,
-    ) -> AsyncIterator[Event]:
-        del more
-        return self._stream(
-            "capture", incarnation, checkpoint, generation, silence=60.0, seen=seen
+    def follow(self, incarnation: str, order: AgentOrder) -> AsyncIterator[Event]:
+        mine = self._journal()
+        silence = 90.0 if isinstance(order, NextWake) else 60.0
+        return Authority(mine).stream(
+            lambda: self._wire.stream(
+                "carry_out", incarnation, order, term=mine.stamp, silence=silence
+            )
         )
 
-    def save(
-        self,
-        incarnation: str,
-        checkpoint: str,
-        generation: int,
-        *,
-        name: str = "",
-        **more: Any,
-    ) -> AsyncIterator[Event]:
-        del more
-        return self._stream(
-            "save", incarnation, checkpoint, generation, silence=60.0, name=name
-        )
-
-    def restore(
-        self, incarnation: str, checkpoint: str, **more: Any
-    ) -> AsyncIterator[Event]:
-        del more
-        return self._stream("restore", incarnation, checkpoint, silence=60.0)
-
-    def nap(
-        self,
-        incarnation: str,
-        *,
-        seen: float | None = None,
-        **more: Any,
-    ) -> AsyncIterator[Event]:
-        del more
-        return self._stream("nap", incarnation, silence=60.0, seen=seen)
-
-    def wake(self, incarnation: str, **more: Any) -> AsyncIterator[Event]:
-        del more
-        return self._stream("wake", incarnation, silence=60.0)
-
-    def next_wake(self, incarnation: str, **more: Any) -> AsyncIterator[Event]:
-        del more
-        return self._stream("next_wake", incarnation, silence=90.0)
-
-    async def thaw(self, incarnation: str, **more: Any) -> Tree:
-        del more
-        return await self._slow("thaw", incarnation)
-
-    async def release(self, incarnation: str, checkpoint: str, **more: Any) -> Tree:
-        del more
-        return await self._slow("release", incarnation, checkpoint)
-
-    async def kill(self, incarnation: str, **more: Any) -> Tree:
-        del more
-        return await self._slow("kill", incarnation)
-
-    async def cancel(self, incarnation: str, **more: Any) -> None:
-        del more
-        await self._quick("cancel", incarnation)
-
-    async def discard(self, checkpoint: str, *, runs: str = "") -> None:
-        await self._slow("discard", checkpoint, runs=runs)
-
-    async def mark(self, checkpoint: str, said: Any, word: int) -> None:
-        await self._quick("mark", checkpoint, said, word)
+    async def order(self, subject: str, order: AgentOrder) -> Tree | None:
+        limit = 15.0 if order.quick else 120.0
+        found: Tree | None = await self._ask("carry_out", subject, order, limit=limit)
+        return found
 
     async def _quick(self, name: str, *args: Any) -> Any:
         return await self._ask(name, *args, limit=15.0)
-
-    async def _slow(self, name: str, *args: Any, **more: Any) -> Any:
-        return await self._ask(name, *args, limit=120.0, **more)
 
     async def _ask(self, name: str, *args: Any, **more: Any) -> Any:
         mine = self._journal()
         order = name not in LOOKS
         return await Authority(mine).ask(
             lambda: self._wire.ask(name, *args, term=mine.stamp, order=order, **more)
-        )
-
-    def _stream(self, name: str, /, *args: Any, **more: Any) -> AsyncIterator[Event]:
-        mine = self._journal()
-        return Authority(mine).stream(
-            lambda: self._wire.stream(name, *args, term=mine.stamp, **more)
         )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder, Capture, Nap, Restore
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal import journal
@@ -704,32 +705,23 @@ class NodeApi:
         self._world.steps += 1
         return getattr(self._node, name)
 
-    async def restore(self, incarnation: str, checkpoint: str, **more: Any) -> Any:
-        """A restore."""
-        self._world.steps += 1
-        self._world.history.say(f"the agent is to restore {checkpoint}")
-        return await self._node.restore(incarnation, checkpoint, **more)
-
-    async def capture(
-        self, incarnation: str, checkpoint: str, generation: int, **more: Any
-    ) -> Any:
-        """A capture."""
-        self._world.steps += 1
-        self._world.history.say(f"the agent is to capture {checkpoint}")
-        attaches = self._node.operations.running(incarnation) is not None
-        events = await self._node.capture(incarnation, checkpoint, generation, **more)
-        if not attaches:
-            self._world.begins_to_capture(incarnation)
-        if more.get("seen") is None:  # a person's word
-            self._world.refused_by.pop(incarnation, None)
-        return events
-
-    async def nap(self, incarnation: str, **more: Any) -> Any:
-        """A nap: one that has failed has left the session running."""
-        self._world.steps += 1
-        events = await self._node.nap(incarnation, **more)
-        self._world.rooms.ordered(incarnation)
-        return self._checked(incarnation, events)
+    async def carry_out(self, subject: str, order: AgentOrder) -> Any:
+        """An order, without the facts about pods, which nobody here needs."""
+        world, node = self._world, self._node
+        world.steps += 1
+        if isinstance(order, Capture | Restore):
+            world.history.say(f"the agent is to {order.kind} {order.checkpoint}")
+        attaches = node.operations.running(subject) is not None
+        answer = await getattr(node, order.kind.replace("-", "_"))(subject, order)
+        if isinstance(order, Nap):
+            world.rooms.ordered(subject)
+            return self._checked(subject, answer)
+        if isinstance(order, Capture):
+            if not attaches:
+                world.begins_to_capture(subject)
+            if order.seen is None:  # a person's word
+                world.refused_by.pop(subject, None)
+        return answer
 
     async def _checked(self, incarnation: str, events: Any) -> AsyncIterator[Any]:
         async for event in events:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from jupyterhub_gpu_reclaim.common.agent_orders import AGENT_ORDERS
 from jupyterhub_gpu_reclaim.common.node_status import STORE_CODES
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.api import openapi
@@ -286,8 +287,9 @@ def test_reasons_and_names_of_the_code_in_a_page_are_there(
 
 def test_routes_that_pages_name_are_there() -> None:
     agent = (ROOT / "jupyterhub_gpu_reclaim/node/http/routes.py").read_text()
-    orders = re.findall(r"\([a-z|-]+\)|/(?:v1/|healthz|readyz)[^\"]*", agent)
-    paths = [*openapi("/")["paths"], *orders, "gpu-reclaim/pass"]
+    looks = re.findall(r"/(?:v1/|healthz|readyz)[^\"]*", agent)
+    orders = [each.kind for each in AGENT_ORDERS]
+    paths = [*openapi("/")["paths"], *looks, *orders, "gpu-reclaim/pass"]
     known = {part for path in paths for part in re.split(r"[/|()]", path)}
     shown = [
         (page.name, path)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.models import (
@@ -28,7 +29,6 @@ from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.known_term import act_for_itself
 from jupyterhub_gpu_reclaim.node.operations.operations import (
-    CANCELLABLE,
     Operation,
     Operations,
     in_thread,
@@ -44,10 +44,10 @@ from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder, PodHint
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
         Finding,
-        Mark,
         Sample,
     )
     from jupyterhub_gpu_reclaim.common.node_status import (
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
     from jupyterhub_gpu_reclaim.node.operations.records import Record
     from jupyterhub_gpu_reclaim.node.operations.store_presence import StorePresence
-    from jupyterhub_gpu_reclaim.node.session import PodHint
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
     from jupyterhub_gpu_reclaim.node.sessions.samples import TreeSampler
     from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
@@ -175,27 +174,27 @@ class LocalNode:
 
     # --- doing --------------------------------------------------------------------
 
+    async def carry_out(
+        self, subject: str, order: AgentOrder
+    ) -> AsyncIterator[Event] | Tree | None:
+        """Do as ordered: its events, or the tree; None for a checkpoint."""
+        if order.about == "sessions":
+            await self.set_hint(subject, order.hint)
+        work = getattr(self, order.kind.replace("-", "_"))
+        answer: AsyncIterator[Event] | Tree | None = await work(subject, order)
+        return answer
+
     async def capture(
-        self,
-        incarnation: str,
-        checkpoint: str,
-        generation: int,
-        *,
-        seen: float | None = None,
+        self, incarnation: str, order: orders.Capture
     ) -> AsyncIterator[Event]:
         """Capture it, attach to the capture under way, or repeat how it ended.
 
         A wake that waits for memory of a card is called off: it would wait on.
 
-        Args:
-            incarnation: of the session.
-            checkpoint: id of the new checkpoint.
-            generation: its number.
-            seen: ``at`` of the sample that showed it idle. None: somebody asks for it.
-
         Raises:
-            Refused: ``order_late``, so long after that it may be in use again.
+            Refused: ``order_late``: it may be in use again.
         """
+        checkpoint, seen = order.checkpoint, order.seen
         await self._await_turn(incarnation, "capture", seen)
         known = await self._saved(
             incarnation, "capture", checkpoint, "be suspended now"
@@ -211,23 +210,15 @@ class LocalNode:
 
         def attempt(operation: Operation) -> AsyncIterator[Event]:
             # What it orders is of the highest term: of a lower one it was refused.
-            stamp = self.term.number, generation
+            stamp = self.term.number, order.generation
             work = capture.Capture(self.tools, session, operation, stamp)
             return work.run(operation)
 
         return self._begin(session, operation, self._again(session, attempt)).follow()
 
-    async def save(
-        self, incarnation: str, checkpoint: str, generation: int, *, name: str = ""
-    ) -> AsyncIterator[Event]:
-        """Save it while it goes on, attach to that, or repeat how it ended.
-
-        Args:
-            incarnation: of the session.
-            checkpoint: id of the new checkpoint.
-            generation: its number.
-            name: what a person calls it.
-        """
+    async def save(self, incarnation: str, order: orders.Save) -> AsyncIterator[Event]:
+        """Save it while it goes on, attach to that, or repeat how it ended."""
+        checkpoint = order.checkpoint
         await self._await_turn(incarnation, trees.SAVE)
         known = await self._saved(incarnation, trees.SAVE, checkpoint, "be saved now")
         if not isinstance(known, Session):
@@ -235,24 +226,18 @@ class LocalNode:
         session = known
         self.operations.work_for(session)
         operation = Operation(trees.SAVE, session.key, checkpoint)
-        stamp = self.term.number, generation
-        work = save.Save(self.tools, session, operation, stamp, name=name)
+        stamp = self.term.number, order.generation
+        work = save.Save(self.tools, session, operation, stamp, name=order.name)
         return self._begin(session, operation, work.run).follow()
 
-    async def nap(
-        self, incarnation: str, *, seen: float | None = None
-    ) -> AsyncIterator[Event]:
-        """Move its GPU memory out, or attach to the nap that begins. Idempotent.
-
-        Args:
-            incarnation: of the session.
-            seen: as of :meth:`capture`.
+    async def nap(self, incarnation: str, order: orders.Nap) -> AsyncIterator[Event]:
+        """Move its GPU memory out, or attach to the nap that begins.
 
         Raises:
-            Refused: ``order_late`` likewise.
+            Refused: ``order_late``: it may be in use again.
         """
         session = await self._find(incarnation)
-        await self._await_turn(incarnation, trees.NAP, seen)
+        await self._await_turn(incarnation, trees.NAP, order.seen)
         tree = await self.tree(incarnation)
         # Nothing is awaited from here to begin().
         known = self._under_way(incarnation, trees.NAP)
@@ -260,7 +245,7 @@ class LocalNode:
             return known.follow()
         if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action="nap now")
-        self._refuse_late(seen)
+        self._refuse_late(order.seen)
         self.operations.work_for(session)
         operation = Operation(trees.NAP, session.key, "")
 
@@ -269,13 +254,17 @@ class LocalNode:
 
         return self._begin(session, operation, self._again(session, attempt)).follow()
 
-    async def wake(self, incarnation: str, why: str = "") -> AsyncIterator[Event]:
-        """Give it its GPU memory back, or attach to the wake. Idempotent.
+    async def wake(
+        self, incarnation: str, order: orders.Wake, why: str = ""
+    ) -> AsyncIterator[Event]:
+        """Give it its GPU memory back, or attach to the wake.
 
         Args:
             incarnation: of the session.
-            why: what has woken it; empty: an order.
+            order: the order.
+            why: what has woken it; empty: the order.
         """
+        del order
         session = await self._find(incarnation)
         await self._await_turn(incarnation, trees.WAKE)
         tree = await self.tree(incarnation)
@@ -290,11 +279,11 @@ class LocalNode:
         work = nap.Wake(self.tools, session, operation, why)
         return self._begin(session, operation, work.run).follow()
 
-    async def next_wake(self, incarnation: str) -> AsyncIterator[Event]:
-        """Events of the wake under way, or of the next one; orders nothing.
-
-        Empty where none begins for a while: ask again.
-        """
+    async def next_wake(
+        self, incarnation: str, order: orders.NextWake
+    ) -> AsyncIterator[Event]:
+        """Events of the wake under way, or of the next one."""
+        del order
         session = await self._find(incarnation)
         operation = await self.operations.next(
             session.incarnation, trees.WAKE, _NEXT_WAKE_SECONDS
@@ -308,21 +297,15 @@ class LocalNode:
             ReclaimError: it could not be; it naps on.
         """
         act_for_itself()
-        async for event in await self.wake(incarnation, why):
+        async for event in await self.wake(incarnation, orders.Wake(), why):
             if event.failure is not None:
                 raise codec.error_of(event.failure)
 
     async def restore(
-        self, incarnation: str, checkpoint: str, *, put_files_back: bool = False
+        self, incarnation: str, order: orders.Restore
     ) -> AsyncIterator[Event]:
-        """Restore it, attach to the restore under way, or repeat how it ended.
-
-        Args:
-            incarnation: of the init that holds its place.
-            checkpoint: which.
-            put_files_back: whether its user has said that its files come back, too,
-                and what is newer is put beside them.
-        """
+        """Restore it, attach to the restore under way, or repeat how it ended."""
+        checkpoint = order.checkpoint
         with suppress(Refused):  # while a nap or a wake is under way: it may be back
             known = self.operations.attach(incarnation, "restore", checkpoint)
             if known is not None:
@@ -347,18 +330,22 @@ class LocalNode:
         self.outcomes.refuse_if_leased(self.operations, incarnation, checkpoint)
         self.operations.work_for(session)
         operation = Operation("restore", session.key, checkpoint)
-        work = Restore(self.tools, session, operation, put_files_back=put_files_back)
+        work = Restore(
+            self.tools, session, operation, put_files_back=order.put_files_back
+        )
         return self._begin(session, operation, work.run).follow()
 
-    async def thaw(self, incarnation: str) -> Tree:
-        """Thaw a captured tree; its checkpoint is discarded. Idempotent."""
+    async def thaw(self, incarnation: str, order: orders.Thaw) -> Tree:
+        """Thaw a captured tree; its checkpoint is discarded."""
+        del order
         session = await self._find(incarnation)
         return await self._do(
             "thaw", session, "", lambda op: self.releases.thaw(session, op)
         )
 
-    async def release(self, incarnation: str, checkpoint: str) -> Tree:
-        """End a captured tree; only when that checkpoint is committed. Idempotent."""
+    async def release(self, incarnation: str, order: orders.Release) -> Tree:
+        """End a captured tree; only when that checkpoint is committed."""
+        checkpoint = order.checkpoint
         try:
             session = await self._find(incarnation)
         except NotFound:
@@ -372,8 +359,9 @@ class LocalNode:
             lambda op: self.releases.release(session, op),
         )
 
-    async def kill(self, incarnation: str) -> Tree:
+    async def kill(self, incarnation: str, order: orders.Kill) -> Tree:
         """End a session whatever it does, but not while it is being saved."""
+        del order
         running = self.operations.running(incarnation)
         if running is not None and running.kind == "capture":
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
@@ -393,50 +381,41 @@ class LocalNode:
             del self._gone[next(iter(self._gone))]
         return tree
 
-    async def cancel(self, incarnation: str) -> None:
-        """Cancel a capture, nap or wake; where none runs there is nothing to do."""
+    async def cancel(self, incarnation: str, order: orders.Cancel) -> Tree:
+        """Call off what runs; where nothing does there is nothing to do."""
+        del order
         running = self.operations.running(incarnation)
-        if running is None:
-            await self.tree(incarnation)
-        elif running.kind in CANCELLABLE:
+        if running is not None and running.kind not in orders.CANCELLABLE:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
+        if running is not None:
             self.term.confirm()
             running.cancel.set()
-        else:
-            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
+        return await self.tree(incarnation)
 
-    async def discard(self, checkpoint: str, *, runs: str = "") -> None:
-        """Delete a checkpoint that is no longer needed; idempotent.
-
-        Args:
-            checkpoint: its id.
-            runs: the incarnation that makes it superfluous; an order may come late.
+    async def discard(self, checkpoint: str, order: orders.Discard) -> None:
+        """Delete a checkpoint that is no longer needed.
 
         Raises:
-            NotFound: that incarnation is unknown.
+            NotFound: the incarnation that does without it is unknown.
             Refused: ``wrong_phase``: it has ended, or a stopped tree needs it.
         """
-        if runs:
-            await self._refuse_ended(runs)
+        if order.runs:
+            await self._refuse_ended(order.runs)
         await asyncio.to_thread(self.outcomes.refuse_if_needed, checkpoint)
         self.term.confirm()
         await asyncio.to_thread(self.tools.store.delete, checkpoint)
         await asyncio.to_thread(self.tools.ports.let_go, checkpoint)
 
-    async def mark(self, checkpoint: str, said: Mark, word: int) -> None:
-        """Seal a word about a checkpoint beside it in the store; idempotent.
-
-        Args:
-            checkpoint: its id.
-            said: the word.
-            word: its number; of two of one service the higher one counts.
+    async def mark(self, checkpoint: str, order: orders.Mark) -> None:
+        """Seal a word about a checkpoint beside it in the store.
 
         Raises:
             NotFound: ``checkpoint_missing``.
             Refused: ``former_service``: there is a later word.
         """
         self.term.confirm()
-        number = MarkNumber(self.term.of_order, word)
-        await asyncio.to_thread(self.tools.store.mark, checkpoint, said, number)
+        number = MarkNumber(self.term.of_order, order.word)
+        await asyncio.to_thread(self.tools.store.mark, checkpoint, order.said, number)
 
     async def _refuse_ended(self, incarnation: str) -> None:
         tree = await self.tree(incarnation)

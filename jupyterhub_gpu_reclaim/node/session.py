@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import msgspec
+from jupyterhub_gpu_reclaim.common.agent_orders import PodHint
 
-from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
-
-
-class PodHint(Value, frozen=True, kw_only=True):
-    """The service's facts about a session, which the session itself cannot change."""
-
-    pod: str = ""  #: uid of the pod that it lives in; empty outside of Kubernetes
-    key: SessionKey | None = None  #: whose it is; None where that was not said
-    image: str = ""  #: of its container, as the kubelet names it
-    #: Of its node, for a later restore.
-    node_labels: dict[str, str] = msgspec.field(default_factory=dict)
-    session: str = ""  #: id of the session
-    account: str = ""  #: that it belongs to
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
 
 
 @dataclass(frozen=True, slots=True)

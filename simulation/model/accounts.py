@@ -10,6 +10,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder, Cancel, Discard, Kill
 from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase, Placement, SessionKey
@@ -147,24 +148,21 @@ class Desk:
         del key
         return [model._seen(tree) for tree in self.state.trees]
 
-    async def kill(self, incarnation: str) -> None:
-        law = "accounts: the order to delete ends what is not the deleted one's"
-        tree = self.state.tree(int(incarnation))
-        if tree is not None and tree.account == self.state.owner:
-            raise model.Broken(law)
-        trees = (one for one in self.state.trees if one.inc != int(incarnation))
-        self.state = self.state._replace(trees=tuple(trees))
-
-    async def cancel(self, incarnation: str) -> None:
-        tree = self.state.tree(int(incarnation))
-        if tree is not None:
+    async def order(self, subject: str, order: AgentOrder) -> None:
+        tree = self.state.tree(int(subject))
+        if isinstance(order, Cancel) and tree is not None:
             self.state = self.state.but(tree.going_on())
-
-    async def discard(self, checkpoint: str) -> None:
-        saved = self.state.saved(int(checkpoint))
-        if saved is not None and saved.account == self.state.owner:
-            raise model.Broken("accounts: another's order deletes a checkpoint")
-        self.state = self.state.deleted(int(checkpoint))
+        elif isinstance(order, Kill):
+            law = "accounts: the order to delete ends what is not the deleted one's"
+            if tree is not None and tree.account == self.state.owner:
+                raise model.Broken(law)
+            trees = (one for one in self.state.trees if one.inc != int(subject))
+            self.state = self.state._replace(trees=tuple(trees))
+        elif isinstance(order, Discard):
+            saved = self.state.saved(int(subject))
+            if saved is not None and saved.account == self.state.owner:
+                raise model.Broken("accounts: another's order deletes a checkpoint")
+            self.state = self.state.deleted(int(subject))
 
 
 class _AgentOf(Desk):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from jupyterhub_gpu_reclaim.common.agent_orders import Discard
 from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import phase
@@ -170,7 +171,7 @@ async def _once(self: Deletions, key: Any) -> bool:
             if tree.state is not TreeState.GONE and self._is_old(order, tree):
                 await self._end_tree(tree)
         for row in self._sessions.journal.checkpoints(key):
-            await self._agent.discard(row.id)
+            await self._agent.order(row.id, Discard())
             self._sessions.journal.drop(row.id)
     self._note_done(order)
     return False

@@ -13,6 +13,7 @@ from tornado.web import Application, RequestHandler
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -51,7 +52,7 @@ async def test_agent_that_is_not_there_is_unreachable(address):
         await client.trees()
     assert caught.value.reason is Reason.AGENT_UNREACHABLE
     with pytest.raises(Unreachable):
-        _ = [e async for e in client.capture("i1", "c1", 1)]
+        _ = [e async for e in client.follow("i1", orders.Capture("c1", 1))]
     client.close()
 
 
@@ -86,7 +87,7 @@ async def test_agent_that_is_something_else_or_falls_silent_is_unreachable(tmp_p
     client = AgentClient(f"unix:{tmp_path}/agent.sock", TOKEN, quick=1, silence=0.3)
     with pytest.raises(Unreachable):
         await client.trees()
-    events = client.capture("i1", "c1", 1)
+    events = client.follow("i1", orders.Capture("c1", 1))
     assert (await anext(events)).step.step == "a"
     with pytest.raises(Unreachable) as caught:
         await anext(events)

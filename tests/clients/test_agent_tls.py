@@ -8,6 +8,7 @@ import pytest
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -41,7 +42,7 @@ async def answer(port, name, ca_file, at="127.0.0.1"):
         address, TOKEN, ca_file=str(ca_file), at=at, quick=5, silence=5
     )
     try:
-        events = [event async for event in client.capture("i1", "c1", 1)]
+        events = [event async for event in client.follow("i1", orders.Capture("c1", 1))]
         return await client.trees(), events
     finally:
         client.close()
@@ -74,7 +75,7 @@ async def test_who_cannot_prove_to_be_an_agent_gets_no_token_and_is_told_why(
     client = AgentClient(address, TOKEN, ca_file=str(ca), at="127.0.0.1", quick=5)
     calls = {
         "trees": client.trees,
-        "capture": lambda: anext(client.capture("i1", "c1", 1)),
+        "capture": lambda: anext(client.follow("i1", orders.Capture("c1", 1))),
     }
     try:
         with pytest.raises(Unreachable) as refused:

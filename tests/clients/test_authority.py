@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import StoreError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import BELIEVED, SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -66,18 +67,20 @@ async def test_former_service_hears_that_it_is_one_and_changes_nothing(world):
     _, client = world.service()
     assert await client.trees()
     for ask in (
-        lambda: former.kill(place.incarnation),
-        lambda: former.discard("c"),
+        lambda: former.order(place.incarnation, orders.Kill()),
+        lambda: former.order("c", orders.Discard()),
         former.trees,
-        lambda: anext(former.capture(place.incarnation, "c", 1)),
-        lambda: anext(former.next_wake(place.incarnation)),
+        lambda: anext(former.follow(place.incarnation, orders.Capture("c", 1))),
+        lambda: anext(former.follow(place.incarnation, orders.NextWake())),
     ):
         with pytest.raises(Unreachable) as caught:
             await ask()
         assert "another service has taken it" in caught.value.detail
     assert place.tree.runs
     assert world.node.nodes.store.saved == {}
-    assert (await client.kill(place.incarnation)).state is TreeState.GONE
+    assert (
+        await client.order(place.incarnation, orders.Kill())
+    ).state is TreeState.GONE
 
 
 async def test_service_with_an_older_journal_goes_on_above_what_the_agent_knows(world):
@@ -87,12 +90,17 @@ async def test_service_with_an_older_journal_goes_on_above_what_the_agent_knows(
     await later[-1][1].trees()
     journal, client = world.service("put-back")
     assert journal.term == 1
-    events = [event async for event in client.capture(place.incarnation, "c", 1)]
+    events = [
+        event
+        async for event in client.follow(place.incarnation, orders.Capture("c", 1))
+    ]
     assert events[-1].checkpoint.id == "c"
     assert journal.term == 5
     with pytest.raises(Unreachable):
-        await former.thaw(place.incarnation)
-    assert (await client.thaw(place.incarnation)).state is TreeState.RUNNING
+        await former.order(place.incarnation, orders.Thaw())
+    assert (
+        await client.order(place.incarnation, orders.Thaw())
+    ).state is TreeState.RUNNING
 
 
 async def test_number_that_was_given_twice_is_not_the_same_service(world):

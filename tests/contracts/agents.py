@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from simulation.doubles.machine import GIB
 from tests.node.test_rehearsal import HOLDER
@@ -119,7 +120,7 @@ class RealAgent:
         for place in self._places.values():
             place.kill()
         for info in await self.agent.checkpoints():
-            await self.agent.discard(info.id)
+            await self.agent.order(info.id, orders.Discard())
         self.agent.close()
 
     def _add(self, place: Place) -> Place:

@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.common.models import (
     Aside,
@@ -53,7 +54,7 @@ async def refusal(work) -> Reason:
 async def captured(node, key=ANN, checkpoint="c1") -> str:
     """A session that is captured; its incarnation."""
     name = node.run(key)
-    ended = await last(node.agent.capture(name, checkpoint, 1))
+    ended = await last(node.agent.follow(name, orders.Capture(checkpoint, 1)))
     assert ended.checkpoint is not None, ended
     return name
 
@@ -61,7 +62,9 @@ async def captured(node, key=ANN, checkpoint="c1") -> str:
 async def released(node, key=ANN, checkpoint="c1") -> str:
     """A session of which only the checkpoint is left."""
     name = await captured(node, key, checkpoint)
-    assert (await node.agent.release(name, checkpoint)).state is TreeState.GONE
+    assert (
+        await node.agent.order(name, orders.Release(checkpoint))
+    ).state is TreeState.GONE
     return name
 
 
@@ -81,7 +84,7 @@ async def stored(node) -> list[str]:
 async def test_capture_ends_with_its_checkpoint_and_a_stopped_tree(node):
     name = node.run(ANN)
     for _ in range(2):
-        ended = await last(node.agent.capture(name, "c1", 3))
+        ended = await last(node.agent.follow(name, orders.Capture("c1", 3)))
         info = ended.checkpoint
         assert (info.id, info.key, info.incarnation) == ("c1", ANN, name)
         assert (info.generation, info.parent) == (3, "")
@@ -96,34 +99,36 @@ async def test_captured_tree_takes_no_order_of_a_running_one(node):
     """Nor one that waits or that is not known; a kill keeps the checkpoint."""
     agent = node.agent
     name = node.run(ANN)
-    await agent.cancel(name)  # there is nothing to cancel
+    await agent.order(name, orders.Cancel())  # there is nothing to cancel
     assert node.runs(name)
-    await last(agent.capture(name, "c1", 1))
+    await last(agent.follow(name, orders.Capture("c1", 1)))
     for tree in (name, node.hold(BOB)):
         for order in (
-            agent.capture(tree, "c2", 1),
-            agent.save(tree, "c2", 2),
-            agent.nap(tree),
-            agent.wake(tree),
+            agent.follow(tree, orders.Capture("c2", 1)),
+            agent.follow(tree, orders.Save("c2", 2)),
+            agent.follow(tree, orders.Nap()),
+            agent.follow(tree, orders.Wake()),
         ):
             assert await refusal(order) is Reason.WRONG_PHASE
-    assert await refusal(agent.thaw(node.hold(ANN))) is Reason.WRONG_PHASE
+    assert (
+        await refusal(agent.order(node.hold(ANN), orders.Thaw())) is Reason.WRONG_PHASE
+    )
     for order in (
-        agent.capture("nobody", "c2", 1),
-        agent.release("nobody", "c1"),
-        agent.thaw("nobody"),
-        agent.nap("nobody"),
-        agent.wake("nobody"),
-        agent.next_wake("nobody"),
-        agent.kill("nobody"),
-        agent.cancel("nobody"),
-        agent.restore("nobody", "c1"),
+        agent.follow("nobody", orders.Capture("c2", 1)),
+        agent.order("nobody", orders.Release("c1")),
+        agent.order("nobody", orders.Thaw()),
+        agent.follow("nobody", orders.Nap()),
+        agent.follow("nobody", orders.Wake()),
+        agent.follow("nobody", orders.NextWake()),
+        agent.order("nobody", orders.Kill()),
+        agent.order("nobody", orders.Cancel()),
+        agent.follow("nobody", orders.Restore("c1")),
     ):
         assert await refusal(order) is Reason.UNKNOWN_SESSION
     assert await stored(node) == ["c1"]
-    await agent.cancel(name)
+    await agent.order(name, orders.Cancel())
     assert (await agent.tree(name)).state is TreeState.CAPTURED
-    assert (await agent.kill(name)).state is TreeState.GONE
+    assert (await agent.order(name, orders.Kill())).state is TreeState.GONE
     assert await stored(node) == ["c1"]
 
 
@@ -132,19 +137,19 @@ async def test_capture_goes_on_without_a_reader_and_refuses_every_other_order(no
     node.slow_down()
     name = node.run(ANN)
     agent = node.agent
-    async with aclosing(agent.capture(name, "c1", 1)) as events:
+    async with aclosing(agent.follow(name, orders.Capture("c1", 1))) as events:
         await anext(events)
         tree = await agent.tree(name)
         assert (tree.state, tree.checkpoint) == (TreeState.CAPTURING, "c1")
         for order in (
-            agent.capture(name, "c2", 1),
-            agent.restore(name, "c1"),
-            agent.release(name, "c1"),
-            agent.thaw(name),
-            agent.kill(name),
+            agent.follow(name, orders.Capture("c2", 1)),
+            agent.follow(name, orders.Restore("c1")),
+            agent.order(name, orders.Release("c1")),
+            agent.order(name, orders.Thaw()),
+            agent.order(name, orders.Kill()),
         ):
             assert await refusal(order) is Reason.OPERATION_IN_FLIGHT
-    both = (last(agent.capture(name, "c1", 1)) for _ in range(2))
+    both = (last(agent.follow(name, orders.Capture("c1", 1))) for _ in range(2))
     one, other = await asyncio.gather(*both)
     assert one.checkpoint.id == other.checkpoint.id == "c1"
     assert await stored(node) == ["c1"]
@@ -153,24 +158,24 @@ async def test_capture_goes_on_without_a_reader_and_refuses_every_other_order(no
 async def test_capture_that_is_cancelled_leaves_a_running_tree(node):
     node.slow_down()
     name = node.run(ANN)
-    events = node.agent.capture(name, "c1", 1)
+    events = node.agent.follow(name, orders.Capture("c1", 1))
     await anext(events)
-    await node.agent.cancel(name)
-    await node.agent.cancel(name)
+    await node.agent.order(name, orders.Cancel())
+    await node.agent.order(name, orders.Cancel())
     assert (await last(events)).failure.code == "cancelled"
     assert (await node.agent.tree(name)).state is TreeState.RUNNING
     assert node.runs(name)
     assert await stored(node) == []
-    again = await last(node.agent.capture(name, "c1", 1))
+    again = await last(node.agent.follow(name, orders.Capture("c1", 1)))
     assert again.failure.code == "cancelled"
-    other = await last(node.agent.capture(name, "c2", 1))
+    other = await last(node.agent.follow(name, orders.Capture("c2", 1)))
     assert other.checkpoint.id == "c2"
 
 
 async def test_capture_of_what_would_not_come_back_leaves_it_running(node):
     name = node.run_stuck(ANN)
     for attempt in ("c1", "c1", "c2"):
-        ended = await last(node.agent.capture(name, attempt, 1))
+        ended = await last(node.agent.follow(name, orders.Capture(attempt, 1)))
         assert ended.failure.code == "would_not_return"
         assert not ended.failure.retryable
         assert (await node.agent.tree(name)).state is TreeState.RUNNING
@@ -187,12 +192,19 @@ async def test_release_needs_that_checkpoint_and_is_gone_each_time(node):
     That is the only image of a stopped tree. An order for what another runs from may
     be late: what it went by is over when it arrives.
     """
-    release, discard = node.agent.release, node.agent.discard
+    order = node.agent.order
+
+    def release(name, checkpoint):
+        return order(name, orders.Release(checkpoint))
+
+    def discard(checkpoint, **more):
+        return order(checkpoint, orders.Discard(**more))
+
     name = node.run(ANN)
     assert await refusal(release(name, "c1")) is Reason.NOT_CAPTURED
     assert await refusal(release(node.hold(BOB), "c1")) is Reason.NOT_CAPTURED
     assert node.runs(name)
-    await last(node.agent.capture(name, "c1", 1))
+    await last(node.agent.follow(name, orders.Capture("c1", 1)))
     assert await refusal(release(name, "c2")) is Reason.NOT_CAPTURED
     assert (await node.agent.tree(name)).state is TreeState.CAPTURED
     assert await refusal(discard("c1")) is Reason.WRONG_PHASE
@@ -204,7 +216,7 @@ async def test_release_needs_that_checkpoint_and_is_gone_each_time(node):
     assert await refusal(node.agent.tree(name)) is Reason.UNKNOWN_SESSION
     assert await living(node, ANN) == {}
     assert await stored(node) == ["c1"]
-    again = await last(node.agent.capture(name, "c1", 1))
+    again = await last(node.agent.follow(name, orders.Capture("c1", 1)))
     assert again.checkpoint.id == "c1"
     late = await refusal(discard("c1", runs=name))
     assert late in {Reason.WRONG_PHASE, Reason.UNKNOWN_SESSION}
@@ -221,13 +233,18 @@ async def test_release_needs_that_checkpoint_and_is_gone_each_time(node):
 async def test_thaw_goes_on_and_discards_its_checkpoint(node):
     name = await captured(node)
     for _ in range(2):
-        assert (await node.agent.thaw(name)).state is TreeState.RUNNING
+        assert (await node.agent.order(name, orders.Thaw())).state is TreeState.RUNNING
     assert node.runs(name)
     assert await stored(node) == []
-    assert await refusal(node.agent.release(name, "c1")) is Reason.NOT_CAPTURED
-    late = await last(node.agent.capture(name, "c1", 1))
+    assert (
+        await refusal(node.agent.order(name, orders.Release("c1")))
+        is Reason.NOT_CAPTURED
+    )
+    late = await last(node.agent.follow(name, orders.Capture("c1", 1)))
     assert late.failure.code == "cancelled"
-    assert (await last(node.agent.capture(name, "c2", 1))).checkpoint.id == "c2"
+    assert (
+        await last(node.agent.follow(name, orders.Capture("c2", 1)))
+    ).checkpoint.id == "c2"
 
 
 # --- naps
@@ -237,27 +254,27 @@ async def test_nap_and_wake_end_with_the_tree_each_time(node):
     """A wake is followed, whoever orders it; to follow one orders none."""
     name = node.run_on_gpu(ANN)
     for _ in range(2):
-        tree = (await last(node.agent.nap(name))).tree
+        tree = (await last(node.agent.follow(name, orders.Nap()))).tree
         assert (tree.incarnation, tree.state) == (name, TreeState.NAPPING)
         assert tree.nap is not None
     now = await node.agent.tree(name)
     assert (now.state, now.nap) == (tree.state, tree.nap)
-    following = asyncio.ensure_future(last(node.agent.next_wake(name)))
+    following = asyncio.ensure_future(last(node.agent.follow(name, orders.NextWake())))
     await asyncio.wait({following}, timeout=0.05)
     assert (await node.agent.tree(name)).state is TreeState.NAPPING
     for _ in range(2):
-        tree = (await last(node.agent.wake(name))).tree
+        tree = (await last(node.agent.follow(name, orders.Wake()))).tree
         assert (tree.state, tree.nap) == (TreeState.RUNNING, None)
     assert (await following).tree.state is TreeState.RUNNING
     assert node.runs(name)
-    await last(node.agent.nap(name))
-    assert (await node.agent.kill(name)).state is TreeState.GONE
+    await last(node.agent.follow(name, orders.Nap()))
+    assert (await node.agent.order(name, orders.Kill())).state is TreeState.GONE
     assert await living(node) == {}
 
 
 async def test_nap_of_what_has_no_gpu_is_refused_and_leaves_it_running(node):
     name = node.run(ANN)
-    failure = (await last(node.agent.nap(name))).failure
+    failure = (await last(node.agent.follow(name, orders.Nap()))).failure
     assert (failure.code, failure.retryable) == ("gpu_unused", False)
     assert (await node.agent.tree(name)).state is TreeState.RUNNING
     assert node.runs(name)
@@ -266,27 +283,27 @@ async def test_nap_of_what_has_no_gpu_is_refused_and_leaves_it_running(node):
 async def test_orders_wait_for_the_end_of_a_nap_that_begins(node):
     node.slow_down()
     name = node.run_on_gpu(ANN)
-    async with aclosing(node.agent.nap(name)) as events:
+    async with aclosing(node.agent.follow(name, orders.Nap())) as events:
         await anext(events)
         assert (await node.agent.tree(name)).state is TreeState.RUNNING
-        refused = await refusal(node.agent.thaw(name))
+        refused = await refusal(node.agent.order(name, orders.Thaw()))
         assert refused is Reason.OPERATION_IN_FLIGHT
-        wakes = asyncio.create_task(last(node.agent.wake(name)))
+        wakes = asyncio.create_task(last(node.agent.follow(name, orders.Wake())))
         assert (await last(events)).tree.state is TreeState.NAPPING
     assert (await wakes).tree.state is TreeState.RUNNING
 
 
 async def test_suspend_from_a_nap_is_undone_to_the_nap_and_comes_back_awake(node):
     name = node.run_on_gpu(ANN)
-    await last(node.agent.nap(name))
-    await last(node.agent.capture(name, "c1", 1))
-    assert (await node.agent.thaw(name)).state is TreeState.NAPPING
-    ended = await last(node.agent.capture(name, "c2", 2))
+    await last(node.agent.follow(name, orders.Nap()))
+    await last(node.agent.follow(name, orders.Capture("c1", 1)))
+    assert (await node.agent.order(name, orders.Thaw())).state is TreeState.NAPPING
+    ended = await last(node.agent.follow(name, orders.Capture("c2", 2)))
     assert ended.checkpoint is not None, ended
     assert (await node.agent.tree(name)).state is TreeState.CAPTURED
-    await node.agent.release(name, "c2")
+    await node.agent.order(name, orders.Release("c2"))
     name = node.hold(ANN)
-    ended = await last(node.agent.restore(name, "c2"))
+    ended = await last(node.agent.follow(name, orders.Restore("c2")))
     assert ended.tree is not None, ended
     assert (ended.tree.state, ended.tree.nap) == (TreeState.RUNNING, None)
     assert node.runs(name)
@@ -296,15 +313,17 @@ async def test_restore_that_has_come_back_is_told_while_it_wakes(node):
     """Its service was away as it ended, and must not take it for one that failed."""
     node.slow_down()
     name = node.run_on_gpu(ANN)
-    await last(node.agent.capture(name, "c1", 1))
-    await node.agent.release(name, "c1")
+    await last(node.agent.follow(name, orders.Capture("c1", 1)))
+    await node.agent.order(name, orders.Release("c1"))
     name = node.hold(ANN)
-    await last(node.agent.restore(name, "c1"))
-    await last(node.agent.nap(name))
-    async with aclosing(node.agent.wake(name)) as events:
+    await last(node.agent.follow(name, orders.Restore("c1")))
+    await last(node.agent.follow(name, orders.Nap()))
+    async with aclosing(node.agent.follow(name, orders.Wake())) as events:
         await anext(events)
-        assert (await last(node.agent.restore(name, "c1"))).tree.incarnation == name
-        again = node.agent.restore(name, "c2")
+        assert (
+            await last(node.agent.follow(name, orders.Restore("c1")))
+        ).tree.incarnation == name
+        again = node.agent.follow(name, orders.Restore("c2"))
         assert await refusal(again) is Reason.OPERATION_IN_FLIGHT
         await last(events)
     assert node.runs(name)
@@ -316,7 +335,7 @@ async def test_restore_that_has_come_back_is_told_while_it_wakes(node):
 async def test_kill_repeated_is_gone_each_time(node):
     for name in (node.run(ANN), node.hold(BOB)):
         for _ in range(2):
-            assert (await node.agent.kill(name)).state is TreeState.GONE
+            assert (await node.agent.order(name, orders.Kill())).state is TreeState.GONE
     assert await living(node) == {}
 
 
@@ -327,7 +346,9 @@ async def test_save_ends_with_its_checkpoint_and_a_tree_that_goes_on(node):
     """It is restored nowhere while that tree goes on."""
     name = node.run(ANN)
     for _ in range(2):
-        ended = await last(node.agent.save(name, "c1", 3, name="before Monday"))
+        ended = await last(
+            node.agent.follow(name, orders.Save("c1", 3, name="before Monday"))
+        )
         info = ended.checkpoint
         assert (info.id, info.key, info.incarnation) == ("c1", ANN, name)
         assert (info.generation, info.name) == (3, "before Monday")
@@ -336,26 +357,29 @@ async def test_save_ends_with_its_checkpoint_and_a_tree_that_goes_on(node):
     assert (tree.state, tree.origin) == (TreeState.RUNNING, "c1")
     assert await stored(node) == ["c1"]
     held = node.hold(ANN)
-    assert await refusal(node.agent.restore(held, "c1")) is Reason.CHECKPOINT_BUSY
+    assert (
+        await refusal(node.agent.follow(held, orders.Restore("c1")))
+        is Reason.CHECKPOINT_BUSY
+    )
     assert node.runs(name)
-    await node.agent.kill(name)
-    ended = await last(node.agent.restore(held, "c1"))
+    await node.agent.order(name, orders.Kill())
+    ended = await last(node.agent.follow(held, orders.Restore("c1")))
     assert ended.tree.state is TreeState.RUNNING
 
 
 async def test_save_is_cancelled_or_called_off_by_a_capture(node):
     node.slow_down()
     name = node.run(ANN)
-    async with aclosing(node.agent.save(name, "c1", 1)) as events:
+    async with aclosing(node.agent.follow(name, orders.Save("c1", 1))) as events:
         await anext(events)
-        await node.agent.cancel(name)
-        ended = await last(node.agent.save(name, "c1", 1))
+        await node.agent.order(name, orders.Cancel())
+        ended = await last(node.agent.follow(name, orders.Save("c1", 1)))
     assert ended.failure.code == Reason.CANCELLED.value
     assert await stored(node) == []
     assert (await node.agent.tree(name)).state is TreeState.RUNNING
-    async with aclosing(node.agent.save(name, "c2", 1)) as events:
+    async with aclosing(node.agent.follow(name, orders.Save("c2", 1))) as events:
         await anext(events)
-        ended = await last(node.agent.capture(name, "c3", 2))
+        ended = await last(node.agent.follow(name, orders.Capture("c3", 2)))
     assert ended.checkpoint.id == "c3"
     assert await stored(node) == ["c3"]
 
@@ -368,20 +392,23 @@ async def test_restore_ends_with_a_running_tree_each_time(node):
     name = node.hold(ANN)
     assert (await node.agent.tree(name)).state is TreeState.HOLDING
     for _ in range(2):
-        ended = await last(node.agent.restore(name, "c1"))
+        ended = await last(node.agent.follow(name, orders.Restore("c1")))
         assert (ended.tree.state, ended.tree.incarnation) == (TreeState.RUNNING, name)
     assert await stored(node) == ["c1"]
-    info = (await last(node.agent.capture(name, "c2", 2))).checkpoint
+    info = (await last(node.agent.follow(name, orders.Capture("c2", 2)))).checkpoint
     assert (info.parent, info.incarnation) == ("c1", name)
 
 
 async def test_restore_is_refused_where_it_does_not_fit_and_of_what_is_in_use(node):
     node.slow_down()
-    restore = node.agent.restore
+
+    def restore(name, checkpoint):
+        return node.agent.follow(name, orders.Restore(checkpoint))
+
     name = await captured(node)
     held = node.hold(ANN)
     assert await refusal(restore(held, "c1")) is Reason.CHECKPOINT_BUSY
-    await node.agent.release(name, "c1")
+    await node.agent.order(name, orders.Release("c1"))
     running = node.run(ANN)
     assert await refusal(restore(running, "c1")) is Reason.WRONG_PHASE
     assert await refusal(restore(node.hold(BOB), "c1")) is Reason.RENAMED
@@ -391,7 +418,10 @@ async def test_restore_is_refused_where_it_does_not_fit_and_of_what_is_in_use(no
     await anext(first)
     other = node.hold(ANN)
     assert await refusal(restore(other, "c1")) is Reason.CHECKPOINT_BUSY
-    assert await refusal(node.agent.cancel(held)) is Reason.OPERATION_IN_FLIGHT
+    assert (
+        await refusal(node.agent.order(held, orders.Cancel()))
+        is Reason.OPERATION_IN_FLIGHT
+    )
     ended = await last(first)
     assert (ended.tree.state, ended.tree.nap) == (TreeState.RUNNING, None)
     assert await refusal(restore(other, "c1")) is Reason.CHECKPOINT_BUSY
@@ -427,18 +457,18 @@ async def check_words(node) -> None:
     soon, left = Mark(aside=Aside(until=1234.5)), Mark(aside=Aside(until=None))
     back = Mark(gone_on=GoneOn(incarnation="i2", since=1234.5))
     for _ in range(2):
-        await node.agent.mark("c1", soon, 2)
+        await node.agent.order("c1", orders.Mark(soon, 2))
         assert await marks() == {"c1": soon, "c2": Mark()}
-    late = node.agent.mark("c1", Mark(), 1)
+    late = node.agent.order("c1", orders.Mark(Mark(), 1))
     assert await refusal(late) is Reason.FORMER_SERVICE
-    await node.agent.mark("c2", left, 3)
-    await node.agent.mark("c1", Mark(), 4)
+    await node.agent.order("c2", orders.Mark(left, 3))
+    await node.agent.order("c1", orders.Mark(Mark(), 4))
     assert await marks() == {"c1": Mark(), "c2": left}
-    await node.agent.mark("c1", back, 5)
+    await node.agent.order("c1", orders.Mark(back, 5))
     assert await marks() == {"c1": back, "c2": left}
     words = {i.id: i.word for i in await node.agent.checkpoints()}
     assert words["c1"] > words["c2"] > (0, 0)
-    missing = node.agent.mark("c3", left, 6)
+    missing = node.agent.order("c3", orders.Mark(left, 6))
     assert await refusal(missing) is Reason.CHECKPOINT_MISSING
 
 

@@ -257,6 +257,11 @@ class NodeInMemory(MemoryAgent[Place]):
         )
 
     # --- Node
+    async def carry_out(self, subject, order):
+        if order.about == "sessions":
+            await self.set_hint(subject, order.hint)
+        return await self.given(subject, order)
+
     async def set_hint(self, incarnation, told):
         self.told.setdefault(incarnation, []).append(told)
         if told.pod != getattr(self.places.get(incarnation), "pod", told.pod):

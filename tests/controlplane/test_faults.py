@@ -10,6 +10,7 @@ from contextlib import suppress
 import msgspec
 import pytest
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import (
     Decision,
@@ -222,11 +223,12 @@ class KillsLate:
     def __getattr__(self, name):
         return getattr(self._agent, name)
 
-    async def kill(self, incarnation):
-        self.asked = True
-        if not self.answers:
-            raise Unreachable(Reason.NODE_SILENT, node="node1")
-        return await self._agent.kill(incarnation)
+    async def order(self, subject, order):
+        if isinstance(order, orders.Kill):
+            self.asked = True
+            if not self.answers:
+                raise Unreachable(Reason.NODE_SILENT, node="node1")
+        return await self._agent.order(subject, order)
 
     async def trees(self, key=None):
         trees = await self._agent.trees(key)

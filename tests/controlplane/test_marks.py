@@ -281,9 +281,9 @@ class Recorded:
         self.words = []
         self.said = []
 
-    async def mark(self, checkpoint, said, word):
-        self.words.append((checkpoint, said.aside is not None, word))
-        self.said.append(said)
+    async def order(self, checkpoint, order):
+        self.words.append((checkpoint, order.said.aside is not None, order.word))
+        self.said.append(order.said)
         if checkpoint in self.refused:
             raise self.refused[checkpoint]
 

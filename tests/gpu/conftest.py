@@ -170,7 +170,7 @@ class Session:
         events = self._agent.restore(self.place, checkpoint)
         assert events[-1].get("tree"), events[-1]
         self._keep(events)
-        self._agent.delete(f"/v1/checkpoints/{checkpoint}")
+        self._agent.post(f"/v1/checkpoints/{checkpoint}/discard")
 
     def cycle(self) -> None:
         """Save it, end it, bring it back."""

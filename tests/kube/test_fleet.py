@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from traitlets.config import Config
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
     ReclaimError,
@@ -87,7 +88,7 @@ async def test_what_a_pod_claims_to_be_is_not_believed(cluster, service, two):
 
 
 async def test_capture_tells_the_agent_what_the_return_needs(cluster, service, two):
-    events = await all_of(service.fleet.capture(I1, "c1", 1))
+    events = await all_of(service.fleet.follow(I1, orders.Capture("c1", 1)))
     assert events[-1].checkpoint.id == "c1"
     identity = await service.fleet.identity("c1")
     assert "@sha256:" in identity.image
@@ -99,7 +100,9 @@ async def test_capture_tells_the_agent_what_the_return_needs(cluster, service, t
 async def test_nap_and_wake_go_to_the_agent_of_its_node(cluster, service, two):
     tree = node_of(cluster, two[0]).places[I1].tree
     tree.gpu_bytes, tree.on_gpu = 5, True
-    assert (await all_of(service.fleet.nap(I1)))[-1].tree.state is TreeState.NAPPING
+    assert (await all_of(service.fleet.follow(I1, orders.Nap())))[
+        -1
+    ].tree.state is TreeState.NAPPING
     assert not tree.on_gpu
     (told,) = await service.fleet.trees(ADA)
     assert (told.runs, told.nap.bytes) == (True, 5)
@@ -107,19 +110,23 @@ async def test_nap_and_wake_go_to_the_agent_of_its_node(cluster, service, two):
     agent, follows = node_of(cluster, two[0]).agent, asyncio.Event()
     follow = agent.next_wake
 
-    async def next_wake(incarnation):
+    async def next_wake(incarnation, order):
         follows.set()
-        return await follow(incarnation)
+        return await follow(incarnation, order)
 
     agent.next_wake = next_wake
-    following = asyncio.ensure_future(all_of(service.fleet.next_wake(I1)))
+    following = asyncio.ensure_future(
+        all_of(service.fleet.follow(I1, orders.NextWake()))
+    )
     await asyncio.wait_for(follows.wait(), 60)  # a wake that is over is not followed
-    assert (await all_of(service.fleet.wake(I1)))[-1].tree.state is TreeState.RUNNING
+    assert (await all_of(service.fleet.follow(I1, orders.Wake())))[
+        -1
+    ].tree.state is TreeState.RUNNING
     assert tree.on_gpu
     followed = await asyncio.wait_for(following, 60)
     assert followed[-1].tree.state is TreeState.RUNNING
     with pytest.raises(NotFound):
-        await all_of(service.fleet.nap("nobody"))
+        await all_of(service.fleet.follow("nobody", orders.Nap()))
 
 
 async def test_labels_of_a_sessions_pod_are_told_and_of_none_are_not_known(
@@ -132,19 +139,19 @@ async def test_labels_of_a_sessions_pod_are_told_and_of_none_are_not_known(
 
 
 async def test_a_session_without_a_gpu_may_return_to_any_node(service, two):
-    await all_of(service.fleet.capture(I2, "c2", 1))
+    await all_of(service.fleet.follow(I2, orders.Capture("c2", 1)))
     assert (await service.fleet.identity("c2")).node_labels == {}
 
 
 async def test_release_ends_the_tree_and_then_deletes_that_pod(cluster, service, two):
-    await all_of(service.fleet.capture(I1, "c1", 1))
-    await service.fleet.release(I1, "c1")
+    await all_of(service.fleet.follow(I1, orders.Capture("c1", 1)))
+    await service.fleet.order(I1, orders.Release("c1"))
     await until(lambda: cluster.pod("jupyter-ada") is None)
     assert cluster.pod("jupyter-bob--lab") is not None
     # The mirror may still show a pod that is gone; then release has nothing left to do.
     await service.knows(lambda pods: len(pods) == 1)
     with pytest.raises(NotFound):
-        await service.fleet.release(I1, "c1")
+        await service.fleet.order(I1, orders.Release("c1"))
 
 
 async def test_a_pod_of_the_same_name_that_came_later_is_not_deleted(
@@ -161,13 +168,13 @@ async def test_a_pod_of_the_same_name_that_came_later_is_not_deleted(
 
 
 async def test_restore_goes_to_the_node_where_the_pod_landed(cluster, service, two):
-    await all_of(service.fleet.capture(I1, "c1", 1))
-    await service.fleet.release(I1, "c1")
+    await all_of(service.fleet.follow(I1, orders.Capture("c1", 1)))
+    await service.fleet.order(I1, orders.Release("c1"))
     await until(lambda: cluster.pod("jupyter-ada") is None)
     node_of(cluster, two[0]).schedulable = False
     held = session_pod(cluster, mode="hold", incarnation=I3)
     assert held["spec"]["nodeName"] != two[0]["spec"]["nodeName"]
-    events = await all_of(service.fleet.restore(I3, "c1"))
+    events = await all_of(service.fleet.follow(I3, orders.Restore("c1")))
     assert events[-1].tree.state is TreeState.RUNNING
     assert node_of(cluster, held).serves(held["metadata"]["uid"])
     assert node_of(cluster, held).agent.placements._hints[I3].image.partition("@")[2]
@@ -248,23 +255,23 @@ async def test_a_look_at_one_session_does_not_wait_for_another_ones_silent_node(
 
 
 async def test_the_store_is_asked_of_whoever_answers(cluster, service, two):
-    await all_of(service.fleet.capture(I1, "c1", 1))
+    await all_of(service.fleet.follow(I1, orders.Capture("c1", 1)))
     await node_of(cluster, two[0]).silence_agent()
     assert [info.id for info in await service.fleet.checkpoints()] == ["c1"]
-    await service.fleet.discard("c1")
+    await service.fleet.order("c1", orders.Discard())
     assert await service.fleet.checkpoints() == []
 
 
 async def test_what_a_session_came_from_is_deleted_where_it_is_seen_to_run(
     cluster, service, two
 ):
-    await all_of(service.fleet.capture(I1, "c1", 1))
-    await service.fleet.release(I1, "c1")
+    await all_of(service.fleet.follow(I1, orders.Capture("c1", 1)))
+    await service.fleet.order(I1, orders.Release("c1"))
     await node_of(cluster, two[1]).silence_agent()
     with pytest.raises(Unreachable):
-        await service.fleet.discard("c1", runs=I2)
+        await service.fleet.order("c1", orders.Discard(runs=I2))
     with pytest.raises(NotFound):
-        await service.fleet.discard("c1", runs="nobody")
+        await service.fleet.order("c1", orders.Discard(runs="nobody"))
     assert [info.id for info in await service.fleet.checkpoints()] == ["c1"]
 
 
@@ -311,7 +318,7 @@ async def test_a_pod_that_waits_is_no_tree_and_is_deleted_when_nobody_wants_it(
     assert await service.fleet.trees(ADA) == []
     with pytest.raises(NotFound):
         await service.fleet.tree(I1)
-    await service.fleet.kill(I1)
+    await service.fleet.order(I1, orders.Kill())
     assert cluster.pod("jupyter-ada") is None
 
 
@@ -333,12 +340,14 @@ async def test_those_who_wait_for_a_gpu_are_known_in_their_order(cluster, servic
 async def test_kill_while_the_capture_runs_leaves_the_pod(cluster, service, two):
     node = node_of(cluster, two[0])
     node.nodes.held = "dump"
-    capture = asyncio.create_task(all_of(service.fleet.capture(I1, "c1", 1)))
+    capture = asyncio.create_task(
+        all_of(service.fleet.follow(I1, orders.Capture("c1", 1)))
+    )
     await until(lambda: node.places[I1].tree.frozen)
     with pytest.raises(Refused):
-        await service.fleet.kill(I1)
+        await service.fleet.order(I1, orders.Kill())
     assert "deletionTimestamp" not in cluster.pod("jupyter-ada")["metadata"]
-    await service.fleet.cancel(I1)
+    await service.fleet.order(I1, orders.Cancel())
     assert (await capture)[-1].failure.code == "cancelled"
 
 
@@ -346,7 +355,7 @@ async def test_the_node_may_not_be_read_and_the_session_is_saved_all_the_same(
     cluster, service, two
 ):
     cluster.forbidden.add(("get", "nodes"))
-    await all_of(service.fleet.capture(I1, "c1", 1))
+    await all_of(service.fleet.follow(I1, orders.Capture("c1", 1)))
     assert (await service.fleet.identity("c1")).node_labels == {}
 
 
@@ -360,8 +369,8 @@ async def test_a_pod_newer_than_the_watch_is_looked_up(cluster, service):
 
 
 async def test_the_calls_are_those_of_the_role_and_no_others(cluster, service, two):
-    await all_of(service.fleet.capture(I1, "c1", 1))
-    await service.fleet.release(I1, "c1")
+    await all_of(service.fleet.follow(I1, orders.Capture("c1", 1)))
+    await service.fleet.order(I1, orders.Release("c1"))
     made = {(verb, where) for who, verb, where in cluster.calls if who == "service"}
     scopes = {"sessions": NAMESPACE, "agents": NAMESPACE, "cluster": ""}
     allowed = {
@@ -612,8 +621,8 @@ async def test_a_released_pod_has_a_short_grace_for_its_sidecars(cluster, servic
     sidecar = {"extra_containers": [{"name": "side", "image": "busybox"}]}
     session_pod(cluster, SessionKey("cy"), incarnation=I3, options=sidecar)
     await service.knows(lambda pods: len(pods) == 3 and all(p.image for p in pods))
-    await all_of(service.fleet.capture(I3, "cp1", 1))
+    await all_of(service.fleet.follow(I3, orders.Capture("cp1", 1)))
     cluster.delete_seconds = 1.0
-    await service.fleet.release(I3, "cp1")
+    await service.fleet.order(I3, orders.Release("cp1"))
     pod = cluster.pod("jupyter-cy")
     assert pod["metadata"]["deletionGracePeriodSeconds"] == GRACE_SECONDS

@@ -82,7 +82,7 @@ def agent(request, folder):
         print(f"the agent had ended, with {ended}")
     else:
         for one in made.get("/v1/checkpoints").json():
-            made.delete(f"/v1/checkpoints/{one['id']}")
+            made.post(f"/v1/checkpoints/{one['id']}/discard")
     if not shared:
         made.kill()
         print(made.log.read_text())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
@@ -61,8 +62,8 @@ def test_order_of_a_former_service_is_refused_also_by_the_next_agent(agent, coun
             ("POST", of_session(counter, "wake"), {}),
             ("POST", of_session(counter, "thaw"), {}),
             ("POST", of_session(counter, "cancel"), {}),
-            ("DELETE", "/v1/checkpoints/c", None),
-            ("PUT", "/v1/checkpoints/c/mark", {"said": {}, "word": 1}),
+            ("POST", "/v1/checkpoints/c/discard", {}),
+            ("POST", "/v1/checkpoints/c/mark", {"said": {}, "word": 1}),
             # what it saw would not be safe from the orders of the other one
             ("GET", "/v1/sessions", None),
         ):
@@ -167,7 +168,7 @@ async def test_kill_that_waits_for_a_restore_is_refused_if_it_is_late_by_then(
 
     async def kill():
         await node.term.hear(FIRST, order=True)
-        await node.kill(counter.incarnation)
+        await node.kill(counter.incarnation, orders.Kill())
 
     over = asyncio.Event()
     operation = Operation("restore", SessionKey("ann"), "c")

@@ -87,7 +87,8 @@ def test_session_naps_and_wakes_and_the_rest_of_it_runs_on(agent, session):
 def test_agent_that_ends_waits_for_nobody_who_follows_a_wake(agent, session):
     nap(agent, session)
     request = (
-        f"GET /v1/sessions/{session.incarnation}/next-wake HTTP/1.1\r\n"
+        f"POST /v1/sessions/{session.incarnation}/next-wake HTTP/1.1\r\n"
+        "Content-Length: 0\r\n"
         f"Host: agent\r\nAuthorization: Bearer {agent.token}\r\n\r\n"
     )
     with socket.socket(socket.AF_UNIX) as reader:

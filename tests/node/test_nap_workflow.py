@@ -13,6 +13,7 @@ import time
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.models import (
     CardShortage,
@@ -305,15 +306,16 @@ async def test_order_that_meets_a_wake_waits_for_its_end(
     waking = asyncio.ensure_future(run(recovery, counter, cards, "wake"))
     await recovery.operations.next(counter.incarnation, "wake", 5)
     node = node_of(recovery, cards)
-    words = () if order == "nap" else ("cp", 1)
+    kinds = {each.kind: each for each in orders.AGENT_ORDERS}
+    given = kinds[order](*(() if order == "nap" else ("cp", 1)))
     if order == "nap":
         with pytest.raises(ReclaimError):  # the policy's: somebody uses it
-            await node.nap(counter.incarnation, seen=time.time())
-    given = asyncio.ensure_future(getattr(node, order)(counter.incarnation, *words))
-    done, _ = await asyncio.wait([given], timeout=0.5)
+            await node.nap(counter.incarnation, orders.Nap(seen=time.time()))
+    work = asyncio.ensure_future(node.carry_out(counter.incarnation, given))
+    done, _ = await asyncio.wait([work], timeout=0.5)
     assert not done
     moved.set()
-    events = [event async for event in await given]
+    events = [event async for event in await work]
     assert events[-1].failure.code == "io_uring"
     assert await waking is None
     assert goes_on(counter)
@@ -327,7 +329,10 @@ async def test_suspend_calls_off_a_wake_that_waits_for_room(
     assert (await node.tree(counter.incarnation)).shortage.place == 1
 
     monkeypatch.setattr(capture, "Capture", Refused)
-    events = [e async for e in await node.capture(counter.incarnation, "cp", 1)]
+    events = [
+        e
+        async for e in await node.capture(counter.incarnation, orders.Capture("cp", 1))
+    ]
     assert events[-1].failure.code == "io_uring"
     assert (await waiting).reason is Reason.CANCELLED
     tree = await node.tree(counter.incarnation)

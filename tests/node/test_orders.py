@@ -142,7 +142,7 @@ def test_release_of_a_tree_of_which_one_has_died_since_ends_it(agent, counter):
     assert agent.post(path, {"checkpoint": "cp"}).json()["state"] == "gone"
     assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["cp"]
     # It can be discarded now.
-    assert agent.delete("/v1/checkpoints/cp").status_code == 204
+    assert agent.post("/v1/checkpoints/cp/discard").status_code == 204
     assert agent.get("/v1/checkpoints").json() == []
 
 

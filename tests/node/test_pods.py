@@ -5,10 +5,10 @@ import time
 
 import pytest
 
+from jupyterhub_gpu_reclaim.common.agent_orders import PodHint
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.node.session import PodHint
 from jupyterhub_gpu_reclaim.node.sessions.placements import PodPlacements
 
 POD = "0d6ed7e5-3b1a-4c39-9c3f-2d1f5f0a7b11"

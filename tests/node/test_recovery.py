@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
+from jupyterhub_gpu_reclaim.common.agent_orders import PodHint
 from jupyterhub_gpu_reclaim.common.errors import (
     ReclaimError,
     Refused,
@@ -20,7 +21,6 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
-from jupyterhub_gpu_reclaim.node.session import PodHint
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import recovery as recovery_module
 from jupyterhub_gpu_reclaim.node.workflows.recovery import _CRIU_WORDS

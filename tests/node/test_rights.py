@@ -7,6 +7,7 @@ import sys
 import msgspec
 import pytest
 
+from jupyterhub_gpu_reclaim.common.agent_orders import PodHint
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.linux import capabilities, processes
 from jupyterhub_gpu_reclaim.linux.processes import Process
@@ -17,7 +18,7 @@ from jupyterhub_gpu_reclaim.node.requirements import (
     refuse_user_namespace,
     rights_of,
 )
-from jupyterhub_gpu_reclaim.node.session import PodHint, Session
+from jupyterhub_gpu_reclaim.node.session import Session
 
 SAME = Rights(
     uids=[1000], capabilities=0xA80425FB, filtered=True, no_new_privileges=True

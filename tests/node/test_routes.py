@@ -99,13 +99,13 @@ def test_wrong_method_is_refused(agent):
 def test_word_about_a_missing_checkpoint_is_not_found(agent):
     with agent.client() as client:
         path, said = "/v1/checkpoints/none/mark", {"aside": {"until": None}}
-        response = client.put(path, json={"said": said, "word": 1})
+        response = client.post(path, json={"said": said, "word": 1})
         assert response.status_code == 404
         assert response.json()["code"] == "checkpoint_missing"
         for bad in ({"aside": 1}, {"gone_on": {"incarnation": "../i", "since": 0}}):
-            assert client.put(path, json={"said": bad, "word": 1}).status_code == 400
+            assert client.post(path, json={"said": bad, "word": 1}).status_code == 400
         for bad in ({}, {"said": said}, {"said": said, "word": -1}):
-            assert client.put(path, json=bad).status_code == 400
+            assert client.post(path, json=bad).status_code == 400
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "x" * 256, "\u202eturned", 7])

@@ -61,7 +61,7 @@ def test_memory_of_what_has_stood_since_is_not_stored_again(agent, server, place
     assert info["deduplicated_bytes"] > 60 << 20
     assert info["parent"] == "nap-2"
 
-    assert agent.delete("/v1/checkpoints/nap-2").status_code < 300
+    assert agent.post("/v1/checkpoints/nap-2/discard").status_code < 300
     assert come_back(agent, server, places) == "then"
 
 

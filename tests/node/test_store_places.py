@@ -48,7 +48,7 @@ def configured(agent, folder, s3):
         return agent
 
     yield configured
-    agent.delete("/v1/checkpoints/cp-1")
+    agent.post("/v1/checkpoints/cp-1/discard")
     agent.kill()  # before the server, for which it would wait
 
 

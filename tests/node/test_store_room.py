@@ -127,7 +127,7 @@ def small_agent(folder):
         made = running_agent(folder)
         yield made
         for one in made.get("/v1/checkpoints").json():
-            made.delete(f"/v1/checkpoints/{one['id']}")
+            made.post(f"/v1/checkpoints/{one['id']}/discard")
         made.kill()
         print(made.log.read_text())
     finally:

@@ -57,7 +57,7 @@ def test_nothing_is_suspended_resumed_or_deleted_until_it_is_back(
     refused = agent.restore(holding, "cp-1")[-1]
     assert refused.get("code", refused.get("failure", {}).get("code")) == "store_absent"
     assert agent.get("/v1/checkpoints").json()["code"] == "store_absent"
-    assert agent.delete("/v1/checkpoints/cp-1").json()["code"] == "store_absent"
+    assert agent.post("/v1/checkpoints/cp-1/discard").json()["code"] == "store_absent"
 
     # An agent that starts meanwhile, too, and one that has lost its folder.
     agent.kill()

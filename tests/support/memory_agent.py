@@ -39,6 +39,8 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder
+
 
 class MemoryOperation:
     """A capture, restore, nap or wake, under way or ended; any number may follow it."""
@@ -461,6 +463,12 @@ class MemoryAgent(Generic[S]):
         marked = msgspec.structs.asdict(said)
         info = msgspec.structs.replace(info, **marked, word=self.words[checkpoint])
         self.saved[checkpoint] = info, self.saved[checkpoint][1]
+
+    def given(self, subject: str, order: AgentOrder) -> Any:
+        """What the method of its kind makes of an order."""
+        fields = {name: getattr(order, name) for name in order.__struct_fields__}
+        del fields["hint"]
+        return getattr(self, order.kind.replace("-", "_"))(subject, **fields)
 
     # --- what is shared
 

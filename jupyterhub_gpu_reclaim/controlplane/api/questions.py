@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
     ReclaimError,
@@ -95,7 +96,7 @@ class Questions:
             return
         if self._sessions.drains.of_session(row) is None:
             with suppress(Refused, NotFound):
-                await self._agent.cancel(row.incarnation)
+                await self._agent.order(row.incarnation, orders.Cancel())
         self._look(key)
         await self.moved(key, lambda now: now.phase is not Phase.SUSPENDING)
 

@@ -10,6 +10,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.principals import of_user
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -152,7 +153,8 @@ class StopPlanner:
         if row.incarnation != placement.incarnation or row.phase not in SAVED:
             raise Refused(Reason.NOT_CAPTURED)
         try:
-            await self._agent.release(row.incarnation, row.checkpoint)
+            release = orders.Release(row.checkpoint)
+            await self._agent.order(row.incarnation, release)
         finally:
             self._look(row.key)
 

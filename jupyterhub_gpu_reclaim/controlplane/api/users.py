@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.auth.principals import of_user
 from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
@@ -710,7 +711,7 @@ class UserApi:
         drained = self._sessions.drains.of_session(row) is not None
         if row.phase is Phase.SUSPENDING and not drained:
             with suppress(NotFound):
-                await self._agent.cancel(row.incarnation)
+                await self._agent.order(row.incarnation, orders.Cancel())
 
     def _write_intent(
         self, row: SessionRow, intent: Intent, by: str, name: str = ""

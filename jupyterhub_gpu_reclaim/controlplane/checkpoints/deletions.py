@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec, deletion_orders
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
@@ -284,7 +285,7 @@ class Deletions:
             line = self._line(order, "forget", _DELETED)
             self._sessions.journal.write(*_told(line))
         for checkpoint in sorted(to_delete):
-            await self._agent.discard(checkpoint)
+            await self._agent.order(checkpoint, orders.Discard())
             self._sessions.journal.drop(checkpoint)
             _log.info("%s: checkpoint %s deleted (forgotten)", key, checkpoint)
         if left or to_delete or self.pending(key) is not order:
@@ -295,9 +296,9 @@ class Deletions:
     async def _end_tree(self, tree: Tree) -> None:
         try:
             if tree.state is TreeState.CAPTURING:
-                await self._agent.cancel(tree.incarnation)
+                await self._agent.order(tree.incarnation, orders.Cancel())
             else:
-                await self._agent.kill(tree.incarnation)
+                await self._agent.order(tree.incarnation, orders.Kill())
         except NotFound:
             return
         _log.info("%s: what is left of a deleted session is ended", tree.key)

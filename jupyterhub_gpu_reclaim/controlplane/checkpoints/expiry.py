@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.kept_bytes import keeps
@@ -282,7 +283,7 @@ async def collect(sessions: Sessions, agent: Agent, set_aside: float) -> None:
             continue
         try:
             # It may end before a late order arrives: its agent looks once more.
-            await agent.discard(due.id, runs=runs)
+            await agent.order(due.id, orders.Discard(runs=runs))
         except Unreachable:
             return
         except ReclaimError as error:

@@ -13,6 +13,7 @@ import itertools
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Aside, Mark
 from jupyterhub_gpu_reclaim.controlplane import phase
@@ -78,7 +79,8 @@ class Marks:
                 continue
             self._last = checkpoint
             try:
-                await self._agent.mark(checkpoint, said, next(self._words))
+                order = orders.Mark(said, next(self._words))
+                await self._agent.order(checkpoint, order)
             except Unreachable as error:
                 _log.debug("%s: mark of %s: %s", key, checkpoint, error)
                 return

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ async def end(
     before = is_ordered(sessions, key, incarnation)
     sessions.runtime(key).ending |= {incarnation}
     try:
-        await agent.kill(incarnation)
+        await agent.order(incarnation, orders.Kill())
     except NotFound:
         pass
     except Refused:

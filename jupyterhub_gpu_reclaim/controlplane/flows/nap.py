@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Event, Phase
@@ -83,7 +84,7 @@ class Napper:
         runtime = self._sessions.runtime(row.key)
         runtime.moving_out = runtime.cards(row.incarnation)
         seen = runtime.seen if why is not None else None
-        order = self._agent.nap(row.incarnation, seen=seen)
+        order = self._agent.follow(row.incarnation, orders.Nap(seen=seen))
         try:
             end = await self._last_event(row, "nap", order)
         finally:
@@ -128,7 +129,8 @@ class Napper:
         Raises:
             Unreachable: the agent was lost on the way; the wake may go on there.
         """
-        end = await self._last_event(row, "wake", self._agent.wake(row.incarnation))
+        order = self._agent.follow(row.incarnation, orders.Wake())
+        end = await self._last_event(row, "wake", order)
         now = self._sessions.row(row.key)
         if not _still_runs(row, now):
             return 0.0
@@ -224,7 +226,7 @@ class Napper:
                         return event
                     self._sessions.counters.step(kind, event.step)
         except TimeoutError:
-            await self._agent.cancel(row.incarnation)
+            await self._agent.order(row.incarnation, orders.Cancel())
             raise Unreachable(Reason.AGENT_UNREACHABLE, detail=kind) from None
         except Unreachable:
             raise

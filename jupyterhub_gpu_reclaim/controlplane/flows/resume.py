@@ -10,6 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Event, Failure, Phase
@@ -133,9 +134,8 @@ class Resumer:
         """Return the last event of the restore; the caller reports a failure."""
         unserved = row.waiting_since is not None
         noted = notes.read(self._sessions.journal, NoteKind.FILES_BACK, row.checkpoint)
-        events = self._agent.restore(
-            row.incarnation, row.checkpoint, put_files_back=noted is not None
-        )
+        order = orders.Restore(row.checkpoint, put_files_back=noted is not None)
+        events = self._agent.follow(row.incarnation, order)
         async for event in events:
             if not self._is_unchanged(row):
                 raise Refused(Reason.CANCELLED)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -73,7 +74,7 @@ class Saver:
             async with asyncio.timeout(self._settings.operation_limit):
                 end = await self._last_event(row)
         except TimeoutError:
-            await self._agent.cancel(row.incarnation)
+            await self._agent.order(row.incarnation, orders.Cancel())
             raise Unreachable(Reason.AGENT_UNREACHABLE, detail="save") from None
         except Unreachable:
             raise
@@ -92,9 +93,8 @@ class Saver:
     async def _last_event(self, row: SessionRow) -> Event:
         """Return the last event of the order."""
         generation = self._sessions.next_generation(row.key)
-        events = self._agent.save(
-            row.incarnation, self._new_id(), generation, name=row.save_name
-        )
+        order = orders.Save(self._new_id(), generation, name=row.save_name)
+        events = self._agent.follow(row.incarnation, order)
         async for event in events:
             if event.step is None:
                 return event

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
@@ -144,7 +145,7 @@ class Suspender:
             async with asyncio.timeout(self._settings.operation_limit):
                 end = await self._capture(row, seen)
         except TimeoutError:
-            await self._agent.cancel(row.incarnation)
+            await self._agent.order(row.incarnation, orders.Cancel())
             raise Unreachable(Reason.AGENT_UNREACHABLE, detail="capture") from None
         except Unreachable:
             raise
@@ -184,9 +185,8 @@ class Suspender:
     async def _capture(self, row: SessionRow, seen: float | None) -> Event:
         """Return the last event of the capture."""
         generation = self._sessions.next_generation(row.key)
-        events = self._agent.capture(
-            row.incarnation, row.attempt, generation, seen=seen
-        )
+        order = orders.Capture(row.attempt, generation, seen=seen)
+        events = self._agent.follow(row.incarnation, order)
         async for event in events:
             self._sessions.step(row.key, "suspend", event)
             if event.step is None:
@@ -287,7 +287,8 @@ class Suspender:
     async def release(self, row: SessionRow) -> None:
         """End the captured tree; idempotent. If thawed meanwhile, it is RUNNING."""
         try:
-            await self._agent.release(row.incarnation, row.checkpoint)
+            release = orders.Release(row.checkpoint)
+            await self._agent.order(row.incarnation, release)
         except NotFound as error:
             _log.info("%s: nothing left to release: %s", row.key, error)
         except Refused as error:
@@ -305,7 +306,7 @@ class Suspender:
 
     async def thaw(self, row: SessionRow) -> None:
         """Thaw a captured tree; a RELEASING session is then RUNNING again."""
-        await self._agent.thaw(row.incarnation)
+        await self._agent.order(row.incarnation, orders.Thaw())
         if self._sessions.row(row.key) == row and row.phase is Phase.RELEASING:
             alone = self._together.breaks(row) or self._together.waits(row)
             failure = alone or failure_of(Reason.HUB_UNREACHABLE)
@@ -357,5 +358,5 @@ async def give_way(
     """
     while await sessions.until(row.key, to, settings.operation_limit):
         with suppress(ReclaimError):
-            await agent.cancel(row.incarnation)
+            await agent.order(row.incarnation, orders.Cancel())
         await sessions.clock.sleep(settings.pace)

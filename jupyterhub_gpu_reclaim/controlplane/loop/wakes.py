@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 
@@ -86,7 +87,7 @@ class WakeFollower:
         while True:
             wait = self._settings.pace
             try:
-                async for event in self._agent.next_wake(incarnation):
+                async for event in self._agent.follow(incarnation, orders.NextWake()):
                     await self._take_event(key, incarnation, event)
             except NotFound:
                 return

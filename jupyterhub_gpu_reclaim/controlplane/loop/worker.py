@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.models import (
     Failure,
@@ -355,7 +356,7 @@ class Worker:
 
     async def _cancel(self, row: SessionRow, action: Action) -> float:
         del action
-        await self._agent.cancel(row.incarnation)
+        await self._agent.order(row.incarnation, orders.Cancel())
         return self._settings.pace
 
     async def _call_off(self, row: SessionRow, action: Action) -> None:
@@ -398,7 +399,9 @@ class Worker:
 
     async def _thaw(self, row: SessionRow, action: Action) -> float:
         if action.tree is not None and action.tree.incarnation != row.incarnation:
-            await self._agent.thaw(action.tree.incarnation)  # nobody knows of it
+            await self._agent.order(
+                action.tree.incarnation, orders.Thaw()
+            )  # nobody knows of it
             return self._settings.pace
         try:
             await self._suspender.thaw(row)

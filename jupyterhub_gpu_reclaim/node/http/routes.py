@@ -11,27 +11,23 @@ import contextlib
 import hmac
 import logging
 import re
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
 from tornado.iostream import StreamClosedError
 from tornado.web import Application, HTTPError, RequestHandler
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.bounds import Count, Identifier, Name
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError
-from jupyterhub_gpu_reclaim.common.models import (
-    Failure,
-    Mark,
-    Sample,
-    SessionKey,
-    Value,
+from jupyterhub_gpu_reclaim.common.agent_orders import (
+    AGENT_ORDERS,
+    AgentOrder,
+    PodHint,
 )
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.models import Failure, Sample, Tree
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import TERM, Term
 from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
-from jupyterhub_gpu_reclaim.node.session import PodHint
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -141,48 +137,6 @@ MAX_BODY_BYTES = 64 * 1024
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
-class CaptureOrder(Value, frozen=True, kw_only=True):
-    """Body of ``capture`` and ``save``; the last five are for sessions in pods."""
-
-    checkpoint: Identifier
-    generation: Count = 1
-    seen: float | None = None  #: when it was seen idle; none: somebody asks for it
-    name: Name = ""  #: of a save point
-    key: SessionKey | None = None
-    image: str = ""
-    node_labels: dict[str, str] = msgspec.field(default_factory=dict)
-    session: str = ""
-    account: str = ""
-
-
-class RestoreOrder(Value, frozen=True, kw_only=True):
-    """Body of ``restore``; the last two are for sessions in pods."""
-
-    checkpoint: Identifier
-    put_files_back: bool = False
-    key: SessionKey | None = None
-    image: str = ""
-
-
-class NapOrder(Value, frozen=True, kw_only=True):
-    """Body of ``nap``."""
-
-    seen: float | None = None  #: as of ``CaptureOrder``
-
-
-class ReleaseOrder(Value, frozen=True, kw_only=True):
-    """Body of ``release``."""
-
-    checkpoint: Identifier
-
-
-class MarkOrder(Value, frozen=True, kw_only=True):
-    """Body of ``mark``."""
-
-    said: Mark
-    word: Annotated[int, msgspec.Meta(ge=0, lt=10**10)]
-
-
 class GetHealth(Handler):
     """``GET /healthz``: alive. The kubelet, which has no token, hears no more."""
 
@@ -227,31 +181,14 @@ class ListTrees(Handler):
         self.answer(await self.node.trees())
 
 
-class SessionHandler(Handler):
-    """Handlers for one session; in Kubernetes ``?pod=`` says where it lives."""
-
-    async def set_hint(self, incarnation: str, **more: Any) -> None:
-        """Pass on the service's facts about the session, before it is looked up."""
-        pod = self.get_query_argument("pod", "")
-        await self.node.set_hint(incarnation, PodHint(pod=pod, **more))
-
-
-class GetSession(SessionHandler):
-    """``GET /v1/sessions/{incarnation}``."""
+class GetSession(Handler):
+    """``GET /v1/sessions/{incarnation}``; in Kubernetes ``?pod=`` says where it is."""
 
     async def get(self, incarnation: str) -> None:
         """Answer with that tree."""
-        await self.set_hint(incarnation)
+        pod = self.get_query_argument("pod", "")
+        await self.node.set_hint(incarnation, PodHint(pod=pod))
         self.answer(await self.node.tree(incarnation))
-
-
-class GetNextWake(SessionHandler):
-    """``GET /v1/sessions/{incarnation}/next-wake``."""
-
-    async def get(self, incarnation: str) -> None:
-        """Answer with the events of the next wake; empty after a while without one."""
-        await self.set_hint(incarnation)
-        await self.stream(await self.node.next_wake(incarnation))
 
 
 class GetSamples(Handler):
@@ -282,57 +219,20 @@ def _encoded(sample: Sample) -> bytes:
     )
 
 
-class PostOrder(SessionHandler):
-    """``POST /v1/sessions/{incarnation}/{order}``."""
+class PostOrder(Handler):
+    """``POST /v1/{about}/{subject}/{kind}``: an order of ``common/agent_orders.py``."""
 
-    async def post(self, incarnation: str, order: str) -> None:
+    kind: type[AgentOrder]
+
+    async def post(self, subject: str) -> None:
         """Do as ordered."""
-        if order not in {"capture", "save", "restore"}:
-            await self.set_hint(incarnation)
-        match order:
-            case "capture" | "save":
-                await self.stream(await self._saving(incarnation, order))
-            case "restore":
-                restore = self.body(RestoreOrder)
-                await self.set_hint(incarnation, key=restore.key, image=restore.image)
-                await self.stream(
-                    await self.node.restore(
-                        incarnation,
-                        restore.checkpoint,
-                        put_files_back=restore.put_files_back,
-                    )
-                )
-            case "nap":
-                nap = self.body(NapOrder)
-                await self.stream(await self.node.nap(incarnation, seen=nap.seen))
-            case "wake":
-                await self.stream(await self.node.wake(incarnation))
-            case "thaw":
-                self.answer(await self.node.thaw(incarnation))
-            case "release":
-                release = self.body(ReleaseOrder)
-                self.answer(await self.node.release(incarnation, release.checkpoint))
-            case "kill":
-                self.answer(await self.node.kill(incarnation))
-            case _:
-                await self.node.cancel(incarnation)
-                self.answer({}, 202)
-
-    async def _saving(self, incarnation: str, order: str) -> AsyncIterator[Event]:
-        """Capture it, or save it while it goes on."""
-        body = self.body(CaptureOrder)
-        await self.set_hint(
-            incarnation,
-            key=body.key,
-            image=body.image,
-            node_labels=body.node_labels,
-            session=body.session,
-            account=body.account,
-        )
-        checkpoint, number = body.checkpoint, body.generation
-        if order == "save":
-            return await self.node.save(incarnation, checkpoint, number, name=body.name)
-        return await self.node.capture(incarnation, checkpoint, number, seen=body.seen)
+        answer = await self.node.carry_out(subject, self.body(self.kind))
+        if isinstance(answer, Tree):
+            self.answer(answer)
+        elif answer is not None:
+            await self.stream(answer)
+        else:
+            self.set_status(204)
 
 
 class ListCheckpoints(Handler):
@@ -341,27 +241,6 @@ class ListCheckpoints(Handler):
     async def get(self) -> None:
         """Answer with the committed ones."""
         self.answer(await self.node.checkpoints())
-
-
-class DeleteCheckpoint(Handler):
-    """``DELETE /v1/checkpoints/{id}``."""
-
-    async def delete(self, checkpoint: str) -> None:
-        """Discard it."""
-        await self.node.discard(checkpoint, runs=self.get_query_argument("runs", ""))
-        self.set_status(204)
-        self.finish()
-
-
-class PutMark(Handler):
-    """``PUT /v1/checkpoints/{id}/mark``."""
-
-    async def put(self, checkpoint: str) -> None:
-        """Seal the word beside it."""
-        order = self.body(MarkOrder)
-        await self.node.mark(checkpoint, order.said, order.word)
-        self.set_status(204)
-        self.finish()
 
 
 class GetIdentity(Handler):
@@ -400,7 +279,6 @@ def make_application(
         term: which service is obeyed; None: known to this application only.
     """
     name = f"({_IDENTIFIER.pattern})"
-    orders = "(capture|save|restore|nap|wake|thaw|release|kill|cancel)"
     bound = {
         "node": node,
         "token": token,
@@ -412,14 +290,13 @@ def make_application(
         ("/v1/status", GetStatus),
         ("/v1/sessions", ListTrees),
         (f"/v1/sessions/{name}", GetSession),
-        (f"/v1/sessions/{name}/next-wake", GetNextWake),
-        (f"/v1/sessions/{name}/{orders}", PostOrder),
         ("/v1/samples", GetSamples),
         ("/v1/checkpoints", ListCheckpoints),
-        (f"/v1/checkpoints/{name}", DeleteCheckpoint),
-        (f"/v1/checkpoints/{name}/mark", PutMark),
         (f"/v1/checkpoints/{name}/identity", GetIdentity),
     ]
+    for each in AGENT_ORDERS:
+        handler = type(each.__name__, (PostOrder,), {"kind": each})
+        routes.append((f"/v1/{each.about}/{name}/{each.kind}", handler))
     return Application(
         [(path, handler, bound) for path, handler in routes],
         default_handler_class=NoSuchPath,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.agent_orders import CANCELLABLE
 from jupyterhub_gpu_reclaim.common.errors import (
     ReclaimError,
     Refused,
@@ -57,9 +58,6 @@ class TimeLimits:
     gpu_lock: float = 30.0  #: until a GPU has done what it has in hand
 
 
-#: Kinds of operations that undo what they have begun when they are cancelled, or leave
-#: it to be tried again.
-CANCELLABLE = frozenset({"capture", "nap", "save", "wake"})
 #: With so many threads that go on though their time was up, nothing that looks at its
 #: programs and files is begun for a session.
 MOST_LATE: Final = 4

@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common.agent_orders import PodHint
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
-from jupyterhub_gpu_reclaim.node.session import PodHint, Session
+from jupyterhub_gpu_reclaim.node.session import Session
 from jupyterhub_gpu_reclaim.session_init import command_line, session_init
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
 from jupyterhub_gpu_reclaim.common import logs
+from jupyterhub_gpu_reclaim.common.agent_orders import PodHint
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.linux import ptrace
 from jupyterhub_gpu_reclaim.node import state_folder
@@ -33,7 +34,6 @@ from jupyterhub_gpu_reclaim.node.operations.records import (
     Records,
     Stage,
 )
-from jupyterhub_gpu_reclaim.node.session import PodHint
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.sessions.placement_kinds import make_placements
 from jupyterhub_gpu_reclaim.node.state_folder import HELD, RECORDS, LastStart

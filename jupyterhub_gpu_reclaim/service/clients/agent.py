@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import msgspec
 
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     )
     from pathlib import Path
 
+    from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder
     from jupyterhub_gpu_reclaim.common.drain import NodeNotice
     from jupyterhub_gpu_reclaim.common.models import (
         Failure,
-        Mark,
         SessionKey,
         Waiting,
     )
@@ -150,7 +150,9 @@ class AgentClient:
 
     async def tree(self, incarnation: str, *, pod: str = "") -> Tree:
         """The tree of an incarnation; ``NotFound`` if there is none (in that pod)."""
-        return await self._get(_session(incarnation, "", pod), Tree)
+        path = f"/v1/sessions/{incarnation}"
+        path += f"?pod={quote(pod, safe='')}" if pod else ""
+        return await self._get(path, Tree)
 
     def labels(self, key: SessionKey) -> dict[str, str]:
         """Return no labels: processes on a machine have none."""
@@ -188,126 +190,21 @@ class AgentClient:
         return await self._get(f"/v1/checkpoints/{checkpoint}/identity", Identity)
 
     # --- doing
-    # ``pod`` is the uid of the session's pod, where sessions are pods; ``facts`` are
-    # what the API server knows of it: ``key``, ``image``, ``node_labels``,
-    # ``session``, ``account``.
-    def capture(
-        self,
-        incarnation: str,
-        checkpoint: str,
-        generation: int,
-        *,
-        seen: float | None = None,
-        pod: str = "",
-        **facts: Any,
-    ) -> AsyncIterator[Event]:
-        """Capture a tree, or attach to that capture; the last event is the end."""
-        body = {
-            "checkpoint": checkpoint,
-            "generation": generation,
-            "seen": seen,
-            **facts,
-        }
-        return self._stream(_session(incarnation, "capture", pod), body)
+    def follow(self, incarnation: str, order: AgentOrder) -> AsyncIterator[Event]:
+        """Give an order that streams, or attach to it; the last event is the end."""
+        path, data = _path(incarnation, order), codec.encode(order)
+        return self._authority.stream(lambda: self._events(path, data))
 
-    def save(
-        self,
-        incarnation: str,
-        checkpoint: str,
-        generation: int,
-        *,
-        name: str = "",
-        pod: str = "",
-        **facts: Any,
-    ) -> AsyncIterator[Event]:
-        """Save a tree that goes on, or attach to that; the last event is the end."""
-        body = {
-            "checkpoint": checkpoint,
-            "generation": generation,
-            "name": name,
-            **facts,
-        }
-        return self._stream(_session(incarnation, "save", pod), body)
-
-    def restore(
-        self,
-        incarnation: str,
-        checkpoint: str,
-        *,
-        put_files_back: bool = False,
-        pod: str = "",
-        **facts: Any,
-    ) -> AsyncIterator[Event]:
-        """Restore a tree, or attach to that restore; the last event is the end."""
-        body = {"checkpoint": checkpoint, "put_files_back": put_files_back, **facts}
-        return self._stream(_session(incarnation, "restore", pod), body)
-
-    def nap(
-        self,
-        incarnation: str,
-        *,
-        seen: float | None = None,
-        pod: str = "",
-    ) -> AsyncIterator[Event]:
-        """Move GPU memory out, or attach to that nap; the last event is the end."""
-        body = {"seen": seen}
-        return self._stream(_session(incarnation, "nap", pod), body)
-
-    def wake(self, incarnation: str, *, pod: str = "") -> AsyncIterator[Event]:
-        """Move GPU memory back, or attach to that wake; the last event is the end."""
-        return self._stream(_session(incarnation, "wake", pod), {})
-
-    def next_wake(self, incarnation: str, *, pod: str = "") -> AsyncIterator[Event]:
-        """Follow the wake under way, or the next one; empty after a while without."""
-        return self._stream(_session(incarnation, "next-wake", pod), method="GET")
-
-    async def thaw(self, incarnation: str, *, pod: str = "") -> Tree:
-        """Thaw a captured tree; its checkpoint is discarded."""
-        return await self._order(_session(incarnation, "thaw", pod))
-
-    async def release(
-        self, incarnation: str, checkpoint: str, *, pod: str = ""
-    ) -> Tree:
-        """End a captured tree, if that checkpoint is committed."""
-        path = _session(incarnation, "release", pod)
-        return await self._order(path, {"checkpoint": checkpoint})
-
-    async def kill(self, incarnation: str, *, pod: str = "") -> Tree:
-        """End an orphan."""
-        return await self._order(_session(incarnation, "kill", pod))
-
-    async def cancel(self, incarnation: str, *, pod: str = "") -> None:
-        """Cancel a running capture, save, nap or wake."""
-        path = _session(incarnation, "cancel", pod)
-        await self._post(path, dict[str, Any], limit=self._quick)
-
-    async def discard(self, checkpoint: str, *, runs: str = "") -> None:
-        """Delete a checkpoint, if that incarnation runs when the order arrives."""
-        path = f"/v1/checkpoints/{checkpoint}"
-        if runs:
-            path += "?" + urlencode({"runs": runs})
-        await self._ask("DELETE", path, limit=self._slow)
-
-    async def mark(self, checkpoint: str, said: Mark, word: int) -> None:
-        """Have a word about a checkpoint sealed in the store."""
-        path = f"/v1/checkpoints/{checkpoint}/mark"
-        body = codec.encode({"said": said, "word": word})
-        await self._ask("PUT", path, limit=self._quick, body=body)
+    async def order(self, subject: str, order: AgentOrder) -> Tree | None:
+        """Give any other order, and wait for its end."""
+        limit = self._quick if order.quick else self._slow
+        path, data = _path(subject, order), codec.encode(order)
+        answer = await self._ask("POST", path, limit=limit, body=data)
+        return _decode(answer.body, Tree, path) if answer.body else None
 
     # --- the border
-    async def _order(self, path: str, body: Any = None) -> Tree:
-        return await self._post(path, Tree, body, limit=self._slow)
-
     async def _get(self, path: str, kind: type[T]) -> T:
         answer = await self._ask("GET", path, limit=self._quick)
-        return _decode(answer.body, kind, path)
-
-    async def _post(
-        self, path: str, kind: type[T], body: Any = None, *, limit: float
-    ) -> T:
-        answer = await self._ask(
-            "POST", path, limit=limit, body=codec.encode(body or {})
-        )
         return _decode(answer.body, kind, path)
 
     async def _ask(self, method: str, path: str, **more: Any) -> Answer:
@@ -322,16 +219,8 @@ class AgentClient:
         except NoResponse as silent:
             raise _silence(silent) from None
 
-    def _stream(
-        self, path: str, body: Any = None, method: str = "POST"
-    ) -> AsyncIterator[Event]:
-        data = None if body is None else codec.encode(body)
-        return self._authority.stream(lambda: self._events(path, data, method))
-
-    async def _events(
-        self, path: str, data: bytes | None, method: str
-    ) -> AsyncGenerator[Event, None]:
-        lines = self._http.lines(method, path, data, silence=self._silence)
+    async def _events(self, path: str, data: bytes) -> AsyncGenerator[Event, None]:
+        lines = self._http.lines("POST", path, data, silence=self._silence)
         try:
             async for line in lines:
                 if isinstance(line, Answer):
@@ -342,10 +231,8 @@ class AgentClient:
             raise _silence(silent) from None
 
 
-def _session(incarnation: str, order: str, pod: str) -> str:
-    """The path of an order for one session, in that pod if it is in one."""
-    path = f"/v1/sessions/{incarnation}" + (f"/{order}" if order else "")
-    return f"{path}?pod={quote(pod, safe='')}" if pod else path
+def _path(subject: str, order: AgentOrder) -> str:
+    return f"/v1/{order.about}/{subject}/{order.kind}"
 
 
 def _silence(error: NoResponse) -> Unreachable:

@@ -14,10 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common.agent_orders import (
+    AgentOrder,
+    Discard,
+    Kill,
+    PodHint,
+    Release,
+)
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Tree, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -33,7 +40,6 @@ if TYPE_CHECKING:
         Event,
         Failure,
         Identity,
-        Mark,
         Sample,
         Waiting,
     )
@@ -270,116 +276,57 @@ class AgentRouter:
             return await self._agents.on(node).samples()
 
     # --- doing
-    async def capture(
-        self,
-        incarnation: str,
-        checkpoint: str,
-        generation: int,
-        *,
-        seen: float | None = None,
-    ) -> AsyncIterator[Event]:
-        """Capture a tree, with what its return will need."""
-        pod, client = await self._seat(incarnation, running=True)
-        facts = await self._facts_of(pod)
-        events = client.capture(incarnation, checkpoint, generation, seen=seen, **facts)
+    async def follow(self, incarnation: str, order: AgentOrder) -> AsyncIterator[Event]:
+        """Give an order that streams to the agent of the session's node."""
+        pod, client = await self._seat(incarnation, running=order.needs_image)
+        told = await self._with_facts(order, pod)
         with named(pod.node):
-            async for event in events:
+            async for event in client.follow(incarnation, told):
                 yield event
 
-    async def save(
-        self, incarnation: str, checkpoint: str, generation: int, *, name: str = ""
-    ) -> AsyncIterator[Event]:
-        """Save a tree that goes on, with what its return will need."""
-        pod, client = await self._seat(incarnation, running=True)
-        facts = await self._facts_of(pod)
-        with named(pod.node):
-            async for event in client.save(
-                incarnation, checkpoint, generation, name=name, **facts
-            ):
-                yield event
+    async def order(self, subject: str, order: AgentOrder) -> Tree | None:
+        """Give any other order: about a session to its node's agent.
 
-    async def _facts_of(self, pod: Pod) -> dict[str, Any]:
-        """The API server's facts about a session, for its checkpoint."""
-        return {
-            "pod": pod.uid,
-            "key": pod.key,
-            "image": pod.image,
-            "node_labels": await self._labels_of(pod),
-            "session": pod.session,
-            "account": pod.account,
-        }
-
-    async def restore(
-        self, incarnation: str, checkpoint: str, *, put_files_back: bool = False
-    ) -> AsyncIterator[Event]:
-        """Restore a tree in the pod that holds its place."""
-        pod, client = await self._seat(incarnation, running=True)
-        events = client.restore(
-            incarnation,
-            checkpoint,
-            put_files_back=put_files_back,
-            pod=pod.uid,
-            image=pod.image,
-            key=pod.key,
+        A checkpoint is in the store of all of them; whether the session that came from
+        it runs, its own node's agent sees.
+        """
+        if isinstance(order, Kill):
+            return await self._kill(subject, order)
+        if order.about == "sessions":
+            pod, client = await self._seat(subject)
+            told = await self._with_facts(order, pod)
+            with named(pod.node):
+                tree = await client.order(subject, told)
+            if isinstance(order, Release):
+                await self._delete(pod)
+            return tree
+        if isinstance(order, Discard) and order.runs:
+            _, client = await self._seat(order.runs)
+            return await client.order(subject, order)
+        return await self._agents.anyone(
+            lambda client: client.order(subject, order), seconds=_ORDER_SECONDS
         )
-        with named(pod.node):
-            async for event in events:
-                yield event
 
-    async def nap(
-        self,
-        incarnation: str,
-        *,
-        seen: float | None = None,
-    ) -> AsyncIterator[Event]:
-        """Move a tree's GPU memory out; its pod keeps its GPU."""
-        pod, client = await self._seat(incarnation)
-        events = client.nap(incarnation, seen=seen, pod=pod.uid)
-        with named(pod.node):
-            async for event in events:
-                yield event
+    async def _with_facts(self, order: AgentOrder, pod: Pod) -> AgentOrder:
+        """The order with the API server's facts about its session."""
+        hint = PodHint(
+            pod=pod.uid,
+            key=pod.key,
+            image=pod.image,
+            node_labels=await self._labels_of(pod) if order.saves else {},
+            session=pod.session,
+            account=pod.account,
+        )
+        return msgspec.structs.replace(order, hint=hint)
 
-    async def wake(self, incarnation: str) -> AsyncIterator[Event]:
-        """Move a tree's GPU memory back."""
-        pod, client = await self._seat(incarnation)
-        with named(pod.node):
-            async for event in client.wake(incarnation, pod=pod.uid):
-                yield event
-
-    async def next_wake(self, incarnation: str) -> AsyncIterator[Event]:
-        """Follow the wake under way, or the next one."""
-        pod, client = await self._seat(incarnation)
-        with named(pod.node):
-            async for event in client.next_wake(incarnation, pod=pod.uid):
-                yield event
-
-    async def thaw(self, incarnation: str) -> Tree:
-        """Thaw a captured tree."""
-        pod, client = await self._seat(incarnation)
-        with named(pod.node):
-            return await client.thaw(incarnation, pod=pod.uid)
-
-    async def cancel(self, incarnation: str) -> None:
-        """Cancel a running capture, nap or wake."""
-        pod, client = await self._seat(incarnation)
-        with named(pod.node):
-            await client.cancel(incarnation, pod=pod.uid)
-
-    async def release(self, incarnation: str, checkpoint: str) -> Tree:
-        """End a captured tree, then delete its pod."""
-        pod, client = await self._seat(incarnation)
-        with named(pod.node):
-            tree = await client.release(incarnation, checkpoint, pod=pod.uid)
-        await self._delete(pod)
-        return tree
-
-    async def kill(self, incarnation: str) -> Tree:
+    async def _kill(self, incarnation: str, order: Kill) -> Tree:
         """End an orphan and delete its pod, which may not run anywhere (yet)."""
         pod = await self._sessions.pod_of(incarnation)
         if pod.node and not pod.over:
             # no init there (yet): the kubelet ends what there is
             with suppress(NotFound), named(pod.node):
-                await self._agents.on(pod.node).kill(incarnation, pod=pod.uid)
+                told = await self._with_facts(order, pod)
+                await self._agents.on(pod.node).order(incarnation, told)
         await self._delete(pod)
         return Tree(
             incarnation=incarnation,
@@ -411,23 +358,6 @@ class AgentRouter:
     async def identity(self, checkpoint: str) -> Identity:
         """The login inside a checkpoint, and what the session needs."""
         return await self._agents.anyone(lambda client: client.identity(checkpoint))
-
-    async def discard(self, checkpoint: str, *, runs: str = "") -> None:
-        """Delete a checkpoint; whether a session runs, its own node's agent sees."""
-        if runs:
-            _, client = await self._seat(runs)
-            await client.discard(checkpoint, runs=runs)
-            return
-        await self._agents.anyone(
-            lambda client: client.discard(checkpoint), seconds=_ORDER_SECONDS
-        )
-
-    async def mark(self, checkpoint: str, said: Mark, word: int) -> None:
-        """Have a word about a checkpoint sealed in the store."""
-        await self._agents.anyone(
-            lambda client: client.mark(checkpoint, said, word),
-            seconds=_ORDER_SECONDS,
-        )
 
     # --- who and where
     async def _seat(
