@@ -11,7 +11,7 @@ import pytest
 #: Threads that allocate and free 13 MB each, one after the other, and stay.
 PROGRAM = """
 import sys, threading
-from jupyterhub_gpu_reclaim.linux.allocator import limit_arenas
+from jupyterhub_gpu_reclaim.linux.libc import limit_arenas
 if sys.argv[1:]:
     limit_arenas(int(sys.argv[1]))
 

@@ -1,4 +1,4 @@
-"""``python -m jupyterhub_gpu_reclaim.cli``: where no script of it is in the PATH."""
+"""``python -m jupyterhub_gpu_reclaim.cli``, if no script of it is in the PATH."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""``agents secrets``: what the agents of a cluster and its Hub share, as Secrets.
+"""``agents secrets``: the shared secrets of a cluster's agents and its Hub.
 
-Token, certificate and master key are made new, and printed; or, with ``--make``, put
-into the cluster by the pod that this runs in, where there is none of their names yet.
-That is the chart's hook: what it makes is in no values and in no release of Helm's, and
-a second run changes nothing. A Secret that somebody else has made is taken as it is;
-the Hub's gets the token and the authority of whichever are there.
+Token, certificate and master key are generated, and printed; or, with ``--make``, the
+pod that this runs in puts those into the cluster that are missing. That is the chart's
+hook: its secrets are in no values and in no release of Helm's, and a second run changes
+nothing. An existing Secret is used as it is; the Hub's gets its token and authority.
 
-The master key and the id of the store that is begun with it are immutable: kubectl
-refuses other ones, which could not open what the first ones have locked.
+The master key and the id of its store are immutable: kubectl refuses other ones, which
+could not open what the first ones have locked.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _LIMIT = 30.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """Names of the Secrets; an empty one is not made."""
+    """Names of the Secrets; one with an empty name is not made."""
 
     namespace: str = "gpu-reclaim"
     hub_namespace: str = "jupyterhub"
@@ -51,7 +50,6 @@ class Wanted:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``agents secrets``."""
     parser.add_argument(
         "--make",
         action="store_true",
@@ -74,7 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print them, or make those that are missing."""
     names = vars(args)
     wanted = Wanted(**{name: names[name] for name in Wanted.__dataclass_fields__})
     if args.make:
@@ -85,7 +82,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def new(wanted: Wanted) -> list[dict[str, Any]]:
-    """All of them, made new."""
     token, tls = _token(), _tls()
     made = [
         _secret(wanted.namespace, wanted.token, token),
@@ -98,14 +94,10 @@ def new(wanted: Wanted) -> list[dict[str, Any]]:
 
 
 async def make_missing(api: Connection, wanted: Wanted) -> None:
-    """Make what is missing; what is there stays as it is.
-
-    Args:
-        api: the API server.
-        wanted: names.
+    """Make those that are missing; existing ones stay as they are.
 
     Raises:
-        Unreachable: it does not answer, or does not let us.
+        Unreachable: the API server does not answer, or forbids it.
     """
     where = wanted.namespace
     if wanted.master_keys:
@@ -136,7 +128,7 @@ def _api_server() -> Connection:
     """With the account of this pod.
 
     Raises:
-        Refused: this is in no pod, or it has no account.
+        Refused: this is not a pod, or it has no account.
     """
     host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
     if not host or not ACCOUNT.is_dir():
@@ -153,7 +145,6 @@ def _api_server() -> Connection:
 
 
 async def _made(api: Connection, secret: dict[str, Any]) -> Files:
-    """The files of the Secret of that name, which is made where there is none."""
     name, where = secret["metadata"]["name"], secret["metadata"]["namespace"]
     found = await _asked(api, "GET", f"{_path(secret)}/{name}")
     if found is None:
@@ -168,7 +159,7 @@ async def _made(api: Connection, secret: dict[str, Any]) -> Files:
 async def _asked(
     api: Connection, method: str, path: str, body: dict[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """The answer; None: there is no such thing."""
+    # None: it does not exist.
     more: dict[str, Any] = {}
     if body is not None:
         more = {
@@ -221,13 +212,13 @@ def _master_keys(wanted: Wanted) -> dict[str, Any]:
 
 
 def _access(token: Files, tls: Files) -> Files:
-    """What the Hub gets; without an authority, as of another's Secret, the leaf."""
+    # Without an authority, as of another's Secret, the leaf.
     authority = tls.get("ca.crt") or tls.get("tls.crt", b"")
     return {"token": token.get("token", b""), "ca.crt": authority}
 
 
 def _tls() -> Files:
-    """A certificate of an authority for nothing but that, whose key is thrown away."""
+    """A certificate of an authority made for it alone, whose key is dropped."""
     from cryptography import x509  # noqa: PLC0415 - of the agent's packages
     from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415

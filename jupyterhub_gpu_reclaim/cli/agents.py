@@ -1,8 +1,7 @@
 """``jupyterhub-gpu-reclaim agents``: the agents of a cluster.
 
-``agents check`` asks each of them how it is; ``helm test`` runs it. It goes where the
-service would go, with the same token and the same certificate, and tries what nobody
-should get: an answer to a wrong token. ``agents secrets`` is in ``agent_secrets``.
+``agents check`` asks each of them for its status; ``helm test`` runs it. It uses the
+service's way, token and certificate, and checks that a wrong token is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ LIMIT = 15.0
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this command to the program's."""
     parser = commands.add_parser("agents", help="the agents of a cluster's nodes")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     text = "say whether each agent can save sessions, and whom it obeys"
@@ -95,7 +93,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _addresses(host: str, port: int) -> list[str]:
-    """Find all addresses of a name.
+    """All addresses of a name.
 
     Raises:
         Unreachable: the name has none.
@@ -108,7 +106,7 @@ def _addresses(host: str, port: int) -> list[str]:
 
 
 async def _check_agent(args: argparse.Namespace, ip: str) -> bool:
-    """Say how an agent is; whether it can save sessions and refuses strangers."""
+    """Print an agent's status; whether it can save sessions and refuses strangers."""
     address, vouched = f"https://{args.tls_name}:{args.port}", str(args.ca_file)
     ours = AgentClient(address, args.token_file, ca_file=vouched, at=ip, quick=LIMIT)
     wrong = {"Authorization": f"Bearer {secrets.token_hex()}"}

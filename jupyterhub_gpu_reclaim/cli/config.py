@@ -1,8 +1,7 @@
 """``jupyterhub-gpu-reclaim config check FILE``: checks a Hub's configuration.
 
-The file is read by JupyterHub's own loader, which runs it, and ``configure(c)`` in it
-checks its arguments (``hub/config_file.py``). Nothing is started, and nothing of ours
-is made on this machine.
+JupyterHub's own loader runs the file, and ``configure(c)`` in it checks its arguments
+(``hub/config_file.py``). Nothing is started, and nothing of ours is made here.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the program's."""
     text = "look for mistakes in a jupyterhub_config.py"
     config = commands.add_parser("config", help=text, description=sentence(text))
     actions = config.add_subparsers(required=True, metavar="ACTION")
@@ -47,7 +45,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def problems_of(file: Path, notes: list[str]) -> list[str]:
-    """Find what is wrong with a configuration, in sentences, and what is noteworthy.
+    """Mistakes in a configuration, in sentences.
 
     Raises:
         Refused: there is no such file.

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this command to the program's."""
     parser = commands.add_parser(
         "criu", help="the program that saves and restores processes"
     )

@@ -20,7 +20,6 @@ COMMANDS = (sessions, config, criu, store, agents)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one subcommand; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="jupyterhub-gpu-reclaim",
         description="Gives idle GPUs of a JupyterHub back and keeps every session.",

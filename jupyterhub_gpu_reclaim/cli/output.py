@@ -1,7 +1,7 @@
 """Output of our commands: tables for people, JSON for programs, progress beside both.
 
 Results go to the standard output, everything else to the standard error output. Users'
-names are data: a terminal obeys nothing in them.
+names are data: control characters in them have no effect on a terminal.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ _COLUMNS = (
 
 
 def print_json(value: Any) -> None:
-    """Print a JSON document."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     sys.stdout.write(text + "\n")
 
@@ -59,13 +58,12 @@ def print_table(
 
 
 def say(line: str) -> None:
-    """Print a line of the result."""
     sys.stdout.write(plain(line) + "\n")
 
 
 @contextlib.contextmanager
 def progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on a terminal, nothing elsewhere; call it with done and total."""
+    """A bar on a terminal, nothing elsewhere; call it with done and total."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _silent
@@ -84,7 +82,7 @@ class Bars:
         self._tasks: dict[str, TaskID] = {}
 
     def show(self, name: str, what: str, done: int, total: int) -> None:
-        """Show a name's progress; a total of 0 is not known. At most ``MOST_BARS``."""
+        """At most ``MOST_BARS``; a total of 0 is unknown."""
         if self._shown is None:
             return
         text = plain(f"{name}  {what}")
@@ -98,7 +96,6 @@ class Bars:
             )
 
     def end(self, name: str) -> None:
-        """Take a name's bar away."""
         task = self._tasks.pop(name, None)
         if task is not None and self._shown is not None:
             self._shown.remove_task(task)
@@ -106,7 +103,7 @@ class Bars:
 
 @contextlib.contextmanager
 def bars() -> Iterator[Bars]:
-    """Show bars on a terminal, nothing elsewhere."""
+    """Bars on a terminal, nothing elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield Bars(None)

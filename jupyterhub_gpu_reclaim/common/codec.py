@@ -107,5 +107,4 @@ def error_of(failure: Failure, kind: type[ReclaimError] = RolledBack) -> Reclaim
 
 
 def kind_of_status(status: int) -> type[ReclaimError]:
-    """The class of our errors for an HTTP status of our own APIs."""
     return _BY_STATUS.get(status, Refused)

@@ -18,7 +18,6 @@ _SIGNALS = signal.valid_signals()
 
 
 def by_itself(how: str) -> Refused:
-    """An end of which nothing more is known."""
     return Refused(Reason.SESSION_ENDED, how=how)
 
 

@@ -27,7 +27,6 @@ def finding(reason: Reason, *, fatal: bool = True, **facts: Any) -> Finding:
 def refused(
     reason: Reason, path: bytes, why: str = "", what: str = "file"
 ) -> RestoreFailed:
-    """The error for a file, or a folder, that cannot be given back."""
     name = path.decode("utf-8", "backslashreplace")
     return RestoreFailed(reason, path=name, why=why, what=what)
 

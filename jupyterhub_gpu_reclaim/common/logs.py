@@ -31,7 +31,6 @@ _LONGEST = 16_000
 
 
 def _short(text: str) -> str:
-    """The beginning and the end of a text that is too long."""
     left_out = len(text) - _LONGEST
     if left_out <= 0:
         return text

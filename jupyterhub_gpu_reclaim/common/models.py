@@ -74,7 +74,6 @@ class Phase(StrEnum):
 
     @property
     def rests(self) -> bool:
-        """Whether it has no processes, and nothing is done with it as a whole."""
         return self in {Phase.SUSPENDED, Phase.STOPPED}
 
 
@@ -444,7 +443,6 @@ class Tree(Value, frozen=True, kw_only=True):
 
     @property
     def frozen(self) -> bool:
-        """Whether it is captured, or being captured."""
         return self.state in {TreeState.CAPTURING, TreeState.CAPTURED}
 
     @property

@@ -46,7 +46,7 @@ MAX_SILENCE = 45.0
 
 
 class ServiceClient:
-    """The service's spawner API.
+    """The service's spawner API. Reports are idempotent.
 
     Args:
         address: ``unix:/path/of/socket``.
@@ -78,7 +78,6 @@ class ServiceClient:
         return await self._request_plan("plan-start", placement, StartPlan)
 
     async def placed(self, placement: Placement) -> None:
-        """Report an init in its place, or (no checkpoint) a cold start. Idempotent."""
         await self._call("placed", placement)
 
     async def cancelled(self, placement: Placement) -> None:
@@ -97,15 +96,12 @@ class ServiceClient:
         await self._call("release", placement, limit=self._slow_timeout)
 
     async def stopped(self, placement: Placement) -> None:
-        """Report a real stop. Idempotent."""
         await self._call("stopped", placement)
 
     async def login_revoked(self, placement: Placement) -> None:
-        """Report that the login of a running server was revoked. Idempotent."""
         await self._call("login-revoked", placement)
 
     async def forget(self, deletion: Deletion) -> None:
-        """Report that the server was deleted. Idempotent."""
         await self._call("forget", deletion)
 
     async def progress(self, key: SessionKey, after: int) -> AsyncIterator[Event]:

@@ -219,7 +219,6 @@ def _add_to_lists(c: Any, spec: dict[str, Any], *, repeated: bool = False) -> No
 
 
 def _options(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The service's settings by their full names; None: its default."""
     alone = asked["placement"] != "kubernetes"  # one machine, with one agent
     return {
         "ReclaimService.placement": None if alone else asked["placement"],
@@ -235,7 +234,6 @@ def _options(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _make_folder(path: Path, problems: list[str]) -> bool:
-    """Make the service's folder; returns whether secrets can be kept in it."""
     if _only_judging:
         return False
     try:

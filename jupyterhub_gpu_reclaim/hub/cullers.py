@@ -176,7 +176,6 @@ def _arguments(c: Any) -> Iterator[tuple[str, str, float]]:
 
 
 def _files(folders: Iterable[str]) -> Iterator[tuple[str, str, float]]:
-    """Settings of a server in Jupyter's files of this machine."""
     for folder in map(Path, folders):
         for path in sorted(folder.glob("jupyter_*_config*")):
             for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:

@@ -22,7 +22,6 @@ _READ = "_gpu_reclaim_has_read_all"
 
 
 def service_of(c: Any) -> dict[str, Any] | None:
-    """The service of our name, as configured so far."""
     services = current(c.JupyterHub, "services")
     return next((s for s in services if s.get("name") == SERVICE_NAME), None)
 

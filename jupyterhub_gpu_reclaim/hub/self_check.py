@@ -172,7 +172,6 @@ def _started_by(hub: Any) -> list[str]:
 
 
 def _starts_processes(spawner: type[Any]) -> bool:
-    """Whether servers run on this machine and read its files."""
     return any(each.__name__ == "LocalProcessSpawner" for each in spawner.__mro__)
 
 
@@ -207,7 +206,6 @@ def _contradictions(options: Mapping[str, str]) -> list[str]:
 
 
 def _unwritable(path: str) -> str:
-    """Why a file cannot be written to or made; empty: it can."""
     # Not by ``pathlib``, which raises where a folder above may not be looked into.
     parent = os.path.dirname(path) or "."  # noqa: PTH120
     if os.path.isdir(path):  # noqa: PTH112

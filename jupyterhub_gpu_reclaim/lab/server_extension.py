@@ -18,7 +18,6 @@ from tornado.web import authenticated
 
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.lab import (
-    cullers,
     file_changes,
     kernel_keeper,
     person_requests,
@@ -57,4 +56,3 @@ def _load_jupyter_server_extension(server: Any) -> None:
     file_changes.install(server, facts)
     person_requests.install(server, facts)
     program_pages.install(facts)
-    cullers.install(server, facts)

@@ -1,4 +1,9 @@
-"""Adds facts of ours to the server's status (``GET api/status``), for samples."""
+"""Adds facts of ours to the server's status (``GET api/status``), for samples.
+
+One is known at once: after how long the server ends idle kernels, or itself. Its own
+configuration decides that, from the image, a volume or its user's files, which nothing
+else reads. Administrators are warned if that comes before a suspend.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,8 @@ from typing import Any, Final
 from jupyter_server.services.api.handlers import APIStatusHandler
 from jupyter_server.utils import url_path_join
 
+#: Field of the status, in seconds, if there is such a culler.
+CULLS_AFTER: Final = "gpu_reclaim_culls_after"
 #: Key of the facts in the server's settings.
 _SETTING: Final = "gpu_reclaim_status"
 
@@ -25,6 +32,10 @@ class StatusHandler(APIStatusHandler):  # type: ignore[misc,unused-ignore]
 def install(server: Any) -> dict[str, Any]:
     """Let a ``ServerApp`` tell facts of ours: those put into the returned mapping."""
     facts: dict[str, Any] = {}
+    kernels = getattr(server.kernel_manager, "cull_idle_timeout", 0)
+    itself = getattr(server, "shutdown_no_activity_timeout", 0)
+    if times := [seconds for seconds in (kernels, itself) if seconds > 0]:
+        facts[CULLS_AFTER] = min(times)
     settings = server.web_app.settings
     settings[_SETTING] = facts
     path = url_path_join(settings["base_url"], "api/status")

@@ -41,7 +41,6 @@ NEEDED: Final = (
 
 
 def own() -> int:
-    """This process's effective capabilities, as a set of bits."""
     return int(procfs.status(os.getpid()).get("CapEff", "0"), 16)
 
 
@@ -60,7 +59,6 @@ def names(bits: int) -> list[str]:
 
 
 def missing(needed: int, has: int) -> Iterator[Finding]:
-    """A finding for each of a set that the agent lacks."""
     for one in names(needed & ~has):
         yield finding(Reason.CAPABILITY_MISSING, capability=one, user="any user")
 

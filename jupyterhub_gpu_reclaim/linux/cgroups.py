@@ -152,8 +152,6 @@ class Group(NamedTuple):
 
 
 class _Root(NamedTuple):
-    """A mounted hierarchy, and the group that its top folder shows."""
-
     target: Path
     group: str
 
@@ -181,7 +179,6 @@ class LimitRecord(Value, frozen=True, kw_only=True):
     above: LimitRecord | None = None  #: of the pod that the group is in
 
     def raised(self, more: int) -> LimitRecord:
-        """The same limits, each higher by so many bytes."""
         above = None if self.above is None else self.above.raised(more)
         return LimitRecord(file=self.file, bytes=self.bytes + more, above=above)
 

@@ -180,7 +180,6 @@ def _waiting(tree: Snapshot, uses: list[FarUse]) -> FarUse | None:
 
 
 def _links(pid: int) -> Iterator[tuple[str, str]]:
-    """The links of a process that lead to files, and their targets."""
     for name in ("cwd", "exe", "root"):
         yield name, procfs.link(pid, name)
     for fd, target in procfs.descriptors(pid):
@@ -194,7 +193,6 @@ def this_thread() -> Task:
 
 
 def tasks_below(pid: int) -> Iterator[Task]:
-    """The threads of a process, and of its descendants."""
     for tid in ptrace.tasks(pid):
         yield pid, tid
         for child in procfs.text(pid, f"task/{tid}/children").split():

@@ -61,7 +61,6 @@ class KeptRegisters:
         self._write(str(kept.tid), kept.tid, kept.mask, kept.registers)
 
     def drop(self, tid: int) -> None:
-        """The thread has its state again."""
         self._remove(str(tid))
 
     def keep_running(self, pid: int) -> None:
@@ -73,7 +72,6 @@ class KeptRegisters:
         self._write(f"{pid}{_RUNS}", pid, 0, b"")
 
     def drop_running(self, pid: int) -> None:
-        """The process runs again."""
         self._remove(f"{pid}{_RUNS}")
 
     def left(self) -> Iterator[Kept]:

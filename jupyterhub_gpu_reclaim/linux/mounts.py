@@ -105,7 +105,6 @@ def private_tmpfs(session: Iterable[Mount], host: Iterable[Mount]) -> list[Mount
 
 
 def root_overlay(session: Iterable[Mount]) -> Mount | None:
-    """The overlay that is the session's root, if it is one."""
     roots = [m for m in visible(list(session)) if m.target == Path("/")]
     return roots[0] if roots and roots[0].kind == "overlay" else None
 

@@ -71,7 +71,6 @@ class Snapshot:
 
     @cached_property
     def server(self) -> Process | None:
-        """The session's own program: the first child of the root."""
         if self.root is None:
             return None
         children = [p for p in self.processes if p.ppid == self.root.pid]
@@ -79,7 +78,6 @@ class Snapshot:
 
     @cached_property
     def stopped(self) -> frozenset[int]:
-        """The pids, in the session's namespace, of those that are stopped."""
         return frozenset(p.ns_pid for p in self.processes if p.stopped)
 
 

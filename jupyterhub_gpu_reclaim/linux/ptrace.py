@@ -537,7 +537,6 @@ class _Thread:
             self._go_on(_CONT)
 
     def _keep_signal(self, status: int) -> None:
-        """Keep the signal that stopped it for when we let go."""
         if status >> 16 == 0 and os.WSTOPSIG(status) != _SYSCALL_STOP:
             self._signal = os.WSTOPSIG(status)
 
@@ -577,7 +576,6 @@ class _Processor:
         return time.monotonic() < self._crowded_until
 
     def give_up(self) -> None:
-        """Let others run who wait for it."""
         begun = time.monotonic()
         os.sched_yield()
         now = time.monotonic()
@@ -612,7 +610,6 @@ def _seize(tid: int, seconds: float, deadline: float) -> _Thread | None:
 
 
 def tasks(pid: int) -> list[int]:
-    """The ids of a process's threads; none when it has ended."""
     try:
         return [int(path.name) for path in (procfs.PROC / str(pid) / "task").iterdir()]
     except OSError:

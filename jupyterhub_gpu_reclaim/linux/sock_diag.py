@@ -203,7 +203,6 @@ def _is_among(inodes: Container[int] | None, kind: int, payload: bytes) -> bool:
 
 
 def unix_sockets(pid: int) -> list[UnixSocket]:
-    """Every UNIX socket of the network namespace of ``pid``."""
     found = []
     with _in_namespace_of(pid, _SOCK_DIAG) as netlink:
         shown = _SHOW_NAME | _SHOW_PEER | _SHOW_WAITING
@@ -262,7 +261,6 @@ def connections(pid: int, inodes: Container[int]) -> list[TcpConnection]:
 
 
 def own_addresses(pid: int) -> frozenset[Address]:
-    """Every address of the interfaces in the network namespace of ``pid``."""
     found: set[Address] = set()
     with _in_namespace_of(pid, _ROUTE) as netlink:
         body = struct.pack("=BBBBI", socket.AF_UNSPEC, 0, 0, 0, 0)

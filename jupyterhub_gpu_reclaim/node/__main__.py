@@ -9,7 +9,6 @@ OURS = "jupyterhub_gpu_reclaim"
 
 
 def main() -> None:
-    """Run the agent, if the packages that only an agent needs are installed."""
     try:
         app = importlib.import_module(f"{OURS}.node.app")
     except ModuleNotFoundError as error:

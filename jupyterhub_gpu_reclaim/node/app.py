@@ -29,7 +29,7 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
 from jupyterhub_gpu_reclaim.common import logs
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
-from jupyterhub_gpu_reclaim.linux.allocator import limit_arenas
+from jupyterhub_gpu_reclaim.linux.libc import limit_arenas
 from jupyterhub_gpu_reclaim.node import state_folder
 from jupyterhub_gpu_reclaim.node.http.listener import (
     CannotStartError,
@@ -297,7 +297,6 @@ def _only_one(state: Path) -> Iterator[None]:
 
 
 async def _signalled() -> int:
-    """Wait for SIGTERM or SIGINT; the exit status that follows."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Queue[int] = asyncio.Queue()
     for number, status in ((signal.SIGTERM, 0), (signal.SIGINT, HANDED_OVER)):

@@ -70,7 +70,6 @@ class Gpus(Value, frozen=True, kw_only=True):
         return sum(use.bytes for use in self.uses)
 
     def only(self, pids: Collection[int]) -> Gpus:
-        """The same GPUs, with the use of some processes only."""
         return Gpus(
             driver=self.driver,
             cards=self.cards,
@@ -90,7 +89,6 @@ class Gpus(Value, frozen=True, kw_only=True):
         )
 
     def needed(self, pids: Collection[int]) -> dict[str, int]:
-        """Bytes by card of those processes."""
         total: Counter[str] = Counter()
         for use in self.uses:
             if use.pid in pids:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 HOME: Final = "/var/lib/jupyterhub-gpu-reclaim"
+#: The agent's settings; read by the agent and by the commands ``store``.
+AGENT_FILE: Final = "/etc/jupyterhub-gpu-reclaim/agent.py"
 DEFAULT: Final = f"{HOME}/agent"
 VARIABLE: Final = "GPU_RECLAIM_AGENT_STATE"
 RECORDS: Final = "records"

@@ -111,7 +111,6 @@ class Guards(Configurable):
         return self.cool_down if terms.cool_down is None else terms.cool_down
 
     def denials(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """The reasons that forbid a suspend now, most telling first; may be none."""
         return [
             *self._phase(snapshot),
             *self._people(snapshot, now),

@@ -206,7 +206,6 @@ class IdlePolicy(Configurable):
         return mode_for_jobs(snapshot.terms, self.wake_for_jobs)
 
     def jobs_due(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """The reason if a scheduled job prevents a suspend."""
         usage, mode = snapshot.usage, self._for_jobs(snapshot)
         if usage is None or not usage.jupyter or mode == "never" or usage.job_due == 0:
             return []
@@ -237,7 +236,6 @@ class IdlePolicy(Configurable):
         return busy + _too_soon(usage, now, idle_after, rule)
 
     def connected(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """The reason if connections to other machines prevent a suspend."""
         usage, limit = (
             snapshot.usage,
             self._setting_for(snapshot.terms, "connections_after"),

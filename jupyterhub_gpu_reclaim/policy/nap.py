@@ -102,7 +102,6 @@ class NapPolicy(Configurable):
     def _reasons_against(
         self, snapshot: SessionSnapshot, now: float, limit: float, rule: str = ""
     ) -> list[Decision]:
-        """Every reason why it was not idle and awake for that long."""
         against = self._idle.against(snapshot, now, limit, rule)
         if snapshot.usage is not None and snapshot.usage.gpu_memory == 0:
             against = [deny(Reason.GPU_UNUSED), *against]
@@ -145,7 +144,6 @@ class NapDecider:
         return seconds
 
     def for_room(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Decide on a nap for a session that wakes and needs the GPU's memory."""
         denials = self._guards.denials(snapshot, now)
         denials += self._guards.made_room(snapshot, now)
         answers = self._policy.reasons_for_room(snapshot, now)

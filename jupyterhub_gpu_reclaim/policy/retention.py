@@ -76,8 +76,6 @@ def drop(kept: Iterable[Kept], retention: Retention, now: float) -> list[Dropped
 
 
 class _Plan:
-    """The checkpoints left while the limits are applied one after the other."""
-
     def __init__(self, kept: Iterable[Kept], retention: Retention) -> None:
         oldest_first = sorted(kept, key=lambda each: (each.suspended, each.id))
         self._left = {each.id: each for each in oldest_first}

@@ -65,7 +65,6 @@ def choose_for_room(
 
 
 def held(snapshot: SessionSnapshot, cards: Iterable[str]) -> int:
-    """Bytes that a session has on those cards, as far as known."""
     return sum(gpu.memory or 0 for gpu in snapshot.gpus if gpu.uuid in cards)
 
 

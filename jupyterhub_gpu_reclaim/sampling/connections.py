@@ -62,7 +62,6 @@ class _Lasting:
     until: float = 0.0  #: when it was last seen
 
     def count_download(self, now: float, sent: int) -> int:
-        """How many of the bytes sent since the last look are a download's."""
         seconds, self.at = now - self.at, now
         if sent <= SLOWEST_DOWNLOAD * seconds:
             return 0
@@ -73,16 +72,12 @@ class _Lasting:
 
 
 class _Counts(NamedTuple):
-    """Bytes that a connection has carried."""
-
     sent: int
     received: int
 
 
 @dataclass(slots=True)
 class _Known:
-    """The observations of one session so far."""
-
     lasting: _Lasting
     before: dict[bytes, _Counts] | None = None  #: its connections at the last look
     moved: int = 0
@@ -91,8 +86,6 @@ class _Known:
 
 @dataclass(slots=True)
 class _Session:
-    """The connections of one session, by what they are for."""
-
     calls: list[TcpConnection] = field(default_factory=list)  #: to its server
     fetches: list[TcpConnection] = field(default_factory=list)  #: by it, to programs
     pages: list[TcpConnection] = field(default_factory=list)  #: their other ends
@@ -113,8 +106,6 @@ class _Held(NamedTuple):
 
 
 class _Network(NamedTuple):
-    """The sessions' connections in one network namespace."""
-
     by_inode: Mapping[int, TcpConnection]
     by_ends: Mapping[tuple[Endpoint, Endpoint], TcpConnection]
     addresses: Collection[Address]

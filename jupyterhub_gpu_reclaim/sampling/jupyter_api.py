@@ -177,8 +177,6 @@ class _Connector(TCPClient):
 
 
 class _Client(SimpleAsyncHTTPClient):
-    """Tornado's own client, but for how it connects."""
-
     def initialize(self, **options: Any) -> None:  # type: ignore[override]
         super().initialize(**options)
         self.tcp_client = _Connector(resolver=self.resolver)

@@ -56,8 +56,6 @@ class TreeUsage:
 
 @dataclass(frozen=True, slots=True)
 class _Stat:
-    """The fields of ``/proc/<pid>/stat`` that we need (proc(5))."""
-
     parent: int
     session: int
     terminal: int
@@ -143,7 +141,6 @@ def _bytes_written(pid: int) -> int:
 
 
 def _terminal_number(device: int) -> int | None:
-    """The number of a Unix98 terminal; None for others."""
     major, minor = os.major(device), os.minor(device)
     if major not in _PTS_MAJORS:
         return None

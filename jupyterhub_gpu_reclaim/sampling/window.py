@@ -186,7 +186,6 @@ def _in_percent(rate: float | None) -> float | None:
 
 
 def _activities(sample: Sample, before: Sample | None) -> Iterator[tuple[float, str]]:
-    """Every sign of a person or of work, with its time."""
     # A kernel's or terminal's time in the future counts as now. A notebook's, which is
     # a file's and may be anything, is not believed then.
     if sample.started is not None:
@@ -243,7 +242,6 @@ def _gpu_memory(sample: Sample) -> int | None:
 
 
 def _is_whole(sample: Sample) -> bool:
-    """Whether the sample has all that a policy needs."""
     return (
         sample.kernels is not None
         and sample.cpu_work is not None
@@ -254,7 +252,6 @@ def _is_whole(sample: Sample) -> bool:
 
 
 def _busy_kernel(sample: Sample) -> str | None:
-    """A kernel that runs a cell which does not wait for its user."""
     return next(
         (
             kernel.name

@@ -54,7 +54,6 @@ class LaunchError(Exception):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Make the session's namespaces and its init; returns the exit status."""
     options = parse(argv)
     os.set_inheritable(options.report_fd, False)
     boot = boot_id()  # as the Hub reads it: a container's own is not in all mounts
@@ -93,7 +92,6 @@ def report(fd: int, **facts: object) -> None:
 
 
 def reported(report: bytes) -> dict[str, Any]:
-    """The facts of a report so far."""
     facts: dict[str, Any] = {}
     for line in report.splitlines():
         with contextlib.suppress(ValueError):

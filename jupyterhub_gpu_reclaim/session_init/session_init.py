@@ -98,7 +98,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def prctl(option: int, value: int | bytes, more: bytes | None = None) -> None:
-    """Set one attribute of this process."""
     libc = ctypes.CDLL(None, use_errno=True)
     argument = ctypes.c_ulong(value) if isinstance(value, int) else value
     if libc.prctl(option, argument, more, 0, 0) != 0:
@@ -387,7 +386,6 @@ def named_root(info: signal.struct_siginfo) -> int | None:
 
 
 def is_child(pid: int) -> bool:
-    """Whether that is a child of ours that has not been collected."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -418,7 +416,6 @@ def serve(root: int | None) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Run as pid 1; the exit code."""
     args = parse(argv)
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     os.closerange(3, 256)

@@ -91,7 +91,6 @@ class CheckpointReader:
         return self._body.info
 
     def names(self) -> list[str]:
-        """Names of the files, in the order in which they were begun."""
         return list(self._files)
 
     def __contains__(self, name: object) -> bool:

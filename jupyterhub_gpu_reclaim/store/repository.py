@@ -189,7 +189,6 @@ class Repository:
         checkpoint: str,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Problem]:
-        """Read a checkpoint; see :meth:`CheckpointReader.verify`."""
         return self.open(checkpoint).verify(progress)
 
     def rekey(self, checkpoint: str | None = None) -> int:

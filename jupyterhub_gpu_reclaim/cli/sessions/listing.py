@@ -1,7 +1,4 @@
-"""``sessions``, ``why`` and ``nodes``: lists what there is, its state, and the reasons.
-
-They change nothing.
-"""
+"""``sessions``, ``why`` and ``nodes``: lists of states and reasons."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ _RIGHT = "FOR IDLE GPU VRAM"
 
 
 def sessions(args: argparse.Namespace) -> int:
-    """List sessions, by user and server."""
     now = time.time()
     views = chosen(args, ask(args, lambda client: client.sessions()), now)
     if args.json:
@@ -44,12 +40,10 @@ def sessions(args: argparse.Namespace) -> int:
 
 
 def table(views: Sequence[SessionView], now: float) -> None:
-    """Print sessions, one a line."""
     print_table(_COLUMNS, [_cells(view, now) for view in views], right=_RIGHT)
 
 
 def why(args: argparse.Namespace) -> int:
-    """Print every reason of each session, the deciding one first."""
     keys = [key_of(text) for text in args.targets]
 
     async def reasons(
@@ -80,7 +74,6 @@ def why(args: argparse.Namespace) -> int:
 
 
 def nodes(args: argparse.Namespace) -> int:
-    """List the nodes, and say what is wrong with each and how it is mended."""
     found = ask(args, lambda client: client.nodes())
     if args.json:
         print_json(found)
@@ -122,7 +115,7 @@ def _cells(view: SessionView, now: float) -> tuple[object, ...]:
 
 
 def _cards(view: SessionView) -> str:
-    """Name the models of its cards: ``H200``, ``2x H200``."""
+    # ``H200``, ``2x H200``.
     models = Counter(gpu.model for gpu in view.gpus)
     shown = [
         f"{count}x {name}" if count > 1 else name for name, count in models.items()

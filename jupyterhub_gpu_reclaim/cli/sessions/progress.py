@@ -49,9 +49,7 @@ class Result(Value, frozen=True, kw_only=True):
 
 
 def outcome(action: str, view: SessionView) -> tuple[How, Failure | None] | None:
-    """Tell how ``suspend``, ``resume``, ``save``, ``nap`` or ``wake`` has ended.
-
-    None: not yet.
+    """How an action (``suspend``, ``resume``, …) has ended; None: not yet.
 
     The service keeps the request as ``intent`` until the worker begins it. So a session
     that is where it began, without that intent, has been tried and has failed.
@@ -74,15 +72,14 @@ def outcome(action: str, view: SessionView) -> tuple[How, Failure | None] | None
 
 
 def _save_outcome(view: SessionView) -> tuple[How, Failure | None]:
-    """Tell how a save point has ended; one that succeeds clears the last failure."""
+    # One that succeeds clears the last failure.
     return (How.DONE, None) if view.failure is None else (How.FAILED, view.failure)
 
 
 def _nap_outcome(action: str, view: SessionView) -> tuple[How, Failure | None]:
-    """Tell how a nap or wake that is not pending has ended; a warning hides the phase.
-
-    A session that was napping and is suspended meanwhile is no more awake than before.
-    """
+    """How a nap or wake that is not pending has ended; a warning hides the phase."""
+    # A session that was napping and is suspended meanwhile is no more awake than
+    # before.
     hidden = view.phase is Phase.WARNED and bool(view.facts.nap)
     naps = view.phase is Phase.NAPPING or hidden
     if view.phase.live and naps is (action == "nap"):
@@ -114,7 +111,6 @@ class Following:
         self.results: dict[SessionKey, Result] = {}
 
     def add(self, view: SessionView) -> None:
-        """Follow one more session."""
         self._pending[view.key] = asyncio.get_running_loop().time()
         self._take_over(view)
 
@@ -130,7 +126,6 @@ class Following:
                 self._finish(key, How.WAITING, late)
 
     async def _read(self, client: SessionsClient) -> None:
-        """Read the stream until nothing is pending or the stream ends."""
         try:
             async with aclosing(client.changes()) as changes:
                 async for view in changes:

@@ -1,4 +1,4 @@
-"""Selects an action's sessions: by name, or by what they are.
+"""Selects an action's sessions: by name, or by their properties.
 
 Pure, except for the question to the person before an action takes sessions that were
 not named.
@@ -43,7 +43,7 @@ _OFF_LIMITS = frozenset({Reason.KEPT.value, Reason.OPTED_OUT.value})
 
 
 def key_of(text: str) -> SessionKey:
-    """Read ``user`` (the default server) or ``user/server``.
+    """Parse ``user`` (the default server) or ``user/server``.
 
     Raises:
         BadRequest: no user is named.
@@ -58,7 +58,7 @@ def key_of(text: str) -> SessionKey:
 def chosen(
     args: argparse.Namespace, views: Iterable[SessionView], now: float
 ) -> list[SessionView]:
-    """Select the named sessions, and of them or of all those that fit.
+    """The named sessions, and of them or of all those that fit.
 
     Args:
         args: parsed.
@@ -105,7 +105,6 @@ def is_idle(view: SessionView, seconds: float, now: float) -> bool:
 
 
 def _kept(view: SessionView, now: float) -> bool:
-    """Whether a session is kept, or excluded from policies."""
     if view.kept_until is not None and view.kept_until > now:
         return True
     if view.facts.opted_out_by:
@@ -114,7 +113,7 @@ def _kept(view: SessionView, now: float) -> bool:
 
 
 def selects(args: argparse.Namespace) -> bool:
-    """Whether sessions are chosen by what they are, not by name alone."""
+    """Whether sessions are chosen by properties, not by name alone."""
     return bool(
         args.user
         or args.node
@@ -125,7 +124,6 @@ def selects(args: argparse.Namespace) -> bool:
 
 
 def only_in(views: Iterable[SessionView], phases: Iterable[Phase]) -> list[SessionView]:
-    """Leave out sessions in other phases."""
     allowed = frozenset(phases)
     return [view for view in views if view.phase in allowed]
 

@@ -2,13 +2,10 @@
 
 Only the arguments are here; each action's imports are made when it runs, so that the
 program starts quickly, and on a Hub without the agent's packages says what is missing.
-``repository`` opens the store; the other modules have the actions.
 
 The agent may go on working meanwhile: locks in the store, and the order of writing and
 deleting, keep them apart. No store is created by mistake. Damage, or an action that
-failed, is a sentence and exit code 1.
-
-Read next: ``maintenance``, then ``docs/how-to/store.md``.
+failed, is a sentence and exit code 1. Next: ``docs/how-to/store.md``.
 """
 
 from __future__ import annotations
@@ -19,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.common.paths import AGENT_FILE
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import sentence
+from jupyterhub_gpu_reclaim.node.state_folder import AGENT_FILE
 from jupyterhub_gpu_reclaim.store.read.subset import Subset
 
 if TYPE_CHECKING:
@@ -36,7 +33,6 @@ option say. Exit code 0: done, 1: it failed or something is damaged, 2: wrong us
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this command to the program's."""
     parser = commands.add_parser(
         "store", help="checkpoints: list, check, delete", epilog=_EPILOG
     )
@@ -46,7 +42,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     listing = add("ls", "listing", "list the checkpoints")
     listing.add_argument("--user", help="only this user's")
 
-    show = add("show", "listing", "say everything of one checkpoint")
+    show = add("show", "listing", "show one checkpoint in full")
     show.add_argument("id", metavar="ID")
 
     verify = add("verify", "maintenance", "read everything and name what is damaged")
@@ -61,7 +57,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     _metrics(verify)
 
-    add("sweep", "maintenance", "remove what writers that died have left")
+    add("sweep", "maintenance", "clean up after interrupted writes")
 
     rekey = add("rekey", "maintenance", "wrap all keys under the newest master key")
     rekey.add_argument("ids", metavar="ID", nargs="*", help="default: all")

@@ -1,4 +1,4 @@
-"""``store init``: begins the store, where the agent's first start does not do it."""
+"""``store init``: begins the store, if the agent's first start does not do it."""
 
 from __future__ import annotations
 

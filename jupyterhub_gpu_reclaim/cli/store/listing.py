@@ -1,4 +1,4 @@
-"""``store ls`` and ``store show``: which checkpoints there are, whose, and how large.
+"""``store ls`` and ``store show``: the checkpoints, their sessions and sizes.
 
 They read manifests, and ``show`` an index; ``verify`` reads the packs.
 """
@@ -36,7 +36,7 @@ class Row(msgspec.Struct, omit_defaults=True):
 
 
 def ls(args: argparse.Namespace) -> int:
-    """List checkpoints, oldest first; unreadable ones last."""
+    # Oldest first; unreadable ones last.
     rows = _rows(open_store(args))
     if args.user:
         rows = [r for r in rows if r.info and r.info.key.user == args.user]
@@ -53,7 +53,6 @@ def ls(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Show a checkpoint: its session, steps, files and objects."""
     store = open_store(args)
     found = store.repository.open(args.id)
     info = found.info

@@ -1,8 +1,4 @@
-"""``store verify``, ``sweep``, ``rekey`` and ``rm``: keep the store in order.
-
-The agent may go on working meanwhile: locks in the store, and the order of writing and
-deleting, keep them apart.
-"""
+"""``store verify``, ``sweep``, ``rekey`` and ``rm``: keep the store in order."""
 
 from __future__ import annotations
 
@@ -54,7 +50,6 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def sweep(args: argparse.Namespace) -> int:
-    """Delete objects that are not needed."""
     store = open_store(args)
     with progress("looking"):
         result = store.repository.sweep()
@@ -120,10 +115,8 @@ def _refuse_absent(store: OpenStore, ids: list[str]) -> None:
 
 
 def _refuse_newest(store: OpenStore, ids: set[str]) -> None:
-    """Refuse the newest checkpoint of a session, all that a suspended one has.
-
-    Only the service knows whether it is suspended, so this errs on the safe side.
-    """
+    """Refuse the newest checkpoint of a session, all that a suspended one has."""
+    # Only the service knows whether it is suspended, so this errs on the safe side.
     infos = store.repository.list()
     newest = {info.key: info for info in infos}
     for info in newest.values():

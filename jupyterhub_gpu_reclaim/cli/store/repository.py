@@ -43,9 +43,6 @@ class OpenStore(NamedTuple):
 def open_store(args: argparse.Namespace) -> OpenStore:
     """The store of ``--store`` or of the agent's configuration.
 
-    Args:
-        args: parsed.
-
     Raises:
         BadRequest: there is no store, or the arguments contradict each other.
         StoreError: it cannot be opened, or its keys are not here.
@@ -66,7 +63,7 @@ def check_folder(settings: AgentApp, *, may_be_new: bool) -> None:
     """Check that a folder is a store's, before it is opened.
 
     Raises:
-        BadRequest: it is no store's.
+        BadRequest: it is not.
     """
     path = settings.store_url.removeprefix("file://")
     if path.startswith("/"):
@@ -103,7 +100,6 @@ def _read_settings(args: argparse.Namespace) -> AgentApp:
 
 
 def _set_keys(settings: AgentApp, args: argparse.Namespace) -> None:
-    """Let the command line's keys replace those of the file."""
     given = {
         "master_key_file": args.key_file,
         "master_key_dir": args.key_dir,
@@ -115,7 +111,7 @@ def _set_keys(settings: AgentApp, args: argparse.Namespace) -> None:
 
 
 def _absolute(place: str) -> str:
-    """A folder's whole path, where it is a folder; any other address as it is."""
+    """A folder's whole path; any other address as it is."""
     path = place.removeprefix("file://")
     return place if "://" in path else str(Path(path).absolute())
 
@@ -142,5 +138,4 @@ def _check_folder(path: Path, *, may_be_new: bool) -> None:
 
 
 def refuse(what: str) -> NoReturn:
-    """Refuse arguments, with a sentence."""
     raise BadRequest(Reason.INVALID, what=what)

@@ -112,8 +112,6 @@ class Door(HTTPServer):
 
 
 class _Asking(HTTPMessageDelegate):
-    """A request that is being read; reports when it is complete."""
-
     def __init__(
         self,
         inner: HTTPMessageDelegate,

@@ -277,7 +277,6 @@ def other_image(chosen: str, saved: str, named: str) -> str:
 
 
 def _repository(image: str) -> str:
-    """An image's full name, without scheme, tag and digest."""
     name = image.rpartition("://")[2].partition("@")[0]
     place, slash, last = name.rpartition("/")
     name = f"{place}{slash}{last.partition(':')[0]}"
@@ -297,7 +296,6 @@ def _name(variable: Any) -> str:
 
 
 def _value(thing: Any, name: str) -> Any:
-    """A field of an object of the client, or of plain JSON."""
     return thing.get(name) if isinstance(thing, dict) else getattr(thing, name)
 
 
@@ -343,7 +341,6 @@ def _selector(given: Any, labels: dict[str, str]) -> dict[str, str] | None:
 
 
 def _prefer_other_nodes(affinity: Any, avoid: tuple[str, ...]) -> Any:
-    """Add a preference for any node but these to the administrator's rules."""
     fields = [
         {"key": "metadata.name", "operator": "NotIn", "values": [name]}
         for name in avoid

@@ -94,7 +94,6 @@ def without_ended(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refusal(body: str | bytes | None) -> str:
-    """Why the API server rejects a pod, from its answer."""
     try:
         status = json.loads(body or "")
         words = str(status["message"])
@@ -155,7 +154,6 @@ def _status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def notebook(pod: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The container that users work in."""
     for container in pod["spec"]["containers"] if pod else ():
         if container["name"] == CONTAINER:
             return dict(container)

@@ -118,7 +118,6 @@ class _Report:
 
 
 async def _end_launch(process: Popen[bytes], report: _Report) -> None:
-    """End an abandoned launch, and what it has begun."""
     # It ends by itself; killed before it has reported, its init would be unknown.
     await asyncio.wait({report.reading}, timeout=_END_SECONDS)
     process.kill()

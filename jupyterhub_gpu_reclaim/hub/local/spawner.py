@@ -181,7 +181,6 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
             raise Refused(Reason.USER_MISSING, user=name) from None
 
     def _home(self) -> str:
-        """The folder that the session starts in, or its nearest parent that exists."""
         if not self.run_as_hub_user:
             home = Path(self._system_user().pw_dir)
         else:

@@ -100,7 +100,6 @@ class SpawnerState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unanswered(self) -> bool:
-        """Whether the session was resumed, and has not answered the Hub yet."""
         return bool(self.pointer.checkpoint) and not self.confirmed
 
 
@@ -165,7 +164,6 @@ class SessionLifecycle:
         )
 
     def delete(self) -> None:
-        """Delete the server's login and remember nothing: the server is deleted."""
         self.logins.delete(self.pointer.token_id)
         self._update_state(pointer=Pointer())
         self._known.remove(self._spawner.reclaim_key)
@@ -527,7 +525,7 @@ class SessionLifecycle:
     # --- a start that fails ---
 
     async def _clean_up_now(self, minted: str, error: Exception) -> None:
-        """Leave nothing behind after a start that failed (T5)."""
+        # T5
         ours = error if isinstance(error, ReclaimError) else None
         await asyncio.wait({self._begin_cleanup(minted, ours)}, timeout=CLEANUP_SECONDS)
 
@@ -615,7 +613,6 @@ class SessionLifecycle:
 
     @property
     def story(self) -> dict[str, Any]:
-        """The lines of the start so far, or of the last one."""
         story = self._reporter.story if self._reporter else self._last_story
         return story or ProgressReporter().story
 
@@ -674,7 +671,6 @@ class SessionLifecycle:
         return not self.pointer.begun and await self._spawner.reclaim_former()
 
     def _tell_revoked(self) -> None:
-        """Tell the service that the login was revoked, until it has heard that."""
         number = self.pointer.token_id
 
         async def tell() -> None:

@@ -81,7 +81,6 @@ class Logins:
             self._database.commit()
 
     def set_options(self, options: dict[str, Any]) -> None:
-        """Set the user's choice as the Hub shows it to others."""
         self._spawner.user_options = dict(options)
         self._spawner.orm_spawner.user_options = dict(options)
 
@@ -91,7 +90,6 @@ class Logins:
         return "" if found is None else str(found.hashed)
 
     def delete(self, number: int) -> None:
-        """Delete a token of this user by its id; a missing one is fine."""
         found = self._token(number)
         if found is not None:
             self._database.delete(found)
@@ -126,7 +124,6 @@ class ClientRepair:
         )
 
     def apply(self, spawner: Any) -> None:
-        """Put it back, after the start."""
         client = spawner.orm_spawner.oauth_client
         if client is None:
             return

@@ -409,12 +409,10 @@ class ReclaimMixin(SessionPlacement):
 
     @property
     def reclaim_fresh_url(self) -> str:
-        """The service's page that offers to start fresh."""
         return f"{self._pages}/sessions/{self.reclaim_key.path}/fresh"
 
     @property
     def reclaim_spawn_url(self) -> str:
-        """The Hub's page that starts this server."""
         server = f"/{url_escape_path(self.name)}" if self.name else ""
         return f"{self.hub.base_url}spawn/{self.user.escaped_name}{server}"
 

@@ -41,7 +41,6 @@ class ProgressReporter:
         self._add({"progress": int(self._percent), "message": message})
 
     def step(self, step: Step) -> None:
-        """A step from the service, with bytes and seconds."""
         left, shown = CEILING - self._percent, self._percent
         if step.state == "done":
             self._percent = shown = shown + left * STRIDE
@@ -60,7 +59,6 @@ class ProgressReporter:
 
     @property
     def story(self) -> dict[str, Any]:
-        """All lines so far, for a page that is loaded now."""
         percent = self._lines[-1]["progress"] if self._lines else 0
         steps = list(self._steps.values())
         return {"percent": percent, "status": self._status, "steps": steps}
@@ -75,7 +73,6 @@ class ProgressReporter:
         self.end()
 
     async def lines(self) -> AsyncIterator[dict[str, Any]]:
-        """All lines, from the first on, until the end."""
         shown = 0
         while True:
             news = self._news

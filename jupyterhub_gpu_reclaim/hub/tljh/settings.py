@@ -24,7 +24,6 @@ _SECTIONS = ("SystemdSpawner", "UserCreatingSpawner")
 
 
 def read() -> dict[str, Any]:
-    """TLJH's ``config.yaml``, without TLJH's defaults."""
     from tljh.config import CONFIG_FILE, get_current_config  # noqa: PLC0415 - TLJH only
 
     return dict(get_current_config(CONFIG_FILE) or {})

@@ -60,7 +60,6 @@ class ServerLogin:
 
     @property
     def identity(self) -> Identity:
-        """The login as it goes into a checkpoint."""
         return Identity(
             api_token=self.token,
             port=self.port,
@@ -109,7 +108,6 @@ def _port_and_path(url: str) -> tuple[int, str]:
 
 
 def _environment(words: list[bytes]) -> dict[str, str]:
-    """The ``JUPYTERHUB_…`` variables of an environment, and the key for tabs."""
     pairs = (
         word.decode("utf-8", "replace").partition("=")
         for word in words

@@ -67,7 +67,6 @@ def kernel_greeting() -> bytes:
 
 
 def kernel_request(connection: ConnectionFile) -> bytes:
-    """The request, signed with the kernel's key, as ZMTP frames."""
     # On the shell port "is nothing complete?": that runs no code, and Jupyter counts
     # the answer as use. Not through the server's WebSocket, because a second client
     # there makes the server drop the output that it keeps for a disconnected user.
@@ -237,7 +236,6 @@ def _receive(one: socket.socket) -> bytes:
 
 
 def _upgrade() -> dict[str, str]:
-    """The headers of a WebSocket's opening handshake (RFC 6455, 4.1)."""
     return {
         "Connection": "Upgrade",
         "Upgrade": "websocket",

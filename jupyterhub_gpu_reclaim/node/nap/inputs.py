@@ -87,7 +87,6 @@ class Input:
 
     @property
     def name(self) -> str:
-        """This descriptor among those of the session: "pid/number"."""
         return f"{self.process.ns_pid}/{self.fd}"
 
     @contextlib.contextmanager

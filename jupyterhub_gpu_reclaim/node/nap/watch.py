@@ -132,7 +132,6 @@ class Watch:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _told(self, seconds: float) -> bool:
-        """Whether input comes within that time."""
         loop = asyncio.get_running_loop()
         came = asyncio.Event()
         descriptor = self._edges.fileno()

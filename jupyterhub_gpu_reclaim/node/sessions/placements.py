@@ -256,7 +256,6 @@ class PodPlacements:
         return hint is None or hint.pod == claim.hint.pod
 
     def _claims(self, pod: str = "") -> Iterator[Session]:
-        """Every process that claims to be the init of a session of ours."""
         for pid in procfs.pids(self._proc):
             # Of most processes no more than this has to be read.
             if self._name(pid) != session_init.NAME.decode():

@@ -59,7 +59,6 @@ class TreeSampler:
         self._kernels: frozenset[_Name] = frozenset()
 
     async def samples(self, known: list[Tree]) -> list[Sample]:
-        """One sample of every session that has programs in it."""
         children = await asyncio.to_thread(processes.families)
         # At the same time: each may keep us waiting, for a second or so.
         looked = await asyncio.gather(
@@ -92,7 +91,6 @@ class TreeSampler:
         ]
 
     def _watch(self, tree: Tree, children: Mapping[int, Sequence[int]]) -> _Seen | None:
-        """Look at a session; None if it has ended, or cannot be looked at."""
         try:
             session = self._placements.find(tree.incarnation, tree.pod)
             return self._see(tree, trees.inspect(session, children))

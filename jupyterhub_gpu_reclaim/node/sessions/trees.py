@@ -84,7 +84,6 @@ def left_stopped(record: Record, snapshot: Snapshot) -> list[int]:
 
 
 def awake(record: Record | None, snapshot: Snapshot) -> Snapshot:
-    """The tree without the programs that a nap has stopped."""
     if record is None or record.nap is None:
         return snapshot
     return without(snapshot, record.nap.in_tree(snapshot))
@@ -99,7 +98,6 @@ def without(snapshot: Snapshot, some: Iterable[Process]) -> Snapshot:
 def tree_of(
     session: Session, record: Record | None, operation: Operation | None
 ) -> Tree:
-    """The agent's report of a session that has an init."""
     record = record if matches(record, session) else None
     running = operation is not None and not operation.done
     return Tree(
@@ -133,7 +131,6 @@ def _nap(record: NapRecord | None) -> Nap | None:
 
 
 def gone(record: Record | Session, checkpoint: str = "") -> Tree:
-    """The agent's report of a session that has ended."""
     return Tree(
         incarnation=record.incarnation,
         key=record.key,

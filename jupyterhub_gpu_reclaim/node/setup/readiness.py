@@ -75,7 +75,6 @@ class CheckedCriu:
         return ".".join(str(number) for number in self.criu().version())
 
     def known_version(self) -> str:
-        """The version as of the last look at it; empty if none works."""
         self.findings()
         return self._version
 

@@ -28,7 +28,6 @@ from traitlets.config import Application, Configurable, catch_config_error
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary
-from jupyterhub_gpu_reclaim.common.paths import AGENT_FILE
 from jupyterhub_gpu_reclaim.common.traits import Seconds
 from jupyterhub_gpu_reclaim.node import state_folder
 from jupyterhub_gpu_reclaim.node.operations.operations import TimeLimits
@@ -160,7 +159,7 @@ class AgentSettings(StoreSettings, Application):
     flags = {}  # noqa: RUF012
 
     config_file = Unicode(
-        AGENT_FILE,
+        state_folder.AGENT_FILE,
         help="""Path of the configuration file (Python, `c = get_config()`).
 
         The default is read if it is there; another one must be. The commands `store`
@@ -367,11 +366,14 @@ class AgentSettings(StoreSettings, Application):
 
     @catch_config_error
     def initialize(self, argv: list[str] | None = None) -> None:
-        """Read the command line, then the file, then the command line again."""
+        # The command line twice: it names the file, and overrides it.
         self.parse_command_line(argv)
         line = self.cli_config
         path = Path(self.config_file)
-        usual = self.config_file == AGENT_FILE and "config_file" not in line.AgentApp
+        usual = (
+            self.config_file == state_folder.AGENT_FILE
+            and "config_file" not in line.AgentApp
+        )
         if self.config_file and not (usual and not path.exists()):
             if not path.is_file():
                 raise TraitError(f"there is no configuration file {path}")

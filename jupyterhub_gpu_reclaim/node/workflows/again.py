@@ -58,7 +58,7 @@ def looking_again(
 
 
 def _passes(error: ReclaimError) -> bool:
-    """Whether it says that a program begins, or may: it has a GPU open already."""
+    # It has a GPU open already.
     if error.reason is Reason.GPU_BEGUN:
         return True
     return error.reason is Reason.DEVICE_OPEN and DEVICES in str(error)

@@ -7,7 +7,6 @@ and nothing left. It never ends a process of the session.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 import tempfile
@@ -104,25 +103,6 @@ class Look(NamedTuple):
     most: int  #: bytes that it may store
 
 
-async def ask_server(tools: WorkflowTools, session: Session) -> list[Finding]:
-    """Findings from its server itself that keep a session from being saved."""
-
-    def look() -> ServerLogin | None:
-        server = trees.inspect(session).server
-        try:
-            return read_login(server.pid) if server is not None else None
-        except OSError:
-            return None  # it is just ending
-
-    login = await asyncio.to_thread(look)
-    if login is None:
-        return []
-    address = address_of(session, login)
-    if await speaks_tls(tools.client, address, login):
-        return [finding(Reason.SERVER_TLS)]
-    return []
-
-
 def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
     """Everything that may keep a session from being captured; touches nothing.
 
@@ -196,7 +176,6 @@ class Capture:
         )
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
-        """Run the capture; the last event is the checkpoint."""
         try:
             async for event in durably(self._steps(), self._tools.records):
                 yield event
@@ -204,7 +183,6 @@ class Capture:
             self._tools.store_room.release(operation)
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
-        """Yields everything that must be durable before the next step is taken."""
         snapshot, login, look = await self._look()
         yield await self._begun(snapshot, look)
         try:
@@ -258,7 +236,7 @@ class Capture:
         return self._record
 
     def _stopped_before(self, snapshot: Snapshot) -> frozenset[int]:
-        """Pids that stay stopped after a restore: not those that nap."""
+        # Not those that nap.
         nap = self._record.nap
         napping = nap.in_tree(snapshot) if nap else []
         return freeze.stopped_before(snapshot) - {one.ns_pid for one in napping}
@@ -318,7 +296,6 @@ class Capture:
     async def _save(
         self, snapshot: Snapshot, login: ServerLogin, survey: Survey
     ) -> CheckpointInfo:
-        """Everything from the first effect to the commit."""
         state = await ask_state(self._tools.client, self._session, login)
         writer = await self._open(snapshot)
         frozen = self._tools.clock.monotonic()
@@ -340,7 +317,6 @@ class Capture:
         login: ServerLogin,
         told: Told,
     ) -> Dumped:
-        """Stop the tree and write its image; it stays stopped."""
         kept = KeptImages(self._sinks(target))
         result = await self._dump(target, kept, snapshot)
         world = await self._thread(
@@ -391,7 +367,6 @@ class Capture:
     async def _commit(
         self, writer: CheckpointWriter, rehearsal: Rehearsal, seconds: float
     ) -> CheckpointInfo:
-        """Make it exist, unless it would not come back."""
         async with self._progress.step(
             "commit", "Making it safe", done=lambda: writer.stored_bytes
         ):
@@ -511,7 +486,6 @@ class Capture:
         kept: KeptImages,
         snapshot: Snapshot,
     ) -> dump.DumpResult:
-        """Stop the tree and stream it out; it stays stopped."""
         total = trees.resident_bytes(snapshot)
         async with self._progress.step(
             "dump",
@@ -585,12 +559,10 @@ class Capture:
         return await self._discard()
 
     async def _keep(self) -> Stage:
-        """Remove everything written unless it was committed."""
         return await self._remove(lambda writer: writer.abort())
 
     async def _discard(self) -> Stage:
-        """Remove everything written, even if it was, or yet is, committed."""
-
+        # Even if it was, or yet is, committed.
         def discard(writer: CheckpointWriter) -> bool:
             if not writer.abort():
                 self._tools.store.delete(self._checkpoint)
@@ -670,5 +642,4 @@ def thaw_tree(
 
 
 def thaw_limit(limits: TimeLimits, record: Record) -> float:
-    """How long :func:`thaw_tree` may take, in seconds."""
     return limits.check + (limits.restore if record.gpus else 0.0)

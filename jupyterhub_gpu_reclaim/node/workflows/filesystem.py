@@ -262,13 +262,11 @@ def ports_needed(
 
 
 def ports_here(files_img: bytes, world: HostRequirements) -> frozenset[inet.Port]:
-    """The ports that a session with that image will bind again on this machine."""
     here = own_addresses(os.getpid())
     return inet.ports_of(inet.close_external(files_img, here, world.cut))
 
 
 def names_needed(checkpoint: CheckpointReader) -> list[Name]:
-    """The abstract names of sockets that the saved session will bind again."""
     return lasting_names_of(checkpoint.read(checkpoint_files.FILES_IMAGE))
 
 

@@ -68,7 +68,6 @@ def without_lost(
 
 
 def _today(session: Session, there: CheckpointContents) -> RightsToday | None:
-    """Rights that the session's user has; None if unknown."""
     if session.container or session.hint.pod:
         here = given_groups(session)
         taken = set(there.world.given_groups).difference(here)

@@ -66,8 +66,6 @@ _OVERHEAD_BYTES: Final = 2 << 30
 
 
 class _Look(NamedTuple):
-    """Facts about the session, seen while nothing was touched."""
-
     snapshot: Snapshot
     survey: Survey
     gpus: Gpus
@@ -91,13 +89,11 @@ class Nap:
         self._standing: dict[str, int] = {}
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
-        """Begin the nap; the last event is the tree."""
         del operation
         async for event in durably(self._steps(), self._tools.records):
             yield event
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
-        """Yields everything that must be durable before the next step is taken."""
         async with self._progress.step("preflight", "Looking at its programs"):
             look = await in_thread(
                 self._look, step="preflight", limit=self._limits.check
@@ -294,7 +290,6 @@ class Wake:
         self._progress = StepReporter(operation, tools.clock)
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
-        """Give the memory back; the last event is the tree."""
         del operation
         async for event in durably(self._steps(), self._tools.records):
             yield event
@@ -471,7 +466,6 @@ def end_nap(
 
 
 def _renamed(why: ReclaimError) -> ReclaimError:
-    """Turn the error of a capture into that of a nap."""
     if why.reason is not Reason.CAPTURE_FAILED:
         return why
     said = why.facts.get("why")

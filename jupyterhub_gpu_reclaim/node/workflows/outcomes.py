@@ -99,7 +99,6 @@ class Outcomes:
                 )
 
     def _stands(self, record: Record) -> bool:
-        """Whether the incarnation of a record has processes besides its init."""
         try:
             session = self.placements.find(record.incarnation, record.pod)
             if not trees.matches(record, session):
@@ -110,7 +109,6 @@ class Outcomes:
 
 
 def _holds(record: Record, checkpoint: str) -> bool:
-    """Whether that incarnation's tree is, or was saved as, that checkpoint."""
     if record.stage is Stage.SETTLED:
         return record.parent == checkpoint
     needs = record.stage in _NEEDED | {Stage.RESTORED}

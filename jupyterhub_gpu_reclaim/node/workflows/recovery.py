@@ -188,7 +188,6 @@ class Recovery:
         key: object,
         cancel: Cancel | None = None,
     ) -> None:
-        """Repeat it until it succeeds or is cancelled."""
         pause = _FIRST_PAUSE
         while not await asyncio.to_thread(_attempt, work, key):
             if cancel is not None and cancel.is_set:
@@ -210,7 +209,6 @@ class Recovery:
                 self.releases.records.delete(record.incarnation)
 
     def _sweep(self) -> None:
-        """Remove unfinished checkpoints; keep the ports of suspended sessions."""
         swept = self.releases.store.sweep()
         if swept.removed:
             _log.info("- removed unfinished checkpoints: %s", ", ".join(swept.removed))
@@ -448,7 +446,6 @@ def end_criu(session: Session, seconds: float) -> None:
 
 
 def _criu_inside(session: Session) -> list[Process]:
-    """Our CRIU's own processes in that session's pid namespace."""
     space = procfs.link(session.init_pid, "ns/pid")
     found = []
     for pid in procfs.pids():
@@ -471,7 +468,7 @@ def _owner(pid: int) -> int | None:
 
 
 def _attempt(work: Callable[[], object], key: object) -> bool:
-    """Do it, or log why not; False when it is to be tried again."""
+    # False: it is to be tried again.
     try:
         work()
     except NotFound:

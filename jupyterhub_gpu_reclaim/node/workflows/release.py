@@ -290,7 +290,6 @@ class Releases:
             raise StoreError(Reason.STATE_FULL, detail=str(error)) from error
 
     def _note_failed(self, record: Record, why: ReclaimError) -> None:
-        """Record that its tree goes on, and why."""
         failed = record.at(Stage.FAILED, record.steps, failure=codec.failure_of(why))
         self.records.note(failed)
 

@@ -162,7 +162,6 @@ def _all_at_once(works: Iterable[Callable[[], bool]], seconds: float) -> bool | 
 
 
 def _session_of(placements: Placements, record: Record) -> Session | None:
-    """The session of a record; None if it has ended."""
     try:
         if record.pod:
             placements.set_hint(
@@ -204,7 +203,6 @@ def _rescue_one(
 def _wake(
     session: Session, record: Record, records: Records, accelerator: Accelerator
 ) -> bool:
-    """End the nap of one session; return whether it napped."""
     record = records.find(record.incarnation) or record
     if not record.naps and record.stage not in FROZEN:
         return False  # it is being ended, or brought back

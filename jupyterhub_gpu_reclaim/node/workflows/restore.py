@@ -143,13 +143,11 @@ class Restore:
         )
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
-        """Run the restore; the last event is its tree."""
         del operation
         async for event in durably(self._steps(), self._tools.records):
             yield event
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
-        """Yields everything that must be durable before the next step is taken."""
         try:
             async with self._progress.step("check", "Checking the machine"):
                 there, fit = await self._check()
@@ -195,7 +193,6 @@ class Restore:
         return self._record
 
     async def _check(self) -> tuple[checkpoint_files.CheckpointContents, Fit]:
-        """Check everything that can be known before anything is touched."""
         there = await self._thread(
             "check",
             lambda: checkpoint_files.CheckpointContents(
@@ -267,7 +264,6 @@ class Restore:
     async def _restore(
         self, there: checkpoint_files.CheckpointContents, fit: Fit
     ) -> engine.RestoreResult:
-        """Files first, then memory; the tree is left stopped."""
         async with self._progress.step("files", "Putting temporary files back"):
             await in_thread(
                 lambda: filesystem.restore_archives(
@@ -339,7 +335,6 @@ class Restore:
         there: checkpoint_files.CheckpointContents,
         result: engine.RestoreResult,
     ) -> None:
-        """Let it run, and wait until its server answers."""
         address, world = there.address(self._session), there.world
         await self._fill_gpus(result)
         self._cancel.check()  # the last moment at which it has done nothing yet
@@ -563,7 +558,6 @@ def _compare_files(
 
 
 def _queue(wake: WakeUp, result: engine.RestoreResult, world: HostRequirements) -> None:
-    """Queue the wake-up for server and kernels, which are still stopped."""
     pids = [process.pid for process in result.tree.processes]
     kernels = find_connections(result.tree.init.pid, pids, world.kernels)
     wake.queue(kernels, world.terminals)

@@ -83,7 +83,6 @@ class Save(Capture):
         self._name = name
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
-        """Run it; the last event is the checkpoint."""
         try:
             async for event in super().run(operation):
                 yield event
@@ -96,7 +95,6 @@ class Save(Capture):
                 await asyncio.to_thread(self._staging.release)
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
-        """Yields everything that must be durable before the next step is taken."""
         snapshot, login, look = await self._look()
         await self._thread("memory", lambda: self._take_memory(snapshot, look))
         state = await ask_state(self._tools.client, self._session, login)
@@ -124,7 +122,6 @@ class Save(Capture):
         yield Event(checkpoint=info)
 
     def _promise_memory(self, snapshot: Snapshot, look: Look) -> None:
-        """Reserve memory for its GPUs' memory, and for the copy."""
         moved = look.gpus.bytes() if look.gpus else 0
         need = Need(self._copied(snapshot, look) + moved, os.getpid())
         self._tools.memory.promise(self._operation, need)
@@ -172,7 +169,6 @@ class Save(Capture):
         state: ServerState,
         look: Look,
     ) -> Dumped:
-        """Stop the tree and copy all that is saved of it; it stays stopped."""
         await self._empty(look.survey)
         assert self._staging is not None
         dumped = await self._image(self._staging, snapshot, login, Told(state, cut=[]))
@@ -237,7 +233,6 @@ class Save(Capture):
         )
 
     async def _store(self, dumped: Dumped, frozen: float) -> CheckpointInfo:
-        """Hand the copy to the store and make it exist."""
         writer, staging = self._writer, self._staging
         assert writer is not None
         assert staging is not None

@@ -109,7 +109,6 @@ class EventLog:
             self._logger.register_event_schema(schema)
 
     def close(self) -> None:
-        """Close the file."""
         self._logger.remove_handler(self._handler)
         self._handler.close()
 
@@ -188,7 +187,6 @@ class _Stream(logging.StreamHandler[TextIO]):
 
 
 def _raise_on() -> None:
-    """Raise what the library has just caught."""
     error = sys.exc_info()[1]
     if error is not None:
         raise error

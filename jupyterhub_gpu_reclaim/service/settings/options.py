@@ -383,7 +383,6 @@ class Options(Configurable):
     ).tag(config=True)
 
     def settings(self) -> Settings:
-        """The control plane's part of the settings."""
         return Settings(
             sample_interval=self.sample_interval,
             tick_interval=self.sample_interval,

@@ -47,7 +47,6 @@ def deletion_lock(checkpoint: str) -> str:
 
 
 def pack_prefix(checkpoint: str) -> str:
-    """Prefix of a checkpoint's own packs and index."""
     return f"{PACKS}{checkpoint}/"
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux.allocator import keep_freed
+from jupyterhub_gpu_reclaim.linux.libc import keep_freed
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend
 from jupyterhub_gpu_reclaim.store.format.index import BLOCKS
 from jupyterhub_gpu_reclaim.store.format.manifest import Body

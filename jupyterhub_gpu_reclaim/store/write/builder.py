@@ -90,7 +90,6 @@ class CheckpointBuilder:
         account: str,
         term: int,
     ) -> CheckpointWriter:
-        """See :meth:`Repository.begin`."""
         self._reserve(checkpoint)
         options = self.options
         try:

@@ -114,7 +114,6 @@ def merge(
 def _gather(
     files: list[tuple[str, int]], chunk_bytes: int, reports: Sequence[Report]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """The refs of all files in a row, and the ids of all new chunks."""
     counts = [chunks_of(length, chunk_bytes) for _, length in files]
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     codes = np.full(int(starts[-1]), _MISSING, np.int64)

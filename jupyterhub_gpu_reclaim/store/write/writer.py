@@ -108,12 +108,10 @@ class CheckpointWriter:
 
     @property
     def logical_bytes(self) -> int:
-        """Plain bytes taken so far."""
         return self._pack_writers.counted(LOGICAL)
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes written for them so far."""
         return self._pack_writers.counted(STORED)
 
     def file(self, name: str) -> FileWriter:
@@ -323,7 +321,6 @@ class CheckpointWriter:
             raise StoreError(Reason.STORE_FAILED, why="it took too long to save")
 
     def _try_discard(self) -> None:
-        """Clean up after a failure that is being reported already."""
         try:
             self._discard()
         except StoreError as error:
