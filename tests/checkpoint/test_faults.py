@@ -17,6 +17,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import RestoreServer
+from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
@@ -324,17 +325,6 @@ class SinkThatEndsCriu:
         pass
 
 
-class ImageThatEndsCriu(Image):
-    """Ends CRIU once it asks for a file of that kind."""
-
-    part = "pages-"
-
-    def stream(self, name, skip=()):
-        if name.startswith(self.part):
-            kill_criu(b"restore", signal.SIGKILL)
-        return super().stream(name, skip)
-
-
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
 def test_dump_criu_crashes_while_it_streams_says_how_it_ended(world, engine, number):
     with pytest.raises(RolledBack) as caught:
@@ -347,14 +337,20 @@ def test_dump_criu_crashes_while_it_streams_says_how_it_ended(world, engine, num
 
 @pytest.mark.parametrize("part", ["pages-", "core-"])
 def test_restore_criu_is_killed_while_it_streams_says_how_it_ended(
-    saved, engine, places, part
+    saved, engine, places, monkeypatch, part
 ):
     """As by a machine that is out of memory; what it has forked waits for it."""
-    place = places.hold()
-    source = ImageThatEndsCriu(saved.image)
-    source.part = part
+
+    def stream(self, name, skip=()):
+        if name.startswith(part):
+            kill_criu(b"restore", signal.SIGKILL)
+        return given(self, name, skip)
+
+    place, given = places.hold(), SavedImages.stream
+    monkeypatch.setattr(SavedImages, "stream", stream)
     with pytest.raises(RestoreFailed) as caught:
-        engine.restore(place, source, saved.result)
+        engine.restore(place, saved.image, saved.result)
+    monkeypatch.undo()
     assert caught.value.reason is Reason.RESTORE_FAILED
     assert "CRIU was ended by SIGKILL" in caught.value.message
     assert caught.value.retryable

@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.open_files import (
     FileFingerprint,
     contents_digest,
 )
-from jupyterhub_gpu_reclaim.checkpoint.files.semaphores import Counter
+from jupyterhub_gpu_reclaim.checkpoint.kinds import eventfds
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
 from jupyterhub_gpu_reclaim.linux import beneath
@@ -617,9 +617,9 @@ server.listen()
     assert world("server.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)") == 1
 
 
-@pytest.mark.parametrize("is_semaphore", [False, True])
-def test_counter_past_what_can_be_written_is_made_full_without_waiting(is_semaphore):
-    made = Counter(0, (1 << 64) - 1, is_semaphore).make()
+@pytest.mark.parametrize("flags", [0, os.EFD_SEMAPHORE])
+def test_counter_past_what_can_be_written_is_made_full_without_waiting(flags):
+    made = eventfds._made((1 << 64) - 1, flags)
     try:
         info = Path(f"/proc/self/fdinfo/{made}").read_text("utf-8")
         assert "eventfd-count: fffffffffffffffe\n" in info

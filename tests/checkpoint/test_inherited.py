@@ -9,16 +9,26 @@ import resource
 import signal
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight
-from jupyterhub_gpu_reclaim.checkpoint.tree import attributes
+from jupyterhub_gpu_reclaim.checkpoint.kinds import attributes
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump
+from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed, RolledBack
 from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace, scheduling
 from tests.checkpoint.conftest import fingerprints
 from tests.support import keys
+
+
+def read(tree):
+    """What is read of a tree that stands."""
+    kind = attributes.ProcessAttributes()
+    kind.before_dump(Dump(tree.init.pid, tree, contextlib.ExitStack()))
+    return kind._saved
 
 
 def test_restored_sessions_share_no_keys_with_the_agent_or_each_other(places, engine):
@@ -143,11 +153,11 @@ def test_restored_tree_has_what_the_captured_one_had(places, engine):
     image = engine.image()
     result = engine.dump(world.place, image.sink)
     opened = fingerprints(world.place)
-    before = attributes.read(world.place.tree), shown(world.place.tree)
+    before = read(world.place.tree), shown(world.place.tree)
     world.place.kill()
     place = places.hold()
     tree = engine.restore(place, image, result, opened=opened).tree
-    assert (attributes.read(tree), shown(tree)) == before
+    assert (read(tree), shown(tree)) == before
 
 
 @pytest.mark.parametrize(
@@ -169,7 +179,7 @@ def test_damaged_attributes_are_refused(engine):
     image = engine.image()
     image[attributes.IMAGE] = b"{"
     with pytest.raises(RestoreFailed, match="checkpoint_damaged"):
-        attributes.load(image)
+        attributes.load(SavedImages(image))
 
 
 #: Confines the thread that runs it, as a sandbox does: nothing may be written.
@@ -291,11 +301,11 @@ def test_what_a_program_has_chosen_stays_so_and_what_its_place_gave_does_not(
 def test_confined_program_of_another_user_is_told_from_a_free_one(places):
     world = places.world(options=["--uid", "54321", "--gid", "54322"])
     world("import ctypes; ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)")
-    attributes.refuse_confined(world.place.tree)
+    read(world.place.tree)
     world(CONFINE)
     world("begin()")
     with pytest.raises(ReclaimError, match=r"confined: Process 302 .* Landlock"):
-        attributes.refuse_confined(world.place.tree)
+        read(world.place.tree)
     assert world("1 + 1") == 2
 
 
@@ -327,7 +337,9 @@ def test_agent_that_may_not_change_others_has_them_change_themselves(places):
     with without_nice():
         with pytest.raises(PermissionError):
             os.sched_setaffinity(pid, {1})
-        attributes.apply(world.place.tree, saved)
+        given = attributes.ProcessAttributes()
+        given._saved = saved
+        given.after_restore(SimpleNamespace(tree=world.place.tree))
     world("import ctypes, os")
     assert world("os.sched_getaffinity(0)") == {1}
     # Without that capability nobody is told of another's slack.

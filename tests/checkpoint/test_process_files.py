@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
-from jupyterhub_gpu_reclaim.checkpoint.files.process_files import (
+from jupyterhub_gpu_reclaim.checkpoint.kinds.process_files import (
     HeldFile,
     TreeRights,
     refusal,

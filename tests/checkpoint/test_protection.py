@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.memory.protection import unsupported
+from jupyterhub_gpu_reclaim.checkpoint.kinds.protection import unsupported
 
 AREA = """{start:x}000-{end:x}000 {mode} 00000000 00:00 0{name}
 Size:                  4 kB
@@ -38,7 +38,7 @@ def area(mode="rw-p", name="", key=None, flags=ANON, start=0x7F00):
         ([area(flags="rd mr me sl"), area()], ["sealed memory (mseal)"]),
         ([area("r-xp", "[vdso]", flags="rd ex mr mw me de sl ")], []),
         ([area("r--p", "[vvar_vclock]", flags="rd mr pf io de dd sl ")], []),
-        ([area("--xp", "[uprobes]")], ["uprobes: somebody traces it"]),
+        ([area("--xp", "[uprobes]")], ["uprobes: it is traced"]),
         ([area("rw-p", "/home/x sl\n[uprobes]")], []),
         ([area("r--p", "[anon:mine]", flags="rd sl")], ["sealed memory (mseal)"]),
         ([area("r--p", "[anon:[vdso]]", flags="rd sl")], ["sealed memory (mseal)"]),

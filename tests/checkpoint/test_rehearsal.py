@@ -19,8 +19,8 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
-from jupyterhub_gpu_reclaim.checkpoint.files.reopen import new_instance
 from jupyterhub_gpu_reclaim.checkpoint.files.trial import Names
+from jupyterhub_gpu_reclaim.checkpoint.kinds.watches import new_instance
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import (
     KeptImages,
     WithoutMemory,

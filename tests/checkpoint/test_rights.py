@@ -6,14 +6,17 @@ import os
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.criu import images
-from jupyterhub_gpu_reclaim.checkpoint.tree import attributes
-from jupyterhub_gpu_reclaim.checkpoint.tree.attributes import (
+from jupyterhub_gpu_reclaim.checkpoint.kinds import attributes
+from jupyterhub_gpu_reclaim.checkpoint.kinds.attributes import (
     Attributes,
     ThreadAttributes,
 )
-from jupyterhub_gpu_reclaim.checkpoint.tree.rights import differences, given_by
-from jupyterhub_gpu_reclaim.checkpoint.tree.taken_away import inherited_within
+from jupyterhub_gpu_reclaim.checkpoint.kinds.rights import (
+    differences,
+    given_by,
+    inherited_within,
+)
+from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 from jupyterhub_gpu_reclaim.linux import procfs
 from tests.hostile.test_rights_taken_away import core, tree
 
@@ -101,9 +104,12 @@ def test_saved_rights_beyond_the_agents_name_the_agent_and_the_user():
 def test_what_the_agent_lacks_is_not_inheritable_of_what_comes_back():
     """The kernel would refuse it to CRIU."""
     made = tree(one=core(cap_inh=[6, 1]), other=core(cap_inh=[2, 0]), none=core())
-    changed = inherited_within(made.get, 2)
-    assert [*changed] == ["core-300.img"]
-    image = images.only(changed["core-300.img"], images.CORE_MAGIC)
-    creds = images.parse("core_entry", image).thread_core.creds
-    assert list(creds.cap_inh) == [2, 0]
-    assert inherited_within(made.get, 6 | 1 << 32) == {}
+    saved = SavedImages(None, made)
+    inherited_within(saved, 2)
+    written = [
+        one.thread_core.creds.cap_inh for _, cores in saved.cores() for one in cores
+    ]
+    assert [*map(list, written)] == [[2, 0], [2, 0], []]
+    saved = SavedImages(None, made)
+    inherited_within(saved, 6 | 1 << 32)
+    assert next(saved.cores())[1][0].thread_core.creds.cap_inh == [6, 1]

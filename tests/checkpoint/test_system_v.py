@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.memory import system_v
-from jupyterhub_gpu_reclaim.checkpoint.memory.system_v_images import (
-    SavedObjects,
-)
+from jupyterhub_gpu_reclaim.checkpoint.kinds import system_v
+from jupyterhub_gpu_reclaim.checkpoint.kinds.system_v import SavedObjects
+from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -156,7 +155,7 @@ def test_images_that_are_off_are_told_and_never_believed(saved):
             data[chance.randrange(len(data))] = chance.choice((0, 1, 0x7F, 0x80, 0xFF))
         changed[name] = bytes(data)
         try:
-            objects = SavedObjects(changed)
+            objects = SavedObjects(SavedImages(changed))
         except RestoreFailed as error:
             reasons.add(error.reason)
             continue

@@ -12,9 +12,9 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.images import restart_wait
+from jupyterhub_gpu_reclaim.checkpoint.kinds.waits import begins_alike
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
-from jupyterhub_gpu_reclaim.checkpoint.tree.waits import begins_alike
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.linux import ptrace
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.files import watched
-from jupyterhub_gpu_reclaim.checkpoint.files.watched import Watch
+from jupyterhub_gpu_reclaim.checkpoint.kinds import watches
+from jupyterhub_gpu_reclaim.checkpoint.kinds.watches import Watch
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.linux.file_handles import FileHandle
 
@@ -53,7 +53,7 @@ def deep(folder):
 
 def test_watches_are_read_from_fdinfo_and_those_without_a_handle_left_out():
     handle = bytes.fromhex("2a8116006cfe2eee")
-    (found,) = watched.watches_in(INFO)
+    (found,) = watches.watches_in(INFO)
     assert found == Watch("254:3", 0x16812A, FileHandle(1, handle))
 
 
@@ -74,12 +74,12 @@ def test_session_that_watches_folders_anywhere_comes_back_watching(
 
 
 def test_folder_in_tmp_is_given_to_criu_before_the_search(places, tmp_path):
-    watches = tmp_path / "zz"
-    watches.mkdir()
-    place = places.start(sys.executable, "-c", PROGRAM, str(watches))
+    seen = tmp_path / "zz"
+    seen.mkdir()
+    place = places.start(sys.executable, "-c", PROGRAM, str(seen))
     place.read_until("up\n")
-    assert watched.arguments(place.tree) == [
-        *("--irmap-scan-path", str(watches)),
+    assert watches.arguments(place.tree) == [
+        *("--irmap-scan-path", str(seen)),
         *("--irmap-scan-path", "/tmp"),
     ]
 
@@ -94,9 +94,9 @@ def test_folder_that_is_gone_and_too_many_are_left_to_criu(places, folder):
     place = places.start(sys.executable, "-c", PROGRAM, *map(str, many), str(gone))
     place.read_until("up\n")
     gone.rmdir()
-    assert watched.paths(place.tree) == set(map(str, many))
-    words = watched.arguments(place.tree)[1::2]
-    assert len(words) == watched.MOST + 1
+    assert watches.paths(place.tree) == set(map(str, many))
+    words = watches.arguments(place.tree)[1::2]
+    assert len(words) == watches.MOST + 1
     assert words[-1] == "/tmp"
     depths = [word.count("/") for word in words[:-1]]
     assert depths == sorted(depths, reverse=True)
@@ -120,4 +120,4 @@ def test_folder_of_an_image_is_found_among_those_that_programs_usually_watch(
     program = PROGRAM.replace("libc =", OVERLAY + "libc =")
     place = places.start(sys.executable, "-c", program, ".", "/etc", options)
     place.read_until("up\n")
-    assert watched.paths(place.tree) == {"/mnt", "/etc"}
+    assert watches.paths(place.tree) == {"/mnt", "/etc"}

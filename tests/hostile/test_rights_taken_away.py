@@ -15,11 +15,12 @@ from types import SimpleNamespace
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
-from jupyterhub_gpu_reclaim.checkpoint.tree import attributes
-from jupyterhub_gpu_reclaim.checkpoint.tree.attributes import (
+from jupyterhub_gpu_reclaim.checkpoint.kinds import attributes
+from jupyterhub_gpu_reclaim.checkpoint.kinds.attributes import (
     Attributes,
     ThreadAttributes,
 )
+from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 from jupyterhub_gpu_reclaim.checkpoint.tree.taken_away import RightsToday, adapt
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
@@ -141,10 +142,15 @@ def member(criu):
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def of(**threads):
+    return SavedImages(None, tree(**threads))
+
+
 def without(image, *lost):
     today = RightsToday(UID, GID, lambda group: group not in lost)
-    adapted = adapt(image.get, today)
-    return engine_tests.Image({**image, **adapted.images}), adapted
+    saved = SavedImages(None, image)
+    adapted = adapt(saved, today)
+    return engine_tests.Image(saved.written()), adapted
 
 
 def test_file_of_a_lost_group_is_not_opened_for_its_former_member(member):
@@ -212,8 +218,8 @@ def test_groups_of_sudo_itself_are_none_that_its_user_has_lost():
     """An administrator with a ``sudo`` that runs did not come back, ever."""
     sudo = core(**{**ROOT, "uid": UID, "gid": 0, "egid": 0, "groups": [0]})
     today = RightsToday(UID, GID, lambda group: group == GID)
-    adapted = adapt(tree(server=core(groups=[GID]), sudo=sudo).get, today)
-    assert adapted == ({}, frozenset(), False, True)
+    adapted = adapt(of(server=core(groups=[GID]), sudo=sudo), today)
+    assert adapted == (frozenset(), False, True)
 
 
 def test_program_that_made_a_lost_group_its_own_has_its_users_first_group():
@@ -255,7 +261,11 @@ def test_root_of_before_comes_back_only_with_the_rights_that_made_it(
 
 
 class Saved(dict):
-    read = dict.get
+    def size(self, name):
+        return len(self[name])
+
+    def stream(self, name, skip=()):
+        return [self[name]]
 
 
 def test_sudo_that_is_off_by_now_is_off_after_the_return():
@@ -263,22 +273,21 @@ def test_sudo_that_is_off_by_now_is_off_after_the_return():
     today = RightsToday(UID, GID, lambda _: True, no_new_privileges=True)
     had = {300: Attributes(threads={300: ThreadAttributes(given_back={"CapBnd": "1"})})}
     made = tree(server=core()) | {attributes.IMAGE: codec.encode(had)}
-    adapted = adapt(made.get, today)
+    saved = SavedImages(None, made)
+    adapted = adapt(saved, today)
     assert adapted.sudo
-    image = images.only(adapted.images["core-300.img"], images.CORE_MAGIC)
-    assert images.parse("core_entry", image).thread_core.creds.no_new_privs == 1
-    saved = attributes.parse(adapted.images[attributes.IMAGE])
-    given = saved[300].threads[300].given_back
+    assert saved.core(300).thread_core.creds.no_new_privs == 1
+    given = attributes.load(saved)[300].threads[300].given_back
     assert given == {"CapBnd": "1", "NoNewPrivs": "1"}
 
 
 def test_user_who_never_had_sudo_has_not_lost_it():
     """Whatever a program of the session holds, it has it from elsewhere."""
     today = RightsToday(UID, GID, lambda _: True, no_new_privileges=True)
-    adapted = adapt(tree(server=core(no_new_privs=1, **LEFT)).get, today)
-    assert adapted == ({}, frozenset(), False, False)
+    adapted = adapt(of(server=core(no_new_privs=1, **LEFT)), today)
+    assert adapted == (frozenset(), False, False)
     held = core(no_new_privs=1, cap_prm=[1, 0])
-    assert adapt(tree(server=held).get, today) == ({}, frozenset(), False, True)
+    assert adapt(of(server=held), today) == (frozenset(), False, True)
 
 
 #: Writes a file in a folder of a group of its user's.

@@ -10,14 +10,16 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import LOG
-from jupyterhub_gpu_reclaim.checkpoint.files.credentials import CheckedCores
+from jupyterhub_gpu_reclaim.checkpoint.kinds.rights import Rights
 from jupyterhub_gpu_reclaim.checkpoint.preflight import examine
+from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
@@ -224,7 +226,6 @@ def test_rights_that_the_kernel_does_not_confirm_are_refused(neighbour):
     name = f"core-{result.root_pid}.img"
     answers = {}
     for field, value in LIES:
-        cores = CheckedCores(neighbour.engine.image().sink)
         core = images.parse("core_entry", images.only(image[name], images.CORE_MAGIC))
         creds = core.thread_core.creds
         if isinstance(value, list):
@@ -233,9 +234,9 @@ def test_rights_that_the_kernel_does_not_confirm_are_refused(neighbour):
         else:
             setattr(creds, field, value)
         data = images.join(images.CORE_MAGIC, [images.serialize(core)])
-        cores(name).write(memoryview(data))
+        saved = SavedImages(None, {name: data})
         try:
-            cores.refuse_others(world.place.tree)
+            Rights().save(SimpleNamespace(images=saved, tree=world.place.tree))
             answers[field] = "believed"
         except ReclaimError as error:
             answers[field] = str(error)

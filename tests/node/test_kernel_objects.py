@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.memory import system_v
+from jupyterhub_gpu_reclaim.checkpoint.kinds import system_v
 from tests.checkpoint.kinds.memory import KINDS, PRELUDE
 
 pytestmark = pytest.mark.shares_an_agent

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from jupyterhub_gpu_reclaim.checkpoint.tree.rights import FIELDS
+from jupyterhub_gpu_reclaim.checkpoint.kinds.rights import FIELDS
 from jupyterhub_gpu_reclaim.hub.local import launch
 from jupyterhub_gpu_reclaim.linux import capabilities, procfs
 from jupyterhub_gpu_reclaim.session_init import session_init

@@ -551,20 +551,27 @@ _SYSCALL_BYTES: Final = 2
 _COMPAT: Final = 2
 
 
-def restart_wait(core_img: bytes, waits: Collection[int] = _POLLS) -> bytes:
-    """CRIU's image of a thread, with an interrupted wait made one to be begun.
+def begin_wait_again(core: Any, waits: Collection[int] = _POLLS) -> bool:
+    """Make a thread's interrupted wait one to be begun; whether it was in one.
 
-    The image of a thread that did something else, or of another kind of machine, is
-    given back as it is.
+    A thread that did something else, or of another kind of machine, is left alone.
+    """
+    registers = core.thread_info.gpregs
+    waited = registers.orig_ax in waits and registers.ax == _INTERRUPTED
+    if not waited or registers.mode == _COMPAT or registers.ip < _SYSCALL_BYTES:
+        return False
+    registers.ax = registers.orig_ax
+    registers.ip -= _SYSCALL_BYTES
+    return True
+
+
+def restart_wait(core_img: bytes) -> bytes:
+    """CRIU's image of a thread, with an interrupted wait made one to be begun.
 
     Raises:
         RestoreFailed: it is no such image (``checkpoint_damaged``).
     """
     core = parse("core_entry", only(core_img, CORE_MAGIC))
-    registers = core.thread_info.gpregs
-    waited = registers.orig_ax in waits and registers.ax == _INTERRUPTED
-    if not waited or registers.mode == _COMPAT or registers.ip < _SYSCALL_BYTES:
+    if not begin_wait_again(core):
         return core_img
-    registers.ax = registers.orig_ax
-    registers.ip -= _SYSCALL_BYTES
     return join(CORE_MAGIC, [serialize(core)])

@@ -2,9 +2,9 @@
 
 :func:`fingerprint` is taken at the end of a capture. :func:`compare` looks at the paths
 before anything is touched, and :func:`refuse_changed` at the very descriptors that the
-session is given (``handover``): only the latter's word counts. Nothing here changes a
-file. Deleted files that are still open are in CRIU's image, and the contents of private
-file systems are in the archive: neither is handled here.
+session is given (``kinds.named_files``): only the latter's word counts. Nothing here
+changes a file. Deleted files that are still open are in CRIU's image, and the contents
+of private file systems are in the archive: neither is handled here.
 
 CRIU would refuse a file whose size, build ID or mode differs. That is right for a
 library and wrong for a log that grew. So we judge by how the file was open. The

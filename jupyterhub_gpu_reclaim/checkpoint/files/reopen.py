@@ -31,22 +31,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again, overriding
-from jupyterhub_gpu_reclaim.checkpoint.files.devices import is_memory_device
 from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import FOLDER
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
-from jupyterhub_gpu_reclaim.linux.descriptors import unread_bytes
 from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
     from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
     from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import (
         FileRequest,
-        InotifyWatch,
     )
     from jupyterhub_gpu_reclaim.checkpoint.files.trial import Trial
 
@@ -56,7 +53,7 @@ T = TypeVar("T")
 ELSEWHERE: Final = b"/tmp"
 #: Flags that fcntl(2) sets on an open file.
 _SETTABLE: Final = os.O_APPEND | os.O_NONBLOCK | os.O_DIRECT | os.O_NOATIME
-_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
+GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
 #: <linux/fcntl.h>
 _AT_FDCWD: Final = -100
@@ -65,12 +62,13 @@ _AT_EACCESS: Final = 0x200
 #: name (the others).
 _NOT_IN_MEMORY: Final = os.O_DIRECT | os.O_DIRECTORY | os.O_NOFOLLOW
 
-_IN_DELETE_SELF, _IN_IGNORED = 0x400, 0x8000
-#: All events, IN_EXCL_UNLINK and IN_ONESHOT; the others count only for the call.
-_KEPT: Final = 0xFFF | 1 << 26 | 1 << 31
-#: _IOW('I', 0, __s32) of <linux/inotify.h>
-_SET_NEXT_WATCH: Final = 0x40044900
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+#: Those of the memory devices that hold no state, by their minor numbers
+#: (Documentation/admin-guide/devices.txt): null zero full random urandom kmsg.
+MEMORY: Final = 1
+STATELESS: Final = frozenset({3, 5, 7, 8, 9, 11})
 
 
 class FileIdentity(NamedTuple):
@@ -140,57 +138,10 @@ class Reopener:
                 os.close(found)
         except OSError as error:
             what = "folder" if wish.is_folder else "file"
-            if error.errno in _GONE:
+            if error.errno in GONE:
                 raise refused(Reason.FILE_MISSING, wish.path, what=what) from None
             why = error.strerror or "it cannot be opened"
             raise refused(Reason.FILE_DENIED, wish.path, why, what) from None
-
-    def watch(
-        self, watches: Iterable[InotifyWatch], flags: int, trial: int | None = None
-    ) -> int:
-        """An inotify instance with those watches.
-
-        Of what is gone it tells as if that had been removed while the session ran.
-
-        Args:
-            watches: which.
-            flags: of the instance.
-            trial: an instance with which each is only tried, and that is returned
-                again: those of a tree that stands count against its user's limits.
-
-        Raises:
-            RestoreFailed: one may not be watched (``file_denied``).
-        """
-        instance = new_instance(flags) if trial is None else os.dup(trial)
-        seen: set[FileIdentity] = set()
-        try:
-            for one in sorted(watches, key=lambda watch: watch.number):
-                try:
-                    what = self._add(instance, one)
-                    if trial is not None:
-                        checked(_libc.inotify_rm_watch(instance, one.number))
-                        if what in seen:
-                            raise _another_watch()
-                        seen.add(what)
-                except OSError as error:
-                    if error.errno not in _GONE:
-                        why = error.strerror or ""
-                        raise refused(Reason.FILE_DENIED, one.path, why) from None
-                    _tell_of_end(instance, one)
-        except BaseException:
-            os.close(instance)
-            raise
-        return instance
-
-    def _add(self, instance: int, watch: InotifyWatch) -> FileIdentity:
-        name = open_in_root(self._root, watch.path, os.O_PATH | os.O_NOFOLLOW)
-        try:
-            if stat.S_ISLNK(os.fstat(name).st_mode):
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-            _watch(instance, watch.number, name, watch.mask & _KEPT)
-            return identity(name)
-        finally:
-            os.close(name)
 
     def _find(self, wish: FileRequest) -> int:
         """The file at a path, opened by name only (O_PATH).
@@ -201,7 +152,7 @@ class Reopener:
         try:
             found = self._find_now(wish)
         except OSError as error:
-            if names is None or error.errno not in _GONE:
+            if names is None or error.errno not in GONE:
                 raise
             return names.open(wish.path)
         if names is not None and names.had_another(wish.path, found):
@@ -269,7 +220,7 @@ class Reopener:
         kind = stat.S_IFMT(status.st_mode)
         if wish.mode and kind != stat.S_IFMT(wish.mode):
             raise refused(Reason.FILE_MISSING, wish.path)
-        if kind == stat.S_IFCHR and not is_memory_device(status):
+        if kind == stat.S_IFCHR and not _is_memory_device(status):
             raise refused(Reason.FILE_DENIED, wish.path, "it is a device")
         if wish.is_folder:
             return self._enter(wish, found)
@@ -361,6 +312,11 @@ class Reopener:
             return wish.is_contents and open_files.has_contents(saved, found)
 
 
+def _is_memory_device(status: os.stat_result) -> bool:
+    major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
+    return major == MEMORY and minor in STATELESS
+
+
 def _access(found: int, mode: int) -> None:
     """Check that this thread may open that file so (faccessat(2)).
 
@@ -369,32 +325,6 @@ def _access(found: int, mode: int) -> None:
     """
     path = again(found).encode()
     checked(_libc.faccessat(_AT_FDCWD, path, mode, _AT_EACCESS))
-
-
-def new_instance(flags: int) -> int:
-    """An inotify instance that watches nothing."""
-    return checked(_libc.inotify_init1(flags & os.O_NONBLOCK | os.O_CLOEXEC))
-
-
-def _watch(instance: int, number: int, descriptor: int, mask: int) -> None:
-    fcntl.ioctl(instance, _SET_NEXT_WATCH, number)
-    path, bits = again(descriptor).encode(), ctypes.c_uint32(mask)
-    if checked(_libc.inotify_add_watch(instance, path, bits)) != number:
-        raise _another_watch()
-
-
-def _another_watch() -> OSError:
-    return OSError(errno.EEXIST, "another watch is there already")
-
-
-def _tell_of_end(instance: int, watch: InotifyWatch) -> None:
-    """Let it watch something that ends at once, by the number of what has ended."""
-    mask = watch.mask & _IN_DELETE_SELF | _IN_IGNORED
-    memory = os.memfd_create("ended")
-    try:
-        _watch(instance, watch.number, memory, mask)
-    finally:
-        os.close(memory)
 
 
 def _make_fifo(folder: int) -> int:
@@ -422,22 +352,3 @@ def _seek(descriptor: int, position: int) -> None:
     except OSError as error:
         if error.errno != errno.ESPIPE:
             raise
-
-
-def fill_pipe(descriptor: int, data: bytes, size: int) -> None:
-    """Put a FIFO's size and contents back, by a descriptor of both ends.
-
-    Args:
-        descriptor: of both ends.
-        data: what was in it.
-        size: how much it takes, in bytes; 0: not known.
-
-    Raises:
-        OSError: it does not take so much any more.
-    """
-    if unread_bytes(descriptor):
-        return  # another process has it open, and it was never empty
-    if size:
-        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, size)
-    if os.write(descriptor, data) != len(data):
-        raise OSError(errno.ENOSPC, "a FIFO does not take what it held")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import PAGES
-from jupyterhub_gpu_reclaim.checkpoint.files import locks
+from jupyterhub_gpu_reclaim.checkpoint.kinds import locks
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import PAGE, Span, overlap
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 

@@ -2,7 +2,7 @@
 
 CRIU saves such a queue, but without the names of the senders, and only up to the first
 empty message; and a socket with a name in the file system is not CRIU's to restore
-(``files.unix_names``). So the queue is read here, and sent again once all sockets are
+(``kinds.unix_names``). So the queue is read here, and sent again once all sockets are
 there: by the socket that had the sender's name, where there is one.
 
 A message that carries open files cannot be given back by us. CRIU can for its own

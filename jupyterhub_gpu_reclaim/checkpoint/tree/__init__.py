@@ -3,13 +3,10 @@
 ``quiesce`` drains the server's output and cuts connections, ``freeze`` stops everything
 in the session's pid namespace, ``dump`` streams the tree out. ``restore`` makes it
 again under a holding init, fills its memory and lets it continue; ``stdio`` connects
-its output to the new init. ``attributes`` records what CRIU leaves out of a process,
-and gives it back.
+its output to the new init.
 
 After a dump the tree stays stopped until it is released or thawed; a failed dump ends
 with ``freeze.thaw``, and the tree runs as before (law 2). A restored tree is stopped
 until ``inspection`` has compared each descriptor and mapping with what was opened for
-it (law 8). A failed restore leaves nothing but the holding init.
-
-Read next: ``dump`` and ``restore``, then walk 2 of ``docs/explanation/walks.md``.
+it (law 8). Read next: ``dump``, then walk 2 of ``docs/explanation/walks.md``.
 """

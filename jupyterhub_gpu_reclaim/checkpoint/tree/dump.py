@@ -7,10 +7,10 @@ namespace. Nothing here knows where the image goes.
 
 from __future__ import annotations
 
-import contextlib
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import (
     STOP_PATIENCE,
@@ -18,21 +18,11 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.process import (
     SessionInit,
 )
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import CaptureServer
-from jupyterhub_gpu_reclaim.checkpoint.files import (
-    deleted_files,
-    locks,
-    other_names,
-    semaphores,
-    terminals,
-    watched,
-)
-from jupyterhub_gpu_reclaim.checkpoint.files.credentials import CheckedCores
-from jupyterhub_gpu_reclaim.checkpoint.files.held_images import HeldImages
-from jupyterhub_gpu_reclaim.checkpoint.memory import system_v, undumpable
-from jupyterhub_gpu_reclaim.checkpoint.sockets import state
-from jupyterhub_gpu_reclaim.checkpoint.tree import attributes, freeze, stdio, waits
+from jupyterhub_gpu_reclaim.checkpoint.kinds import locks, table
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump
+from jupyterhub_gpu_reclaim.checkpoint.saved_images import FILES, SavedImages
+from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, stdio
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
-from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
     ReclaimError,
@@ -43,13 +33,18 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.criu.binary import Criu
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+
+
+#: Images that kinds may look at or change before they are saved.
+_KEPT_BACK: Final = frozenset({FILES, locks.IMAGE})
+_KEPT_BACK_OF_EACH: Final = ("core-", "mm-")
 
 
 @dataclass(frozen=True)
@@ -111,46 +106,35 @@ def dump(
         raise Refused(Reason.NO_TREE)
     if stopped is None:
         stopped = freeze.stopped_before(before)
-    held = HeldImages(sinks)
-    cores = CheckedCores(held)
-    server = CaptureServer(folder, cores)
+    kept = _KeptBack(sinks)
+    server = CaptureServer(folder, kept)
     attempt = CriuRun(criu, session, folder, server, limit=limit, cancel=cancel)
     arguments = ["--leave-stopped", "--tree", str(before.root.ns_pid)]
+    kinds = table.every()
     try:
         freeze.freeze(session.init_pid, session.init_start, timeout=STOP_PATIENCE)
-        tree = processes.snapshot(session.init_pid, session.init_start)
-        deleted_files.refuse_unreadable(tree)
-        attributes.refuse_confined(tree)
-        had = attributes.read(tree)
-        objects = system_v.look(session.init_pid)
-        system_v.refuse(objects, {process.uid for process in tree.processes})
-        terminals.stop_plainly(tree)
-        terminals.open_by_name(tree)
-        waits.begin_again(tree)
-        arguments += watched.arguments(tree)
-        names = other_names.external(session.init_pid, tree)
-        arguments += [word for each in names for word in ("--external", each)]
-        sockets = state.read(tree)
-        with _closed(tree) as closed:
+        with ExitStack() as stack:
+            tree = processes.snapshot(session.init_pid, session.init_start)
+            dumped = Dump(session.init_pid, tree, stack)
+            for kind in kinds:
+                kind.before_dump(dumped)
             attempt.run(
                 "dump",
-                arguments,
+                [*arguments, *dumped.arguments],
                 reason=Reason.CAPTURE_FAILED,
-                own_ipc=objects.any and not objects.is_shared,
+                own_ipc=dumped.own_ipc,
                 prepare=prepare,
             )
-            tree = processes.wait_stopped(
+            dumped.tree = tree = processes.wait_stopped(
                 session.init_pid, session.init_start, timeout=STOP_PATIENCE
             )
-            cores.refuse_others(tree)
-            held.reopen(closed)
-            locks.add(tree, held.kept)
-            held.rename(names)
-            held.save()
-            if ours := semaphores.find(tree):
-                _save(semaphores.IMAGE, ours, sinks)
-            _save(state.IMAGE, sockets, sinks)
-            _save(attributes.IMAGE, codec.encode(had), sinks)
+            dumped.images = SavedImages(None, kept.images)
+            for kind in kinds:
+                kind.save(dumped)
+            for name, image in dumped.images.written().items():
+                sink = sinks(name)
+                sink.write(memoryview(image))
+                sink.close()
     except BaseException as error:
         if undo:
             _roll_back(session, stopped)
@@ -166,21 +150,30 @@ def dump(
     )
 
 
-def _save(name: str, image: bytes, sinks: Callable[[str], Sink]) -> None:
-    """Save an image of ours."""
-    sink = sinks(name)
-    sink.write(memoryview(image))
-    sink.close()
+class _KeptBack:
+    """Passes images on, but for those that are saved once CRIU has ended."""
+
+    def __init__(self, sinks: Callable[[str], Sink]) -> None:
+        self._sinks = sinks
+        self.images: dict[str, bytes] = {}
+
+    def __call__(self, name: str) -> Sink:
+        if name in _KEPT_BACK or name.startswith(_KEPT_BACK_OF_EACH):
+            return _KeptImage(name, self.images)
+        return self._sinks(name)
 
 
-@contextlib.contextmanager
-def _closed(tree: Snapshot) -> Iterator[set[int]]:
-    """Close its memory to its users inside the block; yields what was open before."""
-    closed = undumpable.close_all(tree)
-    try:
-        yield closed
-    finally:
-        undumpable.open_again(tree, closed)
+class _KeptImage:
+    def __init__(self, name: str, images: dict[str, bytes]) -> None:
+        self._name = name
+        self._images = images
+        self._data = bytearray()
+
+    def write(self, data: memoryview, /) -> None:
+        self._data += data
+
+    def close(self) -> None:
+        self._images[self._name] = bytes(self._data)
 
 
 def _roll_back(session: SessionInit, stopped: Collection[int]) -> None:

@@ -1,6 +1,6 @@
 """Verifies, before a restored tree continues, that it holds what was opened for it.
 
-The second line of defence behind ``files.handover``. The tree is stopped. Every
+The second line of defence behind ``kinds.named_files``. The tree is stopped. Every
 descriptor, folder, program and mapping of a file of each of its processes is compared,
 by device, inode, type and flags, with the descriptor that was opened and judged. So
 nothing comes back by a way that was not foreseen. Terminals, pipes, sockets and other
@@ -16,9 +16,8 @@ import stat
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
-from jupyterhub_gpu_reclaim.checkpoint.files.process_files import process_of
 from jupyterhub_gpu_reclaim.checkpoint.files.reopen import FileIdentity
-from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import FLAGS
+from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import FLAGS, process_of
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import TOP
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import refused
@@ -26,8 +25,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.checkpoint.files.handover import Handover
-    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Return
 
 #: fd_types of CRIU's fdinfo.proto → what the link in /proc/PID/fd looks like.
 _LINKS: Final = {
@@ -57,15 +55,15 @@ _TERMINALS: Final = frozenset({4, 5, *range(128, 144), 204})
 _COMPARED: Final = FLAGS & ~(os.O_NOFOLLOW | os.O_DIRECTORY | os.O_SYNC)
 
 
-def refuse_others(given: Handover, tree: Snapshot) -> None:
+def refuse_others(back: Return) -> None:
     """Compare everything that the tree has with what was opened for it.
 
     Raises:
         RestoreFailed: it has something else (``file_swapped``), or lacks something.
     """
-    pids = {process.ns_pid: process.pid for process in tree.processes}
-    inspector = _Inspector(given, pids, _proc_device(tree.init.pid))
-    for number in given.saved.credentials:
+    pids = {process.ns_pid: process.pid for process in back.tree.processes}
+    inspector = _Inspector(back, pids, _proc_device(back.tree.init.pid))
+    for number in back.saved.credentials:
         if number not in pids:
             why = f"process {number} is not there"
             raise RestoreFailed(Reason.RESTORE_FAILED, why=why)
@@ -108,10 +106,10 @@ def _proc_device(init_pid: int) -> int | None:
 
 class _Inspector:
     def __init__(
-        self, given: Handover, pids: dict[int, int], proc_device: int | None
+        self, back: Return, pids: dict[int, int], proc_device: int | None
     ) -> None:
-        self._given = given
-        self._saved = given.saved
+        self._back = back
+        self._saved = back.saved
         self._pids = pids
         self._proc_device = proc_device
         self._areas = self._expected_areas()
@@ -186,14 +184,14 @@ class _Inspector:
         flags = int(procfs.fdinfo(pid, fd).get("flags", "0"), 8)
         saved: int = self._saved.entries[number].reg.flags
         compared = _COMPARED
-        if number in self._given.stood_for:
+        if number in self._back.stood_for:
             compared &= ~os.O_DIRECT  # which not every stand-in can have
         return flags & compared == saved & compared
 
     def _compare(self, number: int, status: os.stat_result | None) -> None:
         entry = self._saved.entries[number]
         path: bytes = entry.reg.name
-        expected = self._given.identities.get(number)
+        expected = self._back.identities.get(number)
         if status is not None and expected is not None:
             if FileIdentity(status.st_dev, status.st_ino) == expected:
                 return

@@ -25,47 +25,31 @@ import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import STOP_PATIENCE, CriuRun
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import RestoreServer
-from jupyterhub_gpu_reclaim.checkpoint.files import handover, locks, terminals, timers
-from jupyterhub_gpu_reclaim.checkpoint.files.held_images import FILES
-from jupyterhub_gpu_reclaim.checkpoint.memory import (
-    robust_lists,
-    system_v_images,
-    undumpable,
-)
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import PathContext
+from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import read_saved
+from jupyterhub_gpu_reclaim.checkpoint.files.trial import make_room
+from jupyterhub_gpu_reclaim.checkpoint.kinds import table
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Return
+from jupyterhub_gpu_reclaim.checkpoint.memory import robust_lists
 from jupyterhub_gpu_reclaim.checkpoint.memory.fill import copy_all
-from jupyterhub_gpu_reclaim.checkpoint.memory.plan import MemoryPlan, make_plan, whole
-from jupyterhub_gpu_reclaim.checkpoint.sockets import (
-    inet,
-    peer_credentials,
-    peer_order,
-    resets,
-    state,
-    unsent,
-)
-from jupyterhub_gpu_reclaim.checkpoint.tree import (
-    attributes,
-    ending_signals,
-    freeze,
-    inspection,
-    stdio,
-)
-from jupyterhub_gpu_reclaim.checkpoint.tree.taken_away import inherited_within
+from jupyterhub_gpu_reclaim.checkpoint.memory.plan import MemoryPlan, make_plan
+from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
+from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, inspection, stdio
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import (
-    capabilities,
     continuing,
     huge_pages,
     processes,
     ptrace,
 )
+from jupyterhub_gpu_reclaim.linux.beneath import open_root
 from jupyterhub_gpu_reclaim.session_init import session_init
 
 if TYPE_CHECKING:
@@ -74,7 +58,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.criu.binary import Criu
     from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
-    from jupyterhub_gpu_reclaim.checkpoint.files.handover import Handover
     from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
     from jupyterhub_gpu_reclaim.checkpoint.files.trial import Trial
     from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource
@@ -89,11 +72,16 @@ class OrphanAdoption:
     """Makes the root a subreaper in time, where it is needed."""
 
     def __init__(
-        self, session: SessionInit, source: ImageSource, root_pid: int
+        self, session: SessionInit, source: SavedImages, root_pid: int
     ) -> None:
         self._session = session
         self._root_pid = root_pid
-        self._needed = _has_orphans(source, root_pid)
+        tasks = source.tasks()
+        own = {task.sid for task in tasks if task.pid == root_pid}
+        # A child of the root that belongs to a session that neither of them leads.
+        self._needed = any(
+            task.ppid == root_pid and task.sid not in {*own, task.pid} for task in tasks
+        )
 
     def before(self, name: str) -> None:
         """CRIU waits for that image.
@@ -114,22 +102,6 @@ class OrphanAdoption:
             raise RestoreFailed(
                 Reason.RESTORE_FAILED, why=why, detail=str(error)
             ) from error
-
-
-def _has_orphans(source: ImageSource, root_pid: int) -> bool:
-    """Whether a child of the root belongs to a session that neither of them leads."""
-    if source.size("pstree.img") is None:
-        return False
-    tree = b"".join(source.stream("pstree.img"))
-    entries: list[Any] = [
-        images.parse("pstree_entry", payload)
-        for payload in images.split(tree, images.PSTREE_MAGIC)
-    ]
-    own = {entry.sid for entry in entries if entry.pid == root_pid}
-    return any(
-        entry.ppid == root_pid and entry.sid not in {*own, entry.pid}
-        for entry in entries
-    )
 
 
 #: CRIU's own processes take some tens of pids; as many are kept free for them.
@@ -191,7 +163,7 @@ def restore(
         opened: the fingerprints of its files.
         ended: entries of ``files.img`` whose connections do not come back; they read
             as reset.
-        trial: see ``handover.open_all``.
+        trial: of a rehearsal; None for a return.
         prepare: called with the pid of the helper that becomes CRIU, e.g. to move it
             into the new session's control groups; what CRIU restores stays there.
         cancel: cancels it.
@@ -209,11 +181,27 @@ def restore(
             session.init_pid, session.init_start, timeout=STOP_PATIENCE
         )
         with ExitStack() as stack:
-            beyond = _BeyondCriu(session, source, limit, prepare, stack)
-            given = beyond.open_files(opened, trial)
-            images = handover.ReplacedImages(beyond.source, given.files)
+            images = SavedImages(source)
+            saved = read_saved(images)
+            make_room(len(saved.wishes))
+            back = Return(
+                session.init_pid,
+                images,
+                saved,
+                {one.path: one for one in opened},
+                stack,
+                limit,
+                _place(session.init_pid, stack),
+                trial=trial,
+                ended=ended,
+                prepare=prepare,
+            )
+            kinds = table.every()
+            adoption = OrphanAdoption(session, images, root_pid)
+            for kind in kinds:
+                kind.rewrite(back)
+            back.write_files()
             plan = make_plan(images, advise=_advice_counts())
-            adoption = OrphanAdoption(session, source, root_pid)
             server = RestoreServer(folder, _serving(plan, images, adoption))
             attempt = CriuRun(
                 criu,
@@ -231,13 +219,15 @@ def restore(
                 "restore",
                 ["--leave-stopped", "--restore-detached"],
                 reason=Reason.RESTORE_FAILED,
-                inherit={**ends, **given.inherit()},
+                inherit={**ends, **back.inherit()},
                 last_pid=free_pid(pids, _pid_max()),
                 prepare=prepare,
             )
-            tree = _tree(session, root_pid, attempt)
-            inspection.refuse_others(given, tree)
-            beyond.give_back(tree, ended)
+            back.tree = tree = _tree(session, root_pid, attempt)
+            # Before anything else is done to it.
+            inspection.refuse_others(back)
+            for kind in kinds:
+                kind.after_restore(back)
     except BaseException as error:
         _clear(session)
         if isinstance(error, OSError | ReclaimError):
@@ -247,64 +237,12 @@ def restore(
     return RestoreResult(tree, seconds, plan, tuple(beside))
 
 
-class _BeyondCriu:
-    """State that CRIU does not make: taken out of its images, given back afterwards.
-
-    System V objects are there inside the stack's block, and stay when it ends well.
-    """
-
-    def __init__(
-        self,
-        session: SessionInit,
-        source: ImageSource,
-        limit: float,
-        prepare: Callable[[int], None] | None,
-        stack: ExitStack,
-    ) -> None:
-        self._init_pid = session.init_pid
-        self._stack = stack
-        self._objects = system_v_images.SavedObjects(source)
-        self._lend = stack.enter_context(
-            system_v_images.made(
-                session.init_pid, self._objects, limit=limit, prepare=prepare
-            )
-        )
-        self._attributes = attributes.load(source)
-        inherited = inherited_within(partial(whole, source), capabilities.own())
-        replaced = handover.ReplacedImages(
-            source, {**self._objects.images, **inherited}
-        )
-        cores, self._ending = ending_signals.take_out(partial(whole, replaced))
-        foregrounds = terminals.with_foregrounds(partial(whole, source))
-        self.source = handover.ReplacedImages(replaced, {**cores, **foregrounds})
-
-    def open_files(
-        self, opened: Sequence[FileFingerprint], trial: Trial | None
-    ) -> Handover:
-        """Open the files; what sockets held and had set is left out for CRIU."""
-        given = handover.open_all(
-            self.source, self._init_pid, opened, self._stack, trial=trial
-        )
-        self._saved = given.saved
-        self._locks = locks.posix(whole(self.source, locks.IMAGE))
-        self._descriptors = given.saved.descriptors
-        given.files[FILES] = peer_order.peers_first(given.files[FILES])
-        given.files[FILES] = timers.keep(given.files[FILES])
-        self._unsent = unsent.take_out(given.files, self.source, self._descriptors)
-        self._sockets = state.take_out(given.files, self.source, self._descriptors)
-        return given
-
-    def give_back(self, tree: Snapshot, ended: Collection[int]) -> None:
-        """Give a tree that CRIU has made the rest of what it had; it is stopped."""
-        attributes.apply(tree, self._attributes)
-        resets.reset(tree.processes, self._descriptors, ended)
-        self._objects.attach(tree, self._lend)
-        unsent.send(tree.processes, self._descriptors, self._unsent)
-        self._sockets.give_back(tree)
-        peer_credentials.listen_again(tree, self._descriptors, self._saved.entries)
-        locks.give_back(tree, self._locks, self._saved)
-        undumpable.open_again(tree, self._saved.closed)
-        ending_signals.give_back(tree, self._ending)
+def _place(init_pid: int, stack: ExitStack) -> PathContext:
+    root = open_root(f"/proc/{init_pid}/root")
+    stack.callback(os.close, root)
+    network = os.open(f"/proc/{init_pid}/ns/net", os.O_RDONLY)
+    stack.callback(os.close, network)
+    return PathContext(root, network)
 
 
 def fill(

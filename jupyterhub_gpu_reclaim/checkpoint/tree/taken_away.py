@@ -3,25 +3,24 @@
 CRIU gives each thread the groups back that it had. A user who was taken out of a group
 since (of administrators, of those who may read some data) would keep it for as long as
 the session is suspended and resumed. So the images are changed before anything is read
-from them: files, too, are then opened with what is left (``handover``), and it is what
-is left that a return is judged by (``rights``).
+from them: files, too, are then opened with what is left (``kinds.named_files``), and it
+is what is left that a return is judged by (``kinds.rights``).
 
-Pure. What a program of another user (``sudo``) may do does not depend on the groups
-that it is left with, so such a session is not adapted: :attr:`Adapted.others`. An
-inheritable capability is no right of such a program: systemd leaves some to whatever
-runs below a unit.
+What a program of another user (``sudo``) may do does not depend on the groups that it
+is left with, so such a session is not adapted: :attr:`Adapted.others`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jupyterhub_gpu_reclaim.checkpoint.criu import images
-from jupyterhub_gpu_reclaim.checkpoint.tree import attributes
+from jupyterhub_gpu_reclaim.checkpoint.kinds import attributes
 from jupyterhub_gpu_reclaim.common import codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 
 _GROUPS = ("gid", "egid", "sgid", "fsgid")
 _USERS = ("uid", "euid", "suid", "fsuid")
@@ -38,74 +37,40 @@ class RightsToday(NamedTuple):
 
 
 class Adapted(NamedTuple):
-    """The images of threads that are different now, and what was found in them."""
+    """What was found in the images of threads."""
 
-    images: dict[str, bytes]
     lost: frozenset[int]  #: groups
     sudo: bool  #: whether a thread could gain privileges, and may not any more
     others: bool  #: whether a thread is another user's, or has capabilities
 
 
-def adapt(read: Callable[[str], bytes | None], today: RightsToday) -> Adapted:
-    """Leave each thread what its user has today.
-
-    Args:
-        read: CRIU's image of that name; None: there is none.
-        today: what the user has.
+def adapt(saved: SavedImages, today: RightsToday) -> Adapted:
+    """Leave each thread what its user has today, and say what was taken.
 
     Raises:
         RestoreFailed: an image is damaged.
     """
-    changed: dict[str, bytes] = {}
     lost: set[int] = set()
     sudo = others = False
-    for name, core in _cores(read):
-        creds = core.thread_core.creds
-        others |= _is_other(creds, today.uid)
-        taken = _taken(creds, today)
-        lost |= taken
-        gained = today.no_new_privileges and not creds.no_new_privs
-        sudo |= gained
-        if taken or gained:
-            _reduce(creds, taken, today)
-            changed[name] = _written(core)
-    if sudo and (image := read(attributes.IMAGE)) is not None:
-        changed[attributes.IMAGE] = _without_new_privileges(image)
-    return Adapted(changed, frozenset(lost), sudo, others)
-
-
-def inherited_within(
-    read: Callable[[str], bytes | None], most: int
-) -> dict[str, bytes]:
-    """The images of threads that inherit more than that set, with what is in it.
-
-    The kernel lets CRIU give a thread nothing else (capset(2)).
-    """
-    changed = {}
-    for name, core in _cores(read):
-        creds = core.thread_core.creds
-        words = [word & most >> 32 * n for n, word in enumerate(creds.cap_inh)]
-        if words != list(creds.cap_inh):
-            creds.cap_inh[:] = words
-            changed[name] = _written(core)
-    return changed
-
-
-def _cores(read: Callable[[str], bytes | None]) -> Iterator[tuple[str, Any]]:
-    """The name of each thread's image, and what it holds."""
-    for payload in images.split(read("pstree.img") or b"", images.PSTREE_MAGIC):
-        entry = images.parse("pstree_entry", payload)
-        for number in entry.threads or [entry.pid]:
-            name = f"core-{number}.img"
-            if (image := read(name)) is None:
-                continue
-            core = images.parse("core_entry", images.only(image, images.CORE_MAGIC))
-            if core.thread_core.HasField("creds"):  # else it had ended
-                yield name, core
-
-
-def _written(core: Any) -> bytes:
-    return images.join(images.CORE_MAGIC, [images.serialize(core)])
+    for _, cores in saved.cores():
+        for core in cores:
+            creds = core.thread_core.creds
+            if not core.thread_core.HasField("creds"):
+                continue  # it had ended
+            others |= _is_other(creds, today.uid)
+            taken = _taken(creds, today)
+            lost |= taken
+            gained = today.no_new_privileges and not creds.no_new_privs
+            sudo |= gained
+            if taken or gained:
+                _reduce(creds, taken, today)
+    if sudo and saved.size(attributes.IMAGE) is not None:
+        had = attributes.load(saved)
+        for one in had.values():
+            for thread in one.threads.values():
+                thread.given_back["NoNewPrivs"] = "1"
+        saved.replace(attributes.IMAGE, codec.encode(had))
+    return Adapted(frozenset(lost), sudo, others)
 
 
 def _is_other(creds: Any, uid: int) -> bool:
@@ -135,11 +100,3 @@ def _reduce(creds: Any, taken: set[int], today: RightsToday) -> None:
             setattr(creds, field, today.gid)
     if today.no_new_privileges:
         creds.no_new_privs = 1
-
-
-def _without_new_privileges(image: bytes) -> bytes:
-    saved = attributes.parse(image)
-    for one in saved.values():
-        for thread in one.threads.values():
-            thread.given_back["NoNewPrivs"] = "1"
-    return codec.encode(saved)

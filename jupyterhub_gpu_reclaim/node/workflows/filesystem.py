@@ -17,7 +17,8 @@ from jupyterhub_gpu_reclaim.checkpoint.archive import writer as archive
 from jupyterhub_gpu_reclaim.checkpoint.files import kept_files
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files as files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
-from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, resets
+from jupyterhub_gpu_reclaim.checkpoint.kinds import cut_connections
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import lasting_names_of
 from jupyterhub_gpu_reclaim.checkpoint.sockets.held import bound_now, shares_network
 from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
@@ -96,7 +97,7 @@ def describe(
         uid=uid,
         pids=list(result.pids),
         stopped=list(result.stopped),
-        cut=sorted(resets.unread_ends(snapshot.processes).union(cut)),
+        cut=sorted(cut_connections.unread_ends(snapshot.processes).union(cut)),
         pipes=list(result.pipes),
         files=files.fingerprint(
             session.init_pid,

@@ -11,11 +11,12 @@ import grp
 import logging
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 from jupyterhub_gpu_reclaim.checkpoint.tree.taken_away import RightsToday, adapt
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
-from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import IMAGES
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import CheckpointImages
 from jupyterhub_gpu_reclaim.session_init import command_line
 
 if TYPE_CHECKING:
@@ -50,13 +51,8 @@ def without_lost(
         found = finding(Reason.USER_MISMATCH, there=there.world.uid, here=today.uid)
         return [found], dict(replaced)
 
-    def read(name: str) -> bytes | None:
-        if name in replaced:
-            return replaced[name]
-        stored = IMAGES + name
-        return there.checkpoint.read(stored) if stored in there.checkpoint else None
-
-    adapted = adapt(read, today)
+    images = SavedImages(CheckpointImages(there.checkpoint), replaced)
+    adapted = adapt(images, today)
     lost = [f"the group {_group_name(group)}" for group in sorted(adapted.lost)]
     lost += ["sudo"] if adapted.sudo else []
     if lost and adapted.others:
@@ -64,7 +60,7 @@ def without_lost(
         return [found], dict(replaced)
     if lost:
         _log.warning("%s comes back without %s", session.key, " and ".join(lost))
-    return [], {**replaced, **adapted.images}
+    return [], images.written() if lost else dict(replaced)
 
 
 def _today(session: Session, there: CheckpointContents) -> RightsToday | None:

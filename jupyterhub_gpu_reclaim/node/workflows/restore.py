@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_of
-from jupyterhub_gpu_reclaim.checkpoint.files.handover import ReplacedImages
 from jupyterhub_gpu_reclaim.checkpoint.files.put_back import incomplete, put_back
+from jupyterhub_gpu_reclaim.checkpoint.kinds import attributes
+from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 from jupyterhub_gpu_reclaim.checkpoint.sockets import abstract_names, inet, ports
-from jupyterhub_gpu_reclaim.checkpoint.tree import attributes
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -40,7 +40,6 @@ from jupyterhub_gpu_reclaim.node.jupyter.connection import find_connections
 from jupyterhub_gpu_reclaim.node.jupyter.wake_up import WakeUp
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import (
-    IMAGES,
     CheckpointImages,
 )
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
@@ -245,8 +244,8 @@ class Restore:
         # done with the rights that the session's user has today.
         self._cancel.check()
         world, checkpoint, files = there.world, there.checkpoint, fit.files
-        name = f"core-{world.server or world.root}.img"
-        core = fit.images.get(name) or checkpoint.read(IMAGES + name)
+        images = SavedImages(CheckpointImages(checkpoint), fit.images)
+        core = images.core(world.server or world.root)
         async with self._progress.step("files-back", "Putting its files back"):
             self._newer = await in_thread(
                 lambda: put_back(
@@ -274,7 +273,7 @@ class Restore:
             )
         self._cancel.check()
         source = CheckpointImages(there.checkpoint)
-        images = ReplacedImages(source, fit.images)
+        images = SavedImages(source, fit.images)
         async with self._progress.step(
             "programs", "Bringing the programs back", done=lambda: source.bytes
         ):
@@ -497,7 +496,7 @@ def _compare(
     init = processes.snapshot_init(init_pid, session.init_start)
     found += refuse_user_namespace(init)
     found += compare_rights(world.rights, rights_of([init]))
-    saved = attributes.load(CheckpointImages(there.checkpoint))
+    saved = attributes.load(SavedImages(CheckpointImages(there.checkpoint)))
     found += attributes.refuse_beyond_agent(saved)
     found += refuse_reaching(world.rights, session, tools.trusted_capabilities)
     found += tools.accelerator.compare(world.gpus, init_pid)
@@ -508,7 +507,7 @@ def _compare(
         found.append(
             finding(Reason.MEMORY_LIMIT, needed=size(needed), limit=size(limit))
         )
-    # Only a first look: what is opened for the session is judged itself (handover).
+    # Only a first look: what is opened for the session is judged itself (named_files).
     changed, files = _compare_files(session, there, put_files_back=put_files_back)
     found += changed
     image = there.checkpoint.read(checkpoint_files.FILES_IMAGE)

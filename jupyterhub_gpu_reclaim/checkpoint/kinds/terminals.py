@@ -1,30 +1,12 @@
-"""Has programs open their terminal by its own name that hold it as ``/dev/tty``.
-
-``/dev/tty`` is the controlling terminal of whoever opens it (tty(4)), and what is open
-then is that terminal. dash holds it, and so does whatever asks beside its input. CRIU
-takes the first program that has either end of the terminal open for its owner, which is
-the server, and refuses ("ctty inheritance detected", CRIU 4.2, ``tty_verify_ctty``). So
-in a tree that stands each such descriptor becomes one of ``/dev/pts/N``, opened by its
-own program with the same flags: the same terminal, and it stays so.
-
-An epoll(7) instance watches what is open, not its number, so it is told anew.
-
-A program in the background that reads from its terminal, or writes to it (``stty
-tostop``), is stopped by it. CRIU knows of stops by SIGSTOP and SIGTSTP alone
-("unsupported stop signal"), so it is stopped by SIGSTOP instead; who continues it finds
-it where it was.
-
-Between two commands of a shell the group in its terminal's foreground may have ended.
-CRIU cannot make such a group, so the shell's own has the foreground after a return,
-which is what the shell does next.
-"""
+"""Terminals that programs hold, and what they have stopped."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
@@ -33,16 +15,16 @@ from jupyterhub_gpu_reclaim.linux.libc import AT_FDCWD
 from jupyterhub_gpu_reclaim.linux.processes import DEAD, named
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Collection, Iterator
 
-    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return
+    from jupyterhub_gpu_reclaim.linux.processes import Process
     from jupyterhub_gpu_reclaim.linux.ptrace import Traced
 
 #: Number of the device, of Documentation/admin-guide/devices.txt.
 DEV_TTY: Final = os.makedev(5, 0)
 #: Major numbers of pseudo-terminals.
 PTYS: Final = range(136, 144)
-_INFO: Final = "tty-info.img"
 #: Seconds in which the threads of one process must stand still.
 _SECONDS: Final = 10.0
 _TIOCGSID: Final = 0x5429  # <asm-generic/ioctls.h>
@@ -59,62 +41,48 @@ class _Watch(NamedTuple):
     data: int
 
 
+class Terminals(Kind):
+    """Terminals in the ways that CRIU does not know."""
+
+    def before_dump(self, dump: Dump) -> None:
+        for process in dump.tree.processes:
+            if process.state not in DEAD and procfs.has_terminal(process.pid):
+                _stop_plainly(process)
+        for process in dump.tree.processes:
+            terminal = procfs.terminal(process.pid)
+            held = list(_held(process.pid)) if terminal else []
+            if held:
+                _open_by_name(process, held, f"/dev/pts/{os.minor(terminal)}")
+
+    def rewrite(self, back: Return) -> None:
+        # Between two commands of a shell the group in its terminal's foreground may
+        # have ended. CRIU cannot make such a group, so the shell's own has the
+        # foreground after a return, which is what the shell does next.
+        groups = {task.pgid for task in back.images.tasks()}
+        terminals = back.images.entries(
+            "tty-info.img", images.TTY_INFO_MAGIC, "tty_info_entry"
+        )
+        for one in terminals:
+            if one.pgrp and one.pgrp not in groups:
+                one.pgrp = one.sid
+
+
 def can_be_named(pid: int) -> bool:
     """Whether a process's open ``/dev/tty`` can be opened by its own name instead."""
     return os.major(procfs.terminal(pid)) in PTYS
 
 
-def open_by_name(tree: Snapshot) -> None:
-    """Do so in a tree that stands, which then has no ``/dev/tty`` open; idempotent.
-
-    Raises:
-        ReclaimError: one could not be (``device_open``).
-    """
-    for process in tree.processes:
-        terminal = procfs.terminal(process.pid)
-        held = list(_held(process.pid)) if terminal else []
-        if held:
-            _open_by_name(process, held, f"/dev/pts/{os.minor(terminal)}")
-
-
-def stop_plainly(tree: Snapshot) -> None:
-    """Have what its terminal has stopped be stopped by SIGSTOP, in a tree that stands.
-
-    Raises:
-        ReclaimError: one does not stand still (``capture_failed``).
-    """
-    for process in tree.processes:
-        if process.state in DEAD or not procfs.has_terminal(process.pid):
-            continue
-        stands = named(process, "does not stand still")
-        with stands, processes.held(process) as pidfd:
-            if pidfd is not None:
-                ptrace.stop_plainly(process.pid, pidfd, seconds=_SECONDS)
-
-
-def with_foregrounds(read: Callable[[str], bytes | None]) -> dict[str, bytes]:
-    """The image of terminals, if the group in the foreground of one has ended.
-
-    Raises:
-        RestoreFailed: an image is damaged.
-    """
-    tree = images.split(read("pstree.img") or b"", images.PSTREE_MAGIC)
-    groups = {images.parse("pstree_entry", one).pgid for one in tree}
-    if (image := read(_INFO)) is None:
-        return {}
-    found: list[Any] = [
-        images.parse("tty_info_entry", one)
-        for one in images.split(image, images.TTY_INFO_MAGIC)
-    ]
-    ended = [one for one in found if one.pgrp and one.pgrp not in groups]
-    for one in ended:
-        one.pgrp = one.sid
-    data = images.join(images.TTY_INFO_MAGIC, map(images.serialize, found))
-    return {_INFO: data} if ended else {}
+def _stop_plainly(process: Process) -> None:
+    # A program in the background that reads from its terminal, or writes to it (stty
+    # tostop), is stopped by it. CRIU knows of stops by SIGSTOP and SIGTSTP alone
+    # ("unsupported stop signal"), so it is stopped by SIGSTOP instead.
+    stands = named(process, "does not stand still")
+    with stands, processes.held(process) as pidfd:
+        if pidfd is not None:
+            ptrace.stop_plainly(process.pid, pidfd, seconds=_SECONDS)
 
 
 def _held(pid: int) -> Iterator[int]:
-    """Descriptors of the process that are ``/dev/tty``."""
     for one in procfs.descriptors(pid):
         if one.target.startswith("/"):
             status = procfs.target_status(pid, f"fd/{one.fd}")
@@ -123,6 +91,11 @@ def _held(pid: int) -> Iterator[int]:
 
 
 def _open_by_name(process: Process, held: Collection[int], name: str) -> None:
+    # /dev/tty is the controlling terminal of the program that opens it (tty(4)), and
+    # what is open then is that terminal. dash holds it. CRIU takes the first program
+    # that has either end open for its owner, which is the server, and refuses ("ctty
+    # inheritance detected", CRIU 4.2, tty_verify_ctty). So each such descriptor becomes
+    # one of /dev/pts/N, opened by its own program with the same flags.
     try:
         with ptrace.stopped(process.pid, seconds=_SECONDS) as traced:
             watches = list(_watches(process.pid))
@@ -154,13 +127,13 @@ def _replace(traced: Traced, fd: int, name: str, watches: Collection[_Watch]) ->
             traced.call("dup3", new, fd, flags & os.O_CLOEXEC)
         finally:
             traced.call("close", new)
+    # An epoll(7) instance watches what is open, not its number.
     for watch in watches:
         with traced.text(EVENT.pack(watch.events, watch.data)) as event:
             traced.call("epoll_ctl", watch.epoll, _EPOLL_CTL_ADD, fd, event)
 
 
 def _watches(pid: int) -> Iterator[_Watch]:
-    """What the process's epoll instances watch."""
     for one in procfs.descriptors(pid):
         if one.target != _EPOLL:
             continue

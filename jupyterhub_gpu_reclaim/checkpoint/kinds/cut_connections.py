@@ -1,22 +1,4 @@
-"""Makes connections that are not restored report a reset, as programs expect.
-
-A connection that leads outside cannot be restored: CRIU makes a new socket in its
-place, which says that it was never connected (ENOTCONN). Libraries know a connection
-that breaks by ECONNRESET, and POLLERR in poll and epoll; so each of these sockets is
-given that, before the tree continues.
-
-No other party takes part. In repair mode (TCP_REPAIR, as CRIU uses it) connect(2) makes
-a connection to the loopback address without a packet; to disconnect it, connect(2) to
-AF_UNSPEC, is the ABORT of RFC 793, with which the kernel notes ECONNRESET
-(``tcp_disconnect``). So no listener, no port and no filter of the session can change
-the outcome, and nothing waits. The first call on the socket returns ECONNRESET, any
-further one ENOTCONN or EPIPE: never a clean end.
-
-A connection that had ended before the capture comes back ended. Where its program had
-not read all of it yet, the rest, data or an error, is lost with the kernel's buffers,
-and the end alone would look like a whole answer; :func:`unread_ends` finds those, so
-that they are reset as well.
-"""
+"""Connections that are not restored: they report a reset, as programs expect."""
 
 from __future__ import annotations
 
@@ -28,15 +10,16 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Final
 
-from jupyterhub_gpu_reclaim.checkpoint.sockets.restored import holders
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.linux import processes, procfs
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow, unread_bytes
 from jupyterhub_gpu_reclaim.linux.libc import checked
 from jupyterhub_gpu_reclaim.linux.sock_diag import TCP_REPAIR, TcpState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Iterable
 
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Return
     from jupyterhub_gpu_reclaim.linux.processes import Process
 
 #: Out of repair mode without a probe to the peer, which is not there.
@@ -55,10 +38,37 @@ _log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class CutConnections(Kind):
+    """Connections that led outside, or had ended with something unread.
+
+    CRIU makes a new socket in place of one, which says that it was never connected
+    (ENOTCONN). Libraries know a connection that breaks by ECONNRESET, and POLLERR in
+    poll and epoll; so each of these sockets is given that.
+
+    No other party takes part. In repair mode (TCP_REPAIR, as CRIU uses it) connect(2)
+    makes a connection to the loopback address without a packet; to disconnect it,
+    connect(2) to AF_UNSPEC, is the ABORT of RFC 793, with which the kernel notes
+    ECONNRESET (``tcp_disconnect``). So no listener, no port and no filter of the
+    session can change the outcome, and nothing waits. The first call on the socket
+    returns ECONNRESET, any further one ENOTCONN or EPIPE: never a clean end.
+    """
+
+    def after_restore(self, back: Return) -> None:
+        left = set(back.ended)
+        for number, pidfd, fd in back.holders(left):
+            with contextlib.suppress(OSError), borrow(pidfd, fd) as end:
+                if _is_closed(end) and _abort(end):
+                    left.discard(number)
+        if left:  # in a message under way, or without a loopback address
+            _log.info("- %d cut connections read as unconnected, not reset", len(left))
+
+
 def unread_ends(tree: Iterable[Process]) -> frozenset[int]:
     """The TCP connections that have ended with unread data or errors; inodes.
 
-    Nothing is taken from them. For a stopped tree; what has gone is left out.
+    The rest is lost with the kernel's buffers, and the end alone would look like a
+    whole answer, so these are reset as well. Nothing is taken from them. For a stopped
+    tree; what has gone is left out.
     """
     found: set[int] = set()
     seen: set[int] = set()
@@ -77,32 +87,6 @@ def unread_ends(tree: Iterable[Process]) -> frozenset[int]:
                     if _is_closed(end) and _is_unread(end):
                         found.add(inode)
     return frozenset(found)
-
-
-def reset(
-    tree: Iterable[Process],
-    descriptors: Mapping[tuple[int, int], tuple[int, int]],
-    ended: Collection[int],
-) -> frozenset[int]:
-    """Make those sockets of a restored tree return ECONNRESET, before it continues.
-
-    Args:
-        tree: its processes, stopped.
-        descriptors: (pid in the session, descriptor) → (kind, entry of the image).
-        ended: the entries of those connections.
-
-    Returns:
-        The entries that are as CRIU has made them, unconnected: in a message under way,
-        or without a loopback address to connect to.
-    """
-    left = set(ended)
-    for number, pidfd, fd in holders(tree, descriptors, left):
-        with contextlib.suppress(OSError), borrow(pidfd, fd) as end:
-            if _is_closed(end) and _abort(end):
-                left.discard(number)
-    if left:
-        _log.info("- %d cut connections read as unconnected, not reset", len(left))
-    return frozenset(left)
 
 
 def _is_closed(end: socket.socket) -> bool:

@@ -1,17 +1,19 @@
-"""Finds protection of memory that CRIU does not know: it would be gone in silence.
-
-The kernel tells of it in ``/proc/PID/smaps`` alone, for which it looks at every page:
-some 80 ms for each GiB that is not in huge pages. So it is read before the session is
-frozen.
-"""
+"""Protection of memory that CRIU does not know: it would be gone in silence."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Final
 
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import procfs
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Session
+    from jupyterhub_gpu_reclaim.common.models import Finding
 
 #: The first line of a mapping: its mode, and its name, if it has one.
 _HEAD: Final = re.compile(
@@ -21,6 +23,20 @@ _KEY: Final = re.compile(r"^ProtectionKey: +([1-9]\d*)$", re.MULTILINE)
 _SEALED: Final = re.compile(r"^VmFlags:.* sl( |$)", re.MULTILINE)
 #: Memory that can only be run: the kernel gives it a key by itself, again and again.
 _RUN_ALONE: Final = "--x"
+
+
+class Protection(Kind):
+    """Sealed memory, protection keys, uprobes.
+
+    The kernel tells of it in ``/proc/PID/smaps`` alone, for which it looks at every
+    page: some 80 ms for each GiB that is not in huge pages. So it is read before the
+    session is frozen.
+    """
+
+    def preflight(self, seen: Session) -> Iterator[Finding]:
+        for one in seen.programs:
+            for kind in unsupported(procfs.text(one.pid, "smaps")):
+                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
 
 def unsupported(smaps: str) -> list[str]:
@@ -42,8 +58,8 @@ def _mappings(smaps: str) -> Iterator[tuple[str, str, str]]:
 
 def _kinds(mode: str, name: str, fields: str) -> Iterator[str]:
     if name == "[uprobes]":
-        yield "uprobes: somebody traces it"
-    # The kernel's own: some have them sealed, and they are made anew.
+        yield "uprobes: it is traced"
+    # The kernel's own: some have them sealed, and they are made again.
     if _SEALED.search(fields) and not name.startswith("[v"):
         yield "sealed memory (mseal)"
     if _KEY.search(fields) and not mode.startswith(_RUN_ALONE):

@@ -1,31 +1,4 @@
-"""Keeps calls from ending early in which the threads of a stopped tree wait.
-
-Where a signal has stopped a thread that waits, the kernel takes the call up again, and
-a program never learns of it. How long it still has to wait the kernel keeps to itself
-(ERESTART_RESTARTBLOCK), and forgets once CRIU has run its own code in the thread. Then
-the call fails with EINTR, in the session that goes on after a save as in the one that
-comes back, and without a signal nobody expects that: ``sleep`` of Perl and PHP ends at
-once, and ``tail -f`` with an error. So before CRIU such a call is marked as one that
-the kernel begins again by its arguments (ERESTARTNOHAND); a signal with a handler
-still ends it.
-
-Calls that are the same from their beginning: a wait without an end (poll), up to a
-given time (futex), or for what the kernel has written over the time that was asked for
-(nanosleep). A sleep whose program does not ask for the rest begins as a whole: it may
-last longer, but not shorter, and does not end while saves come faster than it is long.
-So does a short wait, since the kernel tells nobody what is left of it: nobody saves as
-fast as that. Other waits with a length end with EINTR: whoever waits so again and again
-would else never get to what is due.
-
-``epoll_wait`` ends with EINTR by any signal, a stop as well. It is begun again all the
-same: who has not been told of our stop need not expect it.
-
-A call that was taken up before, as after a nap, has no number of its own any more
-(restart_syscall). It is read from the code, where that has it: glibc from 2.41 on and
-musl do not, and such a wait ends with EINTR.
-
-AArch64 begins them again by itself.
-"""
+"""Calls in which the threads of a stopped tree wait."""
 
 from __future__ import annotations
 
@@ -35,13 +8,14 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace
 from jupyterhub_gpu_reclaim.linux.processes import DEAD, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump
 
 #: Seconds in which the threads of one process must stand still.
 _SECONDS: Final = 10.0
@@ -59,23 +33,41 @@ _TIME: Final = struct.Struct("<qq")
 _MOV_EAX: Final = 0xB8
 
 
-def begin_again(tree: Snapshot) -> None:
-    """Mark the interrupted waits of a tree that stands; idempotent.
+class InterruptedWaits(Kind):
+    """Waits that would end early, without a signal that their program could expect.
 
-    Raises:
-        ReclaimError: a process does not stand still (``capture_failed``).
+    Where a signal has stopped a thread that waits, the kernel takes the call up again.
+    How long it still has to wait the kernel keeps to itself (ERESTART_RESTARTBLOCK),
+    and forgets once CRIU has run its own code in the thread. Then the call fails with
+    EINTR, after a save as after a return: ``sleep`` of Perl and PHP ends at once, and
+    ``tail -f`` with an error. So such a call is marked as one that the kernel begins
+    again by its arguments (ERESTARTNOHAND); a signal with a handler still ends it.
+
+    So are calls that are the same from their beginning: a wait without an end (poll),
+    up to a given time (futex), or for what the kernel has written over the time that
+    was asked for (nanosleep). A sleep whose program does not ask for the rest begins as
+    a whole: it may last longer, but not shorter. So does a short wait. Other waits with
+    a length end with EINTR: a program that waits so again and again would else never
+    get to what is due. ``epoll_wait`` ends with EINTR by any signal, a stop as well; a
+    program that was not told of our stop need not expect it.
+
+    A call that was taken up before, as after a nap, has no number of its own any more
+    (restart_syscall). It is read from the code, where that has it: glibc from 2.41 on
+    and musl do not, and such a wait ends with EINTR.
     """
-    machine = architecture.here()
-    if machine is None or machine.no_restart is None:
-        return
-    for process in tree.processes:
-        if process.state in DEAD:
-            continue
-        found = {tid: _interrupted(tid) for tid in ptrace.tasks(process.pid)}
-        waits = {tid: number for tid, number in found.items() if number is not None}
-        if waits:
-            with named(process, "does not stand still"):
-                ptrace.begin_again(process.pid, waits, seconds=_SECONDS)
+
+    def before_dump(self, dump: Dump) -> None:
+        machine = architecture.here()
+        if machine is None or machine.no_restart is None:
+            return  # AArch64 begins them again by itself
+        for process in dump.tree.processes:
+            if process.state in DEAD:
+                continue
+            found = {tid: _interrupted(tid) for tid in ptrace.tasks(process.pid)}
+            waits = {tid: number for tid, number in found.items() if number is not None}
+            if waits:
+                with named(process, "does not stand still"):
+                    ptrace.begin_again(process.pid, waits, seconds=_SECONDS)
 
 
 def _interrupted(tid: int) -> int | None:

@@ -1,17 +1,4 @@
-"""Deleted files that have another name: refused, but for semaphores in shared memory.
-
-By which name should a session find such a file again? CRIU (4.2: ``create_link_remap``)
-would give it one of its own, as root, in the folder where the lost name was, found by
-its path: a link put in that folder's place would make root create a name in any folder
-of that file system. So CRIU is not given ``--link-remap``, and what it would need that
-for is refused by name: a library that a package manager has replaced and keeps in a
-cache of hard links, or what a program of an NFS folder has deleted and holds open.
-
-A semaphore of sem_open(3) is such a file from its very beginning: the C library makes
-it under a name for the moment, maps it, links it to its own name and removes the first.
-So has each lock of ``multiprocessing`` where its workers are not forked, and joblib's.
-Its other name is in the same folder: that one is written into CRIU's image.
-"""
+"""Deleted files that have another name: refused, but for shared memory."""
 
 from __future__ import annotations
 
@@ -19,9 +6,11 @@ import contextlib
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
+from jupyterhub_gpu_reclaim.checkpoint.saved_images import FILES
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
@@ -31,7 +20,8 @@ from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Session
+    from jupyterhub_gpu_reclaim.common.models import Finding
 
 _SHARED_MEMORY: Final = b"/dev/shm"
 _DELETED: Final = b" (deleted)"
@@ -47,20 +37,62 @@ class Deleted(NamedTuple):
     name: bytes  #: another one in shared memory; empty: it is to be refused
 
 
-def words(path: bytes) -> str:
-    """Such a file, in words."""
+class OtherNames(Kind):
+    """Files that are open by a name that they have lost, and have another one.
+
+    CRIU (4.2: ``create_link_remap``) would give such a file a name of its own, as root,
+    in the folder where the lost one was, found by its path: a link put in that folder's
+    place would make root create a name in any folder of that file system. So CRIU is
+    not given ``--link-remap``, and what would need it is refused by name: a library
+    that a package manager has replaced and keeps in a cache of hard links, or what a
+    program of an NFS folder has deleted and holds open.
+
+    A semaphore of sem_open(3) is such a file from its very beginning: the C library
+    makes it under a name for the moment, maps it, links it to its own name and removes
+    the first. So has each lock of ``multiprocessing`` where its workers are not forked,
+    and joblib's. Its other name is in the same folder, and goes into CRIU's image.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, bytes] = {}  #: by CRIU's word for what is taken care of
+
+    def preflight(self, seen: Session) -> Iterator[Finding]:
+        for one in seen.programs:
+            found = _find(seen.init_pid, one.pid, one.links)
+            for path in sorted({each.path for each in found if not each.name}):
+                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=_words(path))
+
+    def before_dump(self, dump: Dump) -> None:
+        for process in dump.tree.processes:
+            pid = process.pid
+            links = {name: procfs.link(pid, name) for name in _links(pid)}
+            for one in _find(dump.init_pid, pid, links):
+                if not one.name:
+                    raise ReclaimError(
+                        Reason.HANDLE_UNSUPPORTED,
+                        pid=process.ns_pid,
+                        name=process.name,
+                        kind=_words(one.path),
+                    )
+                self._names[one.word] = one.name
+        for word in self._names:
+            dump.arguments += ["--external", word]
+
+    def save(self, dump: Dump) -> None:
+        files = dump.images.entries(FILES, images.FILES_MAGIC, "file_entry")
+        for entry in files if self._names else ():
+            word = entry.reg.name.decode("latin-1")
+            if entry.reg.ext and word in self._names:
+                entry.reg.name = self._names[word]
+                entry.reg.ClearField("ext")
+
+
+def _words(path: bytes) -> str:
     name = path.decode("utf-8", "replace")
     return f"the deleted file {name}, which has another name"
 
 
-def find(init_pid: int, pid: int, links: Mapping[str, str]) -> Iterator[Deleted]:
-    """Every such file of a process.
-
-    Args:
-        init_pid: of the session, whose root paths are looked up in.
-        pid: of the process.
-        links: what its links below its folder in /proc read.
-    """
+def _find(init_pid: int, pid: int, links: Mapping[str, str]) -> Iterator[Deleted]:
     for link, text in links.items():
         target = os.fsencode(text)
         if not target.endswith(_DELETED) and not _SILLY.search(target):
@@ -72,46 +104,6 @@ def find(init_pid: int, pid: int, links: Mapping[str, str]) -> Iterator[Deleted]
             found = _look(init_pid, pid, link, target)
             if found is not None:
                 yield found
-
-
-def external(init_pid: int, tree: Snapshot) -> dict[str, bytes]:
-    """CRIU's word for each that can be saved → its other name; the tree stands.
-
-    Raises:
-        ReclaimError: another one is there (``handle_unsupported``).
-    """
-    found = {}
-    for process in tree.processes:
-        links = {name: procfs.link(process.pid, name) for name in _links(process.pid)}
-        for one in find(init_pid, process.pid, links):
-            if not one.name:
-                raise ReclaimError(
-                    Reason.HANDLE_UNSUPPORTED,
-                    pid=process.ns_pid,
-                    name=process.name,
-                    kind=words(one.path),
-                )
-            found[one.word] = one.name
-    return found
-
-
-def rewrite(files_img: bytes, names: Mapping[str, bytes]) -> bytes:
-    """``files.img`` with those names in place of what CRIU was told.
-
-    Args:
-        files_img: CRIU's.
-        names: see :func:`external`.
-    """
-
-    def rename(entry: Any) -> bool:
-        name = names.get(entry.reg.name.decode("latin-1")) if entry.reg.ext else None
-        if name is None:
-            return False
-        entry.reg.name = name
-        entry.reg.ClearField("ext")
-        return True
-
-    return images.rewrite_files(files_img, rename)
 
 
 def _links(pid: int) -> Iterator[str]:

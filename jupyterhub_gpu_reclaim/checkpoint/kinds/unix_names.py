@@ -1,25 +1,18 @@
-"""Restores UNIX sockets with a file system name: made as their task, not as root.
-
-CRIU would remove what has the name, bind there, change its owner and mode, and connect
-to it, all by path and as root: a swapped folder turns each of these against any file or
-server of the machine. So such a socket is made here with the rights of its holder and
-handed over like a file. The images that CRIU gets name no such path any more.
-
-A connection that its server has not accepted cannot be saved, as for TCP: its client
-finds it cut. Datagrams that wait in one are sent again (``sockets.state``).
-"""
+"""UNIX sockets with a name in the file system: made as their task, not as root."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import secrets
 import socket
 import stat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again, run_as
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
@@ -27,6 +20,8 @@ from jupyterhub_gpu_reclaim.linux.descriptors import file_of_socket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Return
 
 _ESTABLISHED, _CLOSE, _LISTEN = 1, 7, 10
 #: CRIU's mark of a socket that is not the tree's, but a datagram server's outside.
@@ -49,6 +44,46 @@ class Named(NamedTuple):
     flags: int
     buffers: tuple[int, int]  #: bytes that it sends and receives at once
     passes: tuple[bool, bool]  #: credentials, security labels
+
+
+class NamedSockets(Kind):
+    """Handed over like files.
+
+    CRIU would remove what has the name, bind there, change its owner and mode, and
+    connect to it, all by path and as root: a swapped folder turns each of these against
+    any file or server of the machine. So such a socket is made here with the rights of
+    its holder, and the images that CRIU gets name no such path any more.
+
+    A connection that its server has not accepted cannot be saved, as for TCP: its
+    client finds it cut. Datagrams that wait in one are sent again (``socket_state``).
+    """
+
+    def rewrite(self, back: Return) -> None:
+        wanted, place = take_named(back.saved.entries), back.place
+        if back.trial is not None:
+            for number, one in wanted.items():
+                who = back.saved.holder(number)
+                run_as(who, functools.partial(_refuse_closed, one, back.root))
+            wanted = _moved(wanted)
+            place = place._replace(root=back.trial.scratch)
+        for number, one in wanted.items():
+            who = back.saved.holder(number)
+            end = run_as(who, functools.partial(_make, one, place.root), place)
+            back.hand_over(number, end.detach())
+        for number, one in wanted.items():
+            with _copy(back, number) as end:
+                if one.server in wanted:
+                    server = _copy(back, one.server)
+                    with server, contextlib.suppress(OSError):
+                        _connect_inside(end, server)
+                else:
+                    who = back.saved.holder(number)
+                    run_as(who, functools.partial(_connect, end, one, place.root))
+                _finish(end, one, place.root)
+
+
+def _copy(back: Return, number: int) -> socket.socket:
+    return socket.socket(fileno=os.dup(back.descriptors[number]))
 
 
 def take_named(entries: Mapping[int, Any]) -> dict[int, Named]:
@@ -117,7 +152,7 @@ def _named(one: Any, paths: Mapping[int, bytes], named: Mapping[int, Any]) -> Na
     )
 
 
-def refuse_closed(one: Named, root: int) -> None:
+def _refuse_closed(one: Named, root: int) -> None:
     """Judge a name without making it; called inside of ``run_as``.
 
     Raises:
@@ -140,7 +175,7 @@ def refuse_closed(one: Named, root: int) -> None:
         raise refused(Reason.FILE_DENIED, one.name, os.strerror(errno.EACCES))
 
 
-def moved(wanted: Mapping[int, Named]) -> dict[int, Named]:
+def _moved(wanted: Mapping[int, Named]) -> dict[int, Named]:
     """The same sockets with names in an empty folder; they send to none outside.
 
     What is outside would hear of a trial. Abstract names stay.
@@ -153,7 +188,7 @@ def moved(wanted: Mapping[int, Named]) -> dict[int, Named]:
     }
 
 
-def make(one: Named, root: int) -> socket.socket:
+def _make(one: Named, root: int) -> socket.socket:
     """Make a socket, bound and listening; called inside of ``run_as`` with the root.
 
     Raises:
@@ -177,7 +212,7 @@ def make(one: Named, root: int) -> socket.socket:
     return made
 
 
-def connect(made: socket.socket, one: Named, root: int) -> None:
+def _connect(made: socket.socket, one: Named, root: int) -> None:
     """Send to whom it sent; called inside of ``run_as``, in our own root.
 
     A server that is gone is none: the next message says so, as if it had ended.
@@ -195,7 +230,7 @@ def connect(made: socket.socket, one: Named, root: int) -> None:
             os.close(name)
 
 
-def connect_inside(made: socket.socket, server: socket.socket) -> None:
+def _connect_inside(made: socket.socket, server: socket.socket) -> None:
     """As root, connect to a socket made here, whatever has become of its name.
 
     Raises:
@@ -208,7 +243,7 @@ def connect_inside(made: socket.socket, server: socket.socket) -> None:
         os.close(file)
 
 
-def finish(made: socket.socket, one: Named, root: int) -> None:
+def _finish(made: socket.socket, one: Named, root: int) -> None:
     """As root, set a socket's buffer sizes and check that it is bound where it should.
 
     Raises:

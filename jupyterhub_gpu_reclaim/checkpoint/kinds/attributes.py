@@ -1,18 +1,4 @@
-"""Saves what a process has besides memory and files, and CRIU does not give back.
-
-CRIU (4.2) saves rights, limits, signals, timers, the scheduling policy. It makes the
-processes of a tree as its own children, so whatever else there is they would inherit
-from it, and it from the agent: on which processors they run, how exact their timers
-are, what their core dumps hold. :func:`read` reads all of that of a tree that stands,
-:func:`save` adds it to CRIU's images, :func:`apply` gives it back to the restored
-tree, which stands as well.
-
-What a process has in common with its session's init was given to it by the place, not
-chosen: it is None here, and it becomes what the init of the new place has. So a program
-that could use all processors of one machine can use all of the other.
-
-Of what CRIU itself gives back, rights are compared (``rights``).
-"""
+"""What a process has besides memory and files, and CRIU does not give back."""
 
 from __future__ import annotations
 
@@ -28,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.checkpoint.tree import rights
+from jupyterhub_gpu_reclaim.checkpoint.kinds import rights
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.models import Value
@@ -47,7 +34,8 @@ from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed, Unsuited
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return
+    from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.linux.ptrace import Traced
@@ -135,29 +123,57 @@ _NODES: Final = Path("/sys/devices/system/node/online")
 _PAGEMAP_PRESENT: Final = 1 << 63
 
 
-# --- reading --------------------------------------------------------------------------
+class ProcessAttributes(Kind):
+    """On which processors it runs, how exact its timers are, what its core dumps hold.
 
+    CRIU (4.2) saves rights, limits, signals, timers, the scheduling policy. It makes
+    the processes of a tree as its own children, so whatever else there is they would
+    inherit from it, and it from the agent. What a process has in common with its
+    session's init was given to it by the place, not chosen: it is None here, and it
+    becomes what the init of the new place has. So a program that could use all
+    processors of one machine can use all of the other.
 
-def read(snapshot: Snapshot) -> dict[int, Attributes]:
-    """Of every living process of a tree that stands, by its pid in the session.
-
-    Raises:
-        ReclaimError: one does not stand still (``capture_failed``).
+    What this machine does not have (a processor, a NUMA node) is left out, and logged.
+    Of what CRIU itself gives back, rights are compared (``rights``).
     """
-    found: dict[int, Attributes] = {}
-    if architecture.here() is None:
-        return found
-    usual = _outside(snapshot.init.pid, snapshot.init.pid)
-    for process in snapshot.processes:
-        if process.state in DEAD:
-            continue
-        with named(process, "could not be looked at"):
-            try:
-                found[process.ns_pid] = _read(process, snapshot.init, usual)
-            except OSError:
-                if procfs.stat(process.pid)[:1] not in ([], ["Z"], ["X"]):
-                    raise  # it has not ended
-    return found
+
+    def __init__(self) -> None:
+        self._saved: dict[int, Attributes] = {}  #: by pid in the session
+
+    def before_dump(self, dump: Dump) -> None:
+        _refuse_confined(dump.tree)
+        if architecture.here() is None:
+            return
+        init = dump.tree.init
+        usual = _outside(init.pid, init.pid)
+        for process in dump.tree.processes:
+            if process.state in DEAD:
+                continue
+            with named(process, "could not be looked at"):
+                try:
+                    self._saved[process.ns_pid] = _read(process, init, usual)
+                except OSError:
+                    if procfs.stat(process.pid)[:1] not in ([], ["Z"], ["X"]):
+                        raise  # it has not ended
+
+    def save(self, dump: Dump) -> None:
+        dump.images.replace(IMAGE, codec.encode(self._saved))
+
+    def rewrite(self, back: Return) -> None:
+        self._saved = load(back.images)
+
+    def after_restore(self, back: Return) -> None:
+        if architecture.here() is None:
+            return
+        init = back.tree.init
+        usual = _outside(init.pid, init.pid)
+        for process in back.tree.processes:
+            if process.state in DEAD:
+                continue
+            wanted = self._saved.get(process.ns_pid, Attributes())
+            left = _apply_outside(process, init, wanted, usual)
+            _refuse_other_rights(process, wanted)
+            _apply_inside(process, wanted, left)
 
 
 def _read(process: Process, init: Process, usual: ThreadAttributes) -> Attributes:
@@ -291,12 +307,8 @@ def _lock(traced: Traced) -> int:
         return future  # more than it may lock
 
 
-def refuse_confined(tree: Snapshot) -> None:
-    """Refuse a tree that stands and has a program that Landlock confines.
-
-    Raises:
-        ReclaimError: it would come back without (``confined``).
-    """
+def _refuse_confined(tree: Snapshot) -> None:
+    """Refuse a program that Landlock confines: it would come back without."""
     alive = [process for process in tree.processes if process.state not in DEAD]
     for process in alive:
         with named(process, "could not be looked at"):
@@ -306,54 +318,18 @@ def refuse_confined(tree: Snapshot) -> None:
             raise ReclaimError(Reason.CONFINED, pid=pid, name=name)
 
 
-# --- storing --------------------------------------------------------------------------
-
-
-def load(source: ImageSource) -> dict[int, Attributes]:
-    """Load the saved attributes.
+def load(source: SavedImages) -> dict[int, Attributes]:
+    """The saved attributes, by pid in the session.
 
     Raises:
-        RestoreFailed: it does not read (``checkpoint_damaged``).
-    """
-    return parse(b"".join(source.stream(IMAGE)))
-
-
-def parse(image: bytes) -> dict[int, Attributes]:
-    """Read the image.
-
-    Raises:
-        RestoreFailed: it does not read (``checkpoint_damaged``).
+        RestoreFailed: they do not read (``checkpoint_damaged``).
     """
     try:
-        return codec.decode(image, dict[int, Attributes])
+        return codec.decode(source.read(IMAGE) or b"", dict[int, Attributes])
     except BadRequest as error:
         raise RestoreFailed(
             Reason.CHECKPOINT_DAMAGED, why=f"{IMAGE} is off", detail=str(error)
         ) from None
-
-
-# --- giving back ----------------------------------------------------------------------
-
-
-def apply(tree: Snapshot, saved: Mapping[int, Attributes]) -> None:
-    """Give a restored tree what it had; what it has of the agent's ends here.
-
-    What this machine does not have (a processor, a NUMA node) is left out, and logged.
-
-    Raises:
-        RestoreFailed: a process would not have the rights that it had, or could not
-            be given back what it relies on.
-    """
-    if architecture.here() is None:
-        return
-    usual = _outside(tree.init.pid, tree.init.pid)
-    for process in tree.processes:
-        if process.state in DEAD:
-            continue
-        wanted = saved.get(process.ns_pid, Attributes())
-        left = _apply_outside(process, tree.init, wanted, usual)
-        _refuse_other_rights(process, wanted)
-        _apply_inside(process, wanted, left)
 
 
 def _apply_outside(

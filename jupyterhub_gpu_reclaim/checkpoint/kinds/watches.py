@@ -1,25 +1,24 @@
-"""Finds the paths of what a session watches (inotify), so that CRIU need not search.
-
-CRIU saves a watch by its path, and the kernel tells only a file handle. With
-``--force-irmap`` CRIU looks at every file below the folders that it is given until one
-has that inode (criu/irmap.c): half a million files in ``/tmp`` kept a session frozen
-for eight seconds, and on a busy machine for most of a minute. A folder that is itself
-given is found at the first look, so here each watch's path is asked of the kernel, by
-its handle (``open_by_handle_at``).
-
-Container images are overlays, whose handles cannot be opened. There the folders that
-programs usually watch are compared, first of all ``/etc``, as c-ares does in each
-Jupyter server that has ``aiodns``. What is not found so, and what lies on a file system
-that waits for another program or machine (FUSE, NFS), is left to CRIU's search.
-"""
+"""What a session watches: inotify."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
+import fcntl
+import functools
 import itertools
 import os
-from typing import TYPE_CHECKING, Final, NamedTuple
+import stat
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again, run_as
+from jupyterhub_gpu_reclaim.checkpoint.files.reopen import GONE, FileIdentity, identity
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
+from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
+from jupyterhub_gpu_reclaim.common.findings import refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
 from jupyterhub_gpu_reclaim.linux.far_files import FAR_KINDS
@@ -28,11 +27,14 @@ from jupyterhub_gpu_reclaim.linux.file_handles import (
     FileHandle,
     open_handle,
 )
+from jupyterhub_gpu_reclaim.linux.libc import checked
 from jupyterhub_gpu_reclaim.linux.mounts import mount_of, read_mounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return, Session
+    from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.mounts import Mount
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
 
@@ -45,6 +47,13 @@ _LOOKED_UP: Final = 4096
 _SEARCHED: Final = "/tmp"  # noqa: S108 - the session's own, looked at only
 #: Paths that overlays are compared with, besides the processes' own folders.
 _USUAL: Final = ("/etc", "/", "/home", "/opt", "/root", "/run", "/srv", "/usr", "/var")
+_TARGET: Final = "anon_inode:inotify"
+_IN_DELETE_SELF, _IN_IGNORED = 0x400, 0x8000
+#: All events, IN_EXCL_UNLINK and IN_ONESHOT; the others count only for the call.
+_KEPT: Final = 0xFFF | 1 << 26 | 1 << 31
+#: _IOW('I', 0, __s32) of <linux/inotify.h>
+_SET_NEXT_WATCH: Final = 0x40044900
+_libc = ctypes.CDLL(None, use_errno=True)
 _OVERLAY: Final = "overlay"
 #: Of the kernel itself: their handles lead to nothing.
 _KERNEL: Final = frozenset({"proc", "sysfs", "devpts"})
@@ -57,6 +66,122 @@ class Watch(NamedTuple):
     device: str  #: major:minor
     inode: int
     handle: FileHandle
+
+
+class Watches(Kind):
+    """Instances of inotify, made again with the rights of their holder.
+
+    CRIU saves a watch by its path, and the kernel tells only a file handle. With
+    ``--force-irmap`` CRIU looks at every file below the folders that it is given until
+    one has that inode (criu/irmap.c): half a million files in ``/tmp`` kept a session
+    frozen for eight seconds, and on a busy machine for most of a minute. A folder that
+    is itself given is found at the first look, so here each watch's path is asked of
+    the kernel, by its handle (``open_by_handle_at``).
+
+    Container images are overlays, whose handles cannot be opened. There the folders
+    that programs usually watch are compared, first of all ``/etc``, as c-ares does in
+    each Jupyter server that has ``aiodns``. What is not found so, and what lies on a
+    file system that waits for another program or machine (FUSE, NFS), is left to CRIU's
+    search.
+    """
+
+    def preflight(self, seen: Session) -> Iterator[Finding]:
+        for one in seen.programs:
+            if not any(each.target == _TARGET for each in one.descriptors):
+                continue
+            if watches_deleted(one.pid, seen.init_pid):
+                kind = "a watch (inotify) on a deleted file that is still open"
+                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+            if _watches_kernel(one.pid, seen.init_pid):
+                kind = "a watch (inotify) in /proc, /sys or /dev/pts"
+                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+    def before_dump(self, dump: Dump) -> None:
+        dump.arguments += arguments(dump.tree)
+
+    def rewrite(self, back: Return) -> None:
+        instances = {}
+        for number, entry in back.saved.entries.items():
+            if entry.type == images.TYPE_INOTIFY:
+                instances[number] = entry.ify
+            if entry.type == images.TYPE_FANOTIFY:
+                # One that root makes tells more than one that its user makes.
+                why = "it watches files with fanotify"
+                raise RestoreFailed(Reason.RESTORE_FAILED, why=why)
+        trial = None
+        if back.trial is not None and instances:
+            # With it each is only tried: those of a tree that stands count against its
+            # user's limits.
+            trial = new_instance(0)
+            back.stack.callback(os.close, trial)
+        for number, saved in instances.items():
+            made = functools.partial(_instance, saved, back.root, trial)
+            back.hand_over(number, run_as(back.saved.holder(number), made))
+
+
+def _instance(saved: Any, root: int, trial: int | None) -> int:
+    """An instance with its watches; of what is gone it tells as if that had just ended.
+
+    Raises:
+        RestoreFailed: a path may not be watched (``file_denied``).
+    """
+    instance = new_instance(saved.flags) if trial is None else os.dup(trial)
+    seen: set[FileIdentity] = set()
+    try:
+        for one in sorted(saved.wd, key=lambda watch: watch.wd):
+            try:
+                what = _add(instance, root, one)
+                if trial is not None:
+                    checked(_libc.inotify_rm_watch(instance, one.wd))
+                    if what in seen:
+                        raise _another_watch()
+                    seen.add(what)
+            except OSError as error:
+                if error.errno not in GONE:
+                    path, why = one.f_handle.path, error.strerror or ""
+                    raise refused(Reason.FILE_DENIED, path, why) from None
+                _tell_of_end(instance, one)
+    except BaseException:
+        os.close(instance)
+        raise
+    return instance
+
+
+def _add(instance: int, root: int, watch: Any) -> FileIdentity:
+    name = open_in_root(root, watch.f_handle.path, os.O_PATH | os.O_NOFOLLOW)
+    try:
+        if stat.S_ISLNK(os.fstat(name).st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        _watch(instance, watch.wd, name, watch.mask & _KEPT)
+        return identity(name)
+    finally:
+        os.close(name)
+
+
+def new_instance(flags: int) -> int:
+    """An inotify instance that watches nothing."""
+    return checked(_libc.inotify_init1(flags & os.O_NONBLOCK | os.O_CLOEXEC))
+
+
+def _watch(instance: int, number: int, descriptor: int, mask: int) -> None:
+    fcntl.ioctl(instance, _SET_NEXT_WATCH, number)
+    path, bits = again(descriptor).encode(), ctypes.c_uint32(mask)
+    if checked(_libc.inotify_add_watch(instance, path, bits)) != number:
+        raise _another_watch()
+
+
+def _another_watch() -> OSError:
+    return OSError(errno.EEXIST, "another watch is there already")
+
+
+def _tell_of_end(instance: int, watch: Any) -> None:
+    """Let it watch something that ends at once, by the number of what has ended."""
+    mask = watch.mask & _IN_DELETE_SELF | _IN_IGNORED
+    memory = os.memfd_create("ended")
+    try:
+        _watch(instance, watch.wd, memory, mask)
+    finally:
+        os.close(memory)
 
 
 def arguments(tree: Snapshot) -> list[str]:
@@ -101,7 +226,7 @@ def watches_deleted(pid: int, init_pid: int) -> bool:
         os.close(root)
 
 
-def watches_kernel(pid: int, init_pid: int) -> bool:
+def _watches_kernel(pid: int, init_pid: int) -> bool:
     """Whether a process watches in ``/proc``, ``/sys`` or ``/dev/pts``.
 
     CRIU finds nothing by a handle there.
@@ -151,7 +276,7 @@ def _device(fields: dict[str, str]) -> str:
 def _instances(pid: int) -> Iterator[str]:
     """What the kernel tells of each inotify instance of a process."""
     for one in procfs.descriptors(pid):
-        if one.target == "anon_inode:inotify":
+        if one.target == _TARGET:
             yield procfs.text(pid, f"fdinfo/{one.fd}")
 
 

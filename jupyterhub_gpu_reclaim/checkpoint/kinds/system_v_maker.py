@@ -1,6 +1,6 @@
 """Makes System V objects in a session's IPC namespace; a short-lived helper.
 
-Started by :mod:`~jupyterhub_gpu_reclaim.checkpoint.memory.system_v_images` as ``python3
+Started by :mod:`~jupyterhub_gpu_reclaim.checkpoint.kinds.system_v` as ``python3
 -I -S system_v_maker.py`` in the control groups of the session, so that the session is
 charged with their memory. It enters the IPC namespace alone: no program of the session
 sees it. Standard library only.

@@ -1,18 +1,4 @@
-"""Keeps a tree's memory closed to its own user while root works in it.
-
-A user may write into the memory of his processes (ptrace(2), ``/proc/PID/mem``), also
-from outside of the session, as by ssh. The kernel refuses it for a process that is not
-"dumpable" (prctl(2)).
-
-In a restore, CRIU (4.2: ``__export_restore_thread``) gives each thread of a process its
-user back by itself, and all of them share their memory: as soon as the first one is the
-user's, he could write what the others run as root. So no process that CRIU makes is
-dumpable until all of its threads are their user's.
-
-In a dump, CRIU runs code of its own in each process and believes its answers, such as
-the number of a descriptor that it then opens for writing as root
-(``parasite_memfd_exchange``). So no process is dumpable while CRIU works.
-"""
+"""A tree's memory, closed to its own user while root works in it."""
 
 from __future__ import annotations
 
@@ -20,8 +6,9 @@ import contextlib
 import logging
 import os
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace
@@ -31,6 +18,7 @@ from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
 _log = logging.getLogger(__name__)
@@ -41,17 +29,45 @@ _PR_SET_DUMPABLE: Final = 4
 _MEMORY: Final = re.compile(r"/(\d+)(?:/task/(\d+))?/mem$")
 
 
-def close(memory: Any, uid: int) -> bool:
-    """Have CRIU make a process that is not dumpable; whether it was before. Pure.
+class ClosedMemory(Kind):
+    """Whether a process's memory is open to its user ("dumpable", prctl(2)).
 
-    Args:
-        memory: its ``mm_entry``, changed in place.
-        uid: its user. Root's memory is closed to others in any case.
+    A user may write into the memory of his processes (ptrace(2), ``/proc/PID/mem``),
+    also from outside of the session, as by ssh. The kernel refuses it for a process
+    that is not dumpable.
+
+    In a dump, CRIU runs code of its own in each process and believes its answers, such
+    as the number of a descriptor that it then opens for writing as root
+    (``parasite_memfd_exchange``). In a restore, CRIU (4.2: ``__export_restore_thread``)
+    gives each thread its user back by itself, and all of them share their memory: as
+    soon as the first one is the user's, he could write what the others run as root. So
+    no process is dumpable while CRIU works.
     """
-    if uid == 0 or memory.dumpable != 1 or architecture.here() is None:
-        return False
-    memory.dumpable = 0
-    return True
+
+    def __init__(self) -> None:
+        self._closed: set[int] = set()  #: that were dumpable, by pids in the session
+
+    def before_dump(self, dump: Dump) -> None:
+        self._closed = close_all(dump.tree)
+        dump.stack.callback(open_again, dump.tree, self._closed)
+
+    def save(self, dump: Dump) -> None:
+        for number in self._closed:
+            memory = dump.images.memory(number)
+            if memory is not None:
+                memory.dumpable = 1
+
+    def rewrite(self, back: Return) -> None:
+        if architecture.here() is None:
+            return
+        for number, who in back.saved.credentials.items():
+            memory = back.images.memory(number)
+            if who.uid and memory.dumpable == 1:  # root's is closed in any case
+                memory.dumpable = 0
+                self._closed.add(number)
+
+    def after_restore(self, back: Return) -> None:
+        open_again(back.tree, self._closed)
 
 
 def close_all(tree: Snapshot) -> set[int]:

@@ -1,26 +1,11 @@
-"""Brings the System V objects of a saved session back, as they were.
-
-**Out.** CRIU saves the objects of an IPC namespace only when that is not its own. So
-where a session has any (``system_v``), CRIU is started in an empty namespace beside it.
-
-**Back.** CRIU would then give the tree a namespace of its own, other than that of its
-init, where the next capture and programs beside it would not find it. So it is told
-that there is nothing of the kind: the tree is of CRIU's own namespace, and where a
-segment was attached, there is memory that nothing can read. Before that, a helper in
-the control groups of the session makes the objects, with the same ids, keys, owners and
-contents (``system_v_maker``); afterwards each process, which is stopped, is made to
-attach them to the same places.
-
-Not kept: values that a program had the kernel undo at its end (SEM_UNDO), which no
-interface tells; times and pids of who was last; new limits of the namespace.
-"""
+"""System V objects of a session, and POSIX message queues."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import ctypes
 import errno
-import functools
 import json
 import mmap
 import os
@@ -29,29 +14,255 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.buffers import BufferReader
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
-from jupyterhub_gpu_reclaim.checkpoint.memory import system_v
-from jupyterhub_gpu_reclaim.checkpoint.memory.plan import (
-    ANON_PRIVATE,
-    PAGE,
-    REGULAR,
-    ImageSource,
-    whole,
-)
-from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
+from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ANON_PRIVATE, PAGE, REGULAR
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
+from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs, ptrace
+from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return, Session
+    from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
+    from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
 
     #: Takes the number of a segment and a user.
     Lend = Callable[[int, int], None]
+
+_CLONE_NEWIPC: Final = 0x08000000
+#: Looking takes a millisecond; a thread that takes longer has been forgotten.
+_LOOK_SECONDS: Final = 10.0
+# The same numbers on every architecture (<asm-generic/unistd.h>, <linux/mount.h>).
+_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
+_CONFIG_CREATE: Final = 6
+_CLOEXEC: Final = 1
+
+#: Of each kind; the kernel's own limit for segments, which few programs come near.
+MOST_OBJECTS: Final = 4096
+#: In all sets together.
+MOST_SEMAPHORES: Final = 1 << 20
+#: In all queues together.
+MOST_MESSAGE_BYTES: Final = 64 << 20
+
+#: How a mapping of a segment is called in /proc/PID/maps.
+MAPPED: Final = "/SYSV"
+
+
+class Part(NamedTuple):
+    """A piece of a segment in a process's memory."""
+
+    start: int
+    end: int
+    offset: int  #: in the segment
+
+
+class Objects(NamedTuple):
+    """System V objects and POSIX message queues of an IPC namespace."""
+
+    tables: dict[str, list[dict[str, int]]]  #: ``sem``, ``msg``, ``shm``: /proc/sysvipc
+    queues: list[str]  #: names of POSIX message queues
+    is_shared: bool  #: whether the namespace is the machine's, or the agent's
+
+    @property
+    def segments(self) -> dict[int, int]:
+        """Bytes of each segment by its id."""
+        return {one["shmid"]: one["size"] for one in self.tables["shm"]}
+
+    @property
+    def any(self) -> bool:
+        """Whether there is something to be saved."""
+        return any(self.tables.values())
+
+    def problems(self, uids: Collection[int]) -> Iterator[str]:
+        """Say in words what keeps a session of these users from being saved."""
+        if self.is_shared:
+            everything = [one for table in self.tables.values() for one in table]
+            if any({one["uid"], one["cuid"]} & {*uids} for one in everything):
+                yield "System V objects in an IPC namespace that it shares with others"
+            return  # whose other queues are, is not told
+        for name in self.queues[:1]:
+            yield f"the POSIX message queue /{name}"
+        if any(len(table) > MOST_OBJECTS for table in self.tables.values()):
+            yield f"more than {MOST_OBJECTS} System V objects"
+        if sum(one["nsems"] for one in self.tables["sem"]) > MOST_SEMAPHORES:
+            yield f"more than {MOST_SEMAPHORES} System V semaphores"
+        if sum(one["cbytes"] for one in self.tables["msg"]) > MOST_MESSAGE_BYTES:
+            yield f"more than {MOST_MESSAGE_BYTES >> 20} MiB in System V message queues"
+
+
+class SystemV(Kind):
+    """Semaphores, message queues and shared memory, which belong to an IPC namespace.
+
+    They outlive the process that made them. A session has such a namespace of its own
+    (a pod's belongs to its sandbox), so all that is in there is saved with it. Refused
+    are POSIX message queues, whose messages can only be read by taking them out, and
+    objects in the machine's own namespace, which holds others' objects, too.
+
+    **Out.** CRIU saves the objects of an IPC namespace only when that is not its own.
+    So where a session has any, CRIU is started in an empty namespace beside it.
+
+    **Back.** CRIU would then give the tree a namespace of its own, other than that of
+    its init, where the next capture and programs beside it would not find it. So it is
+    told that there is nothing of the kind: the tree is of CRIU's own namespace, and
+    where a segment was attached, there is memory that nothing can read. Before that, a
+    helper in the control groups of the session makes the objects, with the same ids,
+    keys, owners and contents (``system_v_maker``); afterwards each process, which is
+    stopped, is made to attach them to the same places.
+
+    Not kept: values that a program had the kernel undo at its end (SEM_UNDO), which no
+    interface tells; times and pids of who was last; new limits of the namespace.
+    """
+
+    def __init__(self) -> None:
+        self._saved: SavedObjects
+        self._lend: Lend
+
+    def preflight(self, seen: Session) -> Iterator[Finding]:
+        try:
+            objects = look(seen.init_pid)
+        except OSError:
+            yield finding(Reason.NO_TREE)  # it has just ended
+            return
+        uids = {process.uid for process in seen.alive}
+        for kind in objects.problems(uids):
+            yield finding(Reason.IPC_UNSUPPORTED, kind=kind)
+        for one in seen.programs:
+            if not is_whole(one.mappings, objects.segments):
+                kind = "a part of a segment of System V shared memory"
+                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+    def before_dump(self, dump: Dump) -> None:
+        # Once more: the tree stands, so nothing is made any more.
+        objects = look(dump.init_pid)
+        for kind in objects.problems({one.uid for one in dump.tree.processes}):
+            raise ReclaimError(Reason.IPC_UNSUPPORTED, kind=kind)
+        dump.own_ipc = objects.any and not objects.is_shared
+
+    def rewrite(self, back: Return) -> None:
+        self._saved = SavedObjects(back.images)
+        making = made(
+            back.init_pid, self._saved, limit=back.limit, prepare=back.prepare
+        )
+        self._lend = back.stack.enter_context(making)
+
+    def after_restore(self, back: Return) -> None:
+        self._saved.attach(back.tree, self._lend)
+
+
+def look(init_pid: int) -> Objects:
+    """List the objects in the IPC namespace of a process.
+
+    ``setns`` holds for one thread, so it is entered by a thread that ends at once.
+
+    Raises:
+        OSError: there is no such process, or its namespace may not be entered.
+    """
+    there = Path(f"/proc/{init_pid}/ns/ipc")
+    namespace = os.open(there, os.O_RDONLY | os.O_CLOEXEC)
+    found: list[Objects | OSError] = []
+
+    def work() -> None:
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            checked(libc.setns(namespace, _CLONE_NEWIPC))
+            tables = {kind: _table(kind) for kind in ("sem", "msg", "shm")}
+            found.append(Objects(tables, _queues(libc), _is_shared(namespace)))
+        except OSError as error:
+            found.append(error)
+
+    try:
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(_LOOK_SECONDS)
+    finally:
+        os.close(namespace)
+    result = found[0] if found else OSError(0, "no answer")
+    if isinstance(result, OSError):
+        raise result
+    return result
+
+
+def attached(parts: Iterable[Part], size: int) -> dict[int, list[Part]]:
+    """Addresses where a process has attached a segment, and its parts there. Pure.
+
+    Args:
+        parts: its mappings of that segment.
+        size: of the segment.
+
+    Raises:
+        ValueError: a part has been unmapped: it cannot be attached again like that.
+    """
+    whole = -(-size // os.sysconf("SC_PAGESIZE")) * os.sysconf("SC_PAGESIZE")
+    found: dict[int, list[Part]] = {}
+    for one in sorted(parts):
+        found.setdefault(one.start - one.offset, []).append(one)
+    for base, pieces in found.items():
+        end = base
+        for one in pieces:
+            if one.start != end:
+                raise ValueError("a hole")
+            end = one.end
+        if end != base + whole:
+            raise ValueError("a part")
+    return found
+
+
+def is_whole(mappings: Iterable[procfs.Mapping], segments: dict[int, int]) -> bool:
+    """Whether all that is attached can be attached again."""
+    parts: dict[int, list[Part]] = {}
+    for one in mappings:
+        if one.path.startswith(MAPPED):
+            part = Part(one.start, one.end, one.offset)
+            parts.setdefault(one.inode, []).append(part)
+    try:
+        for number, pieces in parts.items():
+            attached(pieces, segments[number])
+    except (KeyError, ValueError):
+        return False
+    return True
+
+
+def _table(kind: str) -> list[dict[str, int]]:
+    """A table of /proc/sysvipc: the reader's own namespace is shown."""
+    head, *lines = Path(f"/proc/sysvipc/{kind}").read_text().splitlines()
+    names = head.split()
+    return [dict(zip(names, map(int, line.split()), strict=True)) for line in lines]
+
+
+def _queues(libc: ctypes.CDLL) -> list[str]:
+    """Names of the POSIX queues; /dev/mqueue need not be mounted for them."""
+    try:
+        context = checked(libc.syscall(_FSOPEN, b"mqueue", _CLOEXEC))
+    except OSError:
+        return []  # a kernel without them
+    try:
+        checked(libc.syscall(_FSCONFIG, context, _CONFIG_CREATE, None, None, 0))
+        mount = checked(libc.syscall(_FSMOUNT, context, _CLOEXEC, 0))
+    finally:
+        os.close(context)
+    try:
+        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=mount)
+    finally:
+        os.close(mount)
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208 - by its descriptor
+    finally:
+        os.close(folder)
+
+
+def _is_shared(namespace: int) -> bool:
+    """Whether it is the machine's own, or that of the agent."""
+    here = procfs.link(os.getpid(), f"fd/{namespace}")
+    return here in {procfs.link(os.getpid(), "ns/ipc"), procfs.link(1, "ns/ipc")}
+
 
 #: Bit of a vma_entry's status (CRIU's image.h).
 _SYSTEM_V: Final = 1 << 10
@@ -72,24 +283,21 @@ class SavedObjects:
     """The objects in a checkpoint, and what CRIU is given instead of them.
 
     Attributes:
-        images: of CRIU's, rewritten; none where nothing was saved.
         wanted: what the helper is to make.
 
     Args:
-        source: of CRIU's images.
+        source: of CRIU's images, which are changed.
 
     Raises:
         RestoreFailed: the images are off (``checkpoint_damaged``).
     """
 
-    def __init__(self, source: ImageSource) -> None:
+    def __init__(self, source: SavedImages) -> None:
         self._source = source
-        self._read = functools.partial(whole, source)
-        self.images: dict[str, bytes] = {}
         self.wanted: dict[str, list[dict[str, Any]]] = {}
         self._pages: list[str] = []  #: images of contents, a segment each
         self._attached: dict[int, list[tuple[int, int, list[Any]]]] = {}
-        inventory = self._read("inventory.img")
+        inventory = source.read("inventory.img")
         if inventory is None:
             return
         # The only image that does not begin with the magic that all have in common.
@@ -143,27 +351,15 @@ class SavedObjects:
                         lend(number, int(uids[1]))
                         _attach(traced, number, base, areas)
 
-    def _tasks(self) -> Iterator[int]:
-        tree = self._read("pstree.img")
-        for payload in () if tree is None else images.split(tree, images.PSTREE_MAGIC):
-            yield images.parse("pstree_entry", payload).pid
-
     def _rewrite_ids(self, own: int) -> int:
         """Give all tasks CRIU's own namespace; the number of the one they had."""
         found = {own}
-        for pid in self._tasks():
-            name = f"ids-{pid}.img"
-            image = self._read(name)
-            if image is None:
-                continue
-            ids = images.parse(
-                "task_kobj_ids_entry", images.only(image, images.IDS_MAGIC)
-            )
-            if ids.ipc_ns_id == own:
-                break  # so nothing was saved, and the others are not looked at
-            found.add(ids.ipc_ns_id)
-            ids.ipc_ns_id = own
-            self.images[name] = images.join(images.IDS_MAGIC, [images.serialize(ids)])
+        for task in self._source.tasks():
+            for ids in self._source.entries(
+                f"ids-{task.pid}.img", images.IDS_MAGIC, "task_kobj_ids_entry"
+            ):
+                found.add(ids.ipc_ns_id)
+                ids.ipc_ns_id = own
         if len(found) > 2:  # CRIU's and the session's
             raise images.damaged("its processes have several IPC namespaces")
         return max(found - {own}, default=own)
@@ -179,7 +375,7 @@ class SavedObjects:
         magic = images.IPC_MAGICS[kind]
         if reader.read(8) != _U32.pack(images.COMMON_MAGIC) + _U32.pack(magic):
             raise images.damaged(f"{name} has no head")
-        for _ in range(system_v.MOST_OBJECTS):
+        for _ in range(MOST_OBJECTS):
             if not reader.has_more():
                 return
             yield _message(reader, f"ipc_{kind}_entry"), reader
@@ -189,7 +385,7 @@ class SavedObjects:
         total = 0
         for entry, reader in self._entries("sem", namespace):
             total += entry.nsems
-            if total > system_v.MOST_SEMAPHORES:
+            if total > MOST_SEMAPHORES:
                 raise images.damaged("it holds too many semaphores")
             data = _padded(reader, 2 * entry.nsems)
             values = struct.unpack(f"<{entry.nsems}H", data)
@@ -202,7 +398,7 @@ class SavedObjects:
             for _ in range(entry.qnum):
                 head = _message(reader, "ipc_msg")
                 total += max(1, head.msize)
-                if total > system_v.MOST_MESSAGE_BYTES or not 0 < head.mtype < 1 << 63:
+                if total > MOST_MESSAGE_BYTES or not 0 < head.mtype < 1 << 63:
                     raise images.damaged("a message is off")
                 text = base64.b64encode(_padded(reader, head.msize)).decode()
                 messages.append((head.mtype, text))
@@ -212,7 +408,7 @@ class SavedObjects:
     def _segments(self, namespace: int) -> Iterator[dict[str, Any]]:
         for entry, _ in self._entries("shm", namespace):
             about = _description(entry)
-            pagemap = self._read(f"pagemap-shmem-{about['id']}.img")
+            pagemap = self._source.read(f"pagemap-shmem-{about['id']}.img")
             if pagemap is None or not 0 < entry.size < _MOST_PAGES:
                 raise images.damaged(f"segment {about['id']} is off")
             number, areas = images.read_pagemap(pagemap)
@@ -241,15 +437,9 @@ class SavedObjects:
 
         The kernel takes up nearly all other calls by itself, but not these (signal(7)).
         """
-        tree = self._read("pstree.img") or b""
-        for payload in images.split(tree, images.PSTREE_MAGIC):
-            task = images.parse("pstree_entry", payload)
-            for thread in {task.pid, *task.threads}:
-                name = f"core-{thread}.img"
-                image = self._read(name)
-                if image is not None:
-                    again = images.restart_wait(image, images.SEMAPHORE_WAITS)
-                    self.images[name] = again
+        for _, cores in self._source.cores():
+            for core in cores:
+                images.begin_wait_again(core, images.SEMAPHORE_WAITS)
 
     # --- where it was attached --------------------------------------------------------
 
@@ -257,30 +447,25 @@ class SavedObjects:
         """Process → segment, address, areas; their images get a place for each."""
         found: dict[int, list[tuple[int, int, list[Any]]]] = {}
         sizes = {one["id"]: one["size"] for one in self.wanted["shm"]}
-        for pid in self._tasks():
-            name = f"mm-{pid}.img"
-            image = self._read(name)
-            if image is None:
+        for pid in [task.pid for task in self._source.tasks()]:
+            mm = self._source.memory(pid)
+            if mm is None:
                 continue
-            mm = images.parse("mm_entry", images.only(image, images.MM_MAGIC))
-            areas: dict[int, dict[system_v.Part, Any]] = {}
+            areas: dict[int, dict[Part, Any]] = {}
             for vma in mm.vmas:
                 if vma.status & _SYSTEM_V:
-                    part = system_v.Part(vma.start, vma.end, vma.pgoff)
+                    part = Part(vma.start, vma.end, vma.pgoff)
                     areas.setdefault(vma.shmid, {})[part] = _copy(vma)
                     _reserve(vma)
             for number, parts in areas.items():
                 try:
-                    where = system_v.attached(parts, sizes[number])
+                    where = attached(parts, sizes[number])
                 except (KeyError, ValueError):
                     why = f"process {pid} has not all of segment {number}"
                     raise images.damaged(why) from None
                 for base, pieces in where.items():
                     saved = [parts[piece] for piece in pieces]
                     found.setdefault(pid, []).append((number, base, saved))
-            if areas:
-                data = images.serialize(mm)
-                self.images[name] = images.join(images.MM_MAGIC, [data])
         return found
 
 

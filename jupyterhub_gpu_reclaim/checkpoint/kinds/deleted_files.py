@@ -1,23 +1,10 @@
-"""Deleted open files: refused, or saved by their contents and made again.
-
-**Refused** (:func:`refuse_unreadable`) are files that a process holds without the right
-to read them. A deleted file has no place but in the image, so CRIU opens it again, as
-root, and copies its contents. But a process may hold what it may not read: opened for
-writing only, or as a place only (O_PATH), for which the kernel checks no right at all.
-A user could so hold another's file, wait until it was deleted or replaced, and read it
-once the session is back.
-
-**Made again** (:class:`Ghost`). CRIU would make a deleted file by its former path, as
-root, and remove that name again. Here it is a file without a name from the beginning
-(O_TMPFILE), made with the rights of its holder in the folder where it was, or in
-``/tmp`` where that is gone or closed. Where a file system has no such files (NFS), a
-new name is taken for a moment.
-"""
+"""Deleted open files: refused, or saved by their contents and made again."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import secrets
 import stat
@@ -33,6 +20,8 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
     run_as,
 )
 from jupyterhub_gpu_reclaim.checkpoint.files.reopen import ELSEWHERE
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
+from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -43,19 +32,105 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
-    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import (
+        Dump,
+        Program,
+        Return,
+        Session,
+    )
+    from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.procfs import Descriptor
 
 _READERS: Final = frozenset({os.O_RDONLY, os.O_RDWR})
+#: How memory is called that looks like a deleted file.
+_MEMORY: Final = ("/memfd:", "/dev/zero", "/SYSV", "/secretmem", "/anon_")
 
 
-def held_unreadable(pid: int, descriptors: Iterable[Descriptor]) -> Iterator[str]:
-    """The paths of those files among the descriptors of a process."""
+class DeletedFiles(Kind):
+    """Files without a name, of which CRIU saves the contents.
+
+    **Refused** are those that a process holds without the right to read them. A deleted
+    file has no place but in the image, so CRIU opens it again, as root, and copies its
+    contents. But a process may hold what it may not read: opened for writing only, or
+    as a place only (O_PATH), for which the kernel checks no right at all. A user could
+    so hold another's file, wait until it was deleted or replaced, and read it once the
+    session is back.
+
+    **Made again** are the others. CRIU would make one by its former path, as root, and
+    remove that name again. Here it is a file without a name from the beginning
+    (O_TMPFILE), made with the rights of its holder in the folder where it was, or in
+    ``/tmp`` where that is gone or closed. Where a file system has no such files (NFS),
+    a new name is taken for a moment.
+    """
+
+    def preflight(self, seen: Session) -> Iterator[Finding]:
+        for one in seen.programs:
+            yield from self._too_large(one, seen.ghost_limit)
+            for path in sorted(_unreadable(one.pid, one.descriptors)):
+                kind = _words(path)
+                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+    def before_dump(self, dump: Dump) -> None:
+        # Once more: the tree stands, so nothing is opened any more.
+        for process in dump.tree.processes:
+            for path in _unreadable(process.pid, procfs.descriptors(process.pid)):
+                raise ReclaimError(
+                    Reason.HANDLE_UNSUPPORTED,
+                    pid=process.ns_pid,
+                    name=process.name,
+                    kind=_words(path),
+                )
+
+    def rewrite(self, back: Return) -> None:
+        for wish in back.saved.wishes:
+            number = wish.ghost
+            if number < 0 or number in back.deleted:
+                continue
+            name = f"ghost-file-{number:x}.img"
+            if back.images.size(name) is None:
+                raise images.damaged(f"{name} is missing")
+            ghost = Ghost(back.images.stream(name))
+            _refuse_unreadable(back, number, ghost.entry)
+            owner = _owner(back, number, ghost.entry.uid, wish.path)
+            root, path = back.root, wish.path
+            if back.trial is not None:
+                root, path = back.trial.scratch, b"/" + path.rpartition(b"/")[2]
+            made = run_as(owner, functools.partial(ghost.make, root, path))
+            back.stack.callback(os.close, made)
+            ghost.fill(made)
+            back.deleted[number] = made
+            finish = functools.partial(ghost.finish, made)
+            back.when_open.append(functools.partial(run_as, owner, finish))
+
+    def _too_large(self, one: Program, limit: int) -> Iterator[Finding]:
+        large = {}
+        for link, target in one.links.items():
+            if not target.startswith("/") or not target.endswith(" (deleted)"):
+                continue
+            if target.startswith(_MEMORY):
+                continue  # which CRIU saves as memory, or another kind refuses
+            status = procfs.target_status(one.pid, link)
+            if status is None or not stat.S_ISREG(status.st_mode) or status.st_nlink:
+                continue
+            size = status.st_blocks * 512
+            if size > limit:
+                large[target.removesuffix(" (deleted)")] = size
+        for path, size in sorted(large.items()):
+            yield one.found(
+                Reason.GHOST_TOO_LARGE,
+                path=path.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
+                size=text.size(size),
+                limit=text.size(limit),
+            )
+
+
+def _unreadable(pid: int, descriptors: Iterable[Descriptor]) -> Iterator[str]:
+    """Paths of deleted files that a process holds and may not read."""
     for one in descriptors:
         if not one.target.startswith("/"):
             continue
         flags = int(procfs.fdinfo(pid, one.fd).get("flags", "0"), 8)
-        if can_read(flags):
+        if _can_read(flags):
             continue
         status = procfs.target_status(pid, f"fd/{one.fd}")
         if status is None or not stat.S_ISREG(status.st_mode) or status.st_nlink:
@@ -64,35 +139,51 @@ def held_unreadable(pid: int, descriptors: Iterable[Descriptor]) -> Iterator[str
             yield one.target.removesuffix(" (deleted)")
 
 
-def refuse_unreadable(tree: Snapshot) -> None:
-    """Judge a tree that stands, so that nothing is opened any more.
+def _refuse_unreadable(back: Return, number: int, ghost: Any) -> None:
+    """Refuse it to a task that had it open but could not read it.
 
     Raises:
-        ReclaimError: it holds such a file (``handle_unsupported``).
+        RestoreFailed: a task would get one (``file_denied``).
     """
-    for process in tree.processes:
-        for path in held_unreadable(process.pid, procfs.descriptors(process.pid)):
-            raise ReclaimError(
-                Reason.HANDLE_UNSUPPORTED,
-                pid=process.ns_pid,
-                name=process.name,
-                kind=unreadable_words(path),
-            )
+    for wish in back.saved.wishes:
+        if wish.ghost != number or wish.is_contents:
+            continue
+        if _can_read(back.saved.entries[wish.id].reg.flags):
+            continue
+        holders = back.saved.holders.get(wish.id, {wish.holder})
+        if not all(_allows(one, ghost) for one in holders):
+            raise refused(Reason.FILE_DENIED, wish.path, "its user may not read it")
 
 
-def unreadable_words(path: str) -> str:
-    """Such a file, in words."""
+def _owner(back: Return, number: int, uid: int, path: bytes) -> Credentials:
+    """The owner of a deleted file, among the tasks that hold it.
+
+    Raises:
+        RestoreFailed: none of several users owned it: what one of them may change
+            from now on, the others would still trust.
+    """
+    holders = {
+        one
+        for wish in back.saved.wishes
+        if wish.ghost == number
+        for one in back.saved.holders.get(wish.id, {wish.holder})
+    }
+    own = {one for one in holders if one.uid == uid}
+    if not own and len({one.uid for one in holders}) > 1:
+        raise refused(Reason.FILE_DENIED, path, "several users hold it")
+    return min(own or holders, key=lambda one: one.rank)
+
+
+def _words(path: str) -> str:
     name = path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return f"the file {name}, which its user may not read"
 
 
-def can_read(flags: int) -> bool:
-    """Whether what is open with those flags can be read by its descriptor."""
+def _can_read(flags: int) -> bool:
     return not flags & os.O_PATH and flags & os.O_ACCMODE in _READERS
 
 
-def may_read(who: Credentials, ghost: Any) -> bool:
-    """Whether those rights allow to read a saved deleted file. Pure."""
+def _allows(who: Credentials, ghost: Any) -> bool:
     if who.uid == ghost.uid or who.effective & OVERRIDE:
         return True
     in_group = ghost.gid in {who.gid, *who.groups}

@@ -1,0 +1,75 @@
+"""Devices that a process holds open."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.checkpoint.files.reopen import MEMORY, STATELESS
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES as GPU_DEVICES
+from jupyterhub_gpu_reclaim.checkpoint.kinds import terminals
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Program, Session
+    from jupyterhub_gpu_reclaim.common.models import Finding
+
+# Numbers of Documentation/admin-guide/devices.txt.
+_TTY, _TTY_AUXILIARY, _MISC = 4, 5, 10
+_CONSOLES: Final = range(1, 64)
+_TTY_AUXILIARY_OK: Final = frozenset({2})  # /dev/ptmx
+_PTY_MASTERS: Final = range(128, 136)
+_TUN: Final = 200
+
+
+class Devices(Kind):
+    """CRIU takes the memory devices like files, and rebuilds terminals.
+
+    A handle on any other driver has state in the kernel that cannot be read out.
+    """
+
+    def preflight(self, seen: Session) -> Iterator[Finding]:
+        for one in seen.programs:
+            for device in sorted(set(_refused(one))):
+                if one.pid in seen.gpu_savable and device.startswith(GPU_DEVICES):
+                    continue
+                yield one.found(Reason.DEVICE_OPEN, device=device)
+
+
+def _refused(one: Program) -> Iterator[str]:
+    held = [(d.target, f"fd/{d.fd}", d.fd) for d in one.descriptors]
+    held += [
+        (m.path, f"map_files/{m.start:x}-{m.end:x}", -1)
+        for m in one.mappings
+        if m.path.startswith("/dev/")
+    ]
+    for target, link, fd in held:
+        status = procfs.target_status(one.pid, link) if target.startswith("/") else None
+        if status is None:
+            continue
+        device = stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)
+        if device and not _harmless(status, one.pid, fd):
+            yield target
+
+
+def _harmless(status: os.stat_result, pid: int, fd: int) -> bool:
+    major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
+    if stat.S_ISBLK(status.st_mode):
+        return False
+    if major == MEMORY:
+        return minor in STATELESS
+    if major == _TTY:
+        return minor in _CONSOLES
+    if status.st_rdev == terminals.DEV_TTY:
+        return terminals.can_be_named(pid)
+    if major == _TTY_AUXILIARY:
+        return minor in _TTY_AUXILIARY_OK
+    if (major, minor) == (_MISC, _TUN):
+        # Opened only: fine. With an interface it is part of the network.
+        return not procfs.fdinfo(pid, fd).get("iff")
+    return major in _PTY_MASTERS or major in terminals.PTYS

@@ -1,0 +1,63 @@
+"""Eventfds that CRIU would make otherwise: semaphores, and large counters."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
+from jupyterhub_gpu_reclaim.linux import procfs
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return
+
+#: Which descriptors are semaphores; CRIU has no image of that name.
+IMAGE: Final = "semaphores.img"
+_TARGET: Final = "anon_inode:[eventfd]"
+_MOST_AT_ONCE: Final = (1 << 32) - 1
+#: The kernel can count one further, which no program can write, and would wait for.
+_MOST: Final = (1 << 64) - 2
+
+
+class Eventfds(Kind):
+    """Made here and handed over, since CRIU (4.2: ``eventfd.c``) loses part of them.
+
+    It does not save EFD_SEMAPHORE, which only a new eventfd can be given, and
+    eventfd(2) takes no more than the low 32 bits of a counter.
+    """
+
+    def save(self, dump: Dump) -> None:
+        lines = [
+            f"{process.ns_pid} {one.fd}\n"
+            for process in dump.tree.processes
+            for one in procfs.descriptors(process.pid)
+            if one.target == _TARGET
+            and procfs.fdinfo(process.pid, one.fd).get("eventfd-semaphore") == "1"
+        ]
+        if lines:
+            dump.images.replace(IMAGE, "".join(lines).encode())
+
+    def rewrite(self, back: Return) -> None:
+        semaphores = set()
+        for line in (back.images.read(IMAGE) or b"").splitlines():
+            pid, _, fd = line.partition(b" ")
+            if not pid.isdigit() or not fd.isdigit():
+                raise images.damaged("a semaphore is not told rightly")
+            one = back.saved.descriptors.get((int(pid), int(fd)), (0, 0))
+            if one[0] != images.TYPE_EVENTFD:
+                raise images.damaged("a semaphore is something else")
+            semaphores.add(one[1])
+        for number, entry in back.saved.entries.items():
+            is_large = entry.efd.counter > _MOST_AT_ONCE
+            if entry.type == images.TYPE_EVENTFD and (is_large or number in semaphores):
+                extra = os.EFD_SEMAPHORE if number in semaphores else 0
+                flags = entry.efd.flags & os.O_NONBLOCK | os.EFD_CLOEXEC | extra
+                back.hand_over(number, _made(entry.efd.counter, flags))
+
+
+def _made(value: int, flags: int) -> int:
+    made = os.eventfd(min(value, _MOST_AT_ONCE), flags)
+    if value > _MOST_AT_ONCE:
+        os.eventfd_write(made, min(value, _MOST) - _MOST_AT_ONCE)
+    return made

@@ -1,0 +1,124 @@
+"""Kernel objects behind descriptors and mappings that CRIU does not save."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import re
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Program, Session
+    from jupyterhub_gpu_reclaim.common.models import Finding
+
+#: Kernel objects behind descriptors that CRIU saves.
+_ANONYMOUS_OK: Final = frozenset(
+    {"eventfd", "eventpoll", "inotify", "signalfd", "timerfd", "pidfd"}
+)
+#: <linux/magic.h> (mqueue is private to ipc/mqueue.c), and more than a struct statfs.
+_MQUEUE_MAGIC: Final = 0x19800202
+_STATFS_BYTES: Final = 256
+#: F_SEAL_WRITE and F_SEAL_FUTURE_WRITE.
+_WRITE_SEALS: Final = 0x8 | 0x10
+_ANONYMOUS: Final = re.compile(r"^anon_inode:\[?([^\]]*)\]?$")
+_WORDS: Final = {
+    # Made again by root, it would be told of files that its user may not open.
+    "fanotify": "a fanotify group",
+    "perf_event": "a performance counter",
+    "bpf-prog": "a BPF program",
+    "bpf-map": "a BPF map",
+    "kvm-vm": "a virtual machine",
+    "secretmem": "secret memory",
+    "landlock-ruleset": "a Landlock rule set",
+}
+_PIDFDS: Final = ("anon_inode:[pidfd]", "pidfd:[")
+_PIDFD_THREAD: Final = os.O_EXCL  # <linux/pidfd.h>
+
+
+class KernelObjects(Kind):
+    """io_uring, userfaultfd, performance counters, BPF and the like."""
+
+    def preflight(self, seen: Session) -> Iterator[Finding]:
+        for one in seen.programs:
+            targets = one.links.values()
+            kinds = {match[1] for name in targets if (match := _ANONYMOUS.match(name))}
+            if any(target.startswith("/secretmem") for target in targets):
+                kinds.add("secretmem")
+            for kind in sorted(kinds - _ANONYMOUS_OK):
+                if kind == "io_uring":
+                    yield one.found(Reason.IO_URING)
+                elif kind == "userfaultfd":
+                    yield one.found(Reason.USERFAULTFD)
+                else:
+                    words = _WORDS.get(kind, f"a kernel object ({kind})")
+                    yield one.found(Reason.HANDLE_UNSUPPORTED, kind=words)
+            if any(_is_queue(one.pid, each) for each in one.descriptors):
+                kind = "a POSIX message queue"
+                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+
+class Memfds(Kind):
+    """Files in memory: programs that run from one, and seals."""
+
+    def preflight(self, seen: Session) -> Iterator[Finding]:
+        for one in seen.programs:
+            if any(_is_write_sealed(one.pid, each) for each in one.mappings):
+                what = "memory that is sealed against writes (F_SEAL_WRITE)"
+                kind = f"a shared mapping of {what}"
+                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+            if procfs.link(one.pid, "exe").startswith("/memfd:"):
+                what = "runs a program that is in memory only (memfd)"
+                yield one.found(Reason.PROCESS_UNSUPPORTED, what=what)
+
+
+class Pidfds(Kind):
+    """Of a thread, or of a process that is not saved with it."""
+
+    def preflight(self, seen: Session) -> Iterator[Finding]:
+        pids = {one.pid for one in seen.tree.processes}
+        for one in seen.programs:
+            for kind in sorted(set(_other_pidfds(one, pids))):
+                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+
+def _other_pidfds(one: Program, pids: set[int]) -> Iterator[str]:
+    for each in one.descriptors:
+        if not each.target.startswith(_PIDFDS):
+            continue
+        facts = procfs.fdinfo(one.pid, each.fd)
+        if int(facts.get("flags", "0"), 8) & _PIDFD_THREAD:
+            yield "a pidfd of a thread (PIDFD_THREAD)"
+        elif facts.get("Pid", "-1") != "-1" and int(facts["Pid"]) not in pids:
+            yield "a pidfd of a process outside of the session's tree"
+
+
+def _is_queue(pid: int, descriptor: procfs.Descriptor) -> bool:
+    """Whether it is a queue of mq_open(3): its name begins with its only slash."""
+    if not descriptor.target.startswith("/") or "/" in descriptor.target[1:]:
+        return False
+    facts = ctypes.create_string_buffer(_STATFS_BYTES)
+    path = os.fsencode(f"/proc/{pid}/fd/{descriptor.fd}")
+    found = ctypes.CDLL(None).statfs(path, facts) == 0
+    return found and int.from_bytes(facts.raw[:8], "little") == _MQUEUE_MAGIC
+
+
+def _is_write_sealed(pid: int, one: procfs.Mapping) -> bool:
+    """Whether CRIU would map a memfd before it sealed it, which the kernel forbids."""
+    if not one.path.startswith("/memfd:") or one.mode[1] == "w" or one.mode[3] != "s":
+        return False
+    path = procfs.PROC / f"{pid}/map_files/{one.start:x}-{one.end:x}"
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False  # it is gone meanwhile
+    try:
+        return bool(fcntl.fcntl(file, fcntl.F_GET_SEALS) & _WRITE_SEALS)
+    finally:
+        os.close(file)

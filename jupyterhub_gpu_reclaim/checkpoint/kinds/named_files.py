@@ -1,0 +1,147 @@
+"""Files with a name, and FIFOs: opened before CRIU runs, and handed to it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import functools
+import os
+import stat
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.files import open_files
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import run_as
+from jupyterhub_gpu_reclaim.checkpoint.files.reopen import Reopener
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
+from jupyterhub_gpu_reclaim.common.findings import refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.descriptors import unread_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
+    from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import FileRequest
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Program, Return, Session
+    from jupyterhub_gpu_reclaim.common.models import Finding
+    from jupyterhub_gpu_reclaim.linux.procfs import Descriptor
+
+
+class Fifos(Kind):
+    """Pipes and FIFOs: what was in a FIFO is put back once all its ends are open."""
+
+    def preflight(self, seen: Session) -> Iterator[Finding]:
+        for one in seen.programs:
+            if any(_keeps_packets(one, each) for each in one.descriptors):
+                # CRIU would make a stream of it.
+                kind = "a pipe that keeps packets apart (O_DIRECT)"
+                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+    def rewrite(self, back: Return) -> None:
+        for number, data, size in _pipe_contents(back.images.read("fifo-data.img")):
+            fill = functools.partial(_fill, back.pipes, number, data, size)
+            back.when_open.append(fill)
+
+
+class NamedFiles(Kind):
+    """Each is opened with the rights of its holder, and judged by its descriptor.
+
+    Only what the kernel alone makes is left to CRIU by name: terminals, and files of
+    ``/proc/PID`` (``process_files``).
+    """
+
+    def preflight(self, seen: Session) -> Iterator[Finding]:
+        for one in seen.programs:
+            for each in one.descriptors:
+                if not each.target.startswith("/"):
+                    continue
+                status = procfs.target_status(one.pid, f"fd/{each.fd}")
+                if status is not None and stat.S_ISSOCK(status.st_mode):
+                    kind = f"the name of a socket ({each.target}, O_PATH)"
+                    yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+    def rewrite(self, back: Return) -> None:
+        by_holder: dict[Credentials, list[FileRequest]] = defaultdict(list)
+        for wish in back.saved.wishes:
+            by_holder[wish.holder].append(wish)
+        for who, wishes in by_holder.items():
+            opener = Reopener(who, back.root, back.opened, back.pipes, back.trial)
+            run_as(who, functools.partial(_open, back, opener, wishes))
+        for both in back.pipes.values():
+            back.stack.callback(os.close, both)
+        for work in back.when_open:
+            work()
+        if back.trial is None or back.trial.names is None:
+            held = defaultdict(list)
+            for wish in back.saved.wishes:
+                if wish.ghost < 0:
+                    held[wish.path].append(back.file(wish.id))
+            open_files.refuse_changed(back.opened.values(), held, back.root)
+            _refuse_other_sizes(back)
+
+
+def _open(back: Return, opener: Reopener, wishes: Iterable[FileRequest]) -> None:
+    for wish in wishes:
+        given = opener.open(wish, back.deleted.get(wish.ghost))
+        back.hand_over(wish.id, given.descriptor)
+        if given.file >= 0:
+            back.stack.callback(os.close, given.file)
+            back.stood_for[wish.id] = given.file
+
+
+def _refuse_other_sizes(back: Return) -> None:
+    """Judge the files of which there is no fingerprint, as CRIU would.
+
+    Raises:
+        RestoreFailed: one is shorter or longer than it was (``file_changed``).
+    """
+    for wish in back.saved.wishes:
+        reg = back.saved.entries[wish.id].reg
+        if wish.ghost >= 0 or wish.path in back.opened or not reg.HasField("size"):
+            continue
+        status = os.fstat(back.file(wish.id))
+        if stat.S_ISREG(status.st_mode) and status.st_size != reg.size:
+            raise refused(Reason.FILE_CHANGED, wish.path)
+
+
+def _keeps_packets(one: Program, descriptor: Descriptor) -> bool:
+    if not descriptor.target.startswith(("pipe:", "/")):
+        return False
+    if not one.flags(descriptor.fd) & os.O_DIRECT:
+        return False
+    status = procfs.target_status(one.pid, f"fd/{descriptor.fd}")
+    return status is not None and stat.S_ISFIFO(status.st_mode)
+
+
+def _fill(pipes: dict[int, int], number: int, data: bytes, size: int) -> None:
+    """Put a FIFO's size (0: not known) and contents back.
+
+    Raises:
+        OSError: it does not take so much any more.
+    """
+    both = pipes.get(number, -1)
+    if both < 0 or unread_bytes(both):
+        return  # another process has it open, and it was never empty
+    if size:
+        fcntl.fcntl(both, fcntl.F_SETPIPE_SZ, size)
+    if os.write(both, data) != len(data):
+        raise OSError(errno.ENOSPC, "a FIFO does not take what it held")
+
+
+def _pipe_contents(image: bytes | None) -> Iterator[tuple[int, bytes, int]]:
+    """CRIU's number of a FIFO, what was in it, and how much it takes."""
+    if image is None:
+        return
+    at, entries = 8, memoryview(image)
+    while at < len(image):
+        size = int.from_bytes(entries[at : at + 4], "little")
+        entry = images.parse("pipe_data_entry", bytes(entries[at + 4 : at + 4 + size]))
+        at += 4 + size
+        data = bytes(entries[at : at + entry.bytes])
+        if len(data) != entry.bytes:
+            raise images.damaged("the contents of a FIFO are cut off")
+        at += entry.bytes
+        yield entry.pipe_id, data, entry.size

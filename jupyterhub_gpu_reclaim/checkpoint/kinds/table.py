@@ -1,0 +1,97 @@
+"""Every kind, in the order in which they are asked.
+
+The order counts where one kind needs what another has done:
+
+* ``Rights`` come first: what threads may have decides how everything is opened.
+* ``ProcessAttributes`` are read of a tree that has only been frozen, and given back
+  before processes are made to do anything: by then their rights have been judged.
+* ``SystemV`` makes its objects before CRIU starts, and frees addresses for them.
+* ``CutConnections`` are reset before unsent data is sent over the others, and sockets
+  get their options last, which could otherwise hinder either.
+* ``SocketStates`` reads names that ``NamedSockets`` takes out of the images.
+* ``NamedSockets``, ``DeletedFiles`` and ``NamedFiles`` make or open files, ``Fifos``
+  fill what is open then, and ``Watches`` watch when all of that is done: what watches
+  a folder must not be told of it.
+* ``UnixPeers`` orders the entries that are left to CRIU.
+* ``Locks`` need the open files.
+* ``ClosedMemory`` is the last that touches a tree before CRIU, and opens it to its user
+  again when root has done all its work in there.
+* ``EndingSignals`` are the very last: a process that is made to do something after
+  them would be ended.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.checkpoint.kinds.attributes import ProcessAttributes
+from jupyterhub_gpu_reclaim.checkpoint.kinds.closed_memory import ClosedMemory
+from jupyterhub_gpu_reclaim.checkpoint.kinds.cut_connections import CutConnections
+from jupyterhub_gpu_reclaim.checkpoint.kinds.deleted_files import DeletedFiles
+from jupyterhub_gpu_reclaim.checkpoint.kinds.devices import Devices
+from jupyterhub_gpu_reclaim.checkpoint.kinds.ending_signals import EndingSignals
+from jupyterhub_gpu_reclaim.checkpoint.kinds.eventfds import Eventfds
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kernel_objects import (
+    KernelObjects,
+    Memfds,
+    Pidfds,
+)
+from jupyterhub_gpu_reclaim.checkpoint.kinds.locks import Locks
+from jupyterhub_gpu_reclaim.checkpoint.kinds.named_files import Fifos, NamedFiles
+from jupyterhub_gpu_reclaim.checkpoint.kinds.other_names import OtherNames
+from jupyterhub_gpu_reclaim.checkpoint.kinds.process_files import ProcessFiles
+from jupyterhub_gpu_reclaim.checkpoint.kinds.programs import Namespaces, Programs
+from jupyterhub_gpu_reclaim.checkpoint.kinds.protection import Protection
+from jupyterhub_gpu_reclaim.checkpoint.kinds.reserved import ReservedAddresses
+from jupyterhub_gpu_reclaim.checkpoint.kinds.rights import Rights
+from jupyterhub_gpu_reclaim.checkpoint.kinds.socket_state import SocketStates
+from jupyterhub_gpu_reclaim.checkpoint.kinds.sockets import Sockets
+from jupyterhub_gpu_reclaim.checkpoint.kinds.system_v import SystemV
+from jupyterhub_gpu_reclaim.checkpoint.kinds.terminals import Terminals
+from jupyterhub_gpu_reclaim.checkpoint.kinds.timers import Timers
+from jupyterhub_gpu_reclaim.checkpoint.kinds.unix_names import NamedSockets
+from jupyterhub_gpu_reclaim.checkpoint.kinds.unix_peers import UnixPeers
+from jupyterhub_gpu_reclaim.checkpoint.kinds.unsent import UnsentData
+from jupyterhub_gpu_reclaim.checkpoint.kinds.waits import InterruptedWaits
+from jupyterhub_gpu_reclaim.checkpoint.kinds.watches import Watches
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
+
+KINDS: Final[tuple[type[Kind], ...]] = (
+    Rights,
+    Programs,
+    Namespaces,
+    ProcessAttributes,
+    KernelObjects,
+    Memfds,
+    Pidfds,
+    Protection,
+    ReservedAddresses,
+    SystemV,
+    Devices,
+    Terminals,
+    InterruptedWaits,
+    Sockets,
+    Eventfds,
+    Timers,
+    CutConnections,
+    UnsentData,
+    SocketStates,
+    NamedSockets,
+    ProcessFiles,
+    DeletedFiles,
+    OtherNames,
+    Fifos,
+    NamedFiles,
+    Watches,
+    UnixPeers,
+    Locks,
+    ClosedMemory,
+    EndingSignals,
+)
+
+
+def every() -> tuple[Kind, ...]:
+    """Every kind, for one dump or one restore."""
+    return tuple(kind() for kind in KINDS)

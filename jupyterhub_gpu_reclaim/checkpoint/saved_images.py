@@ -1,0 +1,121 @@
+"""CRIU's images of one tree: each parsed once, changed in place, and written once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import (
+        ImageSource,
+        Piece,
+        Range,
+        StopSignal,
+    )
+
+FILES: Final = "files.img"
+
+
+class SavedImages:
+    """An ``ImageSource`` (``memory.plan``), some of whose images differ.
+
+    What :meth:`entries` has returned is written when the image is read next, so whoever
+    changes entries does that before.
+
+    Args:
+        source: of all other images; None: there are none.
+        changed: name → contents of those that differ.
+    """
+
+    def __init__(
+        self, source: ImageSource | None, changed: Mapping[str, bytes] | None = None
+    ) -> None:
+        self._source = source
+        self._changed = dict(changed or {})
+        self._parsed: dict[str, tuple[int, list[Any]]] = {}
+
+    def read(self, name: str) -> bytes | None:
+        """All of an image; None where there is none."""
+        return None if self.size(name) is None else b"".join(self.stream(name))
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Have other contents in place of an image."""
+        self._parsed.pop(name, None)
+        self._changed[name] = data
+
+    def entries(self, name: str, magic: int, kind: str) -> list[Any]:
+        """The messages of an image, to be changed in place; empty where there is none.
+
+        Raises:
+            RestoreFailed: they do not read (``checkpoint_damaged``).
+        """
+        if name not in self._parsed:
+            image = self.read(name)
+            payloads = () if image is None else images.split(image, magic)
+            found = [images.parse(kind, payload) for payload in payloads]
+            self._parsed[name] = magic, found
+        return self._parsed[name][1]
+
+    def tasks(self) -> list[Any]:
+        """Its processes, parents before children (``pstree_entry``)."""
+        return self.entries("pstree.img", images.PSTREE_MAGIC, "pstree_entry")
+
+    def core(self, number: int) -> Any:
+        """One thread (``core_entry``), by its number; None where there is none."""
+        return self._one(f"core-{number}.img", images.CORE_MAGIC, "core_entry")
+
+    def memory(self, pid: int) -> Any:
+        """The areas of a process (``mm_entry``); None where it has ended."""
+        return self._one(f"mm-{pid}.img", images.MM_MAGIC, "mm_entry")
+
+    def cores(self) -> Iterator[tuple[Any, list[Any]]]:
+        """Each process with its threads, the first one first."""
+        for task in self.tasks():
+            found = map(self.core, task.threads or [task.pid])
+            yield task, [core for core in found if core is not None]
+
+    def written(self) -> dict[str, bytes]:
+        """Every image that differs from the source's."""
+        for name in list(self._parsed):
+            self._write(name)
+        return dict(self._changed)
+
+    def size(self, name: str) -> int | None:
+        """See ``ImageSource``."""
+        self._write(name)
+        if name in self._changed:
+            return len(self._changed[name])
+        return None if self._source is None else self._source.size(name)
+
+    def stream(
+        self, name: str, skip: Sequence[Range] = ()
+    ) -> Iterable[bytes | memoryview]:
+        """See ``ImageSource``."""
+        self._write(name)
+        if name in self._changed:
+            return [self._changed[name]]
+        assert self._source is not None, name
+        return self._source.stream(name, skip)
+
+    def copy(self, name: str, pieces: Sequence[Piece], stop: StopSignal) -> None:
+        """See ``ImageSource``."""
+        assert self._source is not None, name
+        self._source.copy(name, pieces, stop)
+
+    def _one(self, name: str, magic: int, kind: str) -> Any:
+        if name not in self._parsed and self.size(name) is None:
+            return None
+        found = self.entries(name, magic, kind)
+        if len(found) != 1:
+            raise images.damaged(f"an image holds {len(found)} entries, not one")
+        return found[0]
+
+    def _write(self, name: str) -> None:
+        if name not in self._parsed:
+            return
+        magic, entries = self._parsed.pop(name)
+        if entries or self.size(name) is not None:
+            self._changed[name] = images.join(magic, map(images.serialize, entries))
