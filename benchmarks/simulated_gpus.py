@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from benchmarks.memory_agent import MemorySession
 from jupyterhub_gpu_reclaim.common.models import (
     GpuSample,
     KernelSample,
@@ -20,7 +21,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
 )
 from jupyterhub_gpu_reclaim.sampling.gpu import CardUse
-from tests.support.memory_agent import MemorySession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

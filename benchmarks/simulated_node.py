@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from benchmarks.memory_agent import MemoryAgent
 from benchmarks.simulated_gpus import Gpus, Place
 from benchmarks.simulated_memory import (
     POD,
@@ -43,7 +44,6 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.node.operations.card_room import CardRoom, Waker
-from tests.support.memory_agent import MemoryAgent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -13,7 +13,7 @@ from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
-from tests.controlplane.conftest import DELETED, KEY
+from tests.support.simulated import DELETED, KEY
 
 #: Codes that are the plain word for it, too.
 PLAIN = {"warned", "started", "stopped", "released", "suspend"}
@@ -66,22 +66,21 @@ def test_sentences_name_who_asked_and_for_how_long():
 
 
 async def test_story_of_a_user_tells_reasons_and_numbers_also_after_the_end(world):
-    world.change(warn_for=0.2)
-    await world.running("tensors")
-    controller = await world.controller()
+    world.change(warn_for=2.0)
+    controller, _ = await world.started("tensors")
     world.verdict = IDLE
-    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.reaches(controller, "suspended")
     world.verdict = Decision(reclaim=False, code="recently_active", message="Active.")
     await world.hub.start(KEY)
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.reaches(controller, "running")
     await controller.users.suspend(KEY, "root")
-    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.reaches(controller, "suspended")
     await controller.forget(DELETED)
     assert controller.users.sessions() == []
     page = controller.users.story("ada", limit=1000)
     told = [line.sentence for line in reversed(page.lines)]
     assert page.next is None
-    assert "Its users were warned. Idle for 31 min. It is suspended in 0 s" in told[1]
+    assert "Its users were warned. Idle for 31 min. It is suspended in 2 s" in told[1]
     assert "Suspending started. Idle for 31 min." in told
     assert any(
         re.match(r"Its checkpoint is complete\. .* B of it newly written; that", t)

@@ -11,6 +11,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
     Refused,
     StoreError,
+    Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.models import (
     Decision,
@@ -24,7 +25,7 @@ from jupyterhub_gpu_reclaim.controlplane.api import audit_text
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
-from tests.controlplane.conftest import KEY, running, suspended
+from tests.support.simulated import KEY
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 BUSY = Decision(reclaim=False, code="kernel_busy", message="Busy.")
@@ -49,9 +50,9 @@ async def test_session_that_nobody_knows_is_not_found(world):
 
 
 async def test_calls_in_the_wrong_phase_are_refused_with_a_sentence(world):
-    controller = await suspended(world)
+    controller = await world.suspended()
     await world.hub.start(KEY)
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.reaches(controller, "running")
     for call in (
         controller.users.start_fresh(KEY, "ada"),
         controller.users.discard(KEY, "ada"),
@@ -62,7 +63,7 @@ async def test_calls_in_the_wrong_phase_are_refused_with_a_sentence(world):
 
 
 async def test_suspend_of_what_is_suspended_is_done_already(world):
-    controller = await suspended(world)
+    controller = await world.suspended()
     before = controller.users.session(KEY)
     told = len(controller.users.audit(KEY))
     assert await controller.users.suspend(KEY, "ada") == before
@@ -73,15 +74,15 @@ async def test_suspend_of_what_is_suspended_is_done_already(world):
 
 
 async def test_warning_is_given_and_taken_back_by_activity_and_by_keep(world):
-    controller, _ = await running(world, warn_for=60.0)
+    controller, _ = await world.started(warn_for=60.0)
     world.verdict = IDLE
-    await world.until(lambda: world.phase(controller) == "warned")
+    await world.reaches(controller, "warned")
     assert controller.users.session(KEY).suspends_at is not None
     world.verdict = BUSY
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.reaches(controller, "running")
     assert controller.users.session(KEY).suspends_at is None
     world.verdict = IDLE
-    await world.until(lambda: world.phase(controller) == "warned")
+    await world.reaches(controller, "warned")
     world.verdict = BUSY
     view = await controller.users.keep(KEY, 3600, "ada")
     assert (view.phase, view.facts.kept_by) == ("running", "ada")
@@ -90,12 +91,12 @@ async def test_warning_is_given_and_taken_back_by_activity_and_by_keep(world):
 
 
 async def test_start_fresh_puts_aside_and_discard_deletes(world):
-    controller = await suspended(world)
+    controller = await world.suspended()
     view = await controller.users.start_fresh(KEY, "ada")
     (saved,) = view.saved
     assert view.phase == "stopped"
     assert await world.hub.start(KEY) == "cold"
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.reaches(controller, "running")
     assert saved.id in world.node.saved
     with pytest.raises(NotFound):
         await controller.users.discard(KEY, "ada", "ckpt-other")
@@ -106,20 +107,20 @@ async def test_start_fresh_puts_aside_and_discard_deletes(world):
 @pytest.mark.parametrize("code", ["checkpoint_damaged", "key_missing"])
 async def test_set_aside_stays_while_the_sessions_own_state_cannot_be_read(world, code):
     """It may be all that is left."""
-    controller = await suspended(world)
+    controller = await world.suspended()
     (older,) = world.node.saved
     await world.suspended_afresh(controller)
-    world.node.restore_failure = Failure(code=code, message="It cannot be read.")
+    world.node.failures["criu"] = Failure(code=code, message="It cannot be read.")
     await world.hub.start(KEY)
     await world.until(lambda: controller.users.session(KEY).failure is not None)
-    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.reaches(controller, "suspended")
     sessions = controller._sessions
     over = expiry.kept(sessions, older, Keeping.ASIDE, seconds=0)
     sessions.journal.keep(over)
-    await asyncio.sleep(0.5)  # many ticks
+    await asyncio.sleep(5)  # many ticks
     assert older in world.node.saved
 
-    world.node.restore_failure = None
+    world.node.failures.clear()
     assert await world.hub.start(KEY) == "restore"
     await world.until(lambda: older not in world.node.saved)
 
@@ -128,15 +129,14 @@ async def test_superseded_that_a_session_has_just_come_back_from_keeps_its_own_t
     world,
 ):
     """An older one that was asked for, while what was left for it expires."""
-    controller = await suspended(world)
+    controller = await world.suspended()
     (older,) = world.node.saved
     assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(controller) == "running")
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.reaches(controller, "running")
+    await world.suspend(controller)
     newer = controller.users.session(KEY).checkpoint
     await controller.users.bring_back(KEY, older, "ada")
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.reaches(controller, "running")
     sessions = controller._sessions
     await world.until(lambda: sessions.runtime(KEY).compared)
     assert sessions.row(KEY).checkpoint == older
@@ -146,9 +146,9 @@ async def test_superseded_that_a_session_has_just_come_back_from_keeps_its_own_t
 
 
 async def test_plan_stop_by_a_person_is_a_real_stop(world):
-    controller, incarnation = await running(world)
+    controller, incarnation = await world.started()
     await world.hub.stop(KEY)
-    assert world.hub.plans == ["stop stop"]
+    assert world.hub.plans[-1] == "stop stop"
     assert controller.users.sessions() == []
     placement = Placement(key=KEY, incarnation=incarnation)
     with pytest.raises(Refused):
@@ -156,7 +156,7 @@ async def test_plan_stop_by_a_person_is_a_real_stop(world):
 
 
 async def test_stop_by_a_culler_is_told_by_its_name_in_history_and_strip(world):
-    controller, incarnation = await running(world)
+    controller, incarnation = await world.started()
     assert controller.lately_culled() == []
     told = Placement(
         key=KEY, incarnation=incarnation, by="service cull-idle", culled=True
@@ -170,7 +170,7 @@ async def test_stop_by_a_culler_is_told_by_its_name_in_history_and_strip(world):
 
 
 async def test_server_that_ends_its_kernels_before_a_suspend_is_named(world):
-    controller, _ = await running(world)
+    controller, _ = await world.started()
     runtime = controller._sessions.runtime(KEY)
     usage = Usage(at=0, watched=0, sample_age=0, last_active=None, culls_after=600)
     runtime.usage = usage
@@ -181,21 +181,14 @@ async def test_server_that_ends_its_kernels_before_a_suspend_is_named(world):
 
 async def test_stop_of_a_server_of_the_former_spawner_ends_it_while_others_live(world):
     """No agent has a tree of it; what another user runs says nothing of it."""
-    controller, _ = await running(world)
+    controller, _ = await world.started()
     for key in (SessionKey("old"), SessionKey(KEY.user, "other")):
         plan = await controller.plan_stop(Placement(key=key, incarnation="none"))
         assert plan.action == "stop"
 
 
-async def test_plan_stop_of_one_that_began_without_us_ends_it_beside_others(world):
-    """Another user's session is nothing that its Hub could forget of this one."""
-    controller, _ = await running(world)
-    before = Placement(key=SessionKey("new"), incarnation="before-us")
-    assert (await controller.plan_stop(before)).action == "stop"
-
-
 async def test_stopped_session_has_no_reasons_and_is_not_kept(world):
-    controller = await suspended(world)
+    controller = await world.suspended()
     await world.hub.start(KEY)
     await world.until(lambda: bool(controller.users.why(KEY)))
     await world.hub.stop(KEY)
@@ -208,7 +201,7 @@ async def test_stopped_session_has_no_reasons_and_is_not_kept(world):
 
 async def test_end_that_nobody_ordered_is_told_with_what_ended_it(world):
     """And not as a stop by its user."""
-    controller, incarnation = await running(world)
+    controller, incarnation = await world.started()
     killed = codec.failure_of(endings.by_status(-9))
     placement = Placement(key=KEY, incarnation=incarnation, failure=killed)
 
@@ -223,7 +216,7 @@ async def test_end_that_nobody_ordered_is_told_with_what_ended_it(world):
 
 async def test_plan_start_of_a_new_user_is_cold_even_if_the_agent_is_down(world):
     controller = await world.controller()
-    world._servers[0].stop()
+    world.node.away("trees", "checkpoints", error=Unreachable(Reason.AGENT_UNREACHABLE))
     new = SessionKey("new")
     plan = await controller.plan_start(Placement(key=new, incarnation="i1"))
     assert plan.action == "cold"
@@ -232,30 +225,20 @@ async def test_plan_start_of_a_new_user_is_cold_even_if_the_agent_is_down(world)
     assert (plan.action, plan.failure.code) == ("refuse", "agent_unreachable")
 
 
-def _store_is_away(world):
-    async def checkpoints():
-        raise StoreError(Reason.STORE_FAILED, why="it does not answer")
-
-    world.node.checkpoints = checkpoints
-
-
 async def test_return_that_is_refused_says_why_in_the_cause_s_own_words(world):
-    controller = await suspended(world)
-
-    async def locked(*_):
-        raise StoreError(Reason.KEY_MISSING, why="/etc/m.key is not there")
-
-    world.node.checkpoints = world.node.identity = locked
+    controller = await world.suspended()
+    locked = StoreError(Reason.KEY_MISSING, why="/etc/m.key is not there")
+    world.node.away("checkpoints", "identity", error=locked)
     await controller.users.resume(KEY, "root")
     await world.until(lambda: controller._sessions.row(KEY).failure is not None)
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(5)
     assert controller._sessions.row(KEY).failure.code == "key_missing"
     assert world.hub.plans.count("start refuse") == 1
 
 
 async def test_store_that_is_away_keeps_nobody_from_a_cold_start(world):
     controller = await world.controller()
-    _store_is_away(world)
+    world.node.away("checkpoints")
     new = SessionKey("new")
     plan = await controller.plan_start(Placement(key=new, incarnation="i1"))
     assert plan.action == "cold"
@@ -268,17 +251,17 @@ async def test_store_that_is_away_keeps_nobody_from_a_cold_start(world):
 
 
 async def test_store_that_is_away_keeps_nobody_from_a_real_stop(world):
-    controller = await suspended(world)
+    controller = await world.suspended()
     assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(controller) == "running")
-    _store_is_away(world)
-    incarnation = world.hub.incarnations[KEY]
+    await world.reaches(controller, "running")
+    world.node.away("checkpoints")
+    incarnation = world.hub.incarnation()
     plan = await controller.plan_stop(Placement(key=KEY, incarnation=incarnation))
     assert plan.action == "stop"
 
 
 async def test_changes_tell_every_phase_and_drop_slow_readers(world):
-    controller, _ = await running(world)
+    controller, _ = await world.started()
     seen: list[str] = []
 
     async def read() -> None:
@@ -292,64 +275,42 @@ async def test_changes_tell_every_phase_and_drop_slow_readers(world):
     order = list(dict.fromkeys(seen))
     assert order == ["running", "suspending", "releasing", "suspended"]
     await controller.stop()
-    await asyncio.wait_for(reader, 60)
-
-
-async def test_opted_out_session_shows_who_did_it(world):
-    controller, _ = await running(world)
-    view = await controller.users.opt_out(KEY, True, "ada")
-    assert view.facts.opted_out_by == "ada"
-    view = await controller.users.opt_out(KEY, False, "ada")
-    assert view.facts.opted_out_by == ""
+    await asyncio.wait_for(reader, 5)
 
 
 async def test_metrics_snapshot_counts_what_has_happened(world):
-    controller = await suspended(world)
+    controller = await world.suspended()
     snapshot = controller.metrics_snapshot()
     assert snapshot.phases == {"suspended": 1}
     assert snapshot.counters.operations["suspend", "ok"] == 1
     assert snapshot.counters.steps["suspend", "dump"].count == 1
-    assert (snapshot.counters.logical_bytes, snapshot.stored_bytes) == (1000, 100)
+    assert snapshot.counters.logical_bytes == snapshot.stored_bytes > 0
     assert snapshot.sample_age is not None
 
 
 async def test_why_says_every_reason_the_deciding_one_first(world):
-    controller, _ = await running(world)
+    controller, _ = await world.started()
     world.verdict = BUSY
     assert controller.users.why(KEY) == [BUSY]
 
 
-async def test_progress_survives_the_service_and_goes_on_with_the_next_one(world):
-    first = await suspended(world)
-    world.node.hold_at = "criu"
-    start = world.hub.spawn(world.hub.start(KEY))
-    await world.until(lambda: any(p.task for p in world.node.places.values()))
-    await world.kill(first)
-    second = await world.controller()
-    await asyncio.sleep(0.1)
-    world.node.hold_at = ""
-    assert await asyncio.wait_for(start, 60) == "restore"
-    await world.until(lambda: world.phase(second) == "running")
-    assert world.hub.plans == ["stop release", "start restore"]
-
-
 async def test_end_of_a_restore_that_no_service_heard_is_told_by_the_next_one(world):
     """The spawner waits for it, and the Hub for the spawner."""
-    first = await suspended(world)
+    first = await world.suspended()
     world.node.hold_at = "criu"
-    start = world.hub.spawn(world.hub.start(KEY))
-    await world.until(lambda: any(p.task for p in world.node.places.values()))
+    start = asyncio.ensure_future(world.hub.start(KEY))
+    await world.until(lambda: "criu" in world.node.begun)
     await world.kill(first)
     world.node.hold_at = ""
     [place] = world.node.places.values()
-    await world.until(lambda: place.state == "running")
+    await world.until(lambda: place.tree and place.tree.runs)
     second = await world.controller()
-    assert await asyncio.wait_for(start, 60) == "restore"
-    await world.until(lambda: world.phase(second) == "running")
+    assert await asyncio.wait_for(start, 10) == "restore"
+    await world.reaches(second, "running")
 
 
 async def test_order_to_renew_a_login_holds_for_one_return_and_for_a_day(world):
-    controller = await suspended(world)
+    controller = await world.suspended()
     world.hub.states[KEY] = "spawning"  # else the return is given up
     placement = Placement(key=KEY, incarnation="i2")
     plan = await controller.plan_start(placement)
@@ -369,7 +330,7 @@ async def test_order_to_renew_a_login_holds_for_one_return_and_for_a_day(world):
 
 
 async def test_session_of_a_renamed_user_is_refused_by_both_names(world):
-    controller = await suspended(world)
+    controller = await world.suspended()
     checkpoint = controller.users.session(KEY).checkpoint
     renamed = SessionKey("renamed", KEY.server)
     plan = await controller.plan_start(
@@ -388,7 +349,7 @@ async def test_session_of_a_renamed_user_is_refused_by_both_names(world):
 async def test_person_who_was_renamed_stops_their_session(world):
     await world.running("work")
     controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.reaches(controller, "running")
     row = controller._sessions.row(KEY)
     renamed = Placement(
         key=SessionKey("renamed", KEY.server), incarnation=row.incarnation

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from jupyterhub_gpu_reclaim.common.models import Decision, Failure
-from tests.support.simulated import KEY, world
-
-__all__ = ["world"]
+from tests.support.simulated import KEY
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 

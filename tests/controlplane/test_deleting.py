@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
-from jupyterhub_gpu_reclaim.common.reasons import Reason
-from tests.controlplane.conftest import KEY
-
-
-async def _suspended(world):
-    await world.running("tensors")
-    controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "running")
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
-    return controller
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
+from tests.support.simulated import KEY
 
 
 async def _suspended_beside_another(world):
     """Suspended, after a fresh start that has put a first checkpoint aside."""
-    controller = await _suspended(world)
+    controller = await world.suspended()
     (aside,) = world.node.saved
     await world.suspended_afresh(controller)
     return controller, aside
 
 
 async def test_delete_of_everything_includes_what_a_running_session_came_from(world):
-    controller = await _suspended(world)
+    controller = await world.suspended()
     (saved,) = world.node.saved
     assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.reaches(controller, "running")
     answer = await controller.users.delete(KEY, "ada", everything=True)
     assert (answer.deleted, answer.kept) == ([saved], [])
     assert world.node.saved == {}
@@ -43,7 +32,7 @@ async def test_delete_of_everything_includes_what_a_running_session_came_from(wo
 
 async def test_delete_of_everything_while_suspended_is_followed_by_a_cold_start(world):
     """The Hub's pointer still names what is gone by its user's own word."""
-    controller = await _suspended(world)
+    controller = await world.suspended()
     await controller.users.delete(KEY, "ada", everything=True)
     assert world.node.saved == {}
     assert await world.hub.start(KEY) == "cold"
@@ -51,61 +40,56 @@ async def test_delete_of_everything_while_suspended_is_followed_by_a_cold_start(
 
 async def test_hub_is_told_once_that_what_was_suspended_is_deleted(world):
     """It learns nothing of it otherwise before that server's next start."""
-    controller = await _suspended(world)
+    controller = await world.suspended()
     stops = f"stop {KEY}"
     assert world.hub.orders.count(stops) == 1
     await controller.users.delete(KEY, "ada")
     await world.until(lambda: world.hub.orders.count(stops) == 2)
-    await asyncio.sleep(0.3)  # many ticks
+    await asyncio.sleep(3)  # many ticks
     assert world.hub.orders.count(stops) == 2
     assert await world.hub.start(KEY) == "cold"
 
 
 async def test_hub_is_told_of_nothing_where_a_new_server_has_begun(world):
-    controller = await _suspended(world)
+    controller = await world.suspended()
     world.hub.states[KEY] = "spawning"
     await controller.users.delete(KEY, "ada")
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(3)
     assert world.hub.orders.count(f"stop {KEY}") == 1
 
 
 async def test_delete_of_what_was_put_aside_tells_what_stays_until_when(world):
     controller, aside = await _suspended_beside_another(world)
     assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.reaches(controller, "running")
     answer = await controller.users.delete(KEY, "ada", aside)
     assert answer.deleted == [aside]
     (left,) = answer.kept
     assert left.checkpoint in world.node.saved
-    assert 0 < left.until - time.time() <= world.settings.grace
+    assert 0 < left.until - world.now() <= world.settings.grace
     assert "came back from it" in left.why
 
 
 async def test_delete_while_the_store_is_away_is_noted_and_done_later(world):
-    controller = await _suspended(world)
+    controller = await world.suspended()
     (saved,) = world.node.saved
-    discard = world.node.discard
-
-    async def fails(_):
-        raise StoreError(Reason.STORE_FAILED, why="it is away")
-
-    world.node.discard = fails
+    back = world.node.away("discard")
     answer = await controller.users.delete(KEY, "ada", everything=True)
     assert answer.deleted == []
     (left,) = answer.kept
     assert (left.checkpoint, left.until) == (saved, None)
     assert "as soon as the agent and its store answer" in left.why
     assert controller.users.session(KEY).phase == "stopped"
-    world.node.discard = discard
+    back()
     await world.until(lambda: not world.node.saved)
 
 
 async def test_delete_while_it_is_brought_back_says_what_is_in_use(world):
-    controller = await _suspended(world)
+    controller = await world.suspended()
     (saved,) = world.node.saved
     world.node.hold_at = "criu"
-    start = world.hub.spawn(world.hub.start(KEY))
-    await world.until(lambda: world.phase(controller) == "resuming")
+    start = asyncio.ensure_future(world.hub.start(KEY))
+    await world.reaches(controller, "resuming")
     answer = await controller.users.delete(KEY, "ada", everything=True)
     assert answer.deleted == []
     assert [left.checkpoint for left in answer.kept] == [saved]
@@ -117,13 +101,13 @@ async def test_delete_from_a_page_of_before_the_visit_takes_nothing_put_aside(wo
     """The page's button means what the session was suspended in, nothing beside it."""
     controller, aside = await _suspended_beside_another(world)
     world.node.hold_at = "criu"
-    start = world.hub.spawn(world.hub.start(KEY))
-    await world.until(lambda: world.phase(controller) == "resuming")
+    start = asyncio.ensure_future(world.hub.start(KEY))
+    await world.reaches(controller, "resuming")
     with pytest.raises(Refused, match="resuming"):
         await controller.users.delete(KEY, "ada")
     world.node.hold_at = ""
     assert await start == "restore"
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.reaches(controller, "running")
     with pytest.raises(Refused, match="running"):
         await controller.users.delete(KEY, "ada")
     assert aside in world.node.saved
@@ -134,10 +118,9 @@ async def test_delete_of_what_it_came_back_from_takes_what_that_had_superseded(w
     controller, aside = await _suspended_beside_another(world)
     for _ in range(2):
         assert await world.hub.start(KEY) == "restore"
-        await world.until(lambda: world.phase(controller) == "running")
+        await world.reaches(controller, "running")
         last = controller.users.session(KEY).checkpoint
-        await controller.users.suspend(KEY, "ada")
-        await world.until(lambda: world.phase(controller) == "suspended")
+        await world.suspend(controller)
     kept = {each.id: each for each in controller.users.session(KEY).kept}
     assert kept[last].keeping == "superseded"
     assert all(each.deletable for each in kept.values())
@@ -148,8 +131,8 @@ async def test_delete_of_what_it_came_back_from_takes_what_that_had_superseded(w
     current = controller.users.session(KEY).checkpoint
     assert set(world.node.saved) == {aside, current}
     world.node.hold_at = "criu"
-    start = world.hub.spawn(world.hub.start(KEY))
-    await world.until(lambda: world.phase(controller) == "resuming")
+    start = asyncio.ensure_future(world.hub.start(KEY))
+    await world.reaches(controller, "resuming")
     found = {each.id: each for each in controller.users.session(KEY).kept}
     assert not found[current].deletable
     with pytest.raises(Refused, match="resuming"):
@@ -159,27 +142,18 @@ async def test_delete_of_what_it_came_back_from_takes_what_that_had_superseded(w
 
 
 async def test_older_one_that_cannot_be_deleted_outlives_no_newer_one(world):
-    world.change(grace=0.5)
-    controller = await _suspended(world)
+    world.change(grace=5.0)
+    controller = await world.suspended()
     (older,) = world.node.saved
     await world.hub.start(KEY)
-    await world.until(lambda: world.phase(controller) == "running")
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.reaches(controller, "running")
+    await world.suspend(controller)
     newer = controller.users.session(KEY).checkpoint
-    discard, asked = world.node.discard, []
-
-    async def fails(checkpoint, *, runs):
-        asked.append(checkpoint)
-        if checkpoint == older:
-            raise StoreError(Reason.STORE_FAILED, why="it is damaged")
-        await discard(checkpoint, runs=runs)
-
-    world.node.discard = fails
+    back = world.node.away(f"discard {older}")
     await world.hub.start(KEY)
-    await world.until(lambda: world.phase(controller) == "running")
-    await asyncio.sleep(world.settings.grace + 0.2)
-    assert older in asked
+    await world.reaches(controller, "running")
+    await asyncio.sleep(world.settings.grace + 2)
+    assert f"discard {older}" in world.node.switches.calls
     assert set(world.node.saved) == {older, newer}
-    world.node.discard = discard
+    back()
     await world.until(lambda: not world.node.saved)

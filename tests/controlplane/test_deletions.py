@@ -12,10 +12,9 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import Placement
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.journal import notes
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.policy.retention import Retention
-from tests.controlplane.conftest import DELETED, KEY, away
+from tests.support.simulated import DELETED, KEY
 
 OLD, NEW = "7.20260101T000000000000", "7.20261122T000000000000"
 
@@ -23,10 +22,15 @@ OLD, NEW = "7.20260101T000000000000", "7.20261122T000000000000"
 async def _suspended(world, **more):
     await world.running("of the old one")
     controller = await world.controller(**more)
-    await world.until(lambda: world.phase(controller) == "running")
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.reaches(controller, "running")
+    await world.suspend(controller)
     return controller
+
+
+def ordered(world, folder):
+    """The Hub has noted that the server is deleted; the order's file."""
+    world.give_up()
+    return deletion_orders.write(folder, DELETED)
 
 
 async def _nothing_is_left(world, controller) -> None:
@@ -35,11 +39,11 @@ async def _nothing_is_left(world, controller) -> None:
     await world.until(lambda: not controller._deletions.pending_keys())
     for _ in range(20):
         assert world.phase(controller) == ""
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)
     assert not [v for v in controller.users.sessions() if v.key == KEY]
+    world.hub.forget()
     assert await world.hub.start(KEY) == "cold"
-    world.hub.pointers.pop(KEY, None)
-    assert [place.contents for place in world.node.living(KEY)] == ["cold"]
+    assert len(world.node.living(KEY)) == 1
 
 
 @pytest.mark.parametrize("missing", ["discard", "checkpoints", "trees"])
@@ -47,10 +51,9 @@ async def test_deletion_is_repeated_until_the_node_and_its_store_are_back(
     world, missing
 ):
     controller = await _suspended(world)
-    back = away(world, missing)
+    back = world.node.away(missing)
     await controller.forget(DELETED)
-    world.hub.pointers.pop(KEY, None)
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(2)
     assert controller._deletions.pending_keys() == {KEY}
     back()
     await _nothing_is_left(world, controller)
@@ -59,8 +62,7 @@ async def test_deletion_is_repeated_until_the_node_and_its_store_are_back(
 async def test_deletion_ordered_while_no_service_was_there_is_taken_up(world, tmp_path):
     controller = await _suspended(world)
     await world.kill(controller)
-    deletion_orders.write(tmp_path, DELETED)
-    world.hub.pointers.pop(KEY, None)
+    ordered(world, tmp_path)
     second = await world.controller(folder=tmp_path)
     await _nothing_is_left(world, second)
     assert list(tmp_path.glob("deletions/*")) == []
@@ -68,37 +70,33 @@ async def test_deletion_ordered_while_no_service_was_there_is_taken_up(world, tm
 
 async def test_order_that_is_told_as_well_is_one_order(world, tmp_path):
     controller = await _suspended(world, folder=tmp_path)
-    path = deletion_orders.write(tmp_path, DELETED)
+    path = ordered(world, tmp_path)
     await controller.forget(Deletion(user=KEY.user, order=path.stem))
-    world.hub.pointers.pop(KEY, None)
     await _nothing_is_left(world, controller)
-    audit = Journal(world.url)
-    lines = [line.what for line in audit.audit(KEY)]
-    audit.close()
+    lines = [line.what for line in controller._sessions.journal.audit(KEY)]
     assert lines.count("forget") == lines.count("forgotten") == 1
 
 
 async def test_order_that_is_told_late_does_not_hit_the_next_session(world, tmp_path):
     """The call hung in the network; a new account of that name works by now."""
     controller = await _suspended(world, folder=tmp_path)
-    path = deletion_orders.write(tmp_path, DELETED)
-    world.hub.pointers.pop(KEY, None)
+    path = ordered(world, tmp_path)
+    world.hub.forget()
     assert await world.hub.start(KEY) == "cold"
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.reaches(controller, "running")
     assert not path.exists()
     await controller.forget(Deletion(user=KEY.user, order=path.stem))
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(2)
     assert world.phase(controller) == "running"
-    assert [place.contents for place in world.node.living(KEY)] == ["cold"]
+    assert len(world.node.living(KEY)) == 1
 
 
 async def test_order_of_a_folder_that_the_service_does_not_see_is_carried_out_once(
-    world, tmp_path
+    world,
 ):
     controller = await _suspended(world)
     order = Deletion(user=KEY.user, order="elsewhere")
     await controller.forget(order)
-    world.hub.pointers.pop(KEY, None)
     await _nothing_is_left(world, controller)
     await controller.forget(order)
     assert controller._deletions.pending_keys() == set()
@@ -130,10 +128,9 @@ async def test_mark_of_an_order_is_kept_for_days_or_as_long_as_its_file(
 async def test_order_that_was_taken_up_is_known_whatever_is_announced(world, tmp_path):
     """Announcements of deletions have marks, too, and forget them."""
     controller = await _suspended(world, folder=tmp_path)
-    path = deletion_orders.write(tmp_path, DELETED)
-    world.hub.pointers.pop(KEY, None)
+    path = ordered(world, tmp_path)
     await _nothing_is_left(world, controller)
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.reaches(controller, "running")
     expiry.give_notice(controller._sessions, Retention(), 3600.0)
     await controller.forget(Deletion(user=KEY.user, order=path.stem))
     assert controller._deletions.pending_keys() == set()
@@ -149,16 +146,15 @@ async def test_order_whose_file_cannot_be_removed_does_not_hit_the_next_session(
 
     with monkeypatch.context() as broken:
         broken.setattr(deletion_orders, "remove", fails)
-        path = deletion_orders.write(tmp_path, DELETED)
+        path = ordered(world, tmp_path)
         await controller.forget(Deletion(user=KEY.user, order=path.stem))
-        world.hub.pointers.pop(KEY, None)
         await _nothing_is_left(world, controller)
-        await world.until(lambda: world.phase(controller) == "running")
-        await asyncio.sleep(0.2)
+        await world.reaches(controller, "running")
+        await asyncio.sleep(2)
         assert path.exists()
         assert world.phase(controller) == "running"
     await world.until(lambda: not path.exists())
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(2)
     assert world.phase(controller) == "running"
 
 
@@ -175,29 +171,25 @@ async def test_new_session_of_that_name_is_not_hit_by_the_order(world):
     """The old one's tree and checkpoint cannot be reached while the new one begins."""
     await world.running("of the old one")
     controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "running")
-    release = away(world, "release")
+    await world.reaches(controller, "running")
+    release = world.node.away("release")
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.hub.states[KEY] == "stopped")
     (old,) = world.node.places
-    back = away(world, "kill", "discard")
+    back = world.node.away("kill", "discard")
     await controller.forget(DELETED)
-    world.hub.pointers.pop(KEY, None)
     release()
     assert await world.hub.start(KEY) == "cold"
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.reaches(controller, "running")
     new = controller.users.session(KEY).incarnation
-    world.node.places[new].contents = "of the new one"
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
+    world.node.places[new].tree.contents = "of the new one"
+    await world.suspend(controller)
     back()
     await world.until(lambda: old not in world.node.places)
     await world.until(lambda: len(world.node.saved) == 1)
     assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(controller) == "running")
-    (place,) = world.node.living(KEY)
-    assert place.contents == "of the new one"
-    assert "of the new one" not in world.node.lost
+    await world.reaches(controller, "running")
+    assert world.node.works() == ["of the new one"]
 
 
 @pytest.mark.parametrize("told", [("s1",), ()])
@@ -208,35 +200,35 @@ async def test_session_that_the_hub_names_is_ended_though_the_journal_never_knew
     place = world.node.run(KEY, "of the deleted one")
     place.session, place.account = "s1", OLD
     world.hub.states[KEY] = "stopped"
-    back = away(world, "trees")
+    back = world.node.away("trees")
     controller = await world.controller()
     await controller.forget(Deletion(user=KEY.user, account=OLD, sessions=told))
     new = Placement(key=KEY, incarnation="new", owner=NEW)
     assert (await controller.plan_start(new)).action == "cold"
     world.node.run(KEY, "of the new one", "new").account = NEW
     await controller.placed(new)
-    world.hub.run(KEY, "new")
+    world.hub.run()
     await world.kill(controller)
     back()
     second = await world.controller()
     await world.until(lambda: not second._deletions.pending_keys())
-    left = [place.contents for place in world.node.living(KEY)]
+    left = world.node.works()
     # Where none is named, it is reported to the administrator.
     assert left == ([] if told else ["of the deleted one"]) + ["of the new one"]
 
 
 async def test_server_that_its_own_account_has_begun_anew_is_not_ended(world):
     """The order is pending, and the Hub has started it without the service."""
-    back = away(world, "trees")
+    back = world.node.away("trees")
     controller = await world.controller()
     await controller.forget(Deletion(user=KEY.user, account=OLD, sessions=("s1",)))
     place = world.node.run(KEY, "begun anew")
     place.session, place.account = "s2", OLD
-    world.hub.run(KEY, place.incarnation)
+    world.hub.run()
     back()
     await world.until(lambda: not controller._deletions.pending_keys())
-    await world.until(lambda: world.phase(controller) == "running")
-    assert [place.contents for place in world.node.living(KEY)] == ["begun anew"]
+    await world.reaches(controller, "running")
+    assert world.node.works() == ["begun anew"]
 
 
 @pytest.mark.parametrize("runs", [True, False])
@@ -247,15 +239,14 @@ async def test_deletion_of_an_account_is_not_about_who_had_its_name_before(world
     assert (await controller.plan_start(eves)).action == "cold"
     world.node.run(KEY, "of Eve", "i1").account = OLD
     await controller.placed(eves)
-    world.hub.run(KEY, "i1")
-    await world.until(lambda: world.phase(controller) == "running")
+    world.hub.run()
+    await world.reaches(controller, "running")
     if not runs:
-        await controller.users.suspend(KEY, "ada")
-        await world.until(lambda: world.phase(controller) == "suspended")
+        await world.suspend(controller)
     await controller.forget(Deletion(user=KEY.user, account=NEW))
     await world.until(lambda: not controller._deletions.pending_keys())
     if runs:
-        assert [place.contents for place in world.node.living(KEY)] == ["of Eve"]
+        assert world.node.works() == ["of Eve"]
     else:
         assert len(world.node.saved) == 1
     assert world.phase(controller) == ("running" if runs else "suspended")
@@ -263,8 +254,7 @@ async def test_deletion_of_an_account_is_not_about_who_had_its_name_before(world
 
 async def test_silent_node_of_a_deleted_session_hinders_no_new_one(world):
     controller = await _suspended(world)
-    world.hub.pointers.pop(KEY, None)
-    back = away(world, "trees")
+    back = world.node.away("trees")
     await controller.forget(DELETED)
     with pytest.raises(NotFound):
         controller.users.session(KEY)

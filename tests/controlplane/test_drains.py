@@ -16,9 +16,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.decide.draining import SHORT, WARNED_PART
-from tests.support.simulated import KEY, world
-
-__all__ = ["world"]
+from tests.support.simulated import KEY
 
 SEVEN = ("ada", "bob", "cy", "dan", "eve", "fay", "gus")
 BLOCKED = Failure(code="capture_failed", message="It cannot be.", retryable=True)

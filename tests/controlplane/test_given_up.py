@@ -11,23 +11,14 @@ import asyncio
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
-from jupyterhub_gpu_reclaim.common.models import Failure, TreeState
+from jupyterhub_gpu_reclaim.common.models import Failure
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.actions import failure_of
-from tests.controlplane.conftest import KEY
 from tests.controlplane.test_faults import (
-    KillsLate,
-    asked_to_end,
     begin_return,
     restored_behind_the_hub,
 )
-from tests.controlplane.test_old_journal import (
-    Backup,
-    restored_journal,
-    running,
-    stands,
-    suspend,
-)
+from tests.support.simulated import KEY
 
 
 @pytest.fixture
@@ -38,67 +29,70 @@ def given_up(world):
         A function that does so, and returns the checkpoint.
     """
 
-    async def silent(incarnation):
-        raise Unreachable(Reason.NODE_SILENT, node=incarnation)
-
     async def make():
-        first = await running(world, "saved")
-        saved = await suspend(world, first)
-        world.node.hold_at = "criu"
-        mine = await begin_return(world, first, "restoring")
-        kill, world.node.kill = world.node.kill, silent
+        first = await world.suspended("saved")
+        (saved,) = world.node.saved
+        mine = await begin_return(world, first, whole=False)
+        silent = Unreachable(Reason.NODE_SILENT, node="node1")
+        back = world.node.away("kill", error=silent)
         await first.cancelled(mine)
         await world.kill(first)
         world.hub.states[KEY] = "stopped"
-        world.node.kill, world.node.hold_at = kill, ""
-        await world.until(lambda: stands(world, TreeState.RUNNING))
+        back()
+        world.node.hold_at = ""
+        await world.until(lambda: stands(world))
+        await asyncio.sleep(1)  # its agent says so
         return saved
 
     return make
 
 
-async def used(world, tmp_path):
+def stands(world) -> bool:
+    """Whether it runs as i2."""
+    tree = world.node.places["i2"].tree
+    return tree is not None and tree.whole and tree.runs
+
+
+async def used(world):
     """Its user comes to it and works; then all memories are those of before."""
     second = await world.controller()
-    backup = Backup(world, tmp_path)
+    backup = world.backup()
     assert await world.hub.start(KEY) == "adopt"
-    world.node.places["i2"].contents = "used"
+    world.node.places["i2"].tree.contents = "used"
     return second, backup
 
 
 async def back_to(world, controller, backup):
     world.hub.states[KEY] = "stopped"  # the Hub's database is put back as well
-    third = await restored_journal(world, controller, backup)
-    await world.until(lambda: world.phase(third) == "running")
+    third = await world.journal_put_back(controller, backup)
+    await world.reaches(third, "running")
     return third
 
 
-async def test_both_databases_put_back_end_nothing_that_was_used_since(
-    world, given_up, tmp_path
-):
+async def test_both_databases_put_back_end_nothing_that_was_used_since(world, given_up):
     await given_up()
-    third = await back_to(world, *await used(world, tmp_path))
-    newer = await suspend(world, third)
-    assert world.node.saved[newer][1] == "used"
+    third = await back_to(world, *await used(world))
+    newer = await world.suspend(third)
+    assert world.node.contents(newer) == "used"
 
 
-async def test_the_same_after_a_save_point(world, given_up, tmp_path):
+async def test_the_same_after_a_save_point(world, given_up):
     await given_up()
-    second, backup = await used(world, tmp_path)
+    second, backup = await used(world)
     await second.users.save(KEY, "ada", "")
     await world.until(lambda: len(world.node.saved) == 2)
-    (point,) = {info.id for info, _ in world.node.saved.values() if info.goes_on}
+    (point,) = {each.info.id for each in world.node.saved.values() if each.info.goes_on}
     third = await back_to(world, second, backup)
     await world.until(lambda: third._sessions.row(KEY).checkpoint == point)
 
 
-async def test_the_same_after_a_suspend_that_failed(world, given_up, tmp_path):
+async def test_the_same_after_a_suspend_that_failed(world, given_up):
     await given_up()
-    second, backup = await used(world, tmp_path)
-    world.node.capture_failure = Failure(code="capture_failed", message="No.")
+    second, backup = await used(world)
+    world.node.failures["dump"] = Failure(code="capture_failed", message="No.")
     await second.users.suspend(KEY, "ada")
     await world.until(lambda: second._sessions.row(KEY).failures)
-    world.node.capture_failure = None
+    world.node.failures.clear()
     await back_to(world, second, backup)
 
 
@@ -106,21 +100,21 @@ async def test_what_it_came_from_is_kept_while_nobody_has_had_an_answer(
     world, given_up
 ):
     """It may hang; then what was saved is all that there is."""
-    world.change(grace=0.2)
+    world.change(grace=2.0)
     saved = await given_up()
     second = await world.controller()
-    await world.until(lambda: world.phase(second) == "running")
-    await asyncio.sleep(1)
+    await world.reaches(second, "running")
+    await asyncio.sleep(10)
     world.node.end("i2")
-    await world.until(lambda: world.phase(second) == "suspended")
+    await world.reaches(second, "suspended")
     assert second.users.session(KEY).checkpoint == saved
 
 
 async def test_what_it_came_from_has_its_time_once_its_user_has_it(world, given_up):
-    world.change(grace=0.3)
+    world.change(grace=3.0)
     saved = await given_up()
     second = await world.controller()
-    await world.until(lambda: world.phase(second) == "running")
+    await world.reaches(second, "running")
     assert await world.hub.start(KEY) == "adopt"
     await world.until(lambda: saved not in world.node.saved)
 
@@ -129,7 +123,7 @@ async def test_refusal_is_over_once_its_own_user_has_it(world, given_up):
     """Another account's start was refused, as ``owners`` does."""
     await given_up()
     second = await world.controller()
-    await world.until(lambda: world.phase(second) == "running")
+    await world.reaches(second, "running")
     refused = failure_of(Reason.NOT_ADOPTED, user="ada", why="It is another's.")
     second._sessions.update(KEY, failure=refused)
     assert await world.hub.start(KEY) == "adopt"
@@ -138,9 +132,8 @@ async def test_refusal_is_over_once_its_own_user_has_it(world, given_up):
 
 async def test_nothing_is_taken_over_in_a_pod_that_is_being_deleted(world, given_up):
     saved = await given_up()
-    agent = KillsLate(world.clients()[0])
-    agent.answers = agent.deleted = True
-    second = await world.controller(agent=agent)
+    world.node.switches.ending = True
+    second = await world.controller()
     await asyncio.sleep(3 * world.settings.orphan_grace)
     assert world.phase(second) == "suspended"
     world.node.end("i2")  # its kubelet is back
@@ -152,39 +145,29 @@ async def test_its_users_order_to_resume_starts_its_server_which_joins_it(
     world, given_up
 ):
     await given_up()
-    world.change(orphan_grace=20.0)
+    world.change(orphan_grace=200.0)
     second = await world.controller()
     await second.users.resume(KEY, "ada")
     await world.until(lambda: world.hub.states[KEY] == "running")
-    assert [place.incarnation for place in world.node.living(KEY)] == ["i2"]
+    assert [place.incarnation for place in world.node.living()] == ["i2"]
 
 
 async def test_its_users_order_to_bring_it_back_does_so_too(world, given_up):
     saved = await given_up()
-    world.change(orphan_grace=20.0)
+    world.change(orphan_grace=200.0)
     second = await world.controller()
     await second.users.bring_back(KEY, saved, "ada")
     await world.until(lambda: world.hub.states[KEY] == "running")
-    assert [place.incarnation for place in world.node.living(KEY)] == ["i2"]
-
-
-async def test_stop_of_what_was_to_be_ended_leaves_what_is_saved(world):
-    """The store is not asked for the answer, which is no sign that it is gone there."""
-    controller, agent, mine = await asked_to_end(world)
-    world.hub.states[KEY] = "stopping"
-    await asyncio.sleep(0.2)  # a look that still saw it stopped has ended
-    world.node.hold_at = ""
-    await world.until(lambda: stands(world, TreeState.RUNNING))
-    agent.answers = True
-    assert (await controller.plan_stop(mine)).action == "release"
+    assert [place.incarnation for place in world.node.living()] == ["i2"]
 
 
 async def test_order_to_end_it_is_not_repeated_where_it_is_all_there_is(world):
     """The store was put back to before it was suspended; the order has no answer."""
-    controller, agent, mine = await restored_behind_the_hub(world)
+    controller, answers, mine = await restored_behind_the_hub(world)
     await controller.cancelled(mine)
     world.hub.states[KEY] = "stopped"
     world.node.saved.clear()
-    agent.answers = True
-    await world.until(lambda: world.phase(controller) == "running")
+    world.give_up()
+    answers()
+    await world.reaches(controller, "running")
     assert world.node.living(KEY)

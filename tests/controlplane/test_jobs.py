@@ -7,9 +7,7 @@ import asyncio
 import pytest
 
 from jupyterhub_gpu_reclaim.controlplane.decide.jobs import AHEAD
-from tests.support.simulated import KEY, world
-
-__all__ = ["world"]
+from tests.support.simulated import KEY
 
 
 async def suspended(world, due, **settings):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused
-from tests.support.simulated import KEY, world
-
-__all__ = ["world"]
+from tests.support.simulated import KEY
 
 HOUR = 3600.0
 

@@ -2,82 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import Phase
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model import phases
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
-from tests.controlplane.conftest import KEY
-
-
-async def _ordered(world):
-    """A session that runs, with an order to suspend it that has to wait."""
-    incarnation = await world.running("old")
-    controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "running")
-    world.hub.states[KEY] = "checking"
-    await controller.users.suspend(KEY, "ada")
-    assert controller.users.session(KEY).facts.intent == "suspend"
-    return controller, incarnation
-
-
-async def _is_left_alone(world, controller) -> None:
-    await world.until(lambda: world.phase(controller) == "running")
-    for _ in range(30):
-        assert world.phase(controller) == "running"
-        await asyncio.sleep(0.01)
-    assert controller.users.session(KEY).facts.intent == ""
-    assert world.node.saved == {}
-
-
-async def test_order_to_suspend_ends_with_a_session_that_ends_by_itself(world):
-    controller, incarnation = await _ordered(world)
-    world.node.end(incarnation)
-    world.hub.states[KEY] = "stopped"
-    await world.until(lambda: world.phase(controller) == "stopped")
-    assert await world.hub.start(KEY) == "cold"
-    await _is_left_alone(world, controller)
+from tests.support.simulated import KEY
 
 
 async def test_keep_lasts_through_a_suspend_and_ends_with_a_new_session(world):
-    incarnation = await world.running("old")
-    controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "running")
+    controller, incarnation = await world.started("old")
     until = (await controller.users.keep(KEY, 3600, "ada")).kept_until
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.suspend(controller)
     assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.reaches(controller, "running")
     view = controller.users.session(KEY)
     assert (view.kept_until, view.facts.kept_by) == (until, "ada")
     assert view.incarnation != incarnation
     await world.hub.stop(KEY)
     assert await world.hub.start(KEY) == "cold"
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.reaches(controller, "running")
     view = controller.users.session(KEY)
     assert (view.kept_until, view.facts.kept_by) == (None, "")
 
 
 async def test_keep_lasts_when_one_goes_back_to_an_earlier_incarnation(world):
-    await world.running("old")
-    controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "running")
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
-    older = controller.users.session(KEY).checkpoint
-    assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(controller) == "running")
-    (place,) = world.node.living(KEY)
-    place.contents = "new"
+    controller, _ = await world.started("old")
+    older = await world.suspend(controller)
+    await world.resume(controller, "new")
     until = (await controller.users.keep(KEY, 3600, "ada")).kept_until
     await controller.users.bring_back(KEY, older, "ada", save_running=True)
-    await world.until(lambda: [p.contents for p in world.node.living(KEY)] == ["old"])
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.until(lambda: world.node.works() == ["old"])
+    await world.reaches(controller, "running")
     view = controller.users.session(KEY)
     assert (view.kept_until, view.facts.kept_by) == (until, "ada")
 
@@ -135,17 +93,3 @@ def test_ended_is_what_belonged_to_the_processes_or_to_the_session(change, over)
         assert getattr(left, name) == getattr(fresh, name)
     assert left.opted_out_by == "root"
     assert left.generation == 3
-
-
-async def test_stop_of_a_new_session_is_a_real_stop_whatever_the_old_one_was_asked(
-    world,
-):
-    """``stop_asked`` once turned a person's stop of the next session into a suspend."""
-    await world.running("old")
-    journal = Journal(world.url)
-    journal.save(msgspec.structs.replace(FULL, checkpoint="", intent=Intent.NONE))
-    controller = await world.controller(journal)
-    await world.until(lambda: controller.users.session(KEY).incarnation != "i1")
-    await world.hub.stop(KEY)
-    assert world.hub.plans == ["stop stop"]
-    assert world.node.saved == {}

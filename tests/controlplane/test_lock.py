@@ -17,8 +17,8 @@ from jupyterhub_gpu_reclaim.common.term import HIGHEST
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-from tests.controlplane.conftest import KEY
 from tests.support.postgres import running_postgres
+from tests.support.simulated import KEY
 
 #: A service that takes the journal, says so, and waits for its end.
 HOLDER = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 
 import msgspec
 import pytest
@@ -11,23 +11,21 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import Aside, GoneOn, Mark
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, marks
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
-from tests.controlplane.conftest import KEY
-from tests.controlplane.test_old_journal import (
-    Backup,
-    contents,
-    info,
-    restored_journal,
-    resume,
-    running,
-    suspend,
-)
+from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
+from simulation.doubles.store import Saved
+from tests.support.simulated import KEY
+
+UNSAID = Saved._field_defaults["mark"]
 
 
 def word(world, checkpoint):
     """What the store says of a checkpoint."""
-    return world.node.saved[checkpoint][0].aside
+    return world.node.said(checkpoint).aside
+
+
+def number_of(world, checkpoint):
+    return world.node.saved[checkpoint].mark[0]
 
 
 def row(controller, checkpoint):
@@ -36,7 +34,7 @@ def row(controller, checkpoint):
 
 async def put_aside(world, controller):
     """Suspend it, and let its user start fresh; what was put aside."""
-    saved = await suspend(world, controller)
+    saved = await world.suspend(controller)
     await controller.users.start_fresh(KEY, "ada")
     return saved
 
@@ -45,13 +43,12 @@ async def started_fresh(world, controller):
     """The same, and a new session, which was never saved, runs."""
     saved = await put_aside(world, controller)
     assert await world.hub.start(KEY) == "cold"
-    world.hub.pointers.pop(KEY, None)  # as the spawner does with a cold start
     await world.until(lambda: word(world, saved))
     return saved
 
 
 async def test_what_was_put_aside_is_marked_until_it_comes_back(world):
-    first = await running(world, "tensors")
+    first, _ = await world.started("tensors")
     saved = await started_fresh(world, first)
     assert word(world, saved) == Aside(until=row(first, saved).expires)
     await first.users.bring_back(KEY, saved, "ada", save_running=True)
@@ -62,120 +59,120 @@ async def test_what_was_put_aside_is_marked_until_it_comes_back(world):
 async def test_journal_lost_after_a_fresh_start_the_next_one_is_cold_and_offers_it(
     world,
 ):
-    first = await running(world, "tensors")
+    first, _ = await world.started("tensors")
     saved = await started_fresh(world, first)
     kept_until = row(first, saved).expires
-    world.node.end(world.hub.incarnations[KEY])
-    world.hub.states[KEY] = "stopped"
+    world.lost()
     second = await world.journal_lost(first)
     assert await world.hub.start(KEY) == "cold"
-    await world.until(lambda: world.phase(second) == "running")
+    await world.reaches(second, "running")
     (offered,) = second.users.session(KEY).saved
     assert offered.id == saved
     assert row(second, saved).expires == kept_until
     await second.users.bring_back(KEY, saved, "ada", save_running=True)
     await world.until(lambda: world.hub.states[KEY] == "stopped")
     assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(second) == "running")
-    assert contents(world) == "tensors"
+    await world.reaches(second, "running")
+    assert world.node.works() == ["tensors"]
 
 
 async def test_service_dies_between_journal_and_mark_the_next_one_writes_it(world):
-    first = await running(world, "tensors")
-    world.node.mark = away
+    first, _ = await world.started("tensors")
+    unmarked(world)
     saved = await put_aside(world, first)
     await world.kill(first)
     assert word(world, saved) is None
-    del world.node.mark
+    world.node.switches.away.clear()
     await world.controller()
     await world.until(lambda: word(world, saved))
 
 
-async def test_mark_of_a_higher_term_raises_that_of_the_service(world, tmp_path):
+async def test_mark_of_a_higher_term_raises_that_of_the_service(world):
     """The journal was lost, and so were the agents' folders: the store knows more."""
-    first = await running(world, "tensors")
+    first, _ = await world.started("tensors")
     saved = await started_fresh(world, first)
     await world.kill(first)
-    world.node.words[saved] = (40, 3)
-    journal = Journal(f"sqlite:///{tmp_path}/empty.sqlite")
-    assert journal.take()
-    second = await world.controller(journal)
+    there = world.node.saved[saved]
+    number = MarkNumber(term=40, word=3)
+    world.node.saved[saved] = there._replace(mark=(number, there.mark[1]))
+    world.node.machine.term = b""
+    second = await world.journal_lost(first)
     await world.until(lambda: row(second, saved) is not None)
     await second.users.bring_back(KEY, saved, "ada", save_running=True)
     await world.until(lambda: word(world, saved) is None)
-    assert journal.term == 41
+    assert second._sessions.journal.term == 41
 
 
 def back(world, checkpoint):
     """What has come back from a checkpoint, as the store says."""
-    gone_on = world.node.saved[checkpoint][0].gone_on
+    gone_on = world.node.said(checkpoint).gone_on
     return gone_on.incarnation if gone_on else ""
 
 
 async def returned(world, **settings):
     """Suspend it and bring it back; what it has come back from."""
     world.change(**settings)
-    controller = await running(world, "tensors")
-    saved = await suspend(world, controller)
-    await resume(world, controller)
+    controller, _ = await world.started("tensors")
+    saved = await world.suspend(controller)
+    await world.resume(controller)
     return controller, saved
 
 
 async def test_return_is_told_once_and_a_later_word_counts(world):
-    before = time.time()
+    before = world.now()
     controller, saved = await returned(world)
-    await world.until(lambda: back(world, saved) == world.hub.incarnations[KEY])
-    assert before < world.node.saved[saved][0].gone_on.since <= time.time()
-    number = world.node.words[saved]
-    newer = await suspend(world, controller)
-    assert world.node.words == {saved: number}
+    await world.until(lambda: back(world, saved) == world.hub.incarnation())
+    assert before < world.node.said(saved).gone_on.since <= world.now()
+    number = number_of(world, saved)
+    newer = await world.suspend(controller)
+    assert number_of(world, saved) == number
     await controller.users.bring_back(KEY, saved, "ada")
     await world.until(lambda: word(world, newer))
-    await world.until(lambda: world.phase(controller) == "running")
-    await world.until(lambda: back(world, saved) == world.hub.incarnations[KEY])
+    await world.reaches(controller, "running")
+    await world.until(lambda: back(world, saved) == world.hub.incarnation())
     # It may be told before the store is listed with what was set aside for it.
-    await world.until(lambda: world.node.words[saved] > world.node.words[newer])
+    await world.until(lambda: number_of(world, saved) > number_of(world, newer))
 
 
 async def test_return_that_was_not_told_is_by_the_next_service(world):
-    world.node.mark = away
+    unmarked(world)
     first, saved = await returned(world)
     await world.kill(first)
     assert back(world, saved) == ""
-    del world.node.mark
+    world.node.switches.away.clear()
     await world.controller()
-    await world.until(lambda: back(world, saved) == world.hub.incarnations[KEY])
+    await world.until(lambda: back(world, saved) == world.hub.incarnation())
 
 
 async def test_return_of_what_has_ended_since_is_told_as_well(world):
-    world.node.mark = away
+    unmarked(world)
     controller, saved = await returned(world)
-    incarnation = world.hub.incarnations[KEY]
+    incarnation = world.hub.incarnation()
     world.node.end(incarnation)
     world.hub.states[KEY] = "stopped"
-    await world.until(lambda: world.phase(controller) == "suspended")
-    del world.node.mark
+    await world.reaches(controller, "suspended")
+    world.node.switches.away.clear()
     await world.until(lambda: back(world, saved) == incarnation)
 
 
-async def test_return_that_an_older_journal_has_missed_is_told(world, tmp_path):
-    world.node.mark = away
-    first = await running(world, "tensors")
-    saved = await suspend(world, first)
-    backup = Backup(world, tmp_path)
-    await resume(world, first)
-    del world.node.mark
-    await restored_journal(world, first, backup)
-    await world.until(lambda: back(world, saved) == world.hub.incarnations[KEY])
+async def test_return_that_an_older_journal_has_missed_is_told(world):
+    unmarked(world)
+    first, _ = await world.started("tensors")
+    saved = await world.suspend(first)
+    backup = world.backup()
+    await world.resume(first)
+    world.node.switches.away.clear()
+    await world.journal_put_back(first, backup)
+    await world.until(lambda: back(world, saved) == world.hub.incarnation())
 
 
 async def test_return_that_a_lost_journal_has_known_is_told(world):
-    world.node.mark = away
+    unmarked(world)
     first, saved = await returned(world)
     await world.kill(first)
-    del world.node.mark
+    world.node.switches.away.clear()
     await world.journal_lost(first)
-    await world.until(lambda: back(world, saved) == world.hub.incarnations[KEY])
+    await world.until(lambda: back(world, saved) == world.hub.incarnation())
 
 
 @pytest.mark.parametrize(
@@ -187,18 +184,17 @@ async def test_journal_lost_the_store_alone_tells_that_a_session_has_gone_on(
     """With a rule that saves it, what it came from is kept, and may be much older."""
     first, saved = await returned(world, save_every=rule)
     await world.until(lambda: back(world, saved))
-    world.node.end(world.hub.incarnations[KEY])
-    world.hub.states[KEY] = "stopped"
-    await world.until(lambda: world.phase(first) == "suspended")
-    world.hub.pointers[KEY] = saved  # which the Hub still remembers
+    world.lost()
+    await world.reaches(first, "suspended")
+    world.hub.remembers(checkpoint=saved)  # still
     second = await world.journal_lost(first)
-    await world.until(lambda: world.phase(second) == "suspended")
+    await world.reaches(second, "suspended")
     assert await world.hub.start(KEY) == answer
 
 
 async def test_wait_for_its_mark_keeps_no_checkpoint_from_expiring(world):
-    world.node.mark = away
-    controller, saved = await returned(world, grace=0.3)
+    unmarked(world)
+    controller, saved = await returned(world, grace=3.0)
     await world.until(lambda: saved not in world.node.saved)
     assert row(controller, saved) is None
     assert world.phase(controller) == "running"
@@ -206,18 +202,18 @@ async def test_wait_for_its_mark_keeps_no_checkpoint_from_expiring(world):
 
 async def test_session_that_is_found_running_keeps_its_own_save_point(world):
     """It has not come back from that, and needs it as long as it runs."""
-    world.change(grace=0.2)
-    controller = await running(world, "tensors")
+    world.change(grace=2.0)
+    controller, _ = await world.started("tensors")
     await controller.users.save(KEY, "ada", "")
     await world.until(lambda: controller._sessions.row(KEY).checkpoint)
     point = controller._sessions.row(KEY).checkpoint
-    incarnation = world.hub.incarnations[KEY]
+    incarnation = world.hub.incarnation()
     place = world.node.places.pop(incarnation)
     world.hub.states[KEY] = "stopped"
-    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.reaches(controller, "suspended")
     world.node.places[incarnation] = place
     world.hub.states[KEY] = "running"
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.reaches(controller, "running")
     kept = row(controller, point)
     assert (kept.keeping, kept.expires) == (Keeping.SUPERSEDED, None)
     assert kept.info.gone_on is None
@@ -225,27 +221,31 @@ async def test_session_that_is_found_running_keeps_its_own_save_point(world):
 
 async def test_what_the_service_has_passed_over_is_no_word_in_the_store(world):
     """It may be all that there is, once journal and store are put back."""
-    controller = await running(world, "tensors")
-    world.node.saved["ckpt-older"] = info("ckpt-older", 0), "older"
-    await world.until(lambda: row(controller, "ckpt-older") is not None)
-    assert row(controller, "ckpt-older").expires is not None
-    await started_fresh(world, controller)
-    assert word(world, "ckpt-older") is None
+    controller, _ = await world.started("tensors")
+    saved = await started_fresh(world, controller)
+    world.node.copy(saved, id="older", generation=0, incarnation="older")
+    world.node.saved["older"] = world.node.saved["older"]._replace(mark=UNSAID)
+    await world.until(lambda: row(controller, "older") is not None)
+    assert row(controller, "older").expires is not None
+    await asyncio.sleep(10)
+    assert word(world, "older") is None
 
 
-async def away(*_, **__):
-    raise StoreError(Reason.STORE_UNREACHABLE)
+def unmarked(world) -> None:
+    """Nothing can be said of a checkpoint."""
+    world.node.away("mark", error=StoreError(Reason.STORE_UNREACHABLE))
 
 
 async def test_store_is_away_while_a_person_starts_fresh_then_the_word_is_written(
     world,
 ):
-    first = await running(world, "tensors")
-    saved = await suspend(world, first)
-    world.node.checkpoints = world.node.mark = away
+    first, _ = await world.started("tensors")
+    saved = await world.suspend(first)
+    unmarked(world)
+    world.node.away("checkpoints")
     await first.users.start_fresh(KEY, "ada")
     assert word(world, saved) is None
-    del world.node.checkpoints, world.node.mark
+    world.node.switches.away.clear()
     await world.until(
         lambda: word(world, saved) == Aside(until=row(first, saved).expires)
     )
@@ -254,23 +254,28 @@ async def test_store_is_away_while_a_person_starts_fresh_then_the_word_is_writte
 @pytest.fixture
 async def quiet(world):
     """A service whose loops rest, with a session and what it has put aside."""
+    first, _ = await world.started("tensors")
+    saved = await started_fresh(world, first)
+    await world.kill(first)
+    for name in ("c1", "c2", "c3"):
+        world.node.copy(saved, id=name)
+    del world.node.saved[saved]
     world.change(tick_interval=3600.0, sample_interval=3600.0)
-    controller = await running(world, "tensors")
-    for checkpoint in ("c1", "c2", "c3"):
-        place = world.node.run(KEY, "old")
-        events = world.node.begin_capture(place.incarnation, checkpoint, 1)
-        (info,) = [e.checkpoint async for e in events if e.checkpoint]
-        await world.node.release(place.incarnation, checkpoint)
-        sessions = controller._sessions
-        sessions.journal.keep([expiry.aside(info, time.time(), 3600.0)])
+    controller = await world.controller()
+    sessions = controller._sessions
+    await asyncio.sleep(5)
+    sessions.runtime(KEY).compared = True
+    sessions.journal.drop(saved)
+    for info in infos(world):
+        world.node.saved[info.id] = world.node.saved[info.id]._replace(mark=UNSAID)
+        sessions.journal.keep([expiry.aside(info, world.now(), 3600.0)])
         said = expiry.kept(sessions, info.id, Keeping.ASIDE, 3600.0, by_word=True)
         sessions.journal.keep(said)
-    controller._sessions.runtime(KEY).compared = True
     return controller
 
 
 def infos(world):
-    return [info for info, _ in world.node.saved.values()]
+    return [each.info for each in world.node.saved.values()]
 
 
 class Recorded:
@@ -326,7 +331,7 @@ async def test_return_that_only_the_store_knows_of_stays_and_another_is_told(
 ):
     sessions, agent = quiet._sessions, Recorded()
     listed, _, _ = infos(world)
-    known = expiry.current(listed, time.time())
+    known = expiry.current(listed, world.now())
     sessions.journal.keep([known])
     sessions.update(KEY, checkpoint=listed.id)
     shown = GoneOn(incarnation="i2", since=5.0)
@@ -344,7 +349,7 @@ async def test_return_is_told_late_only_where_the_session_still_goes_back_to_tha
     """Else it would count as chosen after what was set aside since."""
     sessions, agent = quiet._sessions, Recorded()
     first, *_ = infos(world)
-    sessions.journal.keep([expiry.current(first, time.time()).went_on("i3", 6.0)])
+    sessions.journal.keep([expiry.current(first, world.now()).went_on("i3", 6.0)])
     sessions.update(KEY, checkpoint="")
     await marks.Marks(sessions, agent).settle(infos(world))
     assert [each[0] for each in agent.words] == ["c2", "c3"]
@@ -356,7 +361,7 @@ async def test_what_people_say_is_told_before_what_has_come_back(
     monkeypatch.setattr(marks, "PER_TICK", 1)
     sessions, agent = quiet._sessions, Recorded()
     first, *_ = infos(world)
-    sessions.journal.keep([expiry.current(first, time.time()).went_on("i3", 6.0)])
+    sessions.journal.keep([expiry.current(first, world.now()).went_on("i3", 6.0)])
     sessions.update(KEY, checkpoint=first.id)
     keeper = marks.Marks(sessions, agent)
     for _ in range(4):
@@ -384,7 +389,7 @@ async def test_older_one_that_is_chosen_is_said_to_be_after_what_was_left(world,
         for number, info in enumerate((older, newer), 1)
     )
     # It was gone on from once, and then it was chosen.
-    sessions.journal.keep([expiry.current(older, time.time()).went_on("i2", 5.0)])
+    sessions.journal.keep([expiry.current(older, world.now()).went_on("i2", 5.0)])
     older = row(quiet, older.id).info
     sessions.journal.keep(expiry.kept(sessions, older.id, Keeping.CURRENT))
     sessions.update(KEY, checkpoint=older.id)
@@ -412,7 +417,7 @@ async def test_older_one_is_not_said_to_be_chosen_before_what_was_left(world, qu
         msgspec.structs.replace(info, session="s", generation=number)
         for number, info in enumerate((older, newer), 1)
     )
-    sessions.journal.keep([expiry.current(older, time.time())])
+    sessions.journal.keep([expiry.current(older, world.now())])
     sessions.update(KEY, checkpoint=older.id)
     agent = Recorded(c3=Refused(Reason.FORMER_SERVICE, term=1, obeyed=1))
     await marks.Marks(sessions, agent).settle([older, newer])

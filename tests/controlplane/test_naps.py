@@ -10,9 +10,7 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Decision, Failure
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import FRESH_SECONDS
-from tests.support.simulated import KEY, world
-
-__all__ = ["world"]
+from tests.support.simulated import KEY
 
 NO_ROOM = Failure(code="gpu_memory", message="No room.", retryable=True)
 GPU = 5  #: bytes

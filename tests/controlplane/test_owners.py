@@ -10,8 +10,7 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
-from tests.controlplane.conftest import DELETED, KEY
-from tests.controlplane.test_old_journal import Backup
+from tests.support.simulated import DELETED, KEY
 
 OLD, NEW = "7.20260101T000000000000", "7.20261122T000000000000"
 LEFT = Deletion(user=KEY.user, server=KEY.server, kept_from="service lms")
@@ -27,8 +26,8 @@ async def _starts(world, controller, incarnation: str, owner: str) -> None:
     assert plan.action == "cold"
     world.node.run(KEY, "work", incarnation).account = owner
     await controller.placed(_placement(incarnation, owner))
-    world.hub.run(KEY, incarnation)
-    await world.until(lambda: world.phase(controller) == "running")
+    world.hub.run()
+    await world.reaches(controller, "running")
 
 
 async def _refused(controller, incarnation: str, owner: str) -> None:
@@ -43,9 +42,7 @@ async def _left_by_the_old_one(world, told: str = OLD):
     await _starts(world, controller, "i1", OLD)
     world.node.places["i1"].account = told
     await controller.users.opt_out(KEY, True, "root")
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
-    world.hub.pointers.pop(KEY, None)
+    await world.suspend(controller)
     return controller
 
 
@@ -58,7 +55,7 @@ async def test_journal_lost_the_manifest_says_whose_it_is(world, found_first):
         world.hub.states[KEY] = "spawning"
     second = await world.journal_lost(first)
     if found_first:
-        await world.until(lambda: world.phase(second) == "suspended")
+        await world.reaches(second, "suspended")
     for _ in range(2):
         await _refused(second, "i2", NEW)
     with pytest.raises(Refused, match="another account"):
@@ -76,7 +73,7 @@ async def test_journal_lost_the_manifest_says_whose_it_is(world, found_first):
 @pytest.mark.parametrize(("told", "tried"), [("", True), (OLD, False)])
 async def test_journal_lost_what_is_nobodys_needs_a_managers_word(world, told, tried):
     second = await world.journal_lost(await _left_by_the_old_one(world, told))
-    await world.until(lambda: world.phase(second) == "suspended")
+    await world.reaches(second, "suspended")
     if tried:
         await _refused(second, "i2", NEW)
     await second.users.renew_login(KEY, "root")
@@ -91,16 +88,11 @@ async def test_journal_lost_what_is_to_be_deleted_is_not_kept_for_a_former_accou
 ):
     first = await _left_by_the_old_one(world)
     second = await world.journal_lost(first)
-    await world.until(lambda: world.phase(second) == "suspended")
-    discard = world.node.discard
-
-    async def away(checkpoint):
-        raise StoreError(Reason.STORE_FAILED, why="it is away")
-
-    world.node.discard = away
+    await world.reaches(second, "suspended")
+    back = world.node.away("discard")
     await second.forget(DELETED)
     assert (await second.plan_start(_placement("i2", NEW))).action == "cold"
-    world.node.discard = discard
+    back()
     await world.until(lambda: not world.node.saved)
 
 
@@ -125,13 +117,12 @@ async def test_new_account_of_that_name_inherits_nothing(world):
     assert former.expires > former.changed
     await controller.users.keep(KEY, 3600, "ada")
     await controller.users.keep(KEY, 0, "ada")
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.suspend(controller)
     new = controller.users.session(KEY).checkpoint
-    saved = [info for info, _ in world.node.saved.values()]
+    saved = [each.info for each in world.node.saved.values()]
     assert {info.id: info.generation for info in saved} == {old: 1, new: 2}
     second = await world.journal_lost(controller)
-    await world.until(lambda: world.phase(second) == "suspended")
+    await world.reaches(second, "suspended")
     assert second.users.session(KEY).checkpoint == new
     await second.users.resume(KEY, "ada")
     assert (await second.plan_start(_placement("i4", NEW))).action == "restore"
@@ -186,16 +177,12 @@ async def test_other_server_of_a_new_account_starts_and_is_its_own(world):
         assert (await controller.plan_start(placement)).action == "cold"
         world.node.run(other, "of the new one", incarnation)
         await controller.placed(placement)
-        world.hub.run(other, incarnation)
-        await world.until(lambda: world.phase(controller, other) == "running")
+        world.hub.run(other)
+        await world.reaches(controller, "running", other)
         world.node.end(incarnation)
         world.hub.states[other] = "stopped"
-        await world.until(lambda: world.phase(controller, other) == "stopped")
+        await world.reaches(controller, "stopped", other)
     await _refused(controller, "i4", NEW)
-
-
-async def _away(*_, **__):
-    raise StoreError(Reason.STORE_UNREACHABLE)
 
 
 @pytest.fixture
@@ -205,18 +192,18 @@ async def began_beside(world):
     The deletion of the former one was lost with the journal.
     """
     first = await _left_by_the_old_one(world)
-    world.node.checkpoints = _away
+    world.node.away("checkpoints", error=StoreError(Reason.STORE_UNREACHABLE))
     controller = await world.journal_lost(first)
     world.node.run(KEY, "of the new one", "i2").account = NEW
     await controller.placed(_placement("i2", NEW))
-    world.hub.run(KEY, "i2")
-    await world.until(lambda: world.phase(controller) == "running")
+    world.hub.run()
+    await world.reaches(controller, "running")
     return controller
 
 
 async def _answers_again(world, controller) -> str:
     """The store does; returns what is found there."""
-    del world.node.checkpoints
+    world.node.switches.away.clear()
     (old,) = world.node.saved
     await world.until(lambda: controller._sessions.journal.checkpoint(old) is not None)
     return old
@@ -232,8 +219,9 @@ async def test_new_account_that_asks_for_what_nobody_has_found_yet_is_not_given_
     world, began_beside
 ):
     world.change(tick_interval=60.0)
+    world.give_up()
     await began_beside.cancelled(_placement("i2", NEW))
-    del world.node.checkpoints
+    world.node.switches.away.clear()
     (old,) = world.node.saved
     with pytest.raises(NotFound):
         await began_beside.users.bring_back(KEY, old, "ada")
@@ -252,7 +240,7 @@ async def test_manager_brings_back_what_another_account_has_left_or_another_hub(
 async def test_manager_brings_back_for_who_has_no_session_yet(world):
     """The other Hub has an account of its own for the same person."""
     second = await world.journal_lost(await _left_by_the_old_one(world))
-    await world.until(lambda: world.phase(second) == "suspended")
+    await world.reaches(second, "suspended")
     (saved,) = world.node.saved
     await second.users.bring_back(KEY, saved, "root", manages=True)
     plan = await second.plan_start(_placement("i3", NEW))
@@ -291,7 +279,7 @@ async def test_running_session_of_an_old_account_is_neither_adopted_nor_ended(
     assert controller.users.session(KEY).failure.code == "not_adopted"
     with pytest.raises(Refused, match="is running already"):
         await controller.users.start_fresh(KEY, "ada")
-    assert [place.contents for place in world.node.living(KEY)] == ["work"]
+    assert world.node.works() == ["work"]
     if let_in:
         await controller.users.renew_login(KEY, "root")
         plan = await controller.plan_start(_placement("i3", NEW))
@@ -300,43 +288,40 @@ async def test_running_session_of_an_old_account_is_neither_adopted_nor_ended(
         assert controller.users.session(KEY).failure is None
         return
     await controller.users.suspend(KEY, "root")
-    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.reaches(controller, "suspended")
     await _refused(controller, "i3", NEW)
     await controller.users.start_fresh(KEY, "ada")
     assert (await controller.plan_start(_placement("i4", NEW))).action == "cold"
     assert len(world.node.saved) == 1
 
 
-async def test_journal_of_before_a_session_proves_no_new_account_to_be_its_owner(
-    world, tmp_path
-):
+async def test_journal_of_before_a_session_proves_no_new_account_to_be_its_owner(world):
     """The journal says "stopped"; the former account's session runs unseen."""
     first = await _running_of_the_old_one(world)
     world.node.end("i1")
     world.hub.states[KEY] = "stopped"
-    await world.until(lambda: world.phase(first) == "stopped")
-    backup = Backup(world, tmp_path)
+    await world.reaches(first, "stopped")
+    backup = world.backup()
     await first.plan_start(_placement("i2", OLD))
     world.node.run(KEY, "work", "i2")
     await first.placed(_placement("i2", OLD))
     await world.kill(first)
-    backup.put_back()
     world.change(tick_interval=60.0)
-    second = await world.controller()
+    second = await world.journal_put_back(first, backup)
     plan = await second.plan_start(_placement("i3", NEW))
     assert not plan.owned
-    assert [place.contents for place in world.node.living(KEY)] == ["work"]
+    assert world.node.works() == ["work"]
 
 
 async def test_what_a_program_deleted_with_its_user_is_kept_for_a_while(world):
     """An LMS, say: nobody who knows what is saved has said that it may go."""
-    world.change(set_aside=0.5)
+    world.change(set_aside=5.0)
     controller = await _left_by_the_old_one(world)
-    world.hub.states.pop(KEY, None)
+    world.hub.forget()
     await controller.forget(LEFT)
     assert world.phase(controller) == "suspended"
     await world.until(lambda: not world.node.saved)
-    await world.until(lambda: world.phase(controller) == "stopped")
+    await world.reaches(controller, "stopped")
 
 
 @pytest.mark.parametrize("visited", [False, True])
@@ -344,7 +329,7 @@ async def test_what_a_program_left_is_the_new_accounts_on_a_managers_word_alone(
     world, visited
 ):
     controller = await _left_by_the_old_one(world)
-    world.hub.states.pop(KEY, None)
+    world.hub.forget()
     await controller.forget(LEFT)
     if visited:
         await _refused(controller, "i2", NEW)
@@ -374,10 +359,9 @@ async def test_session_keeps_its_id_through_its_returns_and_a_lost_journal(
     controller = await world.controller()
     await _starts(world, controller, "i1", OLD)
     world.node.places["i1"].session = session
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.suspend(controller)
     controller = await world.journal_lost(controller)
-    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.reaches(controller, "suspended")
     assert controller._sessions.row(KEY).session == session
     await controller.users.resume(KEY, "ada")
     again = Placement(key=KEY, incarnation="i2", owner=OLD, session="made-anew")

@@ -7,9 +7,7 @@ import asyncio
 from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.policy import probe
-from tests.support.simulated import KEY, world
-
-__all__ = ["world"]
+from tests.support.simulated import KEY
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle for 31 min.")
 BOB = SessionKey("bob")

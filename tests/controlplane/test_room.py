@@ -8,9 +8,6 @@ from jupyterhub_gpu_reclaim.common.models import Decision, Failure, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.decide.room import CROWDED_WAKES
 from simulation.doubles.machine import GIB
 from tests.support.simulated import KEY as ADA
-from tests.support.simulated import world
-
-__all__ = ["world"]
 
 BOB, EVE = SessionKey("bob", "b"), SessionKey("eve", "e")
 YES = Decision(reclaim=True, code="nap_room", message="Idle; somebody waits.")

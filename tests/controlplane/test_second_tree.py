@@ -6,7 +6,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
-from tests.controlplane.conftest import KEY
+from tests.support.simulated import KEY
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 
@@ -14,11 +14,9 @@ IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 @pytest.fixture
 async def doubled(world):
     """A session whose second tree, of which nothing is kept, the Hub has forgotten."""
-    first = await world.running("old work")
-    controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "running")
-    second = await world.running("new work")
+    controller, first = await world.started("old work")
     await world.kill(controller)
+    second = world.node.run(KEY, "new work").incarnation
     controller = await world.controller()
     await world.until(lambda: controller.users.session(KEY).failure)
     return controller, first, second
@@ -41,14 +39,14 @@ async def test_what_runs_unknown_to_hub_and_journal_is_the_session_and_can_be_sa
 ):
     """Hub and journal were put back to before it was begun."""
     incarnation = await world.running("work")
-    world.hub.states[KEY] = "stopped"
+    world.hub.forget()
     controller = await world.controller()
 
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.reaches(controller, "running")
 
     assert controller.users.session(KEY).incarnation == incarnation
     await controller.users.suspend(KEY, "root")
-    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.reaches(controller, "suspended")
     assert not world.node.places
 
 
@@ -73,6 +71,6 @@ async def test_doubled_session_is_not_suspended_until_one_is_ended(world, double
     assert set(world.node.places) == {first, second, neighbour}
     await controller.users.end_second(KEY, second, "root")
 
-    await world.until(lambda: world.phase(controller) == "suspended")
-    mine = [c for info, c in world.node.saved.values() if info.key == KEY]
-    assert mine == ["old work"]
+    await world.reaches(controller, "suspended")
+    saved = {each.info.key: each.info.id for each in world.node.saved.values()}
+    assert world.node.contents(saved[KEY]) == "old work"

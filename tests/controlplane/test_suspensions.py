@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.suspensions import (
     suspension_of,
 )
 from jupyterhub_gpu_reclaim.policy.retention import Retention
-from tests.controlplane.conftest import KEY
+from tests.support.simulated import KEY
 
 ADA, BOB = SessionKey("ada"), SessionKey("bob")
 GB = 10**9
@@ -75,12 +75,10 @@ def test_end_of_a_suspended_session_is_what_the_retention_says(
 async def test_suspended_session_says_why_and_how_large_also_after_a_restart(
     world, monkeypatch
 ):
-    await world.running("tensors")
-    controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "running")
+    controller, _ = await world.started()
     assert not controller.users.session(KEY).facts.suspension
     await controller.users.suspend(KEY, "root")
-    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.reaches(controller, "suspended")
     told = controller.users.session(KEY).facts.suspension
     assert told.why == "Suspended by root."
     assert told.bytes == controller.users.session(KEY).last_suspend.logical_bytes

@@ -21,9 +21,6 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
 from simulation.loop import Killed
 from tests.support.long_stories import but
-from tests.support.simulated import world
-
-__all__ = ["world"]
 
 A, B, C = (SessionKey("ada", f"job-{name}") for name in "abc")
 ALONE = SessionKey("ada", "lab")

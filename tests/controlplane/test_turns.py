@@ -6,9 +6,6 @@ import asyncio
 
 from jupyterhub_gpu_reclaim.common.drain import DrainOrder
 from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
-from tests.support.simulated import world
-
-__all__ = ["world"]
 
 A, B, C = SessionKey("eve", "a"), SessionKey("eve", "b"), SessionKey("ada", "c")
 

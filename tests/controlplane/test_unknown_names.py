@@ -19,14 +19,11 @@ from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
-from tests.support.simulated import world
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
-
-__all__ = ["world"]
 
 NAMES = 100
 _CONTAINERS = (dict, list, set, frozenset, tuple, deque)

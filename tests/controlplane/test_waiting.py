@@ -8,9 +8,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from simulation.doubles.machine import GIB
-from tests.support.simulated import KEY, world
-
-__all__ = ["world"]
+from tests.support.simulated import KEY
 
 BOB = SessionKey("bob")
 ADA2 = SessionKey("ada", "second")

@@ -7,9 +7,7 @@ import asyncio
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import Decision, KernelSample
-from tests.support.simulated import KEY, world
-
-__all__ = ["world"]
+from tests.support.simulated import KEY
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle for 31 min.")
 BUSY = Decision(reclaim=False, code="kernel_busy", message="Kernel a is busy.")

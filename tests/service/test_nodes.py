@@ -38,9 +38,9 @@ from jupyterhub_gpu_reclaim.service.lost_nodes import LostNodes
 from jupyterhub_gpu_reclaim.service.node_watch import NodeWatch
 from jupyterhub_gpu_reclaim.service.web import health
 from jupyterhub_gpu_reclaim.service.web.manager.nodes import card_bar, node_card
-from tests.controlplane.conftest import KEY
 from tests.service.conftest import PREFIX
 from tests.support.manual_clock import ManualClock
+from tests.support.simulated import KEY
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

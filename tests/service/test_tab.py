@@ -98,3 +98,22 @@ async def test_pass_that_is_changed_old_or_of_the_future_counts_for_nothing(serv
 def test_server_that_was_started_without_a_key_makes_no_pass():
     assert tab_tokens.made({}, LONG_AGO) == ""
     assert tab_tokens.made({tab_tokens.VARIABLE: "x"}, LONG_AGO) == ""
+
+
+async def test_tab_of_an_earlier_start_is_told_so(service):
+    service.control.put("ada")
+    ada, now = SessionKey("ada"), service.context.clock.now()
+    key = tab_tokens.session_key(service.context.spawner_token, ada, now)
+    tab = tab_tokens.made({tab_tokens.VARIABLE: key}, now)
+    headers = {tab_tokens.HEADER: tab}
+    path = "api/sessions/ada/-"
+    assert (await service.call(path, "", headers=headers)).code == 200
+    revoked = await service.call(f"{path}/revoke-tabs", method="POST")
+    assert revoked.code == 200
+    refused = await service.call(path, "", headers=headers)
+    assert refused.code == 403
+    assert b'"tab_key_over"' in refused.body
+    by_tab = await service.call(f"{path}/revoke-tabs", "", "POST", headers=headers)
+    assert by_tab.code == 403  # a guest takes nobody else's
+    other = await service.call(f"{path}/revoke-tabs", "token-bob", "POST")
+    assert other.code == 404

@@ -5,14 +5,15 @@ and Hub are the simulator's doubles. Time is virtual, and the simulator's laws h
 beside what a test asserts. What a test calls is the control plane's public face
 (``Controller``), the Hub as people use it (``world.hub``), and faults.
 
-A folder's tests run on the simulator's loop if its ``conftest.py`` has
-:func:`pytest_asyncio_loop_factories` and the fixture :func:`world`.
+A folder's tests run on the simulator's loop if its ``conftest.py`` has the fixture
+:func:`world` and a ``pytest_asyncio_loop_factories``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import random
 import tempfile
 from contextlib import suppress
@@ -23,12 +24,20 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed, RolledBack
-from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
+from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
+from jupyterhub_gpu_reclaim.common.errors import (
+    ReclaimError,
+    Refused,
+    RestoreFailed,
+    RolledBack,
+    StoreError,
+)
+from jupyterhub_gpu_reclaim.common.models import Decision, KernelSample, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from jupyterhub_gpu_reclaim.node.workflows import recovery
 from simulation import runner
+from simulation.doubles.hub import ServerRow
 from simulation.doubles.kernel import MEMORY, installed
 from simulation.doubles.network import Server
 from simulation.loop import MONDAY, VirtualLoop, pause
@@ -39,12 +48,13 @@ from simulation.world import World as Installation
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from jupyterhub_gpu_reclaim.common.models import Failure, Sample, SessionView
+    from jupyterhub_gpu_reclaim.common.models import Failure, Mark, Sample, SessionView
     from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
     from simulation.doubles.machine import Place, ProgramTree
     from simulation.doubles.store import Saved
 
 KEY = SessionKey("ada")
+DELETED = Deletion(user="ada")  # without a file
 #: Limits of the service, short: a second of theirs is many of its looks.
 QUICK = Settings(
     sample_interval=0.5,
@@ -67,6 +77,9 @@ class _Installation(Installation):
         self.restarts = False
         self.plans: list[str] = []  #: what the service has told the Hub to do
         self.orders: list[str] = []  #: what it has ordered at the Hub
+        self.refuses_stop = False  #: the Hub, and it never answers
+        self.never_answers = False
+        self.agents: dict[str, Server] = _Agents()
 
     def start_service(self, changes: Any = None) -> Any:
         """Only a test starts it: the Hub's start does not."""
@@ -87,7 +100,46 @@ class _Installation(Installation):
 
     def _hub_server(self) -> Server | None:
         found = super()._hub_server()
-        return found and Server(found.program, _Ordered(found.api, self.orders))
+        return found and Server(found.program, _Ordered(found.api, self))
+
+
+class _Agents(dict[str, Server]):
+    """Who listens on each machine, with a test's switches before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away: dict[str, ReclaimError] = {}
+        self.calls: list[str] = []
+        self.slow: dict[str, float] = {}
+        self.ending = False
+
+    def get(self, name: str, default: Any = None) -> Any:
+        found = super().get(name, default)
+        return found and Server(found.program, _Switched(found.api, self))
+
+
+class _Switched:
+    """An agent's calls, which a test counts and has fail."""
+
+    def __init__(self, api: Any, switches: _Agents) -> None:
+        self._api, self._of = api, switches
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **more: Any) -> Any:
+            called = args[1].kind if name == "carry_out" else name
+            told = " ".join((called, *map(str, args[:1])))
+            self._of.calls.append(told)
+            await asyncio.sleep(self._of.slow.get(called, 0.0))
+            if error := self._of.away.get(called) or self._of.away.get(told):
+                raise error
+            answer = getattr(self._api, name)(*args, **more)
+            if inspect.iscoroutine(answer):
+                answer = await answer
+            if name == "trees" and self._of.ending:
+                return [msgspec.structs.replace(each, ending=True) for each in answer]
+            return answer
+
+        return call
 
 
 class _Noted:
@@ -117,17 +169,20 @@ class _Noted:
 class _Ordered:
     """The Hub's calls for the service, of which the orders are noted."""
 
-    def __init__(self, api: HubApi, orders: list[str]) -> None:
-        self._api, self._orders = api, orders
+    def __init__(self, api: HubApi, of: _Installation) -> None:
+        self._api, self._of = api, of
 
     def __getattr__(self, name: str) -> Any:
-        if name in {"start", "stop"}:
-            return lambda key: self._order(name, key)
-        return getattr(self._api, name)
+        return lambda *args: self._ask(name, *args)
 
-    async def _order(self, name: str, key: SessionKey) -> None:
-        self._orders.append(f"{name} {key}")
-        await getattr(self._api, name)(key)
+    async def _ask(self, name: str, *args: Any) -> Any:
+        if self._of.never_answers:
+            await asyncio.Event().wait()
+        if name in {"start", "stop"}:
+            self._of.orders.append(f"{name} {args[0]}")
+        if name == "stop" and self._of.refuses_stop:
+            raise Refused(Reason.HUB_REFUSED, why="it is broken")
+        return await getattr(self._api, name)(*args)
 
 
 class Machine:
@@ -136,17 +191,23 @@ class Machine:
     Attributes:
         hold_at: an operation waits in the middle of that work (``dump``, ``criu``,
             ``gpu out``, ``gpu back``), until it is called off or let go on.
+        begun: work of which that moment has come, so far.
         holds: names of servers, where only theirs wait; empty: all.
         failures: how a work fails.
         failures_of: how works of a session fail.
         says: fields of all samples that are told otherwise; None: there are none.
         says_of: likewise of one incarnation; None: of that one there are none.
+        switches: what the agents answer to calls: ``away`` (names of calls, with the
+            error; or a call with its first argument), ``ending`` (all pods are being
+            deleted), and the ``calls`` so far.
     """
 
     def __init__(self, installation: _Installation) -> None:
         self._of = installation
         self.machine = installation.machine(0)
+        self.switches: Any = installation.agents
         self.hold_at = ""
+        self.begun: list[str] = []
         self.holds: set[str] = set()
         self.failures: dict[str, Failure] = {}
         self.failures_of: dict[SessionKey, dict[str, Failure]] = {}
@@ -158,6 +219,7 @@ class Machine:
         self._of.kernel.takes = lambda *_: pause(0.002)
 
     def _at(self, work: str, place: Place, cancel: Any) -> None:
+        self.begun.append(work)
         while self.hold_at == work and not (cancel and cancel.is_set):
             if self.holds and place.key.server not in self.holds:
                 break
@@ -187,6 +249,42 @@ class Machine:
         """What is committed, by its id."""
         return self._of.store.saved
 
+    def called(self, name: str) -> list[str]:
+        """The calls of that name that an agent has had."""
+        return [each for each in self.switches.calls if each.split()[0] == name]
+
+    def used(self, at: float) -> None:
+        """From now on all servers say that they were used then."""
+        idle = {"id": "k", "name": "a.ipynb", "execution_state": "idle"}
+        self.says = {"kernels": [KernelSample(**idle, last_activity=at)]}
+
+    def away(
+        self, *names: str, error: ReclaimError | None = None
+    ) -> Callable[[], None]:
+        """These calls fail, until what is returned is called."""
+        failure = error or StoreError(Reason.STORE_FAILED, why="it is away")
+        self.switches.away |= dict.fromkeys(names, failure)
+
+        def back() -> None:
+            for name in names:
+                self.switches.away.pop(name, None)
+
+        return back
+
+    def copy(self, checkpoint: str, contents: str = "", **changes: Any) -> None:
+        """Another checkpoint beside it; or itself, changed, under the same id."""
+        there = self.saved[checkpoint]
+        info, files = msgspec.structs.replace(there.info, **changes), there.files
+        if contents:
+            memory = codec.decode(files[MEMORY], dict) | {"contents": contents}
+            files = files | {MEMORY: msgspec.json.encode(memory)}
+        self.saved[info.id] = there._replace(info=info, files=files)
+        self._of.ledger.contents[info.id] = self.contents(info.id)
+
+    def said(self, checkpoint: str) -> Mark:
+        """What is said of it in the store."""
+        return self.saved[checkpoint].mark[1]
+
     def contents(self, checkpoint: str) -> str:
         """What a checkpoint holds."""
         return codec.decode(self.saved[checkpoint].files[MEMORY], dict)["contents"]
@@ -198,6 +296,12 @@ class Machine:
     def works(self, key: SessionKey = KEY) -> list[str]:
         """What these hold in memory."""
         return [place.tree.contents for place in self.living(key) if place.tree]
+
+    def works_on(self, contents: str, key: SessionKey = KEY) -> None:
+        """What the session that runs has in memory from now on."""
+        (place,) = self.living(key)
+        assert place.tree is not None
+        place.tree.contents = contents
 
     def run(self, key: SessionKey, contents: str, incarnation: str = "") -> Place:
         """Something that runs there, and that no Hub has started."""
@@ -238,6 +342,24 @@ class Hub:
         """What the service has ordered."""
         return self._of.orders
 
+    def run(self, key: SessionKey = KEY) -> None:
+        """It takes the server for running, whoever has started it."""
+        self.states[key] = "running"
+
+    def remembers(self, key: SessionKey = KEY, **changes: Any) -> None:
+        """Its database says something else of a server that is stopped."""
+        row = self._of.database.servers.setdefault(key, ServerRow())
+        spawner = self.process._spawner(key)
+        spawner._lifecycle.load(
+            msgspec.structs.replace(spawner.reclaim_pointer, **changes)
+        )
+        row.state = spawner.get_state()
+
+    def forget(self, key: SessionKey = KEY) -> None:
+        """It remembers nothing of a server that is stopped."""
+        self._of.database.servers.pop(key, None)
+        self.process.spawners.pop(key, None)
+
     def incarnation(self, key: SessionKey = KEY) -> str:
         """That the spawner has started or taken over."""
         return self.process._spawner(key).reclaim_pointer.incarnation
@@ -246,10 +368,15 @@ class Hub:
         """The checkpoint that the Hub remembers."""
         return self.process._spawner(key).reclaim_pointer.checkpoint
 
-    async def start(self, key: SessionKey = KEY) -> str:
-        """A visit: what the service planned, or why there is nothing to see."""
+    def account(self, key: SessionKey = KEY) -> str:
+        """Of that user, as its spawner tells it."""
         if key.user not in self._of.database.accounts:
             self._of.add_account(key.user)
+        return self._of.database.accounts[key.user]
+
+    async def start(self, key: SessionKey = KEY) -> str:
+        """A visit: what the service planned, or why there is nothing to see."""
+        self.account(key)
         self.plans.append("start unplanned")
         try:
             await self.process.start(key)
@@ -286,7 +413,8 @@ class _States:
         if state in pending:
             hub.pending[key] = pending[state]
             return
-        hub.database.servers[key].running = state == "running"
+        row = hub.database.servers.setdefault(key, ServerRow())
+        row.running = state == "running"
         if state == "stopped":
             hub.spawners.pop(key, None)
 
@@ -335,19 +463,20 @@ class World:
         service = of.start_service(changes)
         await self.until(lambda: service.controller is not None)
         service.program.writes_left = writes or None
-        for order in ("start_fresh", "discard", "delete"):
+        for order in ("start_fresh", "discard", "delete", "end_second"):
             self._note_given_up(service.controller.users, order)
+        self._note_given_up(service.controller, "forget")
         return service.controller
 
-    def _note_given_up(self, users: Any, order: str) -> None:
+    def _note_given_up(self, part: Any, order: str) -> None:
         """What its user does not need may go: the laws are told so."""
-        give = getattr(users, order)
+        give = getattr(part, order)
 
-        async def given(key: SessionKey, *more: Any, **others: Any) -> Any:
-            self.give_up(key)
-            return await give(key, *more, **others)
+        async def given(whose: Any, *more: Any, **others: Any) -> Any:
+            self.give_up(getattr(whose, "key", whose))
+            return await give(whose, *more, **others)
 
-        setattr(users, order, given)
+        setattr(part, order, given)
 
     def give_up(self, key: SessionKey = KEY) -> None:
         """Nobody needs what there is of a session now."""
@@ -379,6 +508,50 @@ class World:
         await self.kill(controller)
         self.installation.put_journal(None)
         return await self.controller()
+
+    def backup(self) -> Any:
+        """The journal as it is now."""
+        return self.installation.copy_journal()
+
+    async def journal_put_back(self, controller: Controller, backup: Any) -> Controller:
+        """A new service, with an older journal."""
+        await self.kill(controller)
+        self.installation.put_journal(backup)
+        return await self.controller()
+
+    async def suspended_afresh(self, controller: Controller) -> None:
+        """Puts the suspended session aside; a new one is suspended beside it."""
+        await controller.users.start_fresh(KEY, "ada")
+        assert await self.hub.start() == "cold"
+        await self.reaches(controller, "running")
+        await self.suspend(controller)
+
+    async def suspend(self, controller: Controller, key: SessionKey = KEY) -> str:
+        """By its user; the checkpoint's id."""
+        await controller.users.suspend(key, "ada")
+        await self.reaches(controller, "suspended", key)
+        return controller.users.session(key).checkpoint
+
+    async def saved(self, controller: Controller, name: str = "") -> str:
+        """A new save point; its id."""
+        before = set(self.node.saved)
+        await controller.users.save(KEY, "ada", name)
+        await self.until(lambda: not self.view(controller).facts.intent)
+        (new,) = set(self.node.saved) - before
+        return new
+
+    def lost(self) -> None:
+        """Its node is gone, and the Hub has noticed that."""
+        for place in self.node.living():
+            self.node.end(place.incarnation)
+        self.hub.states[KEY] = "stopped"
+
+    async def resume(self, controller: Controller, contents: str = "") -> None:
+        """A visit brings it back; then it works on."""
+        assert await self.hub.start(KEY) == "restore"
+        await self.reaches(controller, "running")
+        if contents:
+            self.node.works_on(contents)
 
     async def running(
         self, contents: str = "work", key: SessionKey = KEY, gpu: int = 0
@@ -449,12 +622,6 @@ class World:
         recovery._kept.clear()
         for task in self.installation.loop.graveyard:
             asyncio.tasks._unregister_task(task)  # nobody is to wait for the dead
-
-
-def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Any]:
-    """The simulator's loop, for a folder's tests."""
-    del config, item
-    return {"virtual": VirtualLoop}
 
 
 @pytest.fixture

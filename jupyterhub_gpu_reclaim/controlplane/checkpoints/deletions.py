@@ -274,6 +274,8 @@ class Deletions:
         for tree in left:
             await self._end_tree(tree)
         saved = await self._agent.checkpoints(key)
+        if self.pending(key) is not order:
+            return True  # ordered anew, or raised with a term that the store knows
         to_delete = {info.id for info in saved if self._is_saved(order, info)}
         for row in self._sessions.journal.checkpoints(key):
             if row.keeping is Keeping.TO_DELETE:

@@ -17,15 +17,11 @@ from jupyterhub_gpu_reclaim.common.models import (
     Identity,
     Phase,
     Placement,
-    SessionKey,
 )
 from jupyterhub_gpu_reclaim.controlplane.sessions.tab_keys import TabKeys
-from tests.controlplane import conftest as controlplane
-from tests.service import conftest as serving
+from tests.support.simulated import KEY
 
-KEY, SECRET = controlplane.KEY, b"secret"
-new_journal, world = controlplane.new_journal, controlplane.world
-service = serving.service
+SECRET = b"secret"
 _incarnations = itertools.count(1)
 
 
@@ -33,17 +29,14 @@ async def begin(world, controller, made: float) -> str:
     """A fresh start whose server gets a key of that time."""
     incarnation = f"start{next(_incarnations)}"
     world.hub.states[KEY] = "spawning"
-    placement = Placement(key=KEY, incarnation=incarnation, tab_key=made)
+    owner = world.hub.account()
+    placement = Placement(key=KEY, incarnation=incarnation, tab_key=made, owner=owner)
     assert (await controller.plan_start(placement)).action == "cold"
-    place = world.node.run(KEY, "work", incarnation=incarnation)
-    world.hub.run(KEY, place.incarnation)
+    world.node.run(KEY, "work", incarnation=incarnation).account = owner
+    world.hub.process._add_token("a-login", KEY.user)
+    world.hub.run()
     await controller.placed(placement)
     return incarnation
-
-
-async def suspend(world, controller):
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
 
 
 async def test_key_of_an_earlier_start_does_not_steer_a_later_session(world):
@@ -51,12 +44,12 @@ async def test_key_of_an_earlier_start_does_not_steer_a_later_session(world):
     counts = controller.users.tab_counts
     await begin(world, controller, 100.0)
     assert counts(KEY, 100.0)
-    await suspend(world, controller)
+    await world.suspend(controller)
     assert counts(KEY, 100.0)  # a tab says that it is suspended, and resumes it
     assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.reaches(controller, "running")
     assert counts(KEY, 100.0)  # its environment came back as it was
-    await suspend(world, controller)
+    await world.suspend(controller)
     await controller.users.start_fresh(KEY, "ada")
     assert not counts(KEY, 100.0)
     await begin(world, controller, 200.0)
@@ -76,9 +69,9 @@ async def test_revoked_key_stays_revoked_through_suspends_and_restarts(world):
     assert ("ada", "revoke tabs") in [
         (line.who, line.what) for line in controller.users.audit(KEY)
     ]
-    await suspend(world, controller)
+    await world.suspend(controller)
     assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(controller) == "running")
+    await world.reaches(controller, "running")
     assert not controller.users.tab_counts(KEY, 100.0)
     await world.kill(controller)
     assert not (await world.controller()).users.tab_counts(KEY, 100.0)
@@ -87,7 +80,7 @@ async def test_revoked_key_stays_revoked_through_suspends_and_restarts(world):
 async def test_revoked_login_revokes_the_key(world):
     controller = await world.controller()
     await begin(world, controller, 100.0)
-    await suspend(world, controller)
+    await world.suspend(controller)
     world.hub.states[KEY] = "spawning"
     placement = Placement(key=KEY, incarnation="i9")
     await controller.plan_start(placement)
@@ -162,7 +155,7 @@ def test_session_that_was_found_takes_no_key_of_a_start_that_is_known(keys):
 
 def test_no_key_outlives_its_session(keys):
     keys.begun(KEY, 100.0)
-    keys._sessions.phase = Phase.STOPPED
+    keys._journal.phase = Phase.STOPPED
     assert not keys.count(KEY, 100.0)
 
 
@@ -172,22 +165,3 @@ def test_environment_that_names_no_start_changes_nothing(keys, claimed):
     environment = {tab_tokens.VARIABLE: claimed}
     keys.comes_back(KEY, Identity(api_token="", port=0, environment=environment))
     assert keys.count(KEY, 100.0)
-
-
-async def test_tab_of_an_earlier_start_is_told_so(service):
-    service.control.put("ada")
-    ada, now = SessionKey("ada"), service.context.clock.now()
-    key = tab_tokens.session_key(service.context.spawner_token, ada, now)
-    tab = tab_tokens.made({tab_tokens.VARIABLE: key}, now)
-    headers = {tab_tokens.HEADER: tab}
-    path = "api/sessions/ada/-"
-    assert (await service.call(path, "", headers=headers)).code == 200
-    revoked = await service.call(f"{path}/revoke-tabs", method="POST")
-    assert revoked.code == 200
-    refused = await service.call(path, "", headers=headers)
-    assert refused.code == 403
-    assert b'"tab_key_over"' in refused.body
-    by_tab = await service.call(f"{path}/revoke-tabs", "", "POST", headers=headers)
-    assert by_tab.code == 403  # a guest takes nobody else's
-    other = await service.call(f"{path}/revoke-tabs", "token-bob", "POST")
-    assert other.code == 404

@@ -1,10 +1,8 @@
-"""An agent without a machine: sessions are values, and so is what is captured of them.
+"""Sessions of a benchmark as values, and the orders that an agent obeys.
 
-:class:`MemoryAgent` keeps the rules of the real one: which order is refused in which
-state, what an order that is repeated hears, what is left after each. It knows no time,
-no sizes and no faults; a double that needs them overrides
-:meth:`~MemoryAgent.capturing` and its neighbours. ``tests/contracts/test_agent.py``
-holds it to the real agent.
+Which order is refused in which state, and what is left after each, is as with a node's
+own agent; what takes time or room there, the benchmark's agent says
+(:meth:`~MemoryAgent.capturing` and its neighbours).
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, RolledBack
 from jupyterhub_gpu_reclaim.common.models import (
@@ -33,7 +30,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
     of_session,
 )
-from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
@@ -92,7 +88,6 @@ class MemorySession:
     session: str = ""  #: id of the session that it is an incarnation of
     account: str = ""
     gpu_memory: int = 0  #: bytes that its programs have on a GPU while it is awake
-    stuck: str = ""  #: why no return of it would succeed; empty: it would
     nap: Nap | None = None
     shortage: Shortage | None = None  #: while its wake waits for memory
     operation: MemoryOperation | None = field(default=None, repr=False)
@@ -234,10 +229,6 @@ class MemoryAgent(Generic[S]):
 
     # --- looking
 
-    async def status(self) -> NodeStatus:
-        """A machine without cards."""
-        return NodeStatus(host="memory", version=__version__, cards=[])
-
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """Every incarnation that has not ended; with a ``key``, of that session."""
         return of_session(key, [session.tree() for session in self.places.values()])
@@ -301,21 +292,11 @@ class MemoryAgent(Generic[S]):
         mine = held is not None and held[0].incarnation == incarnation
         return _only(Event(checkpoint=held[0])) if held and mine else None
 
-    async def _not_saved(
-        self, session: S, operation: MemoryOperation
-    ) -> Failure | None:
-        """Take the steps of a capture or save; why it has failed, if so."""
-        failure = await self._follow(self.capturing(session), operation)
-        if failure is None and session.stuck:
-            error = RolledBack(Reason.WOULD_NOT_RETURN, why=session.stuck)
-            failure = codec.failure_of(error)
-        return failure
-
     async def _save(
         self, session: S, operation: MemoryOperation, stamp: tuple[int, int], name: str
     ) -> None:
         image = self.image(session)  # as it is at the beginning
-        failure = await self._not_saved(session, operation)
+        failure = await self._follow(self.capturing(session), operation)
         if failure is not None:
             operation.add(Event(failure=failure))
             return
@@ -564,7 +545,7 @@ class MemoryAgent(Generic[S]):
         return operation
 
     async def _capture(self, session: S, operation: MemoryOperation) -> None:
-        failure = await self._not_saved(session, operation)
+        failure = await self._follow(self.capturing(session), operation)
         if failure is not None:
             self._fail(session, operation, session.goes_on_as, failure)
             return
