@@ -48,13 +48,9 @@ MAX_SILENCE = 45.0
 class ServiceClient:
     """The service's spawner API. Reports are idempotent.
 
-    Args:
-        address: ``unix:/path/of/socket``.
-        prefix: path of the service.
-        timeout: seconds for a call that only asks, and for a service that does not
-            listen.
-        slow_timeout: seconds for a call that waits for processes to end, or for a
-            suspend under way: longer than the service's ``Settings.settle_limit``.
+    ``timeout`` is for a call that only asks, and for a service that does not listen;
+    ``slow_timeout`` for one that waits for processes to end, or for a suspend under
+    way: longer than the service's ``Settings.settle_limit``.
     """
 
     def __init__(

@@ -204,11 +204,8 @@ def report(c: Any, problems: list[str]) -> None:
 def _add_to_lists(c: Any, spec: dict[str, Any], *, repeated: bool = False) -> None:
     """Add the service, its roles and the pages to their lists, if missing.
 
-    Args:
-        c: the Hub's configuration.
-        spec: the service.
-        repeated: whether the service was there before, unless this is the
-            configuration of another Hub.
+    ``repeated``: the service was there before, unless this is the configuration of
+    another Hub.
     """
     if repeated and "reclaim_service" not in c.ReclaimMixin:
         return

@@ -94,12 +94,9 @@ def options(given: Mapping[str, Any]) -> list[str]:
 
 
 def spawners(c: Any, *, mend: bool = False) -> list[str]:
-    """Mistakes in the settings of our spawners.
+    """Mistakes in the settings of our spawners; ``mend`` takes the wrong ones out.
 
-    Args:
-        c: the Hub's configuration.
-        mend: take the wrong ones out: otherwise the Hub would fail at each spawner that
-            it makes, also while it starts.
+    Otherwise the Hub would fail at each spawner that it makes, also while it starts.
     """
     found = []
     for section, module in _SPAWNERS.items():

@@ -102,11 +102,8 @@ def inside_servers(
 ) -> list[str]:
     """Sentences about cullers of kernels and servers that act before ours.
 
-    Args:
-        c: the Hub's configuration.
-        idle_after: our idle time, in seconds; 0: no session is suspended for being
-            idle.
-        folders: Jupyter's on this machine.
+    ``idle_after`` is our idle time in seconds, 0 if no session is suspended for being
+    idle; ``folders`` are Jupyter's on this machine.
     """
     found = []
     for where, name, seconds in [*_arguments(c), *_files(folders)]:

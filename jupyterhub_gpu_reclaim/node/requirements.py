@@ -110,11 +110,7 @@ def compare_gpus(
 ) -> Iterator[Finding]:
     """Why the session's GPUs cannot be filled here.
 
-    Args:
-        there: the session's.
-        driver: this machine's driver.
-        here: the cards of its new place.
-        free: bytes by card, None where the card does not report it.
+    ``free`` has bytes by card, None where the card does not report it.
     """
     moves = plan_moves(there.cards, here, free)
     if moves is None:
@@ -237,9 +233,8 @@ def refuse_user_namespace(init: Process) -> Iterator[Finding]:
 def compare_rights(there: Rights | None, here: Rights) -> Iterator[Finding]:
     """Why a session of those rights must not come back to that place. Pure.
 
-    Args:
-        there: the session's; None if it was saved before they were recorded.
-        here: those of the holding init, as given by container and runtime.
+    It may have been saved before they were recorded (None). Those ``here`` are of the
+    holding init, as given by container and runtime.
     """
     if there is None:
         return
@@ -261,12 +256,8 @@ def refuse_reaching(
 
     Docker's default capabilities do not suffice for that. Sessions that run on the
     machine itself are not judged: their capabilities are of no use to an ordinary user
-    there, and root is root of the machine already.
-
-    Args:
-        rights: the session's; None if it was saved before they were recorded.
-        session: where it lives.
-        trusted: names of capabilities that are allowed, without ``CAP_``.
+    there, and root is root of the machine already. Trusted capabilities, without
+    ``CAP_``, are allowed.
     """
     if rights is None or not (session.container or session.hint.pod):
         return

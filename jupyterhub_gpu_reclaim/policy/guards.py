@@ -203,12 +203,7 @@ class Period(NamedTuple):
     end: time
 
     def end_after(self, now: float, zone: tzinfo | None) -> float | None:
-        """When the current period ends; None outside of the period.
-
-        Args:
-            now: seconds since the epoch.
-            zone: time zone of the period; None: the machine's own.
-        """
+        """When the current period ends; None outside of the period."""
         local = datetime.fromtimestamp(now, zone)
         for days in (-1, 0):
             day = local.date() + timedelta(days=days)

@@ -95,11 +95,8 @@ class PreemptionPolicy:
     ) -> dict[SessionKey, SessionKey]:
         """The sessions that go, and for which; empty if none need to, or may.
 
-        Args:
-            snapshots: all sessions. Those that were selected before (``wanted``) come
-                first, so that a warning stays until its end.
-            wants: what is lacking, in the order of the queue.
-            now: seconds since the epoch.
+        Sessions that were selected before (``wanted``) come first, so that a warning
+        stays until its end; wants are in the order of the queue.
         """
         if not wants:
             return {}

@@ -26,9 +26,8 @@ class _Reading(NamedTuple):
 class Meter:
     """A counter of work, such as seconds of a processor, read now and then.
 
-    Args:
-        span: seconds that its use is averaged over.
-        gap: seconds between two readings after which it starts again.
+    Its use is averaged over ``span`` seconds. It starts again after two readings that
+    lie ``gap`` seconds apart.
     """
 
     def __init__(self, span: float, gap: float) -> None:

@@ -69,9 +69,8 @@ class ObjectWriter(Protocol):
     def read_back(self, offset: int, buffer: memoryview) -> int | None:
         """Read back what was written so far, from where it is now.
 
-        Returns:
-            Bytes read, fewer than fit only at the end; None where an object can be read
-            only after ``finish``.
+        Fewer bytes than fit come only at the end; None where an object can be read only
+        after ``finish``.
 
         Raises:
             StoreError: it cannot be read.
@@ -130,10 +129,7 @@ class Backend(Protocol):
         """
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        """Like :meth:`read`, into the caller's buffer.
-
-        Returns:
-            Bytes read; fewer than fit only at the end.
+        """Like :meth:`read`, into a buffer; fewer bytes than fit only at the end.
 
         Raises:
             ObjectMissing: there is no such object.

@@ -91,10 +91,7 @@ def _nap_outcome(action: str, view: SessionView) -> tuple[How, Failure | None]:
 class Following:
     """The sessions of an action, until each has ended.
 
-    Args:
-        action: ``suspend``, ``resume``, ``save``, ``nap`` or ``wake``.
-        tell: called with a session, its step, bytes done and in all.
-        ended: called with a session that has ended.
+    ``tell`` is called with a session, its step, bytes done and in all.
     """
 
     def __init__(

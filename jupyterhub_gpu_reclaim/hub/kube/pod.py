@@ -236,11 +236,9 @@ def saved_image(saved: str, named: str) -> str:
     """The image to request: the saved one, by digest, from where it was named.
 
     The kubelet may know the same bytes by another repository's name, for which there
-    is no pull secret, or which an admission policy forbids.
-
-    Args:
-        saved: as the kubelet named it; useless without a digest.
-        named: as the session's profile named it at its fresh start; empty if unknown.
+    is no pull secret, or which an admission policy forbids. The name is that of the
+    session's profile at its fresh start; what the kubelet named is useless without a
+    digest.
     """
     digest = saved.partition("@")[2]
     if not digest or not named:
@@ -252,11 +250,8 @@ def saved_image(saved: str, named: str) -> str:
 def other_image(chosen: str, saved: str, named: str) -> str:
     """A sentence if the profile names another image by now; else empty.
 
-    Args:
-        chosen: image that the profile names now.
-        saved: image that the session was saved in, and comes back in, by digest.
-        named: image that its profile named at its fresh start; empty if unknown: then
-            one tag of a repository cannot be told from another.
+    Without the name at its fresh start, one tag of a repository cannot be told from
+    another.
     """
     if "@sha256:" not in saved:
         return ""

@@ -45,11 +45,7 @@ class KnownServer(Value, frozen=True, kw_only=True):
 
 
 class KnownServers:
-    """The files of all servers.
-
-    Args:
-        folder: the service's own; None: nothing is noted.
-    """
+    """The files of all servers, in the service's own folder; None: nothing is noted."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder / FOLDER if folder is not None else None

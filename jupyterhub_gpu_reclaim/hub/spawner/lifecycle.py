@@ -106,11 +106,8 @@ class SpawnerState(msgspec.Struct, frozen=True, kw_only=True):
 class SessionLifecycle:
     """The session of one server.
 
-    Args:
-        spawner: starts, finds and ends the session's processes.
-        service: the connection to the service; raises ``Unreachable`` if it has none.
-        clock: for the time of a suspend.
-        known: servers that have a session, whatever the Hub's database says.
+    ``service`` raises ``Unreachable`` if there is no connection. ``known`` are servers
+    that have a session, whatever the Hub's database says.
     """
 
     def __init__(

@@ -155,11 +155,8 @@ class ReclaimMixin(SessionPlacement):
         """Translate the error of a start that failed for any cause, for the Hub.
 
         A return that fails is no failure of the Hub, which would count it and end
-        itself (T16), whatever hook, profile, login or limit has stopped it.
-
-        Args:
-            error: as it was raised; it is returned if no session was to come back.
-            seconds: that the start took.
+        itself (T16), whatever hook, profile, login or limit has stopped it. If no
+        session was to come back, the error is returned as it is.
         """
         own = isinstance(error, StartRefused | web.Finish)  # it leads to the login
         if own or not self.reclaim_pointer.precious:

@@ -95,13 +95,7 @@ class ProgressReporter:
 async def interleaved(
     events: AsyncGenerator[dict[str, Any]], look: Callable[[], str], seconds: float
 ) -> AsyncGenerator[dict[str, Any]]:
-    """Yield another source's events, and our sentence whenever it has changed.
-
-    Args:
-        events: read to their end.
-        look: returns our sentence; empty: nothing to say.
-        seconds: between two looks.
-    """
+    """Yield another source's events, and our sentence whenever it has changed."""
     before = ""
     coming = asyncio.ensure_future(anext(events, None))
     try:

@@ -28,11 +28,8 @@ def reason_of(error: Exception, seconds: float) -> ReclaimError:
     """Translate an error that the Hub or its configuration has raised.
 
     Words that were written for a person are passed on. Others are for the Hub's log,
-    which has them: they may hold a secret.
-
-    Args:
-        error: as it was raised.
-        seconds: that it took, for a limit of the Hub.
+    which has them: they may hold a secret. The seconds that it took are for the
+    sentence about a limit of the Hub.
     """
     if isinstance(error, ReclaimError):
         return error
@@ -55,10 +52,8 @@ def _words_of(error: web.HTTPError) -> str:
 class StartRefused(_Base):
     """The session was not resumed this time; its checkpoint is kept.
 
-    Args:
-        error: what went wrong, with its reason.
-        spawn_url: the page that tries again.
-        fresh_url: the service's page that sets the checkpoint aside; empty if none.
+    ``spawn_url`` is the page that tries again, ``fresh_url`` the service's page that
+    sets the checkpoint aside; empty if there is none.
     """
 
     def __init__(

@@ -69,9 +69,7 @@ def is_started_as_kernel(pid: int) -> bool:
 def find_connection(init_pid: int, pid: int) -> ConnectionFile | None:
     """The connection of the kernel that a process was started as, if it is one.
 
-    Args:
-        init_pid: of the session, whose root the path is looked up in.
-        pid: host pid of the process.
+    Its path is looked up in the root of the session's init.
     """
     try:
         path = _path_in(pid)
@@ -85,12 +83,8 @@ def find_connections(
 ) -> dict[str, ConnectionFile]:
     """The connections of kernels, by their ids; those not found are left out.
 
-    Each process is looked at once, however many kernels a server has named.
-
-    Args:
-        init_pid: of the session, whose root the paths are looked up in.
-        pids: host pids of the tree; a kernel was started with its file's path.
-        kernels: their ids, as the server reports them.
+    Each process of the tree is looked at once, however many kernels a server has named:
+    a kernel was started with its file's path.
     """
     paths: dict[str, bytes] = {}
     for pid in pids:

@@ -272,11 +272,6 @@ def thaw_server_last(
 ) -> None:
     """Thaw the tree, the server's loop last; blocks for 2 seconds at most.
 
-    Args:
-        wake: with its queued requests.
-        result: the tree.
-        world: which of it is the server, and which were stopped by its user.
-
     Raises:
         ReclaimError: as ``checkpoint.tree.restore.proceed``.
     """

@@ -109,10 +109,6 @@ class Input:
 def find_inputs(init_pid: int, programs: Iterable[Process]) -> list[Input]:
     """The inputs of programs, in the order of their descriptors.
 
-    Args:
-        init_pid: host pid of the session's init.
-        programs: of the session.
-
     Raises:
         TooManyError: they have too many descriptors.
     """
@@ -165,8 +161,7 @@ def all_unread(inputs: Iterable[Input]) -> dict[str, int]:
 class Unread:
     """Unread input of some programs; reports later what they have left unread.
 
-    Args:
-        find: finds their inputs; called now, while they run.
+    Their inputs are found now, while they run.
 
     Raises:
         TooManyError: they have too many.

@@ -41,11 +41,7 @@ _UNFINISHED: Final = "a nap that did not hold"
 class Wakers:
     """One watch for each session that naps.
 
-    Args:
-        placements: finds sessions.
-        records: tell which of them nap.
-        operations: tell when one begins or ends.
-        wake: wakes that incarnation for that reason; returns at the end of it.
+    ``wake`` wakes an incarnation for a reason, and returns at the end of it.
     """
 
     def __init__(

@@ -51,8 +51,7 @@ class DockerEngine:
     def hints(self, realm: str = "") -> dict[str, PodHint]:
         """The facts about every session that has a container here, by incarnation.
 
-        Args:
-            realm: only of containers that the Hub of this realm has made.
+        Only containers count that the Hub of this realm has made.
 
         Raises:
             Unreachable: Docker does not answer (``docker_silent``).

@@ -38,12 +38,7 @@ def _parse(table: str) -> cgroups.ContainerCgroup | None:
 
 
 class DockerPlacements(PodPlacements):
-    """Sessions in the containers of this machine's Docker.
-
-    Args:
-        engine: says which container is whose.
-        realm, proc, patience, owners: as for pods.
-    """
+    """Sessions in the containers of this machine's Docker."""
 
     parse = staticmethod(_parse)
 

@@ -74,9 +74,8 @@ class Placements(Protocol):
 class LocalPlacements:
     """Sessions that run in namespaces on this machine, beside the Hub.
 
-    Args:
-        realm: only sessions of this realm are ours; two Hubs on one machine (or two
-            tests) have an agent each, and never touch each other's sessions.
+    Only sessions of this realm are ours; two Hubs on one machine (or two tests) have an
+    agent each, and never touch each other's sessions.
     """
 
     def __init__(self, realm: str = "", proc: Path = Path("/proc")) -> None:
@@ -159,13 +158,11 @@ def as_told(session: Session, hint: PodHint) -> Session:
 
 
 class PodPlacements:
-    """Sessions in the containers of this node's pods.
+    """Sessions of one realm in the containers of this node's pods.
 
-    Args:
-        realm: only sessions of this realm are ours.
-        proc: where processes are found; it must be that of the host (``hostPID``).
-        patience: seconds that a pod's first program has to become an init.
-        owners: finds who made the control groups of a pod that a process is in.
+    ``proc`` must be that of the host (``hostPID``). A pod's first program has
+    ``patience`` seconds to become an init. ``owners`` finds who made the control groups
+    of a pod that a process is in.
     """
 
     #: Reads the container from a /proc/<pid>/cgroup.

@@ -124,12 +124,7 @@ class TreeSampler:
 
 
 def find_kernels(snapshot: Snapshot, known: Collection[_Name] = ()) -> list[Process]:
-    """The kernels that the session's server has started.
-
-    Args:
-        snapshot: the session's tree.
-        known: programs that are kernels; the others are looked at.
-    """
+    """The kernels that the session's server has started, the known ones among them."""
     server, silent, asked = snapshot.server, False, 0
     found = []
     for program in snapshot.processes:

@@ -43,10 +43,7 @@ _BAD_SECONDS = 5.0
 class CheckedCriu:
     """The CRIU of this machine, from any thread.
 
-    Args:
-        folder: where the private copy is.
-        untried: a kind of processor that has not been tried is only noted.
-        clock: for how long an answer holds.
+    A kind of processor that has not been tried is only noted where ``untried`` says so.
     """
 
     def __init__(self, folder: Path, clock: Clock, *, untried: bool) -> None:
@@ -157,15 +154,7 @@ def node_findings(
     ports: HeldPorts,
     work: Path,
 ) -> list[Finding]:
-    """What keeps this node from capturing sessions, or makes it slow.
-
-    Args:
-        criu: that is used.
-        accelerator: of the node.
-        store: whether it is there.
-        ports: of suspended sessions.
-        work: a folder in the state folder, which was made at the start.
-    """
+    """What keeps this node from capturing sessions, or makes it slow."""
     return [
         *capabilities.findings(),
         *criu.findings(),

@@ -34,10 +34,7 @@ def looking_again(
 ) -> Callable[[Operation], AsyncIterator[Event]]:
     """The same work, up to four times.
 
-    Args:
-        attempt: does it once, and undoes its work when it raises.
-        record: of the session, which tells whether it could.
-        clock: for the pauses between them, which a cancel ends.
+    An attempt undoes its work when it raises; the record tells whether it could.
     """
 
     async def work(operation: Operation) -> AsyncIterator[Event]:

@@ -528,10 +528,9 @@ class Capture:
         be committed is removed only once the tree is known to go on; until then it may
         be all that can come back.
 
-        Returns:
-            FAILED when nothing is left of the capture; CAPTURED when the tree has
-            ended and its checkpoint exists; ROLLING_BACK when some of it is still to
-            be undone (``recovery.settle_after``).
+        The stage is FAILED when nothing is left of the capture; CAPTURED when the tree
+        has ended and its checkpoint exists; ROLLING_BACK when some of it is still to be
+        undone (``recovery.settle_after``).
         """
         committing, limits = self._committing, self._limits
         try:
@@ -614,13 +613,8 @@ def thaw_tree(
 ) -> None:
     """Thaw the tree, but not those that were stopped before; fill its GPUs.
 
-    Programs that napped before nap again, and need no room on a card.
-
-    Args:
-        accelerator: fills its GPUs.
-        session: whose tree.
-        record: of its capture.
-        together: all or none of it continues, as it is, or may be, committed.
+    Programs that napped before nap again, and need no room on a card. ``together``: all
+    or none of it continues, as it is, or may be, committed.
 
     Raises:
         NotFound: the session has ended.

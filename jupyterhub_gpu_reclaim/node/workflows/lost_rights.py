@@ -36,10 +36,7 @@ def without_lost(
 ) -> tuple[list[Finding], dict[str, bytes]]:
     """CRIU's images with its user's rights of today, and why it must not come back.
 
-    Args:
-        session: the holding one.
-        there: its checkpoint.
-        replaced: images that are different already; the answer has them, too.
+    The answer has the images that were replaced already, too.
 
     Raises:
         RestoreFailed: an image is damaged.

@@ -431,12 +431,8 @@ def end_nap(
 ) -> None:
     """Give programs that nap their GPU memory back, and let them go on. Idempotent.
 
-    Args:
-        accelerator: fills its GPUs.
-        session: whose nap.
-        record: of it, which is not changed; it says which programs.
-        cancel: cancels it while it waits for room.
-        claim: for which room is kept already; None: it is waited for.
+    The record says which programs. A claim is for room that is kept already; without
+    one it is waited for, until the cancel.
 
     Raises:
         NotFound: the session has ended.

@@ -98,14 +98,10 @@ class Recovery:
         """Settle every session of this node, all at once; repeat at will.
 
         A session that cannot be settled now is logged and left as it is: the next start
-        tries again. One that takes longer than that, or for which the store does not
-        answer yet, is settled as an operation like any other, so that no order touches
-        it meanwhile; the others do not wait for it.
-
-        Args:
-            patience: seconds until it returns, even if sessions are not settled by then
-                or the store is not swept; the sweep is retried until it has been done
-                once.
+        tries again. After ``patience`` seconds it returns. A session that is not
+        settled by then, or for which the store does not answer yet, is settled as an
+        operation like any other, so that no order touches it meanwhile. The sweep of
+        the store is retried until it has been done once.
         """
         await asyncio.to_thread(self._remember_pods)
         sessions = await asyncio.to_thread(self._sessions)

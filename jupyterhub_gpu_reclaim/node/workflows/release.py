@@ -208,9 +208,7 @@ class Releases:
     def hold_ports(self, checkpoint: str, pids: Collection[int] = ()) -> None:
         """Keep others off the ports that the session will bind again. Idempotent.
 
-        Args:
-            checkpoint: of the session.
-            pids: its processes, if it is just about to be ended.
+        Its pids are given if it is just about to be ended.
         """
         there = CheckpointContents(self.store.open(checkpoint))
         if there.world.shares_network:
@@ -294,12 +292,7 @@ class Releases:
         self.records.note(failed)
 
     def _end(self, session: Session, *, saved: bool) -> None:
-        """Reset its connections, then end its init and with it all of its namespace.
-
-        Args:
-            session: whose tree it is.
-            saved: whether it is to come back.
-        """
+        """Reset its connections, then end its init and with it all of its namespace."""
         try:
             _reset(session)
             if saved:

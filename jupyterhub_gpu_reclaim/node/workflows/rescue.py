@@ -113,12 +113,8 @@ def rescue(
 ) -> bool:
     """Let sessions go on; whether all of them do. Repeat at will.
 
-    Args:
-        state: the agent's folder, whose lock the caller holds.
-        last: how the agent was started that has left them.
-        stages: of the captures that are to be undone.
-        wakes: whether naps are to be ended.
-        seconds: until it returns, even if a session takes longer.
+    The caller holds the lock of the agent's folder. ``stages`` are of the captures that
+    are to be undone. It returns after so many seconds, even if a session takes longer.
     """
     records = Records(state / RECORDS)
     placements = make_placements(last.placement, last.realm, last.docker_socket)

@@ -534,13 +534,7 @@ def _compare_files(
     *,
     put_files_back: bool,
 ) -> tuple[list[Finding], Files]:
-    """Findings against its files, and how they are judged when they are opened.
-
-    Args:
-        session: in whose place it comes back.
-        there: the checkpoint.
-        put_files_back: whether its user agreed that its saved files replace newer ones.
-    """
+    """Findings against its files, and how they are judged when they are opened."""
     root, files = Path(f"/proc/{session.init_pid}/root"), there.world.files
     info = there.checkpoint.info
     if info.goes_on:

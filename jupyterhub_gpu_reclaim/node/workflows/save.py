@@ -216,11 +216,7 @@ class Save(Capture):
             )
 
     def _settled(self, parent: str = "") -> Record:
-        """The record of a tree that goes on.
-
-        Args:
-            parent: the save point; empty: what it had come from before.
-        """
+        """The record of a tree that goes on, after that save point if there is one."""
         return self._note(
             Stage.SETTLED,
             operation="save",

@@ -58,10 +58,9 @@ _CLAIM_BYTES = 1 << 20
 class FolderBackend:
     """Objects as files under one folder, mode 0600 in folders of 0700.
 
-    Args:
-        root: made when it is missing. One that others may enter is closed to them.
-        reserve: bytes of the file system that :meth:`create` leaves free, at most a
-            twentieth of it. Small objects may use them: freeing room needs some.
+    The folder is made when it is missing, and closed to others who may enter it.
+    :meth:`create` leaves ``reserve`` bytes of the file system free, at most a twentieth
+    of it. Small objects may use them: freeing room needs some.
 
     Raises:
         StoreError: it cannot be made, is no folder, belongs to another user, or others

@@ -43,12 +43,10 @@ _CONNECT = timedelta(seconds=10)
 class ObjectOptions:
     """An object store's address, its options, and the file with the secret ones.
 
-    Args:
-        url: ``s3://bucket/prefix``, ``gs://bucket/prefix``,
-            ``az://container/prefix``.
-        options: as obstore calls them (``endpoint``, ``region``, …), or
-            ``root_certificate`` (path of a PEM file) and ``proxy_url``.
-        options_file: JSON object with more options, mode 0600; empty for none.
+    The address is ``s3://bucket/prefix``, ``gs://bucket/prefix`` or
+    ``az://container/prefix``. Options are obstore's (``endpoint``, ``region``, …), or
+    ``root_certificate`` (path of a PEM file) and ``proxy_url``. The file is a JSON
+    object with more options, mode 0600.
 
     Raises:
         BadRequest: the address is invalid, or an option is a secret.

@@ -66,9 +66,7 @@ _END_SECONDS = 30.0
 class ObjectsBackend:
     """Objects below a prefix of a bucket; connects at the first call.
 
-    Args:
-        options: where it is, and with which login.
-        patience: seconds for which one request is repeated.
+    One request is repeated for ``patience`` seconds.
     """
 
     def __init__(self, options: ObjectOptions, *, patience: float = 60.0) -> None:

@@ -143,12 +143,9 @@ class Garbage:
     ) -> list[Entry]:
         """Remove those of a checkpoint's objects that are not needed; return them.
 
-        Args:
-            owner: the checkpoint.
-            entries: the objects, listed before this call.
-            never: it has never existed anywhere, so a manifest that cannot be read does
-                not name its packs either.
-            except_writing: a writer's intent of this checkpoint does not count.
+        The objects were listed before this call. ``never``: the checkpoint has never
+        existed anywhere, so a manifest that cannot be read does not name its packs
+        either. ``except_writing``: a writer's intent of this checkpoint does not count.
         """
         # An intent goes last: while it stands, no manifest names the packs.
         todo = sorted(entries, key=_is_intent)

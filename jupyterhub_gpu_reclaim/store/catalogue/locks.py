@@ -90,16 +90,9 @@ def deletion_lock(
 ) -> Iterator[Callable[[], None]]:
     """Hold the deletion lock of a checkpoint's packs.
 
-    An existing one is taken over: its process died, or stops then.
-
-    Args:
-        backend: where something is removed.
-        owner: the checkpoint whose packs these are.
-        clock: for the age of the lock.
-
-    Yields:
-        Checks that the lock is still ours, to be called before each removal; raises
-        ``StoreError`` if it is not, or is too old: try again.
+    An existing one is taken over: its process died, or stops then. What is yielded
+    checks that the lock is still ours, and is called before each removal; it raises
+    ``StoreError`` if it is not, or is too old: try again.
     """
     name, begun = layout.deletion_lock(owner), clock.now()
     data = f"{_DELETION_HEAD}\n{int(begun)}\n{secrets.token_hex(8)}\n".encode()

@@ -205,12 +205,8 @@ def decode_index(
 ) -> ChunkIndex:
     """An index whose every chunk lies in a block, and every block in its pack.
 
-    Args:
-        segments: the sealed ones.
-        count: how many there must be.
-        key: the index key.
-        chunk_bytes: size of the chunks.
-        packs: lengths of the manifest's packs.
+    ``count`` is how many segments there must be, ``packs`` the lengths of the
+    manifest's.
 
     Raises:
         StoreError: ``CHECKPOINT_DAMAGED``, with what does not fit.

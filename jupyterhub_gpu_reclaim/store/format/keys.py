@@ -82,11 +82,7 @@ class StoreKeys(Wrapper, Protocol):
 
 
 class KeyRing:
-    """Master keys in memory.
-
-    Args:
-        keys: 32 bytes each, by name; the last one is the newest.
-        store_id: of their store; empty if none was begun with them.
+    """Master keys in memory, by name; the last one is the newest.
 
     Raises:
         StoreError: there is no key, or one is invalid.

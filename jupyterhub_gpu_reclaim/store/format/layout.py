@@ -77,9 +77,7 @@ def mark_number(name: str) -> MarkNumber | None:
 def aside_of(name: str, mark: str) -> str:
     """Name of an object until it is finished: flat, so that no folder is made.
 
-    Args:
-        name: of the object; contains neither ``!`` nor ``~``.
-        mark: tells two writers of that name apart.
+    ``mark`` tells two writers of that name apart; the name has neither ``!`` nor ``~``.
     """
     return f"{ASIDE}{name.replace('/', '!')}~{mark}"
 

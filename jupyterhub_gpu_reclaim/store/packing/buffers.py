@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 class BufferCutter:
     """Cuts its input into buffers and passes each to ``emit``.
 
-    Args:
-        emit: gets the buffer, filled up to whole chunks with zeros, and how many of
-            its bytes are the file's; the view is valid only until it returns.
-        chunk_bytes: size of the chunks.
+    It gets the buffer, filled up to whole chunks with zeros, and how many of its bytes
+    are the file's; the view is valid only until it returns.
     """
 
     def __init__(

@@ -23,9 +23,8 @@ LIVE_SHARE = 0.25
 class DedupIndex:
     """A sorted table of ids.
 
-    Args:
-        table: shape (3, n): first halves of the ids in rising order, second halves,
-            refs in the index that they come from.
+    Its shape is (3, n): first halves of the ids in rising order, second halves, refs in
+    the index that they come from.
     """
 
     def __init__(self, table: NDArray[np.uint64]) -> None:
@@ -47,12 +46,7 @@ class DedupIndex:
 
 
 def of_index(index: ChunkIndex, packs: Sequence[int]) -> DedupIndex:
-    """Index of the chunks of a committed generation that may be referenced.
-
-    Args:
-        index: of that generation.
-        packs: lengths of its packs.
-    """
+    """Index of the chunks of a committed generation, and its packs' lengths."""
     live = index.live()
     wanted = _in_live_packs(index, live, packs)
     table = np.empty((3, np.count_nonzero(wanted)), np.uint64)

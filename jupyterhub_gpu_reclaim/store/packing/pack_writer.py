@@ -62,12 +62,8 @@ class Report(NamedTuple):
 class PackWriter:
     """Tells zeros, known and new chunks apart, and writes the new ones.
 
-    Args:
-        backend: where to.
-        recipe: of the checkpoint.
-        number: unique among the checkpoint's pack writers.
-        known: chunks of the last generation.
-        counters: :data:`COUNTERS` of them, written by it alone.
+    Its number is unique among the checkpoint's pack writers; only it writes its
+    counters.
     """
 
     def __init__(
@@ -133,12 +129,8 @@ class PackWriter:
     def put_padded(self, file: int, at: int, buffer: memoryview, length: int) -> None:
         """Pad the last chunk with zeros, and take it; see :meth:`put`.
 
-        Args:
-            file: its number.
-            at: offset in the file, a multiple of a buffer.
-            buffer: of :data:`BUFFER_BYTES`, changed behind ``length``; fastest if it is
-                the same one each time.
-            length: how many of the bytes are the file's.
+        ``buffer`` has :data:`BUFFER_BYTES` and is changed behind ``length``; the same
+        one each time is fastest.
         """
         whole = length + -length % self._chunk
         buffer[length:whole] = bytes(whole - length)

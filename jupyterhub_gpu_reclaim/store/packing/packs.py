@@ -49,11 +49,7 @@ class BlockRow(NamedTuple):
 class Packs:
     """Packs that are being filled, one after the other.
 
-    Args:
-        backend: where they are.
-        origin: whose they are.
-        writer: number of the pack writer, which tells them from those of others.
-        pack_bytes: a pack that has that many is full.
+    The number of their pack writer tells them from those of others.
     """
 
     def __init__(
@@ -198,11 +194,7 @@ class _Pack:
 class BlockOpener:
     """Reads and opens blocks into buffers of its own; for one thread.
 
-    Consecutive blocks of a pack are read some at a time.
-
-    Args:
-        backend: where they are.
-        least: bytes to read at least, unless they are here already.
+    Consecutive blocks of a pack are read some at a time, ``least`` bytes at least.
     """
 
     def __init__(self, backend: Backend, *, least: int = 0) -> None:

@@ -53,15 +53,7 @@ class Extents(NamedTuple):
 
 
 def rest_of(length: int, skip: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The ranges of a file outside of others.
-
-    Args:
-        length: of the file.
-        skip: offset and length of each, in any order.
-
-    Returns:
-        Offset and length of each, in order, none empty.
-    """
+    """The ranges of a file outside of others, which may come in any order."""
     left, at = [], 0
     for offset, count in sorted(skip):
         left.append((at, min(offset, length) - at))

@@ -220,14 +220,8 @@ class MemoryWriter:
     """Writes into the memory of one process, block by block (process_vm_writev).
 
     Thousands of blocks are written in a second: all that can be prepared for all of
-    them at once is prepared here.
-
-    Args:
-        pid: of the process, as we see it.
-        starts: of the pieces, each in the block that it comes from.
-        lengths: of the pieces.
-        addresses: where each goes.
-        firsts: the first piece of each block, in rising order, beginning with 0.
+    them at once is prepared here. ``starts`` and ``lengths`` are of pieces of blocks,
+    and ``firsts`` has the first piece of each block, in rising order, beginning with 0.
     """
 
     def __init__(

@@ -35,15 +35,7 @@ if TYPE_CHECKING:
 
 
 class CaptureGroup:
-    """The workers of one capture; they come with the first pipe.
-
-    Args:
-        pool: where they come from.
-        spec: of the backend.
-        recipe: of the checkpoint.
-        base: what may be referenced of the last generation.
-        first: number of the first worker's pack writer.
-    """
+    """The workers of one capture, numbered from ``first``; a pipe starts them."""
 
     def __init__(
         self,

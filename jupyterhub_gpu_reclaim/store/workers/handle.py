@@ -107,9 +107,8 @@ def hear_ready(
 ) -> list[tuple[channel.Message, list[int]]]:
     """The messages of those that have sent one; they are taken out of ``waiting``.
 
-    Args:
-        waiting: by their ``fileno``; each will send one message.
-        seconds: to wait for the first; None: as long as they live.
+    Each, by its ``fileno``, will send one. The first is waited for that long; None: as
+    long as they live.
 
     Raises:
         StoreError: the error of one.
@@ -132,9 +131,7 @@ def hear_all(
 ) -> list[tuple[channel.Message, list[int]]]:
     """One message of each worker, in the order in which they come.
 
-    Args:
-        workers: each will send one message.
-        seconds: to wait for all of them; None: as long as they live.
+    ``seconds`` are for all of them; None: as long as they live.
 
     Raises:
         StoreError: the error of one, or ``TIMED_OUT``.

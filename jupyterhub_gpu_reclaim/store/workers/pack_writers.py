@@ -48,14 +48,7 @@ _SETTLE_SECONDS = 1.0
 
 
 class PackWriters:
-    """All pack writers of a checkpoint.
-
-    Args:
-        backend: where to.
-        recipe: of the checkpoint.
-        base: what may be referenced of the last generation.
-        group: workers for pipes; None: our own threads take them.
-    """
+    """All pack writers of a checkpoint: its workers for pipes, or our own threads."""
 
     def __init__(
         self,

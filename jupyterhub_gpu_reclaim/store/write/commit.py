@@ -68,12 +68,7 @@ def merge(
 ) -> Merged:
     """Merge everything into one index.
 
-    Args:
-        files: name and length, by the numbers that the pack writers use for them.
-        chunk_bytes: size of the chunks.
-        reports: of all pack writers.
-        base: the generation that they found known chunks in.
-        verdicts: on its blocks.
+    ``files`` has name and length, by the numbers that the pack writers use for them.
 
     Raises:
         StoreError: some chunk of a file is missing; ``CHECKPOINT_DAMAGED``: its block
@@ -154,11 +149,6 @@ def _of_base(
 ) -> tuple[NDArray[np.void], NDArray[np.int64], list[PackRef], list[int]]:
     """The blocks of the last generation that are still needed.
 
-    Args:
-        base: that generation.
-        kept: for each of its blocks whether some chunk of it is used again.
-        packs_before: how many packs are in the new list already.
-
     Returns:
         Their table; for each ref that is used its new place among their chunks, from 1;
         their packs, with new numbers of origins; which old origins these are.
@@ -206,13 +196,7 @@ def write_index(backend: Backend, origin: Origin, index: ChunkIndex) -> IndexRef
 def publish_manifest(
     backend: Backend, body: Body, keys: Wrapper, last_look: Callable[[], None]
 ) -> None:
-    """Make a checkpoint exist.
-
-    Args:
-        backend: where everything that it needs is.
-        body: the manifest's contents.
-        keys: wrap its data key.
-        last_look: called right before it exists; an error ends it.
+    """Make a checkpoint exist, unless the last look, right before, raises.
 
     Raises:
         StoreError: it may exist nevertheless, and has to be removed.
