@@ -26,6 +26,8 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from jupyterhub_gpu_reclaim.common.orders import Order
+
 T = TypeVar("T")
 
 #: The service's path below the Hub's address.
@@ -71,61 +73,14 @@ class SessionsClient:
         """List every reason for and against a suspend, the deciding one first."""
         return await self._ask("GET", f"sessions/{key.path}/why", list[Decision])
 
-    async def suspend(self, key: SessionKey) -> SessionView:
-        """Begin to suspend a session. Idempotent."""
-        return await self._ask("POST", f"sessions/{key.path}/suspend", SessionView)
-
-    async def save(self, key: SessionKey, name: str = "") -> SessionView:
-        """Begin to save a session while it goes on. Idempotent."""
-        body = {"name": name} if name else None
-        return await self._ask("POST", f"sessions/{key.path}/save", SessionView, body)
-
-    async def nap(self, key: SessionKey) -> SessionView:
-        """Begin to move a session's GPU memory out. Idempotent."""
-        return await self._ask("POST", f"sessions/{key.path}/nap", SessionView)
-
-    async def wake(self, key: SessionKey) -> SessionView:
-        """Begin to move a session's GPU memory back. Idempotent."""
-        return await self._ask("POST", f"sessions/{key.path}/wake", SessionView)
-
-    async def resume(self, key: SessionKey) -> SessionView:
-        """Begin to resume a session. Idempotent."""
-        return await self._ask("POST", f"sessions/{key.path}/resume", SessionView)
-
-    async def put_files_back(self, key: SessionKey) -> SessionView:
-        """Begin to resume a session with its files as they were, as it was asked."""
-        path = f"sessions/{key.path}/put-files-back"
-        return await self._ask("POST", path, SessionView)
-
-    async def renew_login(self, key: SessionKey) -> SessionView:
-        """Let the next start make a session's old login valid again. Idempotent."""
-        return await self._ask("POST", f"sessions/{key.path}/renew-login", SessionView)
-
-    async def revoke_tabs(self, key: SessionKey) -> SessionView:
-        """Take the key from a session's open tabs. Idempotent."""
-        return await self._ask("POST", f"sessions/{key.path}/revoke-tabs", SessionView)
-
-    async def end_tree(self, key: SessionKey, incarnation: str) -> None:
-        """End a tree of a session that the Hub does not know."""
-        path = f"sessions/{key.path}/trees/{quote(incarnation, safe='')}"
-        await self._call("DELETE", path)
-
-    async def keep(self, key: SessionKey, seconds: float) -> SessionView:
-        """Leave a session alone for that long; 0 takes that back. Idempotent."""
-        body = {"seconds": seconds}
-        return await self._ask("POST", f"sessions/{key.path}/keep", SessionView, body)
+    async def order(self, key: SessionKey, order: Order) -> SessionView:
+        """Give an order, or begin with it. Idempotent."""
+        path = f"sessions/{key.path}/{order.kind}"
+        return await self._ask("POST", path, SessionView, order)
 
     async def saved(self, key: SessionKey) -> list[KeptState]:
         """List a session's checkpoints, the newest generation first."""
         return await self._ask("GET", f"sessions/{key.path}/saved", list[KeptState])
-
-    async def bring_back(
-        self, key: SessionKey, checkpoint: str, *, save_running: bool
-    ) -> SessionView:
-        """Begin to bring a checkpoint back."""
-        path = f"sessions/{key.path}/saved/{checkpoint}/bring-back"
-        body = {"save_running": save_running}
-        return await self._ask("POST", path, SessionView, body)
 
     async def nodes(self) -> list[NodeHealth]:
         """List how every node is, by name."""

@@ -2,7 +2,7 @@
 
 Each subcommand is a module with ``register(commands)``, which sets ``run``, a function
 from the parsed arguments to an exit code. An error of ours is a sentence with its code
-and exit code 1 (3: a part of ours does not answer), never a traceback.
+and exit code 1 (2: wrong usage, 3: a part of ours does not answer), never a traceback.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.cli import agents, config, criu, sessions, store
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import plain
 
@@ -36,6 +36,8 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(plain(f"Error: {error.message}{code}") + "\n")
         if error.reason.hint:
             sys.stderr.write(f"  {error.reason.hint}\n")
+        if isinstance(error, BadRequest):
+            return int(getattr(args, "if_bad", sessions.FAILED))
         return sessions.NO_SERVICE if isinstance(error, Unreachable) else 1
     except KeyboardInterrupt:
         return 130

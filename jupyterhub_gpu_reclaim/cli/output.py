@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from jupyterhub_gpu_reclaim.common.text import plain
+from jupyterhub_gpu_reclaim.common.text import plain, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -81,11 +81,14 @@ class Bars:
         self._shown = shown
         self._tasks: dict[str, TaskID] = {}
 
-    def show(self, name: str, what: str, done: int, total: int) -> None:
+    def show(
+        self, name: str, what: str, done: int, total: int, *, in_bytes: bool = True
+    ) -> None:
         """At most ``MOST_BARS``; a total of 0 is unknown."""
         if self._shown is None:
             return
-        text = plain(f"{name}  {what}")
+        amount = f"  {size(done)} of {size(total)}" if in_bytes and total else ""
+        text = plain(f"{name}  {what}{amount}")
         if name in self._tasks:
             self._shown.update(
                 self._tasks[name], description=text, completed=done, total=total or None

@@ -54,7 +54,7 @@ async def test_end_of_a_second_tree_never_reaches_another_persons(world, doubled
     controller, _, _ = doubled
     theirs = await world.running("theirs", key=SessionKey("bob"))
     with pytest.raises(NotFound):
-        await controller.users.end_second(KEY, theirs, "ada")
+        await controller.users.end_tree(KEY, theirs, "ada")
     assert theirs in world.node.places
 
 
@@ -63,13 +63,13 @@ async def test_doubled_session_is_not_suspended_until_one_is_ended(world, double
     world.verdict = IDLE
 
     with pytest.raises(Refused):
-        await controller.users.end_second(KEY, first, "root")
+        await controller.users.end_tree(KEY, first, "root")
     neighbour = await world.running("work", SessionKey("bob"))
     for other in ("nobody", neighbour):
         with pytest.raises(NotFound):
-            await controller.users.end_second(KEY, other, "root")
+            await controller.users.end_tree(KEY, other, "root")
     assert set(world.node.places) == {first, second, neighbour}
-    await controller.users.end_second(KEY, second, "root")
+    await controller.users.end_tree(KEY, second, "root")
 
     await world.reaches(controller, "suspended")
     saved = {each.info.key: each.info.id for each in world.node.saved.values()}

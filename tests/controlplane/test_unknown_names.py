@@ -61,7 +61,7 @@ CALLS: dict[str, Callable[[Controller, SessionKey], object]] = {
     "revoke tabs": lambda c, key: c.users.revoke_tabs(key, "x"),
     "start fresh": lambda c, key: c.users.start_fresh(key, "x"),
     "bring back": lambda c, key: c.users.bring_back(key, "c", "x", manages=True),
-    "end a second tree": lambda c, key: c.users.end_second(key, "i", "x"),
+    "end a second tree": lambda c, key: c.users.end_tree(key, "i", "x"),
     "delete": lambda c, key: c.users.delete(key, "x"),
     "delete one": lambda c, key: c.users.delete(key, "x", "c"),
     "delete all": lambda c, key: c.users.delete(key, "x", everything=True),

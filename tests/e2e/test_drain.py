@@ -55,7 +55,9 @@ def test_machine_is_drained_before_its_deadline_and_everything_comes_back(
     _until(lambda: all(file.exists() for file in counted))
     begun = time.monotonic()
     try:
-        told = by_command(stack, admin, "drain", "--deadline", f"{DEADLINE:g}s")
+        told = by_command(
+            stack, admin, "drain", "--yes", "--deadline", f"{DEADLINE:g}s"
+        )
         took = time.monotonic() - begun
         names = {user.name for user in users}
         mine = {t["key"]["user"]: t["state"] for t in told if t["key"]["user"] in names}

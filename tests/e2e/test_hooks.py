@@ -54,7 +54,7 @@ def test_hooks_of_starts_run_at_returns_and_those_of_ends_at_ends(
         assert run() == ["pre_spawn_hook"]
         by_command(stack, admin, "save", "ann")
         assert run() == []
-        by_command(stack, admin, "drain", "--deadline", "60s")
+        by_command(stack, admin, "drain", "--yes", "--deadline", "60s")
         assert admin.session("ann")["phase"] == "suspended"
         assert run() == []
         by_undrain(stack, admin)

@@ -118,7 +118,7 @@ def test_session_goes_back_with_its_files_and_nothing_newer_is_gone(
         second.run("f.close()")
     admin.resume(user.name)
     refused(admin, user, "files_newer")
-    (result,) = by_command(stack, admin, "resume", user.name, "--put-files-back")
+    (result,) = by_command(stack, admin, "put-files-back", user.name)
     assert result["how"] == "done", result
     user.visit(f"{server.prefix}lab")
     with kernel:

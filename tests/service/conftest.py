@@ -45,10 +45,10 @@ from jupyterhub_gpu_reclaim.common.models import (
     StopPlan,
     Waiting,
 )
+from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage, AuditSentence
-from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted, Left
-from jupyterhub_gpu_reclaim.controlplane.model.settings import LONGEST_KEEP
+from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted, Left, UserApi
 from jupyterhub_gpu_reclaim.service.api.context import Context, Limits, Streams
 from jupyterhub_gpu_reclaim.service.web import pages
 from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY, application
@@ -200,6 +200,8 @@ class SessionsInMemory:
         finally:
             self.readers.remove(queue)
 
+    order = UserApi.order
+
     def _phase(
         self, key: SessionKey, needed: Phase, new: Phase, action: str
     ) -> SessionView:
@@ -257,8 +259,9 @@ class SessionsInMemory:
     def longest_keep(self, *, manages: bool = False) -> float:
         return LONGEST_KEEP if manages else 2 * 3600.0
 
-    async def end_second(self, key: SessionKey, incarnation: str, by: str) -> None:
-        self.calls.append(("end_second", key, incarnation, by))
+    async def end_tree(self, key: SessionKey, incarnation: str, by: str) -> SessionView:
+        self.calls.append(("end_tree", key, incarnation, by))
+        return self.session(key)
 
     async def revoke_tabs(self, key: SessionKey, by: str) -> SessionView:
         self.calls.append(("revoke_tabs", key, by))

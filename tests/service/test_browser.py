@@ -286,7 +286,7 @@ async def test_reported_programs_are_ended_and_a_login_renewed_by_a_button(
     await page.get_by_role("button", name="Restore its login: bob").click()
     await expect(page.locator("#notice")).to_contain_text("The login will be restored")
     ended, renewed = service.control.calls
-    assert ended == ("end_second", SessionKey("ada"), "i2", "root")
+    assert ended == ("end_tree", SessionKey("ada"), "i2", "root")
     assert renewed == ("renew_login", SessionKey("bob"), "root")
 
 

@@ -56,7 +56,7 @@ async def test_drain_waits_and_reports_what_became_of_each(command, control):
             ("refused", "bob", {"failure": BROKEN}),
         )
     )
-    code, out, err = await command("drain", "n1")
+    code, out, err = await command("drain", "--yes", "n1")
     await after
     assert code == 1
     assert out.splitlines()[1].split()[:2] == ["ada/", "saved"]
@@ -71,7 +71,7 @@ async def test_all_saved_is_success_and_deadline_is_sent(command, control):
     control.put("ada")
     after = asyncio.create_task(soon(control, ("saved", "ada", {})))
     more = ("--deadline", "10m", "--resume", "--json")
-    code, out, _ = await command("drain", "n1", *more)
+    code, out, _ = await command("drain", "--yes", "n1", *more)
     await after
     assert code == 0
     assert json.loads(out)[0]["state"] == "saved"
@@ -87,14 +87,14 @@ async def test_session_that_came_back_elsewhere_meanwhile_is_saved(command, cont
         control.drains_known["n1"] = DrainReport(drain=report.drain)
 
     after = asyncio.create_task(comes_back())
-    code, out, _ = await command("drain", "n1")
+    code, out, _ = await command("drain", "--yes", "n1")
     await after
     assert (code, "1 session saved, 0 left." in out) == (0, True)
 
 
 async def test_deadline_ends_the_wait(command, control):
     control.put("ada")
-    code, out, _ = await command("drain", "n1", "--deadline", "0.2s")
+    code, out, _ = await command("drain", "--yes", "n1", "--deadline", "0.2s")
     assert (code, "0 sessions saved, 1 left." in out) == (4, True)
 
 
@@ -106,13 +106,13 @@ async def test_drain_that_is_called_off_says_so(command, control):
         control.drains_known.clear()
 
     after = asyncio.create_task(called_off())
-    code, _, err = await command("drain", "n1")
+    code, _, err = await command("drain", "--yes", "n1")
     await after
     assert (code, "called off" in err) == (1, True)
 
 
 async def test_hubs_own_machine_needs_no_name(command, control):
-    code, out, _ = await command("drain")
+    code, out, _ = await command("drain", "--yes")
     assert (code, out) == (0, "No session runs on this machine.\n")
     code, out, _ = await command("undrain")
     assert (code, out) == (0, "This machine is no longer being drained.\n")
@@ -121,10 +121,10 @@ async def test_hubs_own_machine_needs_no_name(command, control):
 
 
 async def test_unknown_node_and_users_are_refused(command, control, monkeypatch):
-    code, _, err = await command("drain", "n7")
+    code, _, err = await command("drain", "--yes", "n7")
     assert (code, "(unknown_node)" in err) == (1, True)
     monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "token-ada")
-    code, _, err = await command("drain", "n1")
+    code, _, err = await command("drain", "--yes", "n1")
     assert (code, "(forbidden)" in err) == (1, True)
     assert control.calls == []
 

@@ -309,7 +309,7 @@ SECOND = Failure(code="second_tree", message="Programs (i2) run.", incarnation="
             SECOND,
             "end-tree",
             {"incarnation": "i2"},
-            ("end_second", ADA, "i2", "root"),
+            ("end_tree", ADA, "i2", "root"),
         ),
     ],
 )

@@ -139,24 +139,25 @@ async def test_saved_states_are_listed_and_one_is_brought_back(service, failure)
     service.control.put("ada", phase=Phase.SUSPENDED, kept=STATES)
     listed = await service.call("api/sessions/ada/-/saved")
     assert [one["id"] for one in json.loads(listed.body)] == ["c2", "c1"]
-    path = "api/sessions/ada/-/saved/c1/bring-back"
-    done = await service.call(path, method="POST", body={})
+    path = "api/sessions/ada/-/bring-back"
+    done = await service.call(path, method="POST", body={"checkpoint": "c1"})
     assert done.code == 202
     assert service.control.calls == [("bring_back", ADA, "c1", "ada", False)]
     service.control.put("ada", phase=Phase.RUNNING)
-    refused = await service.call(path, method="POST", body={})
+    body = {"checkpoint": "c1"}
+    refused = await service.call(path, method="POST", body=body)
     assert (refused.code, failure(refused).code) == (409, "session_runs")
-    body = {"save_running": True}
+    body |= {"save_running": True}
     assert (await service.call(path, method="POST", body=body)).code == 202
 
 
 async def test_saved_states_of_others_are_for_managers(service):
     service.control.put("bob", phase=Phase.SUSPENDED, kept=STATES)
-    path = "api/sessions/bob/-/saved/c1/bring-back"
+    path, body = "api/sessions/bob/-/bring-back", {"checkpoint": "c1"}
     assert (await service.call("api/sessions/bob/-/saved")).code == 404
-    assert (await service.call(path, method="POST", body={})).code == 404
+    assert (await service.call(path, method="POST", body=body)).code == 404
     assert service.control.calls == []
-    done = await service.call(path, "token-root", method="POST", body={})
+    done = await service.call(path, "token-root", method="POST", body=body)
     assert done.code == 202
     [(*_, by, _)] = service.control.calls
     assert by == "root"
@@ -349,12 +350,13 @@ async def test_answers_are_not_cached_and_not_framed(service):
 
 
 async def test_second_tree_is_ended_by_managers_only(service, failure):
-    path = "api/sessions/ada/-/trees/i2"
-    own = await service.call(path, "token-ada", "DELETE")
+    service.control.put("ada")
+    path, body = "api/sessions/ada/-/end-tree", {"incarnation": "i2"}
+    own = await service.call(path, "token-ada", "POST", body)
     assert (own.code, failure(own).code) == (403, "forbidden")
-    done = await service.call(path, "token-root", "DELETE")
-    assert done.code == 204
-    assert service.control.calls == [("end_second", ADA, "i2", "root")]
+    done = await service.call(path, "token-root", "POST", body)
+    assert done.code == 200
+    assert service.control.calls == [("end_tree", ADA, "i2", "root")]
 
 
 async def test_opt_out_is_for_managers_and_may_be_taken_back_by_all(service, failure):

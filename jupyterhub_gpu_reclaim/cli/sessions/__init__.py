@@ -1,9 +1,9 @@
-"""``jupyterhub-gpu-reclaim sessions | why | suspend | keep …``: steer a Hub.
+"""``jupyterhub-gpu-reclaim sessions | why | ORDER SELECTION``: steer a Hub.
 
-Only the arguments are here; each action's imports are made when it runs, so that the
-program starts quickly. ``connection`` finds the service and a token, ``selection``
-picks the sessions, ``listing``, ``actions``, ``save_all`` and ``saved_states``
-ask and print, and ``progress`` waits.
+Only the arguments are here, those of orders out of ``common/orders.py``; each action's
+imports are made when it runs, so that the program starts quickly. ``connection`` finds
+the service and a token, ``selection`` picks the sessions, ``listing``, ``actions``,
+``save_all`` and ``saved_states`` ask and print, and ``progress`` waits.
 
 Everything goes through the service's API: nothing is done on this machine itself, and
 the token says which sessions may be seen. A failure for one session does not affect the
@@ -17,10 +17,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+import typing
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.orders import KINDS, ORDERS, Order, Suspend
 from jupyterhub_gpu_reclaim.common.text import sentence
 
 if TYPE_CHECKING:
@@ -28,8 +32,7 @@ if TYPE_CHECKING:
 
 #: Address at which ``configure(c)`` has the service listen by default.
 DEFAULT_URL = "http://127.0.0.1:10101"
-#: Exit codes; 2 is argparse's word for wrong usage.
-DONE, FAILED, NO_SERVICE, LATE = 0, 1, 3, 4
+DONE, FAILED, WRONG, NO_SERVICE, LATE = range(5)  # exit codes
 _UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _EPILOG = """\
 The service is asked with a token of the Hub (a page of the Hub makes them: Token), from
@@ -53,105 +56,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     why.add_argument("targets", metavar="USER[/SERVER]", nargs="+")
 
-    suspend = add("suspend", "actions", "suspend sessions and free what they hold")
-    _which(suspend)
-    suspend.add_argument(
-        "--all-idle",
-        action="store_true",
-        help="all that nobody has used for ten minutes (or for --idle-for), that"
-        " compute nothing, and that nobody keeps",
-    )
-    _waiting(suspend)
-
-    resume = add("resume", "actions", "resume suspended sessions")
-    _which(resume, idle=False)
-    resume.add_argument(
-        "--put-files-back",
-        action="store_true",
-        help="where a resume has named files that changed since the save point"
-        " (files_newer): with these files as they were; the newer ones are moved into a"
-        " folder beside them",
-    )
-    _waiting(resume)
-
-    _register_for_running(add)
-    _register_for_nodes(add)
-    renew = add(
-        "renew-login",
-        "actions",
-        "let sessions come back although the Hub no longer knows their login",
-    )
-    _which(renew, idle=False)
-    _confirming(renew)
-    renew.epilog = (
-        "For administrators. The Hub forgets logins when its database is lost or comes"
-        " from a backup, and where somebody has revoked them. The order holds for the"
-        " next start of each session, for a day, and is noted in its history. It starts"
-        f" nothing: the user visits the server. {renew.epilog}"
-    )
-
-    revoke = add("revoke-tabs", "actions", "take the keys from open tabs of sessions")
-    _which(revoke, idle=False)
-    _confirming(revoke)
-    revoke.epilog = (
-        "A tab of JupyterLab sees, keeps, suspends and resumes its session with a key"
-        " from the session's environment, where guests can read it. It ends"
-        f" with the session; this ends it before. {revoke.epilog}"
-    )
-
-    end_tree = add("end-tree", "actions", "end programs that run beside a session")
-    end_tree.add_argument("target", metavar="USER[/SERVER]")
-    end_tree.add_argument(
-        "incarnation", metavar="INCARNATION", help="which; the report names them"
-    )
-    end_tree.add_argument(
-        "--yes", action="store_true", help="do not ask for confirmation"
-    )
-    end_tree.epilog = (
-        "For administrators. Two trees of programs of one session are reported"
-        " (second_tree) and left alone, since the second is in no checkpoint: what it"
-        " holds in memory is lost. The session itself is never ended like this."
-        f" {_EPILOG}"
-    )
-
-    _register_for_saved(add)
-
-    keep = add("keep", "actions", "leave sessions alone for a while")
-    _which(keep)
-    _confirming(keep)
-    how_long = keep.add_mutually_exclusive_group()
-    how_long.add_argument(
-        "--for",
-        dest="seconds",
-        metavar="TIME",
-        type=seconds,
-        default=3600.0,
-        help="for so long, such as 30m, 4h or 1d (default: 1h)",
-    )
-    how_long.add_argument(
-        "--off",
-        dest="seconds",
-        action="store_const",
-        const=0.0,
-        help="end it now",
-    )
-
-
-def _register_for_running(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the commands for sessions that run on."""
-    save = add("save", "actions", "save sessions while they go on")
-    _which(save)
-    save.add_argument(
-        "--name",
-        default="",
-        help="what the save point is called; it is kept beside later ones then",
-    )
-    _waiting(save)
-    save.epilog = (
-        "Each stands still for as long as its memory takes to be copied. If it ends, or"
-        " its node is lost, its user can bring it back as it was at its last save"
-        f" point. {save.epilog}"
-    )
+    for order in ORDERS:
+        _register_order(add(order.kind, "actions", order.says), order)
 
     every = add("save-all", "save_all", "save every session that goes on")
     every.add_argument(
@@ -172,38 +78,55 @@ def _register_for_running(add: Callable[..., argparse.ArgumentParser]) -> None:
         " two sessions are saved at a time, those that nap or are idle first."
         f" {every.epilog}Exit code 4: not all were saved by the deadline."
     )
-
-    nap = add(
-        "nap", "actions", "move the GPU memory of sessions out, while they run on"
-    )
-    _which(nap)
-    _waiting(nap)
-    nap.epilog = (
-        "For administrators. Programs with a GPU are stopped; what somebody sends to"
-        f" one of them wakes the session by itself. {nap.epilog}"
-    )
-
-    wake = add("wake", "actions", "move the GPU memory of napping sessions back")
-    _which(wake, idle=False)
-    _waiting(wake)
-    wake.epilog = f"For administrators. {wake.epilog}"
-
-
-def _register_for_saved(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the commands for checkpoints."""
     saved = add("saved", "saved_states", "list the checkpoints of a session")
     saved.add_argument("target", metavar="USER[/SERVER]")
+    _register_for_nodes(add)
 
-    back = add(
-        "bring-back", "saved_states", "bring back another checkpoint of a session"
+
+def _register_order(parser: argparse.ArgumentParser, order: type[Order]) -> None:
+    """Add the arguments of an order: which sessions, and its fields."""
+    live = any(phase.live for phase in order.phases)
+    _which(parser, idle=live, all_idle=order is Suspend)
+    for field in msgspec.structs.fields(order):
+        _add_field(parser, field)
+    parser.add_argument(
+        "--yes", action="store_true", help="do not ask for confirmation"
     )
-    back.add_argument("target", metavar="USER[/SERVER]")
-    back.add_argument("checkpoint", metavar="ID", help="which; `saved` lists them")
-    back.add_argument(
-        "--save-running",
-        action="store_true",
-        help="suspend the session first, if it runs; it can be brought back likewise",
-    )
+    words = ["For administrators."] if order.for_managers else []
+    words += [order.more] if order.more else []
+    parser.epilog = " ".join([*words, _EPILOG])
+    if order.follows:
+        _waiting(parser)
+
+
+def _add_field(
+    parser: argparse.ArgumentParser, field: msgspec.structs.FieldInfo
+) -> None:
+    """Add the argument of an order's field, as its annotations have it."""
+    kind, *metas = typing.get_args(field.type)
+    about = next(meta.description for meta in metas if meta.description)
+    more: dict[str, Any] = {key: v for m in metas for key, v in (m.extra or {}).items()}
+    option = more.get("option", f"--{field.name.replace('_', '-')}")
+    if "default" in more:
+        group = parser.add_mutually_exclusive_group()
+        group.set_defaults(**{field.name: more["default"]})
+        if kind is float:
+            group.add_argument(
+                option, dest=field.name, metavar="TIME", type=seconds, help=about
+            )
+        group.add_argument(
+            "--off",
+            dest=field.name,
+            action="store_const",
+            const=more["off"],
+            help="take it back",
+        )
+    elif field.required:
+        parser.add_argument(field.name, metavar=field.name.upper(), help=about)
+    elif kind is bool:
+        parser.add_argument(option, action="store_true", help=about)
+    else:
+        parser.add_argument(option, default=field.default, help=about)
 
 
 def _register_for_nodes(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -223,6 +146,7 @@ def _register_for_nodes(add: Callable[..., argparse.ArgumentParser]) -> None:
             default="",
             help="its name (default: the Hub's own machine)",
         )
+    drain.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     drain.add_argument(
         "--deadline",
         metavar="TIME",
@@ -276,7 +200,7 @@ def _add(
     parser = commands.add_parser(
         name, help=text, description=sentence(text), epilog=_EPILOG
     )
-    parser.set_defaults(run=partial(_run, module, name))
+    parser.set_defaults(run=partial(_run, module, name), if_bad=WRONG)
     parser.add_argument("--json", action="store_true", help="print JSON, no table")
     group = parser.add_argument_group("connection options")
     group.add_argument(
@@ -299,7 +223,9 @@ def _add(
     return parser
 
 
-def _which(parser: argparse.ArgumentParser, *, idle: bool = True) -> None:
+def _which(
+    parser: argparse.ArgumentParser, *, idle: bool = True, all_idle: bool = False
+) -> None:
     parser.add_argument("targets", metavar="USER[/SERVER]", nargs="*")
     group = parser.add_argument_group("which sessions, instead of naming them")
     group.add_argument(
@@ -325,16 +251,16 @@ def _which(parser: argparse.ArgumentParser, *, idle: bool = True) -> None:
             help="not used for so long, such as 30m or 2h, and computing nothing; what"
             " is not known is never idle",
         )
-
-
-def _confirming(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--yes", action="store_true", help="do not ask for confirmation"
-    )
+    if all_idle:
+        group.add_argument(
+            "--all-idle",
+            action="store_true",
+            help="all that nobody has used for ten minutes (or for --idle-for), that"
+            " compute nothing, and that nobody keeps",
+        )
 
 
 def _waiting(parser: argparse.ArgumentParser) -> None:
-    _confirming(parser)
     parser.add_argument(
         "--wait",
         action=argparse.BooleanOptionalAction,
@@ -354,5 +280,7 @@ def _waiting(parser: argparse.ArgumentParser) -> None:
 
 def _run(module: str, action: str, args: argparse.Namespace) -> int:
     found = importlib.import_module(f"{__name__}.{module}")
+    if action in KINDS:
+        return int(found.order(args, KINDS[action]))
     run: Callable[[argparse.Namespace], int] = getattr(found, action.replace("-", "_"))
     return run(args)

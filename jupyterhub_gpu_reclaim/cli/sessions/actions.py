@@ -1,4 +1,4 @@
-"""``suspend``, ``resume``, ``nap``, ``keep`` and the like: ask, wait, and report.
+"""Orders: give one to each of the selected sessions, wait, and report.
 
 A refusal or failure for one session does not affect the others; the exit code says
 whether all went well.
@@ -23,160 +23,64 @@ from jupyterhub_gpu_reclaim.cli.sessions.connection import ask
 from jupyterhub_gpu_reclaim.cli.sessions.progress import Following, How, Result
 from jupyterhub_gpu_reclaim.common import codec, text
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
-from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.orders import Keep
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Awaitable, Callable
 
     from jupyterhub_gpu_reclaim.cli.client import SessionsClient
     from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionView
-
-    Call = Callable[[SessionView], Awaitable[SessionView]]
+    from jupyterhub_gpu_reclaim.common.orders import Order
 
 #: Requests at the same time.
 AT_ONCE = 8
-_LIVE = tuple(phase for phase in Phase if phase.live)
-#: Phases in which an action makes sense, if the sessions are not named.
-_FROM = {
-    "suspend": _LIVE,
-    "resume": (Phase.SUSPENDED,),
-    "save": _LIVE,
-    "nap": (Phase.RUNNING,),
-    "wake": (Phase.NAPPING,),
-    "renew-login": (Phase.SUSPENDED,),
-    "keep": (*_LIVE, Phase.SUSPENDING),
-    "revoke-tabs": (*_LIVE, Phase.SUSPENDING, Phase.SUSPENDED),
-}
-_WORDS = {
-    "nap": "move the GPU memory out of",
-    "keep": "leave alone",
-    "renew-login": "renew the logins of",
-    "revoke-tabs": "revoke the keys of open tabs of",
-}
-#: Actions that are done as soon as they are answered.
-_AT_ONCE_DONE = {"keep", "renew-login", "revoke-tabs"}
 
 
-def suspend(args: argparse.Namespace) -> int:
-    """Suspend sessions."""
-    return _act(args, "suspend", lambda client: lambda view: client.suspend(view.key))
-
-
-def resume(args: argparse.Namespace) -> int:
-    """Resume suspended sessions; with their files, where that is the question."""
-
-    def call(client: SessionsClient) -> Call:
-        def order(view: SessionView) -> Awaitable[SessionView]:
-            asked = view.failure.code if view.failure is not None else ""
-            if args.put_files_back and asked == Reason.FILES_NEWER.value:
-                return client.put_files_back(view.key)
-            return client.resume(view.key)
-
-        return order
-
-    return _act(args, "resume", call)
-
-
-def save(args: argparse.Namespace) -> int:
-    """Save sessions that go on."""
-
-    def call(client: SessionsClient) -> Call:
-        return lambda view: client.save(view.key, args.name)
-
-    return _act(args, "save", call)
-
-
-def nap(args: argparse.Namespace) -> int:
-    """Move the GPU memory of sessions out."""
-    return _act(args, "nap", lambda client: lambda view: client.nap(view.key))
-
-
-def wake(args: argparse.Namespace) -> int:
-    """Move the GPU memory of sessions back."""
-    return _act(args, "wake", lambda client: lambda view: client.wake(view.key))
-
-
-def renew_login(args: argparse.Namespace) -> int:
-    """Let the next start make old logins valid again."""
-    call = "renew-login"
-    return _act(args, call, lambda client: lambda view: client.renew_login(view.key))
-
-
-def revoke_tabs(args: argparse.Namespace) -> int:
-    """Take their keys from open tabs of sessions."""
-    call = "revoke-tabs"
-    return _act(args, call, lambda client: lambda view: client.revoke_tabs(view.key))
-
-
-def end_tree(args: argparse.Namespace) -> int:
-    """End a tree of a session that the Hub does not know."""
-    key, which = selection.key_of(args.target), args.incarnation
-    if not selection.confirmed(args, f"end the programs {which} beside", 1):
-        return FAILED
-    ask(args, lambda client: client.end_tree(key, which))
-    if args.json:
-        print_json({"session": str(key), "ended": which})
-    else:
-        say(f"{key}: the programs {which} are ended")
-    return DONE
-
-
-def keep(args: argparse.Namespace) -> int:
-    """Leave sessions alone for a while."""
-
-    def call(client: SessionsClient) -> Call:
-        return lambda view: client.keep(view.key, args.seconds)
-
-    return _act(args, "keep", call)
-
-
-def _act(
-    args: argparse.Namespace, action: str, call: Callable[[SessionsClient], Call]
-) -> int:
+def order(args: argparse.Namespace, kind: type[Order]) -> int:
+    """Give an order to the selected sessions, wait, and report."""
     if not args.targets and not selection.selects(args):
-        what = f"Which sessions? Name them, or see {action} --help."
+        what = f"Which sessions? Name them, or see {kind.kind} --help."
         raise BadRequest(Reason.INVALID, what=what)
-    views = _selected(args, action)
-    if views and selection.selects(args):
+    fields = {name: getattr(args, name) for name in kind.__struct_fields__}
+    given = kind(**fields)
+    views = _selected(args, given)
+    if views and (selection.selects(args) or given.always_asks):
         if not (args.yes or args.json):
             listing.table(views, time.time())
-        if not selection.confirmed(args, _WORDS.get(action, action), len(views)):
+        if not selection.confirmed(args, given.asks, len(views)):
             return FAILED
         # a user may have come back while the person was thinking
         asked = {view.key for view in views}
-        views = [view for view in _selected(args, action) if view.key in asked]
-    results = ask(
-        args, lambda client: _order_all(args, action, call(client), client, views)
-    )
+        views = [view for view in _selected(args, given) if view.key in asked]
+    results = ask(args, lambda client: _order_all(args, given, client, views))
     return _report(args, results)
 
 
-def _selected(args: argparse.Namespace, action: str) -> list[SessionView]:
+def _selected(args: argparse.Namespace, given: Order) -> list[SessionView]:
     """Get the selected sessions, as they are now."""
     views = ask(args, lambda client: client.sessions())
     views = selection.chosen(args, views, time.time())
-    return views if args.targets else selection.only_in(views, _FROM[action])
+    return views if args.targets else selection.only_in(views, given.phases)
 
 
 async def _order_all(
     args: argparse.Namespace,
-    action: str,
-    call: Call,
+    given: Order,
     client: SessionsClient,
     views: list[SessionView],
 ) -> list[Result]:
     """Ask for each session, then wait for all; the results in the sessions' order."""
+    waits = bool(given.follows) and args.wait
     with bars() as shown:
-        following = Following(action, tell=shown.show, ended=shown.end)
+        following = Following(given.follows, tell=shown.show, ended=shown.end)
         turns = asyncio.Semaphore(AT_ONCE)
         found: dict[SessionKey, Result] = {}
 
-        async def order(view: SessionView) -> None:
+        async def give(view: SessionView) -> None:
             async with turns:
                 try:
-                    asked = await call(view)
+                    asked = await client.order(view.key, given)
                 except Unreachable:
                     raise
                 except ReclaimError as error:
@@ -185,15 +89,15 @@ async def _order_all(
                         key=view.key, how=How.REFUSED, failure=failure
                     )
                     return
-            if action not in _AT_ONCE_DONE and args.wait:
+            if waits:
                 following.add(asked)
             else:
-                how = How.DONE if action in _AT_ONCE_DONE else How.ASKED
-                until = asked.kept_until if action == "keep" else None
+                how = How.ASKED if given.begins else How.DONE
+                until = asked.kept_until if isinstance(given, Keep) else None
                 found[view.key] = Result(key=view.key, how=how, kept_until=until)
 
-        await asyncio.gather(*map(order, views))
-        if action not in _AT_ONCE_DONE and args.wait:
+        await asyncio.gather(*map(give, views))
+        if waits:
             await following.all(client, args.time_limit)
         found |= following.results
     return [found[view.key] for view in views]

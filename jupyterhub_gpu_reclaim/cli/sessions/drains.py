@@ -17,10 +17,16 @@ from jupyterhub_gpu_reclaim.cli.output import (
     print_table,
     say,
 )
-from jupyterhub_gpu_reclaim.cli.sessions import DONE, FAILED, LATE
+from jupyterhub_gpu_reclaim.cli.sessions import (
+    DONE,
+    FAILED,
+    LATE,
+    listing,
+    selection,
+)
 from jupyterhub_gpu_reclaim.cli.sessions.connection import ask
 from jupyterhub_gpu_reclaim.common.drain import DrainedSession, DrainOrder
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, Unreachable
+from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import count
 
@@ -38,6 +44,17 @@ _GOES_ON = {"waiting", "saving"}
 
 def drain(args: argparse.Namespace) -> int:
     """Order the drain, wait, and report."""
+    views = ask(args, lambda client: client.sessions())
+    there = [
+        view
+        for view in views
+        if view.phase.live and (view.facts.node == args.node or not args.node)
+    ]
+    if there and not (args.yes or args.json):
+        listing.table(there, time.time())
+    what = f"drain {args.node or 'this machine'}, and suspend"
+    if there and not selection.confirmed(args, what, len(there)):
+        return FAILED
     order = DrainOrder(seconds=args.deadline, comes_back=args.resume)
     limit = args.time_limit
     if args.deadline is not None:
@@ -48,6 +65,8 @@ def drain(args: argparse.Namespace) -> int:
         print_json(sessions)
     else:
         _print_outcomes(args.node, sessions)
+    back = f"jupyterhub-gpu-reclaim undrain {args.node}".strip()
+    complain(f"It stands drained until: {back}")
     states = {each.state for each in sessions}
     if not args.wait or not states & (_GOES_ON | {"refused"}):
         return DONE
@@ -82,7 +101,9 @@ async def _drained(
                 continue  # a restart of the service takes some seconds
             _follow(found, args.node, reports)
             done = sum(each.state == "saved" for each in found.values())
-            shown.show(args.node or "this machine", "saved", done, len(found))
+            shown.show(
+                args.node or "this machine", "saved", done, len(found), in_bytes=False
+            )
     return found
 
 
@@ -92,12 +113,12 @@ def _follow(
     """Take over what is new in the service's report.
 
     Raises:
-        BadRequest: somebody has taken the order back.
+        Refused: somebody has taken the order back.
     """
     drain_report = next((each for each in reports if each.drain.node == node), None)
     if drain_report is None:
         what = f"The drain of {node or 'this machine'} was called off."
-        raise BadRequest(Reason.INVALID, what=what)
+        raise Refused(Reason.INVALID, what=what)
     now = {each.key: each for each in drain_report.sessions}
     for key in found.keys() - now.keys():
         # not there any more: it came back elsewhere, or its user has ended it

@@ -31,6 +31,7 @@ from jupyterhub_gpu_reclaim.cli.sessions.selection import IDLE_SECONDS, is_idle
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Failure, Phase, SessionKey, Value
+from jupyterhub_gpu_reclaim.common.orders import Save
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import count
 
@@ -225,7 +226,9 @@ async def _save_until(
             for key in sorted(ended - before):
                 if (state := round_.found[key].state) is not State.KNOWN:
                     complain(f"{key}: {state} ({len(ended)} of {len(round_.found)})")
-            shown.show("all sessions", "saved", len(ended), len(round_.found))
+            shown.show(
+                "all sessions", "saved", len(ended), len(round_.found), in_bytes=False
+            )
             if not round_.goes_on or time.monotonic() >= until:
                 return
             await asyncio.sleep(PAUSE)
@@ -239,7 +242,7 @@ async def _order(
     client: SessionsClient, view: SessionView, name: str, round_: Round
 ) -> None:
     try:
-        await client.save(view.key, name)
+        await client.order(view.key, Save(name))
     except Unreachable:
         pass  # it is its turn again with the next look
     except ReclaimError as error:

@@ -1,15 +1,11 @@
-"""``saved`` and ``bring-back``: checkpoints.
-
-All of it is asked of the service. ``bring-back`` only begins; ``sessions`` shows the
-progress.
-"""
+"""``saved``: the checkpoints of a session."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.cli.output import print_json, print_table, say
+from jupyterhub_gpu_reclaim.cli.output import print_json, print_table
 from jupyterhub_gpu_reclaim.cli.sessions import DONE
 from jupyterhub_gpu_reclaim.cli.sessions.connection import ask
 from jupyterhub_gpu_reclaim.cli.sessions.selection import key_of
@@ -33,19 +29,6 @@ def saved(args: argparse.Namespace) -> int:
     print_table(
         _STATES, [_cells(state) for state in states], right="GENERATION SIZE NEW"
     )
-    return DONE
-
-
-def bring_back(args: argparse.Namespace) -> int:
-    """Begin to bring a checkpoint back."""
-    key, checkpoint, save = key_of(args.target), args.checkpoint, args.save_running
-    view = ask(
-        args, lambda client: client.bring_back(key, checkpoint, save_running=save)
-    )
-    if args.json:
-        print_json(view)
-    else:
-        say(f"{key}: {checkpoint} is coming back; what it was in is put aside")
     return DONE
 
 

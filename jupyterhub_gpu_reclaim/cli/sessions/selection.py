@@ -140,6 +140,6 @@ def confirmed(args: argparse.Namespace, action: str, count: int) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         what = f"That would {action} {many}; say --yes if it should."
         raise BadRequest(Reason.INVALID, what=what)
-    sys.stderr.write(f"{action.capitalize()} {many}? [y/N] ")
+    sys.stderr.write(f"{action[:1].upper()}{action[1:]} {many}? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in {"y", "yes"}

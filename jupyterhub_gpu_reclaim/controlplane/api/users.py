@@ -28,6 +28,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
     Value,
 )
+from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.api import audit_text as story
@@ -51,13 +52,13 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     Keeping,
     SessionRow,
 )
-from jupyterhub_gpu_reclaim.controlplane.model.settings import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionView
+    from jupyterhub_gpu_reclaim.common.orders import Order
     from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
@@ -158,6 +159,17 @@ class UserApi:
     def changes(self) -> AsyncIterator[SessionView]:
         """Yield every change from now on; ends for a reader that is too slow."""
         return self._sessions.changes()
+
+    async def order(
+        self, key: SessionKey, order: Order, by: str, *, manages: bool = False
+    ) -> SessionView:
+        """Carry an order out, or begin to, by the method of its kind."""
+        fields = {name: getattr(order, name) for name in order.__struct_fields__}
+        if order.trusts:
+            fields["manages"] = manages
+        work = getattr(self, order.kind.replace("-", "_"))
+        view: SessionView = await work(key, by=by, **fields)
+        return view
 
     async def suspend(self, key: SessionKey, by: str) -> SessionView:
         """Suspend a running session as soon as possible; the policy is not asked.
@@ -558,7 +570,7 @@ class UserApi:
         line = self._sessions.audit_line(row.key, by, "discard", checkpoint)
         self._sessions.update(row.key, line)
 
-    async def end_second(self, key: SessionKey, incarnation: str, by: str) -> None:
+    async def end_tree(self, key: SessionKey, incarnation: str, by: str) -> SessionView:
         """End a session's second tree: one beside it, or one that the Hub has stopped.
 
         Args:
@@ -582,6 +594,7 @@ class UserApi:
         line = self._sessions.audit_line(key, by, "end second tree", incarnation)
         self._sessions.update(key, line, failure=None)
         self._queue.add(key)
+        return self._sessions.view(key)
 
     async def delete(
         self,

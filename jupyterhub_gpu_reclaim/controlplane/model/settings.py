@@ -9,9 +9,6 @@ from dataclasses import dataclass, field
 
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 
-#: Longest "keep" that anybody can ask for: a year, in seconds.
-LONGEST_KEEP = 366 * 86400.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:

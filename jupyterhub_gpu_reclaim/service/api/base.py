@@ -409,18 +409,6 @@ class PersonRoute(HubOAuthenticated, Route):
                 raise TooOften(Reason.TOO_OFTEN)
         return key
 
-    def managed(self, user: str, server: str) -> SessionKey:
-        """The session in the path, for an order that only managers may give.
-
-        Raises:
-            NotFound: as for :meth:`key`.
-            Forbidden: the caller is no manager.
-        """
-        key = self.key(user, server)
-        if not self.person.manages:
-            raise Forbidden(Reason.FORBIDDEN)
-        return key
-
 
 class ManagerRoute(PersonRoute):
     """A call for managers, who may see all sessions."""

@@ -54,7 +54,6 @@ _FIELDS = {
     ),
     "checkpoint": "Id of one checkpoint.",
     "node": "Name of a node; `-` is the Hub's own machine.",
-    "incarnation": "One start of the session, as the failure `second_tree` names it.",
 }
 
 

@@ -167,23 +167,6 @@ class DrainNode(ManagerRoute):
         self.no_content()
 
 
-class SecondTree(PersonRoute):
-    """An incarnation other than the session itself."""
-
-    path: ClassVar = "api/sessions/{user}/{server}/trees/{incarnation}"
-
-    @operation(
-        "End programs of the session that the Hub does not know of; for administrators",
-        status=204,
-        errors=(404, 409),
-    )
-    async def delete(self, user: str, server: str, incarnation: str) -> None:
-        """End the tree; what it holds in memory is lost."""
-        key = self.managed(user, server)
-        await self.context.control.users.end_second(key, incarnation, self.person.label)
-        self.no_content()
-
-
 ROUTES: tuple[type[Route], ...] = (
     Healthz,
     Readyz,
@@ -192,5 +175,4 @@ ROUTES: tuple[type[Route], ...] = (
     ListNodes,
     ListDrains,
     DrainNode,
-    SecondTree,
 )

@@ -6,10 +6,11 @@ waits for an operation: it is begun, and the session's view shows its progress.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import (
     AuditLine,
@@ -21,17 +22,11 @@ from jupyterhub_gpu_reclaim.common.models import (
     Value,
 )
 from jupyterhub_gpu_reclaim.common.node_status import no_return
+from jupyterhub_gpu_reclaim.common.orders import ORDERS, Keep, Order
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted
-from jupyterhub_gpu_reclaim.controlplane.model.settings import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.service.api.base import Count, Forbidden, PersonRoute, Route
 from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from jupyterhub_gpu_reclaim.controlplane.api.users import UserApi
-    from jupyterhub_gpu_reclaim.service.api.base import Person
 
 #: Most lines of a session's history in one answer.
 LONGEST_HISTORY = 1000
@@ -46,33 +41,10 @@ NAMED = Query(
 )
 
 
-class Keep(Value, frozen=True, kw_only=True):
-    """The time for which a session is left alone; 0 takes an earlier keep back."""
-
-    seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_KEEP)]
-
-
 class KeepLimit(Value, frozen=True, kw_only=True):
     """The longest time for which a session can be kept."""
 
     longest: float  #: seconds from now on; 0: not at all
-
-
-class OptOut(Value, frozen=True, kw_only=True):
-    """Whether a session is never suspended by policy; the button still does it."""
-
-    out: bool
-
-
-def check_opt_out(route: PersonRoute, out: bool) -> bool:
-    """Check whether that person may opt out.
-
-    Raises:
-        Forbidden: a user who may not keep a GPU for ever.
-    """
-    if out and not route.person.manages:
-        raise Forbidden(Reason.FORBIDDEN)
-    return out
 
 
 def named_sessions(route: PersonRoute) -> set[SessionKey] | None:
@@ -143,75 +115,45 @@ class Why(PersonRoute):
         self.answer(found)
 
 
-def _order(
-    action: str,
-    summary: str,
-    give: Callable[[UserApi, SessionKey, Person], Awaitable[SessionView]],
-    *,
-    status: int = 202,
-    errors: tuple[int, ...] = (404, 409),
-    for_tabs: bool = False,
-    for_managers: bool = False,
-) -> type[PersonRoute]:
-    """Make the route of an order about one session that needs no more words.
+async def give(route: PersonRoute, key: SessionKey, order: Order) -> SessionView:
+    """Give an order in the name of the caller; returns before it is done.
 
-    Args:
-        action: the end of its path.
-        summary: one line for a person.
-        give: gives the order in the name of the caller; returns before it is done.
-        status: of the answer.
-        errors: beyond those that every caller may meet.
-        for_tabs: whether an open tab may give it for its own session.
-        for_managers: whether only managers may give it.
+    Raises:
+        Forbidden: only managers may give it.
     """
-    tabs = for_tabs
+    person = route.person
+    if order.needs_manager and not person.manages:
+        raise Forbidden(Reason.FORBIDDEN)
+    users = route.context.control.users
+    return await users.order(key, order, person.label, manages=person.manages)
 
-    class Order(PersonRoute):
-        path: ClassVar = f"api/sessions/{{user}}/{{server}}/{action}"
-        for_tabs: ClassVar = tabs
 
-        @operation(summary, answer=SessionView, status=status, errors=errors)
+def _route_of(
+    kind: type[Order], base: type[PersonRoute] = PersonRoute
+) -> type[PersonRoute]:
+    """Make the route of a kind of orders."""
+    status = 202 if kind.begins else 200
+    says = kind.says + ("; for administrators" if kind.for_managers else "")
+    fields = kind if kind.__struct_fields__ else None
+
+    class Given(base):  # type: ignore[misc,valid-type]
+        path: ClassVar = f"api/sessions/{{user}}/{{server}}/{kind.kind}"
+        for_tabs: ClassVar = kind.for_tabs
+
+        @operation(
+            says, body=fields, answer=SessionView, status=status, errors=kind.refusals
+        )
         async def post(self, user: str, server: str) -> None:
-            key = (self.managed if for_managers else self.key)(user, server)
-            view = await give(self.context.control.users, key, self.person)
-            self.answer(view, status)
+            key = self.key(user, server)
+            said = self.request.body if fields else b""
+            order = codec.decode(said or b"{}", kind)
+            self.answer(await give(self, key, order), status)
 
-    return Order
-
-
-class SaveOrder(Value, frozen=True, kw_only=True):
-    """The details of an order to save; nothing needs to be sent."""
-
-    name: str = ""  #: name of the save point, which is then kept beside later ones
+    return Given
 
 
-class SaveSession(PersonRoute):
-    """Save a session that goes on."""
-
-    path: ClassVar = "api/sessions/{user}/{server}/save"
-    for_tabs: ClassVar = True
-
-    @operation(
-        "Save the session while it goes on; if it ends, it can come back as it was",
-        body=SaveOrder,
-        answer=SessionView,
-        status=202,
-        errors=(400, 404, 409),
-    )
-    async def post(self, user: str, server: str) -> None:
-        """Begin the save; answers before it is done."""
-        key = self.key(user, server)
-        order = self.body(SaveOrder) if self.request.body else SaveOrder()
-        users, by = self.context.control.users, self.person.label
-        view = await users.save(key, by, order.name)
-        self.answer(view, 202)
-
-
-class KeepSession(PersonRoute):
-    """Leave a session alone for a while."""
-
-    path: ClassVar = "api/sessions/{user}/{server}/keep"
-    for_tabs: ClassVar = True
+class KeepTime(PersonRoute):
+    """How long a session can be kept."""
 
     @operation(
         "How long you may ask that the session be left alone",
@@ -223,39 +165,6 @@ class KeepSession(PersonRoute):
         users = self.context.control.users
         users.session(self.key(user, server))
         self.answer(KeepLimit(longest=users.longest_keep(manages=self.person.manages)))
-
-    @operation(
-        "Leave the session alone for a while, whatever it does",
-        body=Keep,
-        answer=SessionView,
-        errors=(404, 409),
-    )
-    async def post(self, user: str, server: str) -> None:
-        """Keep the session, or take a keep back."""
-        key = self.key(user, server)
-        seconds, person = self.body(Keep).seconds, self.person
-        keep = self.context.control.users.keep
-        self.answer(await keep(key, seconds, person.label, manages=person.manages))
-
-
-class OptOutSession(PersonRoute):
-    """Exclude a session from all policies, or include it again."""
-
-    path: ClassVar = "api/sessions/{user}/{server}/opt-out"
-
-    @operation(
-        "Never suspend the session for being idle (`out`), or do again; for"
-        " administrators",
-        body=OptOut,
-        answer=SessionView,
-        errors=(404,),
-    )
-    async def post(self, user: str, server: str) -> None:
-        """Set the exclusion, or clear it; a user may only clear it."""
-        key = self.key(user, server)
-        out = check_opt_out(self, self.body(OptOut).out)
-        view = await self.context.control.users.opt_out(key, out, self.person.label)
-        self.answer(view)
 
 
 class SessionHistory(PersonRoute):
@@ -277,13 +186,6 @@ class SessionHistory(PersonRoute):
         since = await self.seen_since(user)
         lines = self.context.control.users.audit(key, limit)
         self.answer([line for line in lines if line.at >= since])
-
-
-class BringBack(Value, frozen=True, kw_only=True):
-    """Options of bringing a checkpoint back."""
-
-    #: Save the session first, if it runs; else that is refused.
-    save_running: bool = False
 
 
 class SavedStates(PersonRoute):
@@ -328,93 +230,12 @@ class SavedOne(PersonRoute):
         self.answer(await self.context.control.users.delete(key, by, checkpoint))
 
 
-class BringBackSaved(PersonRoute):
-    """Bring a checkpoint of a session back."""
-
-    path: ClassVar = "api/sessions/{user}/{server}/saved/{checkpoint}/bring-back"
-
-    @operation(
-        "Bring one checkpoint back; what the session is in is put aside",
-        body=BringBack,
-        answer=SessionView,
-        status=202,
-        errors=(404, 409),
-    )
-    async def post(self, user: str, server: str, checkpoint: str) -> None:
-        """Begin to bring the checkpoint back; answers before it is done."""
-        key, by = self.key(user, server), self.person.label
-        save, manages = self.body(BringBack).save_running, self.person.manages
-        users = self.context.control.users
-        view = await users.bring_back(
-            key, checkpoint, by, save_running=save, manages=manages
-        )
-        self.answer(view, 202)
-
-
 ROUTES: tuple[type[Route], ...] = (
     ListSessions,
     ShowSession,
     Why,
-    _order(
-        "suspend",
-        "Suspend the session now and free its machine",
-        lambda users, key, who: users.suspend(key, who.label),
-        for_tabs=True,
-    ),
-    _order(
-        "resume",
-        "Resume the suspended session",
-        lambda users, key, who: users.resume(key, who.label, manages=who.manages),
-        for_tabs=True,
-    ),
-    _order(
-        "put-files-back",
-        "Resume the session with its files as they were, where that was asked"
-        " (`files_newer`); the newer ones are moved into a folder beside them",
-        lambda users, key, who: users.put_files_back(
-            key, who.label, manages=who.manages
-        ),
-    ),
-    SaveSession,
-    _order(
-        "nap",
-        "Move the GPU memory of the running session into the machine's; what is sent to"
-        " it moves it back; for administrators",
-        lambda users, key, who: users.nap(key, who.label),
-        for_managers=True,
-    ),
-    _order(
-        "wake",
-        "Move the GPU memory of the napping session back; for administrators",
-        lambda users, key, who: users.wake(key, who.label),
-        for_managers=True,
-    ),
-    KeepSession,
-    OptOutSession,
+    *(_route_of(kind, KeepTime if kind is Keep else PersonRoute) for kind in ORDERS),
     SessionHistory,
-    _order(
-        "renew-login",
-        "Let the next start restore the session's old login, which the Hub no longer"
-        " knows; for administrators",
-        lambda users, key, who: users.renew_login(key, who.label),
-        status=200,
-        errors=(404,),
-        for_managers=True,
-    ),
-    _order(
-        "revoke-tabs",
-        "Revoke the key with which open tabs of the session ask and steer, also in the"
-        " hands of a guest; tabs of the next fresh start have another",
-        lambda users, key, who: users.revoke_tabs(key, who.label),
-        status=200,
-        errors=(404,),
-    ),
-    _order(
-        "start-fresh",
-        "Put the suspended session aside, so that the next start is a new one",
-        lambda users, key, who: users.start_fresh(key, who.label),
-    ),
     SavedStates,
     SavedOne,
-    BringBackSaved,
 )

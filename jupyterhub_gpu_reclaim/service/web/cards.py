@@ -16,8 +16,8 @@ import msgspec
 from jupyterhub_gpu_reclaim.common import text as words
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.node_status import STORE_CODES
+from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.common.reasons import Reason, plainly
-from jupyterhub_gpu_reclaim.controlplane.model.settings import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import WORKING_PERCENT
 
 if TYPE_CHECKING:

@@ -9,13 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode
 
-from tornado.web import HTTPError
-
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.orders import (
+    KINDS,
+    BringBack,
+    EndTree,
+    Keep,
+    OptOut,
+    Order,
+    Save,
+)
 from jupyterhub_gpu_reclaim.common.reasons import ASKS, Reason
-from jupyterhub_gpu_reclaim.service.api.base import Forbidden
-from jupyterhub_gpu_reclaim.service.api.people import check_opt_out
+from jupyterhub_gpu_reclaim.service.api.people import give
 from jupyterhub_gpu_reclaim.service.web.manager.table import Wanted
 from jupyterhub_gpu_reclaim.service.web.pages import DONE, SESSION_PATH, Page
 
@@ -54,62 +60,35 @@ class Act(Page):
 
     async def _act(self, key: SessionKey, action: str) -> str:
         """Do the action; returns the name of the page's message about it."""
-        control, by = self.context.control, self.person.label
-        if action == "suspend":
-            await control.users.suspend(key, by)
-        elif action == "save":
-            await control.users.save(key, by, self.get_body_argument("name", ""))
-        elif action == "resume":
-            await control.users.resume(key, by, manages=self.person.manages)
-        elif action == "put-files-back":
-            await control.users.put_files_back(key, by, manages=self.person.manages)
-        elif action == "keep":
-            manages, seconds = self.person.manages, self.seconds()
-            await control.users.keep(key, seconds, by, manages=manages)
-            return "keep" if seconds else "keep-off"
-        elif action in {"bring-back", "delete"}:
-            return await self._act_on_saved(key, action)
-        elif action == "pin":
-            out = self.get_body_argument("out", "") == "1"
-            await control.users.opt_out(key, check_opt_out(self, out), by)
-            return "pin" if out else "unpin"
-        elif action == "revoke-tabs":
-            await control.users.revoke_tabs(key, by)
-        else:
-            await self._manage(key, action)
-        return action
-
-    async def _act_on_saved(self, key: SessionKey, action: str) -> str:
-        """Do an action on one of its checkpoints; returns its message's name."""
-        users, by = self.context.control.users, self.person.label
-        checkpoint = self.get_body_argument("checkpoint", "")
-        if action == "bring-back":
-            save = self.get_body_argument("save", "") == "1"
-            manages = self.person.manages
-            await users.bring_back(
-                key, checkpoint, by, save_running=save, manages=manages
-            )
-        else:
+        if action == "delete":
+            users, by = self.context.control.users, self.person.label
+            checkpoint = self.get_body_argument("checkpoint", "")
             answer = await users.delete(key, by, checkpoint or None)
             return action if answer.deleted else "delete-later"
+        order = self._order(action)
+        await give(self, key, order)
+        if isinstance(order, Keep):
+            return "keep" if order.seconds else "keep-off"
+        if isinstance(order, OptOut):
+            return "pin" if order.out else "unpin"
         return action
 
-    async def _manage(self, key: SessionKey, action: str) -> None:
-        """Do an action for managers only."""
-        control, by = self.context.control, self.person.label
-        if not self.person.manages:
-            raise Forbidden(Reason.FORBIDDEN)
-        if action == "renew-login":
-            await control.users.renew_login(key, by)
-        elif action == "nap":
-            await control.users.nap(key, by)
-        elif action == "wake":
-            await control.users.wake(key, by)
-        elif action == "end-tree":
-            incarnation = self.get_body_argument("incarnation", "")
-            await control.users.end_second(key, incarnation, by)
-        else:
-            raise HTTPError(404)
+    def _order(self, action: str) -> Order:
+        """The order that the form has the fields of."""
+        said = self.get_body_argument
+        match action:
+            case "keep":
+                return Keep(self.seconds())
+            case "pin":
+                return OptOut(said("out", "") == "1")
+            case "save":
+                return Save(said("name", ""))
+            case "bring-back":
+                return BringBack(said("checkpoint", ""), said("save", "") == "1")
+            case "end-tree":
+                return EndTree(said("incarnation", ""))
+            case _:
+                return KINDS[action]()
 
 
 class Fresh(Page):
@@ -143,10 +122,7 @@ class Fresh(Page):
         self.redirect(self.start_url(key), status=303)
 
 
-_ACTIONS = (
-    "suspend|resume|put-files-back|save|nap|wake|keep|pin|delete|bring-back|renew-login|end-tree"
-    "|revoke-tabs"
-)
+_ACTIONS = "|".join(each for each in (*KINDS, "pin", "delete") if each in DONE)
 
 
 ROUTES = (

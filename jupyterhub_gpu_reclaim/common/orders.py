@@ -1,0 +1,276 @@
+"""What people and programs can order of a session: a class per kind, in one table.
+
+The routes and their document, the commands, their client and the forms are loops over
+:data:`ORDERS`. A new kind is a class here, and a method of ``controlplane.api.users``
+of its name. An order's fields are the body of ``POST
+api/sessions/{user}/{server}/{kind}`` and the options of its command.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.models import Phase, Value
+
+#: Longest time that a session can be kept, in seconds.
+LONGEST_KEEP = 366 * 86400.0
+LIVE = tuple(phase for phase in Phase if phase.live)
+
+
+def _field(about: str, **command: Any) -> msgspec.Meta:
+    """What a field is for; ``command``: what its option has of its own.
+
+    ``option`` is its name, ``default`` what is sent without it, ``off`` what ``--off``
+    sends.
+    """
+    return msgspec.Meta(description=about, extra=command)
+
+
+class Order(Value, frozen=True, kw_only=True):
+    """An order about one session."""
+
+    kind: ClassVar[str]
+    says: ClassVar[str]  #: one line for a person
+    #: What a command asks before it does so to sessions that were not named.
+    asks: ClassVar[str]
+    #: Whether it asks of named ones, too.
+    always_asks: ClassVar[bool] = False
+    #: Phases in which it makes sense.
+    phases: ClassVar[tuple[Phase, ...]] = LIVE
+    #: The kind whose end its command waits for; empty: there is nothing to wait for.
+    follows: ClassVar[str] = ""
+    #: Whether it goes on after the answer.
+    begins: ClassVar[bool] = True
+    refusals: ClassVar[tuple[int, ...]] = (404, 409)
+    for_tabs: ClassVar[bool] = False  #: whether an open tab may give it for its own
+    for_managers: ClassVar[bool] = False
+    #: Whether a manager's word counts for more.
+    trusts: ClassVar[bool] = False
+    more: ClassVar[str] = ""  #: further sentences of its command's help
+
+    @property
+    def needs_manager(self) -> bool:
+        """Whether only managers may give this one."""
+        return self.for_managers
+
+
+class Suspend(Order, frozen=True):
+    """The policy is not asked."""
+
+    kind: ClassVar = "suspend"
+    says: ClassVar = "Suspend the session now and free its machine"
+    asks: ClassVar = "suspend"
+    follows: ClassVar = "suspend"
+    for_tabs: ClassVar = True
+
+
+class Resume(Order, frozen=True):
+    """A suspend under way is called off."""
+
+    kind: ClassVar = "resume"
+    says: ClassVar = "Resume the suspended session"
+    asks: ClassVar = "resume"
+    phases: ClassVar = (Phase.SUSPENDED,)
+    follows: ClassVar = "resume"
+    for_tabs: ClassVar = True
+    trusts: ClassVar = True
+
+
+class PutFilesBack(Order, frozen=True):
+    """What a resume has asked is answered with yes."""
+
+    kind: ClassVar = "put-files-back"
+    says: ClassVar = (
+        "Resume the session with its files as they were, where that was asked"
+        " (`files_newer`); the newer ones are moved into a folder beside them"
+    )
+    asks: ClassVar = "put the files back of"
+    phases: ClassVar = (Phase.SUSPENDED,)
+    follows: ClassVar = "resume"
+    trusts: ClassVar = True
+
+
+class Save(Order, frozen=True):
+    """A save point."""
+
+    kind: ClassVar = "save"
+    says: ClassVar = (
+        "Save the session while it goes on; if it ends, it can come back as it was"
+    )
+    asks: ClassVar = "save"
+    follows: ClassVar = "save"
+    refusals: ClassVar = (400, 404, 409)
+    for_tabs: ClassVar = True
+    more: ClassVar = "Each stands still for as long as its memory takes to be copied."
+
+    name: Annotated[
+        str,
+        _field("name of the save point, which is then kept beside later ones"),
+    ] = ""
+
+
+class Nap(Order, frozen=True):
+    """Its user wakes it without an order."""
+
+    kind: ClassVar = "nap"
+    says: ClassVar = (
+        "Move the GPU memory of the running session into the machine's; what is sent to"
+        " it moves it back"
+    )
+    asks: ClassVar = "move the GPU memory out of"
+    phases: ClassVar = (Phase.RUNNING,)
+    follows: ClassVar = "nap"
+    for_managers: ClassVar = True
+
+
+class Wake(Order, frozen=True):
+    """The end of a nap."""
+
+    kind: ClassVar = "wake"
+    says: ClassVar = "Move the GPU memory of the napping session back"
+    asks: ClassVar = "wake"
+    phases: ClassVar = (Phase.NAPPING,)
+    follows: ClassVar = "wake"
+    for_managers: ClassVar = True
+
+
+class Keep(Order, frozen=True):
+    """A suspend that was ordered or is under way is taken back."""
+
+    kind: ClassVar = "keep"
+    says: ClassVar = "Leave the session alone for a while, whatever it does"
+    asks: ClassVar = "leave alone"
+    phases: ClassVar = (*LIVE, Phase.SUSPENDING)
+    begins: ClassVar = False
+    for_tabs: ClassVar = True
+    trusts: ClassVar = True
+
+    seconds: Annotated[
+        float,
+        msgspec.Meta(ge=0, le=LONGEST_KEEP),
+        _field(
+            "for so long, such as 30m, 4h or 1d; 0: no longer",
+            option="--for",
+            default=3600.0,
+            off=0.0,
+        ),
+    ]
+
+
+class OptOut(Order, frozen=True):
+    """A user may only take it back."""
+
+    kind: ClassVar = "opt-out"
+    says: ClassVar = "Never suspend the session for being idle (`out`), or do again"
+    asks: ClassVar = "exclude from all policies"
+    begins: ClassVar = False
+    refusals: ClassVar = (404,)
+
+    out: Annotated[
+        bool, _field("whether it is never suspended by policy", default=True, off=False)
+    ]
+
+    @property
+    def needs_manager(self) -> bool:
+        """Nobody else may keep a GPU for ever."""
+        return self.out
+
+
+class BringBack(Order, frozen=True):
+    """The present checkpoint is set aside."""
+
+    kind: ClassVar = "bring-back"
+    says: ClassVar = "Bring one checkpoint back; what the session is in is put aside"
+    asks: ClassVar = "bring back"
+    phases: ClassVar = tuple(Phase)
+    trusts: ClassVar = True
+
+    checkpoint: Annotated[str, _field("which; `saved` lists them")]
+    save_running: Annotated[
+        bool, _field("suspend the session first, if it runs; else that is refused")
+    ] = False
+
+
+class StartFresh(Order, frozen=True):
+    """Nothing is started."""
+
+    kind: ClassVar = "start-fresh"
+    says: ClassVar = (
+        "Put the suspended session aside, so that the next start is a new one"
+    )
+    asks: ClassVar = "put aside"
+    phases: ClassVar = (Phase.SUSPENDED,)
+
+
+class RenewLogin(Order, frozen=True):
+    """Nothing is started."""
+
+    kind: ClassVar = "renew-login"
+    says: ClassVar = (
+        "Let the next start restore the session's old login, which the Hub no longer"
+        " knows"
+    )
+    asks: ClassVar = "renew the logins of"
+    phases: ClassVar = (Phase.SUSPENDED,)
+    begins: ClassVar = False
+    refusals: ClassVar = (404,)
+    for_managers: ClassVar = True
+    more: ClassVar = (
+        "The Hub forgets logins when its database is lost or comes from a backup, and"
+        " where somebody has revoked them. The order holds for the next start of each"
+        " session, for a day, and is noted in its history. It starts nothing: the user"
+        " visits the server."
+    )
+
+
+class RevokeTabs(Order, frozen=True):
+    """Pages of its user, and tabs of the next fresh start, are not concerned."""
+
+    kind: ClassVar = "revoke-tabs"
+    says: ClassVar = (
+        "Revoke the key with which open tabs of the session ask and steer, also in the"
+        " hands of a guest; tabs of the next fresh start have another"
+    )
+    asks: ClassVar = "revoke the keys of open tabs of"
+    phases: ClassVar = (*LIVE, Phase.SUSPENDING, Phase.SUSPENDED)
+    begins: ClassVar = False
+    refusals: ClassVar = (404,)
+
+
+class EndTree(Order, frozen=True):
+    """Never of the session itself."""
+
+    kind: ClassVar = "end-tree"
+    says: ClassVar = "End programs of the session that the Hub does not know of"
+    asks: ClassVar = "end programs beside"
+    always_asks: ClassVar = True
+    phases: ClassVar = tuple(Phase)
+    begins: ClassVar = False
+    for_managers: ClassVar = True
+    more: ClassVar = (
+        "Two trees of programs of one session are reported (second_tree) and left"
+        " alone, since the second is in no checkpoint: what it holds in memory is lost."
+        " The session itself is never ended like this."
+    )
+
+    incarnation: Annotated[str, _field("which; the report names them")]
+
+
+ORDERS: tuple[type[Order], ...] = (
+    Suspend,
+    Resume,
+    PutFilesBack,
+    Save,
+    Nap,
+    Wake,
+    Keep,
+    OptOut,
+    BringBack,
+    StartFresh,
+    RenewLogin,
+    RevokeTabs,
+    EndTree,
+)
+KINDS = {each.kind: each for each in ORDERS}
