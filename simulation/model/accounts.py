@@ -1,6 +1,6 @@
 """Whose it is: the product's own rules on a state of the model.
 
-``owners``, ``Renames`` and ``Deletions`` want the rows of ``Sessions`` and a journal.
+``owners`` and ``Deletions`` want the rows of ``Sessions`` and a journal.
 :class:`Desk` is as much of both as they use, and of the agent: what they write becomes
 a new state.
 """
@@ -22,7 +22,6 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     SessionRow,
 )
 from jupyterhub_gpu_reclaim.controlplane.sessions import owners
-from jupyterhub_gpu_reclaim.controlplane.sessions.renames import Renames
 from simulation.model import session as model
 
 if TYPE_CHECKING:
@@ -92,16 +91,14 @@ class Desk:
         row = self.state.row
         account = changes.get("account", model._account(row.account))
         claimed = changes.get("claimed", row.claimed)
-        number = {"": 0, "*": -1}.get(account)
-        number = int(account) if number is None else number
-        row = row._replace(account=number, claimed=claimed)
+        row = row._replace(account=int(account or 0), claimed=claimed)
         self.state = self.state._replace(row=row)
 
     def keep(self, rows: Iterable[CheckpointRow]) -> None:
         for each in rows:
             row, number = self.state.row, int(each.id)
             hidden, doomed = row.hidden - {number}, row.doomed - {number}
-            if each.keeping is Keeping.FORMER:
+            if each.keeping is Keeping.ASIDE and each.info and each.info.aside:
                 hidden |= {number}
             if each.keeping is Keeping.TO_DELETE:
                 doomed |= {number}
@@ -139,9 +136,6 @@ class Desk:
         known = [row.generation for row in self.checkpoints(key)]
         given = model._generation(self.state.term, self.state.next - 1)
         return max([self.row(key).generation, given, *known])
-
-    def runtime(self, key: SessionKey) -> Any:
-        return SimpleNamespace(of_another_name="")
 
     # --- the agent
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
@@ -258,10 +252,9 @@ def carried_out(state: State) -> State:
 def told_of_another_name(state: State) -> bool:
     """Whether a renamed user is told, before anything is started, what is there."""
     desk, agent = Desk(state), _AgentOf(state)
-    renames = Renames(desk, agent)  # type: ignore[arg-type]
     asked = placement(state, EVE)
     try:
-        run(renames.check(asked))
+        run(owners.check_names(desk, agent, asked))  # type: ignore[arg-type]
     except Refused:
         return True
     return False

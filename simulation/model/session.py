@@ -15,6 +15,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from jupyterhub_gpu_reclaim.common.errors import StoreError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import (
     Aside,
@@ -146,10 +148,10 @@ class Row(NamedTuple):
     dismissed: int = 0
     doubt: str = ""  #: code of the question to its user
     word: bool = False  #: its user's, that it is to come back
-    account: int = 0  #: 0: not known; -1: whoever comes
+    account: int = 0  #: 0: whoever comes
     session: int = 1  #: that of the account with that number
     claimed: bool = False
-    hidden: frozenset[int] = frozenset()  #: a former account's
+    hidden: frozenset[int] = frozenset()  #: a former account's, set apart
     doomed: frozenset[int] = frozenset()
     deletion: DeletionOrder | None = None
 
@@ -527,6 +529,7 @@ def _adopted(state: State, inc: int) -> State:
         SessionEvent.FOUND_RUNNING,
         inc=inc,
         session=tree.account if tree is not None else 1,
+        account=tree.account if tree is not None else 1,
         checkpoint=origin if noted else 0,
         attempt=0,
         placed=False,
@@ -538,6 +541,7 @@ def _as(saved: Saved) -> dict[str, Any]:
     return {
         "inc": saved.inc,
         "session": saved.account,
+        "account": saved.account,
         "checkpoint": saved.id,
         "attempt": 0,
     }
@@ -1265,7 +1269,7 @@ def _row(row: Row) -> SessionRow:
 
 
 def _account(number: int) -> str:
-    return {0: "", -1: "*"}.get(number, str(number))
+    return str(number or "")
 
 
 def _generation(term: int, number: int) -> int:
@@ -1302,7 +1306,8 @@ def _kept(row: Row) -> tuple[CheckpointRow, ...]:
         if one.id == row.checkpoint:
             keeping = Keeping.CURRENT if row.phase in SAVED else Keeping.SUPERSEDED
         if one.id in row.hidden:
-            keeping = Keeping.FORMER
+            keeping = Keeping.ASIDE
+            info = msgspec.structs.replace(info, aside=Aside(until=None))
         if one.id in row.doomed:
             keeping = Keeping.TO_DELETE
         rows.append(

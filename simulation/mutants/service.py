@@ -23,7 +23,6 @@ from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
-from jupyterhub_gpu_reclaim.controlplane.sessions.renames import Renames
 from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Runtime
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.node.local_node import LocalNode
@@ -274,15 +273,15 @@ def _whoever(self: NapPolicy, snapshot: SessionSnapshot, now: float) -> list[Any
 ASKED_AT_WORK: tuple[Patch, ...] = ((NapPolicy, "reasons_for_room", _whoever),)
 
 
-def _by_its_name(self: Renames, placement: Placement) -> SessionRow:
-    return self._sessions.row(placement.key)
+def _by_its_name(sessions: Sessions, placement: Placement) -> SessionRow:
+    return sessions.row(placement.key)
 
 
-async def _any_name(self: Renames, placement: Placement) -> None:
-    del self, placement
+async def _any_name(*_: object) -> None:
+    return
 
 
 RENAMED: tuple[Patch, ...] = (
-    (Renames, "row_of", _by_its_name),
-    (Renames, "check", _any_name),
+    (owners, "row_of", _by_its_name),
+    (owners, "check_names", _any_name),
 )

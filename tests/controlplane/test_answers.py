@@ -332,8 +332,13 @@ def test_return_of_what_is_gone_is_the_hubs_or_a_question():
     assert gone(asked, agreed, "c1").saved == info("c1")
     newer = start(kept=rows, checkpoint="c4")
     assert gone(newer, mine, "c1", "c4").saved == info("c4")
-    hidden = start(kept=(kept("c1", Keeping.FORMER), kept("c3")))
-    assert gone(hidden, mine, "c1").failure.code == "checkpoint_missing"
+    another = msgspec.structs.replace(info("c1"), account="8")
+    theirs = msgspec.structs.replace(kept("c1", Keeping.ASIDE), info=another)
+    mine = msgspec.structs.replace(mine, account="7")
+    assert (
+        gone(start(kept=(theirs, kept("c3"))), mine, "c1").failure.code
+        == "checkpoint_missing"
+    )
 
 
 def test_hub_that_remembers_a_newer_state_of_the_session_is_a_reason_to_ask():

@@ -42,7 +42,6 @@ from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
 from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
 from jupyterhub_gpu_reclaim.controlplane.sessions import totals
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
-from jupyterhub_gpu_reclaim.controlplane.sessions.renames import Renames
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -177,7 +176,6 @@ class Controller:
         queue = WorkQueue(worker.work, clock=clock, workers=settings.workers)
         self._sessions, self._queue = sessions, queue
         together.look = jobs.look = queue.add
-        renames = Renames(sessions, agent)
         #: calls about sessions
         self.users = UserApi(
             sessions=sessions,
@@ -185,7 +183,6 @@ class Controller:
             deletions=deletions,
             judge=judge,
             queue=queue,
-            renames=renames,
             settings=settings,
         )
         #: calls about nodes
@@ -204,7 +201,6 @@ class Controller:
             agent=agent,
             deletions=deletions,
             questions=questions,
-            renames=renames,
             resumer=resumer,
             together=together,
             look=queue.add,
@@ -215,7 +211,6 @@ class Controller:
             agent=agent,
             deletions=deletions,
             resumer=resumer,
-            renames=renames,
             questions=questions,
             look=queue.add,
             settings=settings,

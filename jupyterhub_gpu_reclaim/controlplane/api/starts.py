@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
-    from jupyterhub_gpu_reclaim.controlplane.sessions.renames import Renames
 
 
 _log = logging.getLogger(__name__)
@@ -66,7 +65,6 @@ class StartPlanner:
         agent: the agents.
         deletions: takes up orders to delete before anything is written.
         questions: asks the reconciler.
-        renames: knows what is there under a former name.
         resumer: ends restores that are no longer wanted.
         together: knows what comes back with it.
         look: adds a session's key to the work queue.
@@ -80,7 +78,6 @@ class StartPlanner:
         agent: Agent,
         deletions: Deletions,
         questions: Questions,
-        renames: Renames,
         resumer: Resumer,
         together: Together,
         look: Callable[[SessionKey], None],
@@ -90,7 +87,6 @@ class StartPlanner:
         self._agent = agent
         self._deletions = deletions
         self._questions = questions
-        self._renames = renames
         self._resumer = resumer
         self._together = together
         self._look = look
@@ -147,7 +143,7 @@ class StartPlanner:
             self._check_open()
         match action.kind:
             case ActionKind.COLD:
-                await self._renames.check(placement)
+                await owners.check_names(self._sessions, self._agent, placement)
                 moved = self._sessions.row(row.key) != row
                 return None if moved else StartPlan(action="cold")
             case ActionKind.JOIN if action.tree is not None:
@@ -157,7 +153,7 @@ class StartPlanner:
             case ActionKind.RETURN:
                 return await self._begin_restore(answer, placement)
             case ActionKind.MISSING:
-                await self._renames.check(placement)
+                await owners.check_names(self._sessions, self._agent, placement)
                 if self._sessions.row(row.key) == row:  # its user has to choose
                     gone = placement.checkpoint
                     failure = failure_of(Reason.CHECKPOINT_MISSING, checkpoint=gone)

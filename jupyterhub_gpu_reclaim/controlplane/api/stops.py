@@ -35,6 +35,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.actions import ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.asked import Want
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
-    from jupyterhub_gpu_reclaim.controlplane.sessions.renames import Renames
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,6 @@ class StopPlanner:
         agent: the agents.
         deletions: deletes what a deleted server has left.
         resumer: notes that a restore has ended well.
-        renames: knows what is there under a former name.
         questions: asks the reconciler.
         look: adds a session's key to the work queue.
         settings: the limits.
@@ -76,7 +75,6 @@ class StopPlanner:
         agent: Agent,
         deletions: Deletions,
         resumer: Resumer,
-        renames: Renames,
         questions: Questions,
         look: Callable[[SessionKey], None],
         settings: Settings,
@@ -85,14 +83,13 @@ class StopPlanner:
         self._agent = agent
         self._deletions = deletions
         self._resumer = resumer
-        self._renames = renames
         self._questions = questions
         self._look = look
         self._settings = settings
 
     async def plan(self, placement: Placement) -> StopPlan:
         """See ``Controller.plan_stop``."""
-        row = self._renames.row_of(placement)
+        row = owners.row_of(self._sessions, placement)
         key = row.key
         if placement.checked:
             # A restarted Hub stops a server only because it found it frozen: nobody
@@ -110,7 +107,7 @@ class StopPlanner:
                 # Nobody but us has asked for the end of what is not saved.
                 raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
         ids = placement.incarnation, placement.session
-        names = set() if mine else await self._renames.names_of(*ids)
+        names = set() if mine else await owners.names_of(self._agent, *ids)
         if names and key not in names:  # it is its user's, of before a new name
             return StopPlan(action="keep")
         answer = await self._questions.answer(key, Want.STOP, placement)
@@ -149,7 +146,7 @@ class StopPlanner:
 
     async def release(self, placement: Placement) -> None:
         """See ``Controller.release``."""
-        row = self._renames.row_of(placement)
+        row = owners.row_of(self._sessions, placement)
         if row.incarnation != placement.incarnation or row.phase not in SAVED:
             raise Refused(Reason.NOT_CAPTURED)
         try:
@@ -160,7 +157,7 @@ class StopPlanner:
 
     def stopped(self, placement: Placement) -> None:
         """See ``Controller.stopped``."""
-        row = self._renames.row_of(placement)
+        row = owners.row_of(self._sessions, placement)
         if row.incarnation == placement.incarnation:
             back = self._sessions.has_come_back(row.key)
             if row.phase is Phase.RESUMING and back:

@@ -39,6 +39,7 @@ from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.flows import ending
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, notes
 from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
+from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.phases import (
     LIVE,
@@ -47,7 +48,6 @@ from jupyterhub_gpu_reclaim.controlplane.model.phases import (
     is_needless,
 )
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
-    HIDDEN,
     Intent,
     Keeping,
     SessionRow,
@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
-    from jupyterhub_gpu_reclaim.controlplane.sessions.renames import Renames
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +113,6 @@ class UserApi:
         deletions: Deletions,
         judge: Judge,
         queue: WorkQueue,
-        renames: Renames,
         settings: Settings,
     ) -> None:
         self._sessions = sessions
@@ -122,7 +120,6 @@ class UserApi:
         self._deletions = deletions
         self._judge = judge
         self._queue = queue
-        self._renames = renames
         self._settings = settings
 
     def sessions(self) -> list[SessionView]:
@@ -376,7 +373,7 @@ class UserApi:
         """
         self._known_row(key)
         # A Hub that has lost its database has other accounts for the same people.
-        self._settle_account(key, by, manages=True)
+        owners.give(self._sessions, key)
         order_renewal(self._sessions, key, by)
         return self._sessions.view(key)
 
@@ -405,20 +402,15 @@ class UserApi:
 
         Raises:
             NotFound: no such session.
-            Refused: ``wrong_phase``: it is not suspended; ``not_adopted``: it runs, and
-                is a former account's; ``operation_in_flight``: that one may run soon.
+            Refused: ``wrong_phase``: it is not suspended.
         """
         seconds = self._settings.set_aside
         row = self._known_row(key)
-        if self._renames.dismiss(key, by):
+        asked = row.failure if row.phase is Phase.STOPPED else None
+        if asked is not None and asked.code == Reason.RENAMED.value:
+            line = self._sessions.audit_line(key, by, "start fresh")
+            self._sessions.update(key, line, failure=None)
             return self._sessions.view(key)
-        if row.claimed:
-            if row.phase is Phase.RESUMING:
-                raise Refused(Reason.OPERATION_IN_FLIGHT, operation="resume")
-            owners.spare(self._sessions, key)
-            owners.hand_over(self._sessions, key, self._settings)
-            self._queue.add(key)
-            return self._sessions.view_of(SessionRow(key=key), [])
         self._sessions.apply(
             key,
             SessionEvent.PUT_ASIDE,
@@ -484,7 +476,7 @@ class UserApi:
         else:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.phase.value)
         if manages:
-            owners.trust(self._sessions, key)
+            owners.give(self._sessions, key)
         self._queue.add(key)
         return self._sessions.view(key)
 
@@ -508,8 +500,9 @@ class UserApi:
                 session = self._sessions.row(key)
                 journal.keep(expiry.aside(info, now, seconds, session) for info in mine)
         row = journal.checkpoint(checkpoint)
-        hidden = {Keeping.TO_DELETE} if manages else HIDDEN
-        if row is None or row.key != key or row.keeping in hidden:
+        if row is None or row.key != key or row.keeping is Keeping.TO_DELETE:
+            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
+        if not manages and lineage.is_hidden(self._sessions.row(key), row):
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
         return row
 
@@ -559,7 +552,8 @@ class UserApi:
         """
         journal = self._sessions.journal
         found = journal.checkpoint(checkpoint)
-        if found is None or found.key != row.key:
+        theirs = found is not None and found.key == row.key
+        if found is None or not theirs or lineage.is_hidden(row, found):
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
         if not is_needless(found, row):
             raise _wrong_phase(row, SessionEvent.DISCARDED)
@@ -659,8 +653,8 @@ class UserApi:
 
     def _visible(self, key: SessionKey) -> list[CheckpointRow]:
         """Return the checkpoints that the session's user may see."""
-        rows = self._sessions.journal.checkpoints(key)
-        return [row for row in rows if row.keeping not in HIDDEN]
+        rows, session = self._sessions.journal.checkpoints(key), self._sessions.row(key)
+        return [row for row in rows if not lineage.is_hidden(session, row)]
 
     def audit(self, key: SessionKey, limit: int = 100) -> list[AuditLine]:
         """Return the audit lines of a session, the newest first."""
@@ -709,9 +703,8 @@ class UserApi:
         claimed = self._sessions.row(key).claimed
         if claimed and not manages:
             raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
-        if manages:
-            owners.trust(self._sessions, key)
         if claimed:
+            owners.give(self._sessions, key)
             _log.warning("%s: %s has given it to the name's new account", key, by)
 
     def _check_is_theirs(self, key: SessionKey, by: str) -> None:

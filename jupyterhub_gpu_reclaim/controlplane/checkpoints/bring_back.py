@@ -56,6 +56,7 @@ def take(
         SessionEvent.BROUGHT_BACK,
         by=by or SERVICE,
         checkpoints=[*rows, *wanted],
+        account=info.account if info and not row.since else row.account,
         session=info.session if info else row.session,
         incarnation=info.incarnation if info else row.incarnation,
         checkpoint=checkpoint,

@@ -33,7 +33,6 @@ from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.journal import notes, schema
 from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
-from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
@@ -110,8 +109,6 @@ class Deletions:
     def take(self, deletion: Deletion) -> None:
         """Order what the spawner tells, unless that order was taken up before.
 
-        Checkpoints that are kept for a former account of that name keep their own time.
-
         Raises:
             StoreError: it could not be written; nothing is changed.
         """
@@ -146,10 +143,9 @@ class Deletions:
         to_delete = [
             each
             for r in self._rows_meant(order)
-            if r.keeping is not Keeping.FORMER
             for each in expiry.kept(sessions, r.id, Keeping.TO_DELETE, seconds=0)
         ]
-        if order.concerns(owners.account_of(sessions, row)):
+        if order.concerns(row.account):
             sessions.remove(key, line, to_delete, [*_written(order), *also])
         else:  # the session of somebody who has had the name before
             sessions.journal.keep(to_delete)
@@ -173,7 +169,7 @@ class Deletions:
             accounts=frozenset({deletion.account} - {""}),
         )
         names = {each.info.incarnation for each in self._rows_meant(order) if each.info}
-        if order.concerns(owners.account_of(self._sessions, row)):
+        if order.concerns(row.account):
             names.add(row.incarnation)
         names |= order.names
         accounts, former = order.accounts, self.pending(row.key)

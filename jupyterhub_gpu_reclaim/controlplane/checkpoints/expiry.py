@@ -23,7 +23,6 @@ from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
-    HIDDEN,
     CheckpointRow,
     Intent,
     Keeping,
@@ -144,17 +143,18 @@ def aside(
     """The row of a checkpoint that is set aside; None: not deleted by itself.
 
     If a person has set it aside and the journal did not know, it is kept until the time
-    in the mark. A checkpoint of another account than the session's is hidden; whichever
-    of the two is older, it is not deleted before that one has gone on.
+    in the mark. A checkpoint of another account than the session's, whichever of the
+    two is older, is not deleted before that one has gone on.
     """
-    keeping = Keeping.ASIDE
     if session is not None and lineage.is_anothers(session, info):
-        keeping, seconds = Keeping.FORMER, None
+        seconds = None
     expires = None if seconds is None else now + seconds
     if info.aside is not None:
         expires = info.aside.until
     row = current(info, now)
-    return msgspec.structs.replace(row, keeping=keeping, expires=expires, info=info)
+    return msgspec.structs.replace(
+        row, keeping=Keeping.ASIDE, expires=expires, info=info
+    )
 
 
 def kept(
@@ -210,7 +210,7 @@ def settled(
     return [
         row.kept(row.keeping, row.changed, expires, by_word=by_word)
         for row in sessions.journal.checkpoints(key)
-        if row.keeping in {Keeping.ASIDE, Keeping.FORMER} and row.expires is None
+        if row.keeping is Keeping.ASIDE and row.expires is None
     ]
 
 
@@ -229,7 +229,7 @@ def back_again(
         row
         for row in sessions.journal.checkpoints(session.key)
         if row.id != session.checkpoint
-        and row.keeping not in HIDDEN
+        and not lineage.is_hidden(session, row)
         and (row.id == parent or row.is_of(session.incarnation))
     ]
     return [
@@ -472,7 +472,8 @@ def _expiries(
         if each.id in aged and retention.seconds
     }
     for row in sessions.journal.checkpoints():
-        if row.keeping is Keeping.ASIDE and row.expires is not None:
+        hidden = lineage.is_hidden(sessions.row(row.key), row)
+        if row.keeping is Keeping.ASIDE and row.expires is not None and not hidden:
             ends[row.id] = min(row.expires, ends.get(row.id, row.expires))
     now = sessions.clock.now()
     return {name: at for name, at in ends.items() if now < at <= until}

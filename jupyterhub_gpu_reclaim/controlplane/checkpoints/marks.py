@@ -34,7 +34,6 @@ _log = logging.getLogger(__name__)
 
 #: Most words that one tick tells; the rest comes with the next.
 PER_TICK = 8
-_ASIDE = {Keeping.ASIDE, Keeping.FORMER}
 
 
 class _Word(NamedTuple):
@@ -163,7 +162,7 @@ def _is_decided(row: CheckpointRow) -> bool:
 
     A checkpoint that the service has set aside by itself was only passed over.
     """
-    decided = row.keeping not in {*_ASIDE, Keeping.TO_DELETE}
+    decided = row.keeping not in {Keeping.ASIDE, Keeping.TO_DELETE}
     return decided or _wish(row, "").aside is not None
 
 
@@ -175,6 +174,6 @@ def _is_new(said: Mark, shown: Mark) -> bool:
 def _wish(row: CheckpointRow, current: str) -> Mark:
     if row.info is None:
         return Mark()
-    if row.keeping in _ASIDE:
+    if row.keeping is Keeping.ASIDE:
         return Mark(aside=row.info.aside)
     return Mark(gone_on=row.info.gone_on if row.id == current else None)

@@ -25,7 +25,6 @@ from jupyterhub_gpu_reclaim.controlplane.model.actions import (
 )
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
-    HIDDEN,
     CheckpointRow,
     Intent,
     Keeping,
@@ -332,6 +331,7 @@ def _brought_back(
         each.id
         for each in sessions.journal.checkpoints(row.key)
         if each.keeping is Keeping.ASIDE and each.info and each.info.aside is not None
+        if not lineage.is_hidden(row, each)
     }
     infos = observed.saved or ()
     aside -= {info.parent for info in infos}
@@ -387,7 +387,7 @@ def _columns(
         seen: all that have been taken into account.
     """
     return {
-        "account": info.account if lineage.is_anothers(row, info) else row.account,
+        "account": lineage.account(row, info),
         "session": info.session,
         "incarnation": info.incarnation,
         "checkpoint": info.id,
@@ -495,13 +495,14 @@ def _save_points(row: SessionRow, observed: Observed) -> list[CheckpointInfo]:
 
 
 def _of_others(sessions: Sessions, row: SessionRow) -> list[CheckpointRow]:
-    """Rows of what was saved of other accounts: hidden until a person decides."""
+    """Rows of what was saved of other accounts: kept until a person decides."""
     return [
-        msgspec.structs.replace(each, keeping=Keeping.FORMER, expires=None)
+        msgspec.structs.replace(each, keeping=Keeping.ASIDE, expires=None)
         for each in sessions.journal.checkpoints(row.key)
-        if each.keeping not in HIDDEN
+        if each.keeping is not Keeping.TO_DELETE
         and each.info
         and lineage.is_anothers(row, each.info)
+        and each.info.aside is None
     ]
 
 

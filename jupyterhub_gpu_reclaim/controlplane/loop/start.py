@@ -58,7 +58,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.actions import (
     ActionKind,
     failure_of,
 )
-from jupyterhub_gpu_reclaim.controlplane.model.rows import HIDDEN, Intent
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def _settle_missing(row: SessionRow, observed: Observed, asked: Asked) -> Action
 
     If what the Hub remembers is not older, nobody has to choose.
     """
-    shown = {each.id for each in asked.kept if each.keeping not in HIDDEN}
+    shown = {each.id for each in asked.kept if not lineage.is_hidden(row, each)}
     there = [info for info in observed.saved or () if info.id in shown]
     hubs = next((info for info in there if info.id == asked.checkpoint), None)
     if hubs is not None and hubs.stamp >= row.stamp:

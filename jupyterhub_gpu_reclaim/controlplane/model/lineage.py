@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jupyterhub_gpu_reclaim.controlplane.model.rows import WHOEVER_COMES
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
 
 
 def goes_back_to(checkpoint: str, observed: Observed) -> set[str]:
@@ -48,9 +49,24 @@ def highest(row: SessionRow, infos: Iterable[CheckpointInfo]) -> dict[str, Any]:
 
 def is_anothers(row: SessionRow, info: CheckpointInfo) -> bool:
     """Whether a checkpoint is of another account than the row, if both tell."""
-    same = info.session == row.session != ""
-    mine = same or row.account in {"", WHOEVER_COMES, info.account}
+    mine = _is_same(row, info) or row.account in {"", info.account}
     return info.account != "" and not mine
+
+
+def account(row: SessionRow, info: CheckpointInfo) -> str:
+    """Return whose a session is, now that it is what was saved as that."""
+    return row.account if _is_same(row, info) else info.account or row.account
+
+
+def is_hidden(row: SessionRow, checkpoint: CheckpointRow) -> bool:
+    """Whether a session's user can neither see nor bring back a checkpoint."""
+    left = row.claimed and row.phase is Phase.STOPPED  # by a former account
+    another = checkpoint.info is not None and is_anothers(row, checkpoint.info)
+    return left or another or checkpoint.keeping is Keeping.TO_DELETE
+
+
+def _is_same(row: SessionRow, info: CheckpointInfo) -> bool:
+    return info.session == row.session != ""
 
 
 def is_of(info: CheckpointInfo, ids: Collection[str]) -> bool:

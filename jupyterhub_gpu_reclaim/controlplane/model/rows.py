@@ -19,9 +19,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     Value,
 )
 
-#: Stands for an account: the next one of that name that starts the server.
-WHOEVER_COMES = "*"
-
 
 class Intent(StrEnum):
     """Orders of people that the worker has not carried out yet."""
@@ -41,8 +38,8 @@ class SessionRow(Value, frozen=True, kw_only=True):
     phase: Phase = Phase.STOPPED
     since: float = 0.0
     session: str = ""  #: its id, from its fresh start on; empty: not known
-    #: account of the Hub that started it; "*": the next one of its user's name that
-    #: does; empty: not known, unless its manifest tells
+    #: account of the Hub that started it; empty: the next one of its user's name that
+    #: does
     account: str = ""
     claimed: bool = False  #: whether another account of its user's name wants it
     incarnation: str = ""
@@ -83,6 +80,11 @@ class SessionRow(Value, frozen=True, kw_only=True):
         """See ``CheckpointInfo.stamp``."""
         return self.term, self.generation
 
+    @property
+    def ids(self) -> set[str]:
+        """The ids by which the Hub may remember it."""
+        return {self.checkpoint, self.session, self.incarnation} - {""}
+
 
 class Keeping(StrEnum):
     """Reasons for which a checkpoint is kept."""
@@ -92,13 +94,8 @@ class Keeping(StrEnum):
     #: while it ran
     SUPERSEDED = "superseded"
     ASIDE = "aside"  #: the user started fresh; kept for days
-    FORMER = "former"  #: of a former account of its user's name; kept for days, unseen
     WANTED = "wanted"  #: to be brought back as soon as the session is suspended
     TO_DELETE = "doomed"  #: to be deleted as soon as the agent answers
-
-
-#: Hidden from the session's user, who cannot bring them back.
-HIDDEN = frozenset({Keeping.FORMER, Keeping.TO_DELETE})
 
 
 class CheckpointRow(Value, frozen=True, kw_only=True):

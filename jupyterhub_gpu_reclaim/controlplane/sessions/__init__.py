@@ -2,8 +2,8 @@
 
 ``registry`` moves rows through the phase table, and holds one ``runtime`` object for
 each session, which one call forgets. ``views`` makes what pages and API show,
-``streams`` tells readers of changes. ``owners`` knows which account a name belongs to;
-``totals`` counts.
+``streams`` tells readers of changes. ``owners`` knows whose a session is, whatever
+its name; ``totals`` counts.
 
 A change is journalled with its audit line, then told to readers; if the phase table or
 the journal refuses, nothing is changed. Runtime state is found out again after a

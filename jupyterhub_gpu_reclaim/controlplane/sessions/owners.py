@@ -1,36 +1,44 @@
-"""Tells the Hub's account a session belongs to, so that names inherit nothing.
+"""Tells whose a session is: an account of the Hub, by its id. A name is a label.
 
-The Hub knows accounts, everything here knows names. The spawner tells the account with
-each start, and the session's row keeps it. If a name comes with another account, it
-belongs to another person now, or the Hub has lost its database and it is the same
-person; the two cannot be told apart here. So the former account's checkpoints are
-neither brought back nor deleted until a person decides. If the user chooses "start
-fresh", they are kept, hidden from that user, as long as others that are set aside. If
-an administrator resumes the session, it belongs to whoever has the name. What runs is
-neither adopted nor ended: an administrator lets the new account in, or suspends it.
+The spawner tells the account with each start. A session has it from its fresh start on,
+beside its own id: in its init, in each manifest and in its row. So a user who was
+renamed is known, and whoever has the name now may be another one.
 
-A journal that was lost knows no account. Then the manifests say whose they are. One
-that names none is nobody's without an administrator's word.
+*Another account of that name* is another person, or the Hub has lost its database and
+it is the same person; the two cannot be told apart here. So the former account's
+checkpoints are neither brought back nor deleted until a person decides. If the user
+chooses "start fresh", they are kept, hidden from that user (``lineage.is_hidden``), as
+long as others that are set aside. If an administrator resumes the session, it is
+whoever comes next: its row names no account. What runs is neither adopted nor ended: an
+administrator lets the new account in, or suspends it.
+
+*Another name of that account*: programs cannot follow, since their name is in their
+paths, their login and what was saved of them. So a session stays under its former name
+until that is given back. The Hub's word under the new name counts for the former one,
+and nothing is started beside it in silence: the user is refused (``renamed``), and may
+choose to start fresh.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
-from jupyterhub_gpu_reclaim.controlplane.model.rows import (
-    HIDDEN,
-    WHOEVER_COMES,
-    Keeping,
-)
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey, Tree
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -43,11 +51,7 @@ _ANOTHER = (
 )
 
 
-def account_of(sessions: Sessions, row: SessionRow) -> str:
-    """Return the account of a session, by its row or manifest; empty: nobody knows."""
-    return row.account or _saved_by(sessions, row.checkpoint)
-
-
+# --- another account of the same name
 def check(sessions: Sessions, placement: Placement, settings: Settings) -> None:
     """Check, before a start, whose session it is; repeat the check if more was found.
 
@@ -56,23 +60,25 @@ def check(sessions: Sessions, placement: Placement, settings: Settings) -> None:
             ``not_adopted``: the former account's session runs.
         StoreError: the journal does not answer.
     """
-    key, owner = placement.key, placement.owner
-    if not owner:
-        return  # a spawner that does not report it
-    row = sessions.row(key)
-    if not _is_anothers(sessions, row, owner):
-        if row.claimed:
-            sessions.update(key, claimed=False)
-    elif row.phase is Phase.STOPPED:
-        hand_over(sessions, key, settings)
-    else:
+    key, owner, row = placement.key, placement.owner, sessions.row(placement.key)
+    stopped, theirs = row.phase is Phase.STOPPED, row.account in {"", owner}
+    if not owner or (theirs and not row.claimed):
+        return  # or a spawner that does not report it
+    if not theirs and not stopped:
         sessions.update(key, claimed=True)
-        spare(sessions, key)
+        if row.phase in LIVE:
+            raise _refuse_running(sessions, key)
         raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
-    for each in sessions.journal.checkpoints(key):
-        mine = _saved_by(sessions, each.id) == owner
-        if each.keeping is Keeping.FORMER and mine:
-            sessions.journal.drop(each.id)  # the start finds it
+    if not stopped:
+        sessions.update(key, claimed=False)
+        return
+    rows = sessions.journal.checkpoints(key)
+    if not theirs:
+        _set_apart(sessions, rows, settings)
+    sessions.remove(key, sessions.audit_line(key, SERVICE, "new account", _NEW))
+    for each in rows:  # what others have set apart: the start finds it
+        if each.keeping is Keeping.ASIDE and each.info and each.info.account == owner:
+            sessions.journal.drop(each.id)
 
 
 def refuse_anothers(sessions: Sessions, tree: Tree, placement: Placement) -> None:
@@ -87,16 +93,6 @@ def refuse_anothers(sessions: Sessions, tree: Tree, placement: Placement) -> Non
         raise _refuse_running(sessions, placement.key)
 
 
-def spare(sessions: Sessions, key: SessionKey) -> None:
-    """Check that no former account's session runs, which may not be ended.
-
-    Raises:
-        Refused: ``not_adopted``: it runs; its page says so.
-    """
-    if sessions.row(key).phase in LIVE:
-        raise _refuse_running(sessions, key)
-
-
 def note(sessions: Sessions, placement: Placement, settings: Settings) -> None:
     """Note that the server belongs to its account; others' checkpoints do not.
 
@@ -106,41 +102,33 @@ def note(sessions: Sessions, placement: Placement, settings: Settings) -> None:
     key, owner, row = placement.key, placement.owner, sessions.row(placement.key)
     if row.account == owner or not owner:
         return
-    if row.account != WHOEVER_COMES:
-        rows = sessions.journal.checkpoints(key)
-        theirs = {owner} if row.account else {"", owner}
-        former = [each for each in rows if _saved_by(sessions, each.id) not in theirs]
-        _hide(sessions, former, settings)
+    row = msgspec.structs.replace(row, account=owner)
+    others = [
+        each
+        for each in sessions.journal.checkpoints(key)
+        if each.info and lineage.is_anothers(row, each.info)
+        if each.id != row.checkpoint
+    ]
+    _set_apart(sessions, others, settings)
     if sessions.journal.session(key):  # else it has a row when it runs
         sessions.update(key, account=owner, claimed=False)
 
 
-def trust(sessions: Sessions, key: SessionKey) -> None:
-    """Give a session to the name's owner by a manager's word, if asked or unknown.
+def give(sessions: Sessions, key: SessionKey) -> None:
+    """Give a session to the account that comes next, by an administrator's word.
 
     Raises:
         StoreError: it could not be written.
     """
-    row = sessions.row(key)
-    if row.claimed or not row.account:
-        rows = sessions.journal.checkpoints(key)
-        current = [each for each in rows if each.keeping is Keeping.CURRENT]
-        # A program may have deleted the former one's user.
-        _keep(sessions, current, Keeping.CURRENT)
-        sessions.update(key, account=WHOEVER_COMES, claimed=False)
-
-
-def hand_over(sessions: Sessions, key: SessionKey, settings: Settings) -> None:
-    """Give the name to whoever comes, with nothing of the former account's.
-
-    Its checkpoints are kept for a while, hidden. What still stands captured is ended by
-    the next start.
-
-    Raises:
-        StoreError: it could not be written; it has to be repeated.
-    """
-    _hide(sessions, sessions.journal.checkpoints(key), settings)
-    sessions.remove(key, sessions.audit_line(key, SERVICE, "new account", _NEW))
+    now = sessions.clock.now()
+    rows = sessions.journal.checkpoints(key)
+    # A program may have deleted the former one's user, which limits its time.
+    sessions.journal.keep(
+        each.kept(Keeping.CURRENT, now, None)
+        for each in rows
+        if each.keeping is Keeping.CURRENT
+    )
+    sessions.update(key, account="", claimed=False)
 
 
 def _refuse_running(sessions: Sessions, key: SessionKey) -> Refused:
@@ -150,34 +138,86 @@ def _refuse_running(sessions: Sessions, key: SessionKey) -> Refused:
     return running
 
 
-def _is_anothers(sessions: Sessions, row: SessionRow, owner: str) -> bool:
-    if account := account_of(sessions, row):
-        return account not in {owner, WHOEVER_COMES}
-    return (
-        row.phase not in LIVE
-        and sessions.journal.checkpoint(row.checkpoint) is not None
-    )
-
-
-def _saved_by(sessions: Sessions, checkpoint: str) -> str:
-    row = sessions.journal.checkpoint(checkpoint)
-    return row.info.account if row and row.info else ""
-
-
-def _hide(sessions: Sessions, rows: list[CheckpointRow], settings: Settings) -> None:
-    seen = [row for row in rows if row.keeping not in HIDDEN]
-    _keep(sessions, seen, Keeping.FORMER, settings.set_aside)
-
-
-def _keep(
-    sessions: Sessions,
-    rows: list[CheckpointRow],
-    keeping: Keeping,
-    seconds: float | None = None,
+def _set_apart(
+    sessions: Sessions, rows: Iterable[CheckpointRow], settings: Settings
 ) -> None:
+    """Keep what is a former account's for a while."""
     now = sessions.clock.now()
-    expires = None if seconds is None else now + seconds
-    by_word = keeping is Keeping.FORMER
     sessions.journal.keep(
-        row.kept(keeping, now, expires, by_word=by_word) for row in rows
+        row.kept(Keeping.ASIDE, now, now + settings.set_aside, by_word=True)
+        for row in rows
+        if row.keeping is not Keeping.TO_DELETE
+        and not (row.info and row.info.aside is not None)
     )
+
+
+# --- another name of the same account
+def row_of(sessions: Sessions, placement: Placement) -> SessionRow:
+    """Return a session's row; of a user renamed while it ran, the former name's."""
+    rows = [sessions.row(placement.key), *sessions.journal.sessions()]
+    own = (row for row in rows if row.incarnation == placement.incarnation)
+    return next(own, rows[0])
+
+
+async def names_of(agent: Agent, *ids: str) -> set[SessionKey]:
+    """Return the names by which the agents, or else the store, know a session.
+
+    Args:
+        agent: the agents.
+        *ids: of the session, of an incarnation or of a checkpoint of it; empty ones
+            are not known.
+
+    Raises:
+        Unreachable, StoreError: one that has to be asked does not answer.
+    """
+    known = set(ids) - {""}
+    trees = [t for t in await agent.trees() if t.state is not TreeState.GONE]
+    if names := {t.key for t in trees if known & {t.session, t.incarnation}}:
+        return names
+    return {
+        info.key
+        for info in await agent.checkpoints()
+        if info.id in known or (info.aside is None and info.session in known)
+    }
+
+
+async def check_names(sessions: Sessions, agent: Agent, placement: Placement) -> None:
+    """Check that its user has no session under a former name.
+
+    Asked before a cold start, and where nobody knows what the Hub remembers.
+
+    Raises:
+        Refused: ``renamed``, unless the user has said to start fresh.
+        Unreachable, StoreError: nobody can say so now.
+    """
+    mine = sessions.row(placement.key)
+    if placement.former in mine.ids or mine.phase is not Phase.STOPPED:
+        return
+    for key in sorted(await _names(sessions, agent, placement) - {mine.key}):
+        there = sessions.row(key).ids
+        named = {placement.former, placement.checkpoint, *there} - {""}
+        if mine.failure is None and mine.dismissed in named:
+            continue
+        error = Refused(Reason.RENAMED, there=key, here=mine.key)
+        # Its user's "start fresh" dismisses it: no failure is left then.
+        left = placement.checkpoint or min(there, default=placement.former)
+        sessions.update(mine.key, failure=codec.failure_of(error), dismissed=left)
+        raise error
+
+
+async def _names(
+    sessions: Sessions, agent: Agent, placement: Placement
+) -> set[SessionKey]:
+    """Return the names of what the Hub remembers, or of the account's leftovers."""
+    rows = sessions.journal.sessions()
+    there = [row for row in rows if row.phase is not Phase.STOPPED]
+    if hubs := {placement.former, placement.checkpoint} - {""}:
+        found = {row.key for row in there if hubs & row.ids}
+        if found := found or await names_of(agent, *hubs):
+            return found
+    if sessions.row(placement.key).since or not placement.owner:
+        return set()  # something was begun under this name
+    server, owner = placement.key.server, placement.owner
+    return {
+        row.key for row in there if (row.key.server, row.account) == (server, owner)
+    }

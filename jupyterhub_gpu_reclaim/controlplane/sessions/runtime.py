@@ -87,8 +87,6 @@ class Runtime:
     end_untold: bool = False
     #: incarnations whose end was ordered and not answered (``flows/ending.py``)
     ending: frozenset[str] = frozenset()
-    #: id that the Hub remembers here, of a session with another name in the journal
-    of_another_name: str = ""
     #: an odd state, and since when it has lasted (monotonic)
     odd: tuple[str, float] | None = None
     operation: OperationEvents | None = None  #: the last capture or restore

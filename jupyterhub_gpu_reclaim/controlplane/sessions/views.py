@@ -17,8 +17,9 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionFacts,
     SessionView,
 )
+from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.phases import is_needless
-from jupyterhub_gpu_reclaim.controlplane.model.rows import HIDDEN, Keeping
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
@@ -49,6 +50,7 @@ def view_of(
             run.
         suspension: the facts for its user; None: it is not suspended.
     """
+    kept = [each for each in kept if not lineage.is_hidden(row, each)]
     ended = row.phase.rests
     operation = runtime.operation
     return SessionView(
@@ -78,7 +80,7 @@ def view_of(
 
 
 def kept_states(rows: list[CheckpointRow], session: SessionRow) -> list[KeptState]:
-    """Return a session's checkpoints that can be brought back, the newest first."""
+    """Return checkpoints that a session can be brought back to, the newest first."""
     return [
         KeptState(
             id=row.id,
@@ -94,7 +96,6 @@ def kept_states(rows: list[CheckpointRow], session: SessionRow) -> list[KeptStat
             deletable=is_needless(row, session),
         )
         for row in reversed(rows)
-        if row.keeping not in HIDDEN
     ]
 
 
