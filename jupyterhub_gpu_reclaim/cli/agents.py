@@ -34,7 +34,7 @@ LIMIT = 15.0
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("agents", help="the agents of a cluster's nodes")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    text = "say whether each agent can save sessions, and whom it obeys"
+    text = "say whether each agent can save sessions and refuses strangers"
     check = actions.add_parser("check", help=text, description=sentence(text))
     check.add_argument(
         "--at",

@@ -30,7 +30,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         epilog="The file is executed, as the Hub would, with whatever it does besides"
         " setting values, and for as long as that takes. What it prints goes to stderr."
         " Exit code 0: all settings make sense; 1: problems are printed to stdout, one"
-        " a line. Lines about hooks, which are no problems, follow.",
+        " a line. Lines about hooks, which are not problems, follow.",
     )
     check.add_argument("file", metavar="FILE", help="a jupyterhub_config.py")
     check.set_defaults(run=_check)

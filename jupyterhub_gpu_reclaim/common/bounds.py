@@ -26,7 +26,7 @@ Name = Annotated[str, Meta(pattern=_LINE, max_length=255)]
 Identifier = Annotated[
     str, Meta(pattern=rf"^[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}}{_END}")
 ]
-#: What is counted by ones, and fits a column of the journal.
+#: Counted by ones; fits a column of the journal.
 Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
 #: Of a user or a group.
 UserId = Annotated[int, Meta(ge=0, lt=1 << 32)]

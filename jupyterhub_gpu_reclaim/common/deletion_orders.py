@@ -84,7 +84,7 @@ def pending(folder: Path) -> Iterator[tuple[Path, Deletion]]:
             try:
                 deletion = codec.decode_kept(path.read_bytes(), Deletion, "The order")
             except BadRequest as error:
-                _log.warning("%s is no order to delete: %s", path, error)
+                _log.warning("%s is not an order to delete: %s", path, error)
                 path.replace(path.with_suffix(".bad"))
                 continue
             yield path, deletion

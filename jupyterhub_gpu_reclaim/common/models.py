@@ -284,7 +284,7 @@ class GoneOn(Value, frozen=True, kw_only=True):
 
 
 class Mark(Value, frozen=True, kw_only=True):
-    """What is said of a checkpoint beside it; neither: it is chosen."""
+    """Remarks beside a checkpoint; none: it is the chosen one."""
 
     aside: Aside | None = None
     gone_on: GoneOn | None = None  #: that is a choice, too
@@ -314,7 +314,7 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     steps: list[Step] = []
     #: Checkpoint that this incarnation was restored from; empty: it was started cold.
     parent: Line = ""
-    #: What it held of which cards; empty: of none, or it is not known.
+    #: The cards that it used; empty: none, or unknown.
     gpus: list[GpuSample] = []
     #: Id of the session that it is of, and the account at the Hub that it belonged to;
     #: empty: not known.

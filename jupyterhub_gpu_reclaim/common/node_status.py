@@ -77,7 +77,7 @@ class NodeStatus(Value, frozen=True, kw_only=True):
 
     @property
     def unheard(self) -> NodeStatus:
-        """What is left of it once the agent is silent: no figure that changes."""
+        """Its fixed part, which holds while the agent is silent."""
         cards = [
             msgspec.structs.replace(card, free=None, busy_percent=None)
             for card in self.cards or ()

@@ -113,7 +113,7 @@ class Reason(Enum):
     )
     NO_JUPYTER = (
         "no_jupyter",
-        "Its server is no Jupyter server, so nobody can see whether it is in use.",
+        "Its server is not a Jupyter server, so nobody can see whether it is in use.",
         "With IdlePolicy.without_jupyter it is judged by processor, GPU and data.",
     )
     WINDOW_TOO_SHORT = (
@@ -622,7 +622,7 @@ class Reason(Enum):
     )
     VOLUME_ENDS = (
         "volume_ends",
-        "What is in {path} would be lost: that volume ends with its container.",
+        "Everything in {path} would be lost: that volume ends with its container.",
         "Move it to your home, or ask the administrator for a lasting volume there.",
         True,
     )

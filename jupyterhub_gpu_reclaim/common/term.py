@@ -50,5 +50,5 @@ class Term(Value, frozen=True, kw_only=True):
             return None
         words = _WORDS.fullmatch(text)
         if words is None or not 1 <= int(words[1]) <= HIGHEST:
-            raise BadRequest(Reason.INVALID, what=f"The header {TERM} is no term.")
+            raise BadRequest(Reason.INVALID, what=f"The header {TERM} is not a term.")
         return cls(number=int(words[1]), holder=words[2])

@@ -275,7 +275,7 @@ def _spawners_value(owner: type[HasTraits], section: str, name: str, value: Any)
         # What its base has may stand here, too, and which that is we do not know.
         near = validation.meant(name, traits)
         strange = near != "." and name not in Spawner.class_traits()
-        return f"{called} is no setting{near}" if strange else ""
+        return f"{called} is not a setting{near}" if strange else ""
     if not str(getattr(traits[name].this_class, "__module__", "")).startswith(_OURS):
         return ""  # JupyterHub's own
     return validation.judged_value(owner, name, value, called)

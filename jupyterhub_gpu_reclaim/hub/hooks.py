@@ -44,7 +44,7 @@ _SEEN = {
 
 
 def told(hub: Any) -> list[str]:
-    """Which hooks a Hub has, and when each of them runs.
+    """The hooks that a Hub has, and when each of them runs.
 
     Args:
         hub: a ``JupyterHub`` that has read its configuration.

@@ -46,7 +46,7 @@ def check(extra: str) -> None:
 
 
 def lacking(lines: list[str], extra: str) -> list[str]:
-    """Which of these requirements are not fulfilled, each with what is installed."""
+    """The unmet ones of these requirements, each with what is installed."""
     missing = []
     for one in map(Requirement, lines):
         if one.marker and not any(

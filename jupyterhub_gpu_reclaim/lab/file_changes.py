@@ -3,7 +3,7 @@
 A person may write a text or sort files in JupyterLab with no kernel and no terminal,
 and their requests are lost among those that open pages send by themselves. The server
 tells its extensions of each change; the time of the last one is added to its status.
-Opening a file or a folder is no change: pages do that by themselves.
+Opening a file or a folder is not a change: pages do that by themselves.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from jupyterhub_gpu_reclaim.lab import (
 class PassHandler(APIHandler):  # type: ignore[misc,unused-ignore]
     """``POST gpu-reclaim/pass``."""
 
-    #: An open tab is no use of the session.
+    #: An open tab does not count as use.
     _track_activity = False
 
     @authenticated

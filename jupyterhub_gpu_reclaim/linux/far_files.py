@@ -47,7 +47,7 @@ _FUNCTIONS: Final = re.compile(
 Task = tuple[int, int]
 
 _PROBE: Final = Path(__file__).with_name("far_probe.py")
-#: Seconds until the child has begun; a busy machine is no silent file system.
+#: Seconds until the child has begun; a busy machine is not a silent file system.
 _START_SECONDS: Final = 30.0
 _KILL_SECONDS: Final = 0.2
 

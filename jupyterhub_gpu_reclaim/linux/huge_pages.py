@@ -1,4 +1,4 @@
-"""Which programs of this machine get huge pages.
+"""The programs of this machine that get huge pages.
 
 The driver takes host memory inside of the user's process and does not ask for huge
 pages there; ``always`` makes its checkpoint 1.4 times as fast

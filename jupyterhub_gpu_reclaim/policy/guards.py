@@ -126,7 +126,7 @@ class Guards(Configurable):
         elif not phase.live:
             yield deny(Reason.OPERATION_IN_FLIGHT, operation=phase.value)
         elif snapshot.waking:
-            # What it was sent has not been read, so that by its samples it is idle.
+            # It has not read its input, so that by its samples it is idle.
             yield deny(Reason.NAP_WAKING)
 
     def _people(self, snapshot: SessionSnapshot, now: float) -> Iterator[Decision]:
@@ -224,6 +224,8 @@ def parse_period(text: str) -> Period:
     """
     match = _PERIOD.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no period of a day; write it as '08:00-18:30'")
+        raise ValueError(
+            f"{text!r} is not a period of a day; write it as '08:00-18:30'"
+        )
     hours = [int(part) for part in match.groups()]
     return Period(time(hours[0], hours[1]), time(hours[2], hours[3]))

@@ -115,12 +115,12 @@ class IdlePolicy(Configurable):
     prompt_idle_after = Seconds(
         3600.0,
         allow_none=True,
-        help="""Seconds after which a cell that waits for an answer is no work any more.
+        help="""Seconds after which a cell that waits for an answer is not work.
 
         A cell in ``input()`` or at a debugger's prompt is busy for its server until
         somebody answers. Counted from the question, or from the session's return; the
         session comes back at the same prompt. Shorter gives GPUs back sooner; longer
-        spares people who think about an answer a resume. 0: such a cell is no work,
+        spares people who think about an answer a resume. 0: such a cell is never work,
         and the question counts as use like any other. None: it is busy for ever, as
         it is where our server extension is not installed in the session. Example:
         7200.
@@ -154,7 +154,7 @@ class IdlePolicy(Configurable):
     wake_for_jobs = Enum(
         ["never", "wake", "keep"],
         default_value="never",
-        help="""What is done for scheduled notebooks (jupyter-scheduler).
+        help="""How scheduled notebooks are treated (jupyter-scheduler).
 
         A suspended session starts none; what was due meanwhile runs as soon as the
         session is back. ``never``: the session goes when it is idle, and its page and

@@ -14,7 +14,7 @@ RECENT_SECONDS = 60.0
 PEAK_SECONDS = 10.0
 #: Seconds between two readings that are enough for a peak: they come not quite on time.
 _NEARLY_SECONDS = 0.9 * PEAK_SECONDS
-#: Rounding of the kernel's counters; a smaller step back is no reset.
+#: Rounding of the kernel's counters; a smaller step back is not a reset.
 _ROUNDING = 0.05
 
 

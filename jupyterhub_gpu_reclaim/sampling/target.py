@@ -1,4 +1,4 @@
-"""What is sampled: a running session, as the agent finds it."""
+"""A running session to be sampled, as the agent finds it."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from jupyterhub_gpu_reclaim.cli.main import main
 from jupyterhub_gpu_reclaim.common import durable
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.node import state_folder
 from jupyterhub_gpu_reclaim.node.app import AgentApp
 from jupyterhub_gpu_reclaim.node.setup import settings, store_init
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
@@ -52,7 +53,7 @@ def agents_file(place, key, state, tmp_path):
         f"c.AgentApp.master_key_file = {str(key)!r}\n"
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(settings, "AGENT_FILE", str(path))
+        patch.setattr(state_folder, "AGENT_FILE", str(path))
         for kind in (settings.AgentSettings, AgentApp):
             defaults = kind._static_immutable_initial_values  # traitlets' own
             patch.setitem(defaults, "config_file", str(path))

@@ -163,7 +163,7 @@ async def test_file_that_is_no_order_is_put_out_of_the_way(world, tmp_path, capl
     bad = good.with_name("0.json")
     bad.write_text("{")
     assert [told.key for _, told in deletion_orders.pending(tmp_path)] == [KEY]
-    assert "is no order to delete" in caplog.text
+    assert "is not an order to delete" in caplog.text
     assert bad.with_suffix(".bad").exists()
 
 

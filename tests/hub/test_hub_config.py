@@ -128,7 +128,7 @@ def test_settings_in_their_own_sections_reach_the_service(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("idel_after", 1800, "IdlePolicy.idel_after is no setting; did you mean"),
+        ("idel_after", 1800, "IdlePolicy.idel_after is not a setting; did you mean"),
         ("idle_after", "30m", "IdlePolicy.idle_after must be a duration"),
         (
             "idle_after",
@@ -205,10 +205,10 @@ def test_second_call_changes_nothing_and_is_said(tmp_path):
         ({"service_options": "grace"}, "service_options must be a dictionary"),
         ({"service_options": {"grace": 1}}, "'grace' is not of the form"),
         ({"service_options": {"x-y.z": 1}}, "'x-y.z' is not of the form"),
-        ({"service_options": {"Guard.min_age": 1}}, "Guard is no .* mean Guards?"),
+        ({"service_options": {"Guard.min_age": 1}}, "Guard is not .* mean Guards?"),
         (
             {"service_options": {"ReclaimService.grase": 1}},
-            "grase is no setting; did you mean grace?",
+            "grase is not a setting; did you mean grace?",
         ),
         ({"service_options": {"ReclaimService.grace": "1 h"}}, "1 h is 3600"),
         (

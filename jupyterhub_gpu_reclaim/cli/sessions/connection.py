@@ -60,7 +60,7 @@ def _token(args: argparse.Namespace) -> str:
     else:
         token = _read(Path(args.token_file))
     if not (token.isascii() and token.isprintable() and " " not in token):
-        _refuse("What is given as a token is none.")
+        _refuse("That is not a token.")
     return token
 
 

@@ -107,7 +107,7 @@ MANAGER_SCOPES: tuple[Scope, ...] = (
     Scope(
         MANAGE,
         "For anyone else that a role of yours (`c.JupyterHub.load_roles`) names.",
-        "People who are no administrators of the Hub see their own sessions only.",
+        "People who are not administrators of the Hub see their own sessions only.",
     ),
 )
 

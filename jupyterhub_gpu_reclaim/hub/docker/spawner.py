@@ -65,7 +65,9 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
             Unreachable: it does not answer, or cannot (``docker_silent``).
         """
         if method == "create_container":
-            if "environment" in kwargs:  # else it is no session's (``move_certs``)
+            if (
+                "environment" in kwargs
+            ):  # otherwise it is not a session's (``move_certs``)
                 self.reclaim_given = given.settle(
                     self.reclaim_launch,
                     containers.variables(kwargs["environment"]),

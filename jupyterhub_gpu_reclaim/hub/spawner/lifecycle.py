@@ -206,7 +206,7 @@ class SessionLifecycle:
     async def is_over(self) -> bool:
         """Whether what was suspended is never to come back; then it is forgotten.
 
-        The service, which deletes and sets aside, is asked; no answer is no end.
+        The service, which deletes and sets aside, is asked; no answer means no.
         """
         if self.pointer.phase is not PointerPhase.SUSPENDED:
             return False
@@ -289,7 +289,7 @@ class SessionLifecycle:
         self, start: Start, minted: str, reporter: ProgressReporter
     ) -> Any:
         if not await self._await_cleanup():
-            # What is being ended must not be taken for the session.
+            # Programs that are being ended must not be taken for the session.
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="stop")
         plan = await self._plan_start(reporter)
         if plan.action == "cold":
@@ -298,7 +298,7 @@ class SessionLifecycle:
             self._update_state(undo=Undo.PLAN)
             known = {self.pointer.session, self.pointer.checkpoint} - {""}
             if not known & {plan.session, plan.checkpoint}:
-                # What is brought back is another session than the last one.
+                # The one brought back is another session than the last one.
                 self._update_pointer(image="", choice=None)
             self._update_pointer(
                 phase=PointerPhase.SUSPENDED,
@@ -363,7 +363,7 @@ class SessionLifecycle:
     def _choice(self) -> Choice | None:
         # None if it is too large, or not JSON.
         choice = self._spawner.reclaim_choice()
-        with suppress(TypeError):  # what is no JSON
+        with suppress(TypeError):  # not JSON
             return choice if len(msgspec.json.encode(choice)) < LONGEST_CHOICE else None
         return None
 

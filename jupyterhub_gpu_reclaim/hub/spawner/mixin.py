@@ -154,7 +154,7 @@ class ReclaimMixin(SessionPlacement):
     def reclaim_refusal(self, error: Exception, seconds: float = 0.0) -> Exception:
         """Translate the error of a start that failed for any cause, for the Hub.
 
-        A return that fails is no failure of the Hub, which would count it and end
+        A return that fails is not a failure of the Hub, which would count it and end
         itself (T16), whatever hook, profile, login or limit has stopped it. If no
         session was to come back, the error is returned as it is.
         """

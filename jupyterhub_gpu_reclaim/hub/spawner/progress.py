@@ -28,7 +28,7 @@ class ProgressReporter:
     def __init__(self) -> None:
         self._lines: list[dict[str, Any]] = []
         self._steps: dict[str, dict[str, str]] = {}  #: the newest state of each
-        self._status = ""  #: newest words that are no step's
+        self._status = ""  #: newest words that do not belong to a step
         self.ended = False  #: no more lines will come
         self.handed_over = False  #: the spawner itself says the rest
         self._news = asyncio.Event()

@@ -145,8 +145,8 @@ class WakeUp:
     ) -> None:
         """Queue requests to the server, to kernels by their ids and to terminals.
 
-        A listener that accepts nothing is no error: the session is then as it would be
-        without us.
+        A listener that accepts nothing is not an error: the session is then as it would
+        be without us.
         """
         port = self._address.port
         self._deadline = time.monotonic() + _QUEUE_SECONDS

@@ -174,7 +174,7 @@ class Watch:
         left = self._standing.get(one.name)
         if not count or count == left:
             return ""
-        # Which one it was tells a person's act from a program's own doing.
+        # Logged, since it tells a person's act from a program's own.
         _log.info("- %s (%s): %s unread, %s left", one.name, one.target, count, left)
         return _SAID[one.kind]
 

@@ -296,7 +296,7 @@ class PodPlacements:
     def _made_by_root(
         self, pid: int, start: int, container: cgroups.ContainerCgroup
     ) -> bool:
-        """Whether its groups are no user's of the machine, who may name them so."""
+        """Whether no user of the machine, who may name them so, made its groups."""
         known = self._is_roots.get((pid, start, container))
         if known is None:
             if len(self._is_roots) >= _REMEMBERED:

@@ -121,7 +121,7 @@ class Nap:
         assert record.nap is not None
         standing = record.nap.standing | self._standing
         if await self._busy_kernels(look) - busy:
-            # What it had been sent just before lies in its own memory, where no
+            # Its input of just before lies in its own memory, where no
             # look at its connections would find it.
             record = record.nap_at(NapStage.WAKING, standing=standing)
         else:

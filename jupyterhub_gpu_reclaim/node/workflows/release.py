@@ -269,7 +269,7 @@ class Releases:
         except ReclaimError as error:
             if error.reason is not Reason.GPU_MEMORY:
                 raise
-            # What it was saved as is over, whether there is room for it or not.
+            # That save is over, whether there is room for it or not.
             self.store.delete(record.checkpoint)
             record = nap.thawed(self.accelerator, session, record, self.clock.now())
             self.ports.let_go(record.checkpoint)

@@ -408,7 +408,7 @@ class Restore:
         """Wait until it has listed its kernels once; its first answers take longest.
 
         A page that is shown before it knows them replaces the restored kernel as soon
-        as a cell is run. A server that does not tell in time is no error: with our
+        as a cell is run. A server that does not tell in time is not an error: with our
         extension its page waits by itself.
         """
         with contextlib.suppress(ReclaimError):

@@ -84,7 +84,7 @@ def problems(config: Mapping[str, Mapping[str, Any]]) -> list[str]:
             continue
         if section not in SECTIONS:
             found.append(
-                f"{section} is no section of settings{meant(section, SECTIONS)}"
+                f"{section} is not a section of settings{meant(section, SECTIONS)}"
             )
             continue
         for name, value in values.items():
@@ -114,7 +114,7 @@ def _judged(
 ) -> str | tuple[Any]:
     traits = {n: (o, t) for o in owners for n, t in o.class_traits(config=True).items()}
     if name not in traits:
-        return f"{section}.{name} is no setting{meant(name, traits)}"
+        return f"{section}.{name} is not a setting{meant(name, traits)}"
     owner, trait = traits[name]
     return _value(owner, trait, value, f"{section}.{name}")
 

@@ -65,4 +65,4 @@ def open_backend(spec: Spec) -> Backend:
             options.all()  # a file that cannot be read is said now, not at first use
             objects = ObjectsBackend(options, patience=patience)
             return ReadAhead(Retrying(objects, Patience(2 * patience)))
-    raise BadRequest(Reason.INVALID, what="That is no description of a store.")
+    raise BadRequest(Reason.INVALID, what="That does not describe a store.")

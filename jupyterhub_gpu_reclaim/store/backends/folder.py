@@ -63,8 +63,8 @@ class FolderBackend:
     of it. Small objects may use them: freeing room needs some.
 
     Raises:
-        StoreError: it cannot be made, is no folder, belongs to another user, or others
-            may enter it and it holds something other than a store.
+        StoreError: it cannot be made, is not a folder, belongs to another user, or
+            others may enter it and it holds something other than a store.
     """
 
     def __init__(self, root: Path, *, reserve: int = 0) -> None:

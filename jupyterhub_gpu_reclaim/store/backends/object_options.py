@@ -138,7 +138,7 @@ def _read_file(path: str) -> dict[str, str]:
     except OSError as error:
         _refuse(f"The options file {path} cannot be read: {error.strerror}.")
     except ValueError:
-        _refuse(f"The options file {path} is no JSON.")
+        _refuse(f"The options file {path} is not valid JSON.")
     if not isinstance(found, dict) or not all(
         isinstance(value, str) for value in found.values()
     ):

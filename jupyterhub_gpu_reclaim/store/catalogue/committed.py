@@ -137,7 +137,7 @@ class ManifestCache:
             return body
         body = read()
         with self._lock:
-            # What was read beside a removal may be of what was removed.
+            # Read during a removal, it may be of an object that was removed.
             if drops == self._drops:
                 self._bodies[checkpoint] = body
         return body

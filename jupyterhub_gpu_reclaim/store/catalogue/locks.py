@@ -79,7 +79,7 @@ def read_intent(backend: Backend, checkpoint: str | None) -> WriteIntent | None:
     except (ValueError, OverflowError):
         head = ""
     if head != _INTENT_HEAD:
-        log.warning("- %s is no intent of ours", name)
+        log.warning("- %s is not an intent of ours", name)
         return None
     return intent
 
@@ -90,7 +90,7 @@ def deletion_lock(
 ) -> Iterator[Callable[[], None]]:
     """Hold the deletion lock of a checkpoint's packs.
 
-    An existing one is taken over: its process died, or stops then. What is yielded
+    An existing one is taken over: its process died, or stops then. The yielded function
     checks that the lock is still ours, and is called before each removal; it raises
     ``StoreError`` if it is not, or is too old: try again.
     """

@@ -1,7 +1,7 @@
 """A store's identity: the object that tells this store from an empty place. Pure.
 
-``FORMAT.md``, identity. It is no secret: the same id is kept beside the master key, to
-find mistakes, not attacks.
+``FORMAT.md``, identity. It is not a secret: the same id is kept beside the master key,
+to find mistakes, not attacks.
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ def _key_of(text: bytes, place: str) -> bytes:
         key = base64.b64decode(text, validate=True)
         if len(key) == crypto.KEY_BYTES:
             return key
-    raise _unusable(f"{place} holds something that is no key of 32 bytes")
+    raise _unusable(f"{place} holds something other than a key of 32 bytes")
 
 
 def _read_closed(path: Path) -> str:

@@ -102,7 +102,7 @@ def split(data: bytes) -> Sealed:
     """A manifest's parts, unauthenticated.
 
     Raises:
-        StoreError: ``CHECKPOINT_DAMAGED``, it is no manifest of this format.
+        StoreError: ``CHECKPOINT_DAMAGED``, it is not a manifest of this format.
     """
     return envelope.split(data, MAGIC, "manifest")
 

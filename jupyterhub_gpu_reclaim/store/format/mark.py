@@ -41,7 +41,7 @@ def decode(data: bytes, name: str, origin: Origin) -> Mark:
     head = len(MAGIC) + _SALT_BYTES
     salt, sealed = data[len(MAGIC) : head], data[head:]
     if data[: len(MAGIC)] != MAGIC or len(sealed) < crypto.TAG_BYTES:
-        raise damaged(f"{name} is no mark that this version knows")
+        raise damaged(f"{name} is not a mark that this version knows")
     try:
         plain = _sealer(salt, name, origin).open(0, sealed, MAGIC)
         return decoders.json_decoder(Mark).decode(plain)
