@@ -22,8 +22,8 @@ FILES: Final = "files.img"
 class SavedImages:
     """An ``ImageSource`` (``memory.plan``), some of whose images differ.
 
-    What :meth:`entries` has returned is written when the image is read next, so whoever
-    changes entries does that before.
+    What :meth:`entries` has returned is written when the image is read next, so entries
+    are changed before.
 
     Args:
         source: of all other images; None: there are none.

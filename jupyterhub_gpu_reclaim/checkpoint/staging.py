@@ -8,7 +8,7 @@ Nearly all of the time of such a copy is spent by the kernel on finding fresh pa
 to 1.5 s for 1 GiB, against 0.22 s into pages that are there, on the machine where this
 was measured (two cores, Linux 6.18). So they are taken before the tree is stopped, and
 as huge ones where the kernel has them, which takes 0.1 s. A tree that has grown since
-it was looked at needs more than that: somebody is asked for it bit by bit, and may
+it was looked at needs more than that: ``grant`` is asked for it bit by bit, and may
 refuse, which ends the copy.
 """
 
@@ -81,7 +81,7 @@ class Staging:
     Args:
         expected: bytes of memory that are taken at once, at most.
         grant: asked for whatever is needed beyond that; what it raises is raised by
-            whoever writes.
+            the writer.
 
     Raises:
         OSError: there is no memory.
@@ -136,10 +136,10 @@ class Staging:
                 staged.deliver(target, cancel)
 
     def release(self) -> None:
-        """Give all of its memory back; nobody writes any more. Idempotent.
+        """Give all of its memory back, once nothing writes any more. Idempotent.
 
-        Whoever still knows of it, as an error does by its traceback, keeps none. What
-        a delivery that was called off still hands over is void.
+        What refers to it still, as an error does by its traceback, keeps none. What a
+        delivery that was called off still hands over is void.
         """
         self._give_back_free()
         for staged in self._files.values():
@@ -160,7 +160,6 @@ class Staging:
 
 
 def _take(count: int) -> list[_Piece]:
-    """So many bytes of the machine's memory."""
     memory = mmap.mmap(-1, count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for advice in (mmap.MADV_HUGEPAGE, _POPULATE_WRITE):
         with contextlib.suppress(OSError):  # an older kernel: it only takes longer
@@ -329,7 +328,6 @@ def hand_over(target: StoreFile, parts: Iterable[memoryview], cancel: Cancel) ->
 def _feed(
     pipe: int, parts: Iterable[memoryview], cancel: Cancel, failed: list[Exception]
 ) -> None:
-    """Write everything into a pipe, and close it."""
     try:
         for part in parts:
             data = part

@@ -168,7 +168,6 @@ class _Unpacker:
     def _make_other(
         self, tar: tarfile.TarFile, parent: int, info: tarfile.TarInfo
     ) -> None:
-        """Make a file, link or fifo under the temporary name."""
         if info.issym():
             os.symlink(os.fsencode(info.linkname), _TEMPORARY, dir_fd=parent)
             os.chown(
@@ -235,7 +234,6 @@ class _Unpacker:
         os.utime(path, ns=(time_of(info), time_of(info)))
 
     def _put(self, parent: int, name: bytes) -> None:
-        """Give what was made its name, over whatever has it."""
         try:
             os.rename(_TEMPORARY, name, src_dir_fd=parent, dst_dir_fd=parent)
         except OSError as error:
@@ -249,7 +247,6 @@ class _Unpacker:
         remove(parent, _TEMPORARY)
 
     def _leave(self, path: bytes) -> None:
-        """Set the times of folders that the stream has left."""
         while self._open:
             left, mtime = self._open[-1]
             if path and (left == b"." or path.startswith(left + b"/")):
@@ -264,7 +261,6 @@ class _Unpacker:
 
 
 def _checked(name: str) -> bytes:
-    """A path of the archive, which must stay below."""
     path = os.fsencode(name)
     parts = path.split(b"/")
     if path != b"." and any(part in {b"", b".", b".."} for part in parts):

@@ -1,21 +1,12 @@
 """Writes the contents of a session's private file systems as a tar stream.
 
-It runs after CRIU's dump (which leaves ``link_remap.N`` files behind that belong to
-it), while the tree is stopped: for each private tmpfs, and for the upper folder of an
-overlay that is the session's root. ``reader`` is the way back. It never writes to a
-disk, never holds more than a block in memory, never follows a link and never leaves the
-mount.
+It runs after CRIU's dump, while the tree is stopped: for each private tmpfs, and for
+the upper folder of an overlay that is the session's root. ``reader`` is the way back.
+It never writes to a disk, never holds more than a block in memory, never follows a link
+and never leaves the mount. What an upper folder has only a name of ("metacopy",
+"redirect") is taken from the merged folder, and holes stay holes.
 
-An upper folder need not hold all that it changes: of a file whose owner or mode alone
-are new, and of a renamed folder of the image, it has only a name ("metacopy" and
-"redirect"). What is missing there is taken from the merged folder.
-
-Only the parts of a file that hold data are read: a shared memory file may be a thousand
-times longer than what was ever written to it, and neither the stream nor the restored
-file should be.
-
-The format is POSIX pax with numeric owners; see ``tarformat`` for what we add: exact
-times, extended attributes, holes that stay holes, and a last entry.
+The format is POSIX pax with numeric owners; see ``tarformat`` for what we add.
 """
 
 from __future__ import annotations
@@ -293,7 +284,6 @@ class _Packer:
     def _describe(
         self, path: bytes, entry: int, *, upper: bool
     ) -> tarfile.TarInfo | None:
-        """The header of one entry; None when it is left out."""
         status = os.fstat(entry)
         info = tarfile.TarInfo(os.fsdecode(path))
         info.mode = stat.S_IMODE(status.st_mode)
@@ -338,7 +328,6 @@ def _open_entry(folder: int, path: bytes) -> int | None:
 
 
 def _below(folder: int, path: bytes) -> list[bytes]:
-    """The paths in a folder, the last first; none in what is none."""
     try:
         inside = open_beneath(folder, path, _FOLDER)
     except OSError as error:

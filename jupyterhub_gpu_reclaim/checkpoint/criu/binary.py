@@ -153,12 +153,7 @@ def check(folder: Path = FOLDER, *, untried: bool = False) -> list[Finding]:
 
 
 def judge_architecture(name: str, *, untried: bool) -> Iterator[Finding]:
-    """Find what is against saving sessions on a kind of processor. Pure.
-
-    Args:
-        name: as ``uname -m`` has it.
-        untried: one that has not been tried is only noted.
-    """
+    """Find what is against saving sessions on a kind of processor. Pure."""
     if name not in architecture.KNOWN:
         yield finding(Reason.ARCHITECTURE_UNKNOWN, architecture=name)
     elif name not in architecture.TRIED:
@@ -235,7 +230,6 @@ def private_copy(folder: Path) -> Criu | None:
 
 
 def _system() -> Criu | None:
-    """The system's own."""
     path = shutil.which("criu", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     return None if path is None else with_system_libraries(Path(path))
 

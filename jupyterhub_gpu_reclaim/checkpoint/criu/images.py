@@ -332,7 +332,6 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
 
 
 def _declare() -> dict[str, type[message.Message]]:
-    """The message classes, made at run time: no generated code to keep in step."""
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(
         name="jupyterhub_gpu_reclaim/criu.proto",

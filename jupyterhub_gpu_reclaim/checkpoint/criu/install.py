@@ -148,7 +148,6 @@ def _present(to: Path, suite: str) -> Criu | None:
 
 
 def _fetch(work: Path, suite: str, mirror: str) -> list[Path]:
-    """Download CRIU and all that it needs, with a private apt; the package files."""
     for folder in ("lists/partial", "cache/archives/partial"):
         (work / folder).mkdir(parents=True)
     (work / "status").touch()

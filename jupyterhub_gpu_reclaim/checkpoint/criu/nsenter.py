@@ -1,18 +1,13 @@
 """Enters a session's namespaces and executes a program there; a short-lived helper.
 
 Started by :mod:`~jupyterhub_gpu_reclaim.checkpoint.criu.namespaces` as ``python3 -I -S
-nsenter.py`` with one JSON object on its input. It is a separate process, because the
-agent has threads, and a thread cannot change its mount namespace alone. Standard
-library only.
-
-It joins every namespace before it forks into the pid namespace. A process of ours that
-the session can see in its /proc therefore never has our own root or working folder, and
-it holds no descriptors except those meant for the program, and none of our keys.
-
-It stays outside of the pid namespace, writes what happens as JSON lines to ``report``,
-and outlives an agent that is killed, so that the program inside can end in its own
-time. It never ends the program: a CRIU that is killed in the middle leaves the
-session's processes damaged.
+nsenter.py`` with one JSON object on its input: the agent has threads, and a thread
+cannot change its mount namespace alone. Standard library only. It joins every namespace
+before it forks into the pid namespace, so no process that the session can see has our
+own root, working folder, descriptors or keys. It stays outside of the pid namespace,
+writes what happens as JSON lines to ``report``, and outlives an agent that is killed.
+It never ends the program: a CRIU that is killed in the middle leaves the session's
+processes damaged.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class CriuRun:
         server: the stream's other side, not started yet.
         limit: seconds that the whole may take.
         cancel: cancels it.
-        renewed: the limit begins anew with each image that CRIU asks for.
+        renewed: the limit begins again with each image that CRIU asks for.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class CriuRun:
     def _crashed(self, reason: Reason, status: int) -> None:
         """Cut the stream of a CRIU that ended badly.
 
-        Its children may hold the other end, and nobody is left to wait for. What our
+        Its children may hold the other end, and there is nothing to wait for. What our
         side has raised is why it ended; but not that its stream broke off.
         """
         error = self.failure(reason, status)
@@ -213,7 +213,6 @@ class CriuRun:
         self._server.fail(error)
 
     def _log(self) -> str:
-        """Text of CRIU's log; empty when CRIU did not get that far."""
         try:
             # No link: the folder has been open to a process inside the session.
             log = os.open(self._folder / LOG, os.O_RDONLY | os.O_NOFOLLOW)

@@ -1,17 +1,14 @@
 """CRIU's image files as streams: its ``--stream`` protocol, both ways.
 
-CRIU connects to a socket in the image folder and asks for one file after the other;
-each is then a pipe. There is a thread for each pipe, because several are open at once
-and in no fixed order. Nothing here looks into a file. ``docs/explanation/criu.md`` has
-the measurements.
+CRIU (criu/img-streamer.c) connects to a socket in the image folder and asks for one
+file after the other: ``u32 size`` and a message ``{1: filename}``; when it restores it
+reads ``u32 size`` and ``{1: exists}``; then it passes its end of a pipe over with
+SCM_RIGHTS and one byte. There is a thread for each pipe, because several are open at
+once and in no fixed order. Nothing of what CRIU says is trusted.
 
-The protocol (criu/img-streamer.c): CRIU sends ``u32 size`` and a protobuf message
-``{1: filename}``; when it restores it reads ``u32 size`` and ``{1: exists}``; then it
-passes its end of a pipe over with SCM_RIGHTS and one byte. None of that is trusted.
-
-An error of ours (a store that is full, a checkpoint that is damaged) closes every pipe
-and the socket. CRIU then fails by itself and cures the session's processes; the error
-is kept in ``failure`` for the caller to raise.
+An error of ours (a full store, a damaged checkpoint) closes every pipe and the socket.
+CRIU then fails by itself and cures the session's processes; the error is kept in
+``failure``.
 """
 
 from __future__ import annotations
@@ -51,7 +48,6 @@ def reply(*, exists: bool) -> bytes:
 
 
 def _receive_exactly(connection: socket.socket, size: int) -> bytes:
-    """Exactly that many bytes; empty when the other side has ended instead."""
     data = b""
     while len(data) < size:
         part = connection.recv(size - len(data))
@@ -193,7 +189,7 @@ class StreamServer:
         """Keep the first error and cut CRIU off, so that it fails and cures.
 
         CRIU, which waits at a pipe, must not wait for a thread that waits for a store:
-        nobody has that pipe's other end any more.
+        that pipe's other end is closed everywhere.
         """
         with self._lock:
             if self.failure is None:
@@ -216,9 +212,6 @@ class StreamServer:
 
         After a failure nothing of that counts any more: whoever is still in the middle
         of it, as what waits for a store that hangs, is left to end alone.
-
-        Args:
-            look: called while somebody is waited for; it may call :meth:`fail`.
         """
         if self._listener is None:
             return
@@ -306,12 +299,7 @@ class StreamServer:
 
 
 class CaptureServer(StreamServer):
-    """Takes what ``criu dump --stream`` sends, a sink for each file.
-
-    Args:
-        folder: CRIU's image folder.
-        sinks: opens the sink for a file's name; may raise.
-    """
+    """Takes what ``criu dump --stream`` sends, a sink for each file."""
 
     SOCKET = CAPTURE_SOCKET
 
@@ -375,13 +363,7 @@ class CaptureServer(StreamServer):
 
 
 class RestoreServer(StreamServer):
-    """Gives ``criu restore --stream`` its files.
-
-    Args:
-        folder: CRIU's image folder.
-        source: a file's buffers in order, or None where there is no such file; may
-            raise, at once or between buffers.
-    """
+    """Gives ``criu restore --stream`` its files."""
 
     SOCKET = RESTORE_SOCKET
 

@@ -90,11 +90,6 @@ def run_as(
 ) -> T:
     """Call ``work`` with a task's rights and return or raise what it does; blocks.
 
-    Args:
-        who: whose rights.
-        work: what is done.
-        place: the root folder and the network namespace for it; by default ours.
-
     Raises:
         OSError: those rights cannot be taken.
     """
@@ -147,7 +142,6 @@ def _become(who: Credentials, place: PathContext | None) -> None:
 
 
 def _capabilities() -> tuple[int, int, int]:
-    """This thread's effective, permitted and inheritable capabilities."""
     head = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     data = ctypes.create_string_buffer(24)
     checked(_libc.capget(head, data), "capget")

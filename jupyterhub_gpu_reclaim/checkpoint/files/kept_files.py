@@ -2,14 +2,8 @@
 
 A save point is memory of a moment, and memory fits the files of that moment alone. They
 are copied while the tree stands, and stored when it goes on: as a reflink where their
-file system has it, which takes no room, or into memory, at the speed of the page cache.
-So the time that it stands does not depend on the store, nor on hashing. Where there is
-no memory for them, there is no save point: to read them into the store while the tree
-stands would make it stand for as long as that takes.
-
-A reflink is of what is on the disk, and waits until all of the file is: 240 MB that
-were written just now have held the tree for a quarter of a second, and more on a slow
-disk. So :func:`prepare` makes each once, while the tree runs, and throws it away.
+file system has it, or into memory. So the time that it stands depends neither on the
+store nor on hashing; without memory for them there is no save point.
 
 The session's user may put anything at a path, at any moment. So each file is opened
 with that user's rights, below the session's root, following no link, and only if it is
@@ -127,7 +121,6 @@ class KeptFiles:
                 _log.info("%s is not kept: %s", one.path, error)
 
     def _add_companions(self, root: int, skip: Collection[int]) -> None:
-        """Take in what belongs to a database, although nothing has it open."""
         known = {one.path for one in self._opened}
         for one in list(self._opened):
             its = COMPANIONS if one.written and one.device not in skip else ()
@@ -227,6 +220,9 @@ class KeptFiles:
         self._copies.clear()
 
 
+# A reflink is of what is on the disk, and waits until all of the file is: 240 MB that
+# were written just now have held the tree for a quarter of a second, and more on a slow
+# disk. So each is made once while the tree runs, and thrown away.
 def prepare(
     init_pid: int, opened: Sequence[FileFingerprint], who: Credentials, limit: int
 ) -> int:

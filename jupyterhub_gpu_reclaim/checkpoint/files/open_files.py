@@ -2,38 +2,12 @@
 
 :func:`fingerprint` is taken at the end of a capture. :func:`compare` looks at the paths
 before anything is touched, and :func:`refuse_changed` at the very descriptors that the
-session is given (``kinds.named_files``): only the latter's word counts. Nothing here
-changes a file. Deleted files that are still open are in CRIU's image, and the contents
-of private file systems are in the archive: neither is handled here.
+session is given (``kinds.named_files``): only the latter's word counts.
 
-CRIU would refuse a file whose size, build ID or mode differs. That is right for a
-library and wrong for a log that grew. So we judge by how the file was open. The
-contents of mapped files are compared by a library's build ID (the linker makes it from
-them) or by a hash, once per version. Of files that are written, the smallest are
-hashed, so that one which was put back, with another time, is known again.
-
-=========================  ===========================  ==========================
-changed file               harmless                     refused
-=========================  ===========================  ==========================
-put back                   same contents
-gone                                                    ``file_missing``, and of
-                                                        one that is written
-                                                        ``file_changed``
-mapped to be executed      same contents (build ID)     ``library_changed``
-mapped otherwise           same contents                ``file_changed``
-only appended to           the same, and more           ``file_changed``
-written                    SQLite between transactions  ``file_changed``
-only read                  not shorter                  ``file_shrank``
-folder                     always, if it is there
-FIFO                       always (``reopen``)
-=========================  ===========================  ==========================
-
-The programs of then remember the files of then: positions, sizes, pages. Who lets them
-write with that into other contents destroys those. So it makes no difference who has
-changed a file: another program, or the session itself, which has come back from the
-same checkpoint before, or has gone on behind a save point. Behind one, a file's time
-says nothing (:func:`by_contents`): what the session writes through its mappings while
-it goes on need not change it.
+The programs remember the files of then: positions, sizes, pages, and would destroy
+other contents by writing into them. So it makes no difference what has changed a file:
+another program, or the session itself, which has come back from the same checkpoint
+before, or has gone on behind a save point.
 """
 
 from __future__ import annotations
@@ -116,7 +90,6 @@ def _hash(descriptor: int, length: int | None = None) -> str:
 
 
 def _build_id(descriptor: int) -> str:
-    """The GNU build ID of an ELF file of this machine's byte order, or nothing."""
     head = os.pread(descriptor, _HEADERS_BYTES, 0)
     if len(head) < 64 or head[:4] != b"\x7fELF" or head[5] != 1:
         return ""
@@ -365,6 +338,8 @@ def not_kept(opened: Iterable[FileFingerprint]) -> str:
     return _listed([_name(one) for one in opened if one.is_written and not one.kept])
 
 
+# Behind a save point a file's time says nothing: what the session writes through its
+# mappings while it goes on need not change it.
 def by_contents(opened: Iterable[FileFingerprint]) -> list[FileFingerprint]:
     """The same files, of which those that are written are judged by contents alone."""
     return [
@@ -380,11 +355,6 @@ def refuse_changed(
 ) -> None:
     """Judge the files that were opened, each by its descriptor.
 
-    Args:
-        opened: the fingerprints; what is not held has been looked at by its path.
-        held: path → the descriptors that were opened there.
-        root: of the session, as a descriptor.
-
     Raises:
         RestoreFailed: one has changed so that its session must not have it back.
     """
@@ -396,7 +366,6 @@ def refuse_changed(
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names for a person, who need not read them all."""
     shown = ", ".join(names[:_MAX_LISTED])
     more = len(names) - _MAX_LISTED
     return shown if more <= 0 else f"{shown} and {more} more"
@@ -516,7 +485,6 @@ def _written_digests(
 
 
 def _judge_path(one: FileFingerprint, root: int) -> Reason | None:
-    """A reason to refuse what stands at the path; see the table."""
     try:
         name = open_in_root(root, one.path, os.O_PATH | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -529,6 +497,18 @@ def _judge_path(one: FileFingerprint, root: int) -> Reason | None:
         os.close(name)
 
 
+# CRIU would refuse a file whose size, build ID or mode differs. That is right for a
+# library and wrong for a log that grew. So a file is judged by how it was open:
+#
+# changed file            harmless                     refused
+# put back                same contents
+# gone                                                 file_missing, file_changed
+# mapped to be executed   same contents (build ID)     library_changed
+# mapped otherwise        same contents                file_changed
+# only appended to        the same, and more           file_changed
+# written                 SQLite between transactions  file_changed
+# only read               not shorter                  file_shrank
+# folder, FIFO            always, if it is there
 def _judge(one: FileFingerprint, found: int, root: int) -> Reason | None:
     status = os.fstat(found)
     if stat.S_IFMT(status.st_mode) != stat.S_IFMT(one.mode):

@@ -1,21 +1,14 @@
 """Puts files back as they were, and what is newer into a folder beside them.
 
-For a session that goes back to a save point, whose user has said so: the programs of
-then get the files of then (``kept_files``), and nothing that is newer is written over,
-or removed. It is moved, under its own name, into a folder beside it, ``newer than
-13:55``. What belongs together, a database and its journals, is moved together.
-
-A file that is still the one that the programs had open stays that one: what is newer is
-copied into the folder, and what it held then is written into it. For SQLite writes into
-no database whose name leads to another file than it has open ("attempt to write a
-readonly database"). It is moved like others where it has a second name, which would
-change with it, is another user's, too large, or there is no room for a copy.
+For a session that goes back to a save point, whose user has said so: its programs get
+the files of then (``kept_files``). What is newer is moved, under its own name and with
+what belongs to it (a database and its journals), into a folder ``newer than 13:55``.
 
 All files are complete, under no name, before the first newer one is moved out of its
-way: where there is no room for them, or no right to put them there, all stays as it is.
-An end at any later moment leaves each newer file in its place, or in that folder, and
-the next attempt does the rest. All names are looked up and made with the rights of the
-session's user, below the session's root, and following no link.
+way: where there is no room or no right to put them there, all stays as it is. An end at
+any later moment leaves each newer file in its place, or in that folder, and the next
+attempt does the rest. All names are looked up and made with the rights of the session's
+user, below the session's root, and following no link.
 """
 
 from __future__ import annotations
@@ -159,7 +152,6 @@ def _telling(group: _Group) -> Iterator[None]:
 def _groups(
     changed: Iterable[FileFingerprint], opened: Sequence[FileFingerprint]
 ) -> list[_Group]:
-    """All that is moved and put back, if any part of it has changed."""
     bases = {_base(one.path) for one in changed}
     found: dict[bytes, list[FileFingerprint]] = defaultdict(list)
     for one in opened:
@@ -222,7 +214,7 @@ def _refuse_in_use(root: int, groups: Iterable[_Group]) -> None:
 def _open_in(pid: int) -> set[tuple[int, int]]:
     """What a process has open or mapped, by device and inode.
 
-    Whoever serves those files is not asked: that may be a program that never answers.
+    What serves those files is not asked: that may be a program that never answers.
     """
     found = set()
     for folder in ("fd", "map_files"):
@@ -237,8 +229,6 @@ def _open_in(pid: int) -> set[tuple[int, int]]:
 def _ready(
     root: int, group: _Group, who: Credentials, read: Read, stack: ExitStack
 ) -> _Ready:
-    """Make all files of a group, complete; nothing else is touched."""
-
     def begin() -> _Ready:
         folder = _open_folder(root, group.folder)
         stack.callback(os.close, folder)
@@ -267,7 +257,6 @@ def _ready(
 
 
 def _open_folder(root: int, path: bytes) -> int:
-    """The folder, made if it is gone."""
     try:
         return open_in_root(root, path, _FOLDER)
     except FileNotFoundError:
@@ -294,7 +283,6 @@ def _make(folder: int, one: FileFingerprint) -> _Made:
 
 
 def _forget(ready: _Ready) -> None:
-    """Remove hidden names that nothing came of."""
     for made in ready.files:
         if made.hidden:
             with suppress(OSError):
@@ -312,7 +300,6 @@ def _write(descriptor: int, block: bytes) -> None:
 
 
 def _give(descriptor: int, mode: int, gid: int, mtime_ns: int) -> None:
-    """Mode, group and time as they were, as far as its user may."""
     os.fchmod(descriptor, mode & _MODE)
     with suppress(OSError):
         os.fchown(descriptor, -1, gid)
@@ -370,6 +357,11 @@ def _copy_beside(
     return stay
 
 
+# A file that is still the one that the programs had open stays that one: what is newer
+# is copied into the folder, and what it held then is written into it. For SQLite writes
+# into no database whose name leads to another file than it has open ("attempt to write
+# a readonly database"). It is moved like others where it has a second name, which would
+# change with it, is another user's, too large, or there is no room for a copy.
 def _open_same(folder: int, one: FileFingerprint, uid: int) -> int:
     """The file of that name, if it is to stay; -1: it is to be moved."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -391,10 +383,10 @@ def _open_same(folder: int, one: FileFingerprint, uid: int) -> int:
 def _copy_to(source: int, folder: int, name: bytes) -> None:
     """A copy there, over nothing; none where it is not whole.
 
-    Whoever else has the file open would write on into it.
+    Any other program that has the file open would write on into it.
 
     Raises:
-        OSError: it is not made, or somebody else has opened the file meanwhile.
+        OSError: it is not made, or another program has opened the file meanwhile.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     made = os.open(name, flags, 0o600, dir_fd=folder)
@@ -409,13 +401,13 @@ def _copy_to(source: int, folder: int, name: bytes) -> None:
 
 
 def _refuse_opened(source: int, made: int) -> None:
-    """Have nobody open it before it is closed again; who wants to waits meanwhile.
+    """Let no program open it before it is closed again; those that try wait.
 
     Where the file just made beside it gets no lease either, as on NFS, that is not to
     be had.
 
     Raises:
-        OSError: somebody has it open.
+        OSError: a program has it open.
     """
     if _lease(made) and not _lease(source):
         raise OSError(errno.EBUSY, "another program has it open")
@@ -430,7 +422,6 @@ def _lease(descriptor: int) -> bool:
 
 
 def _copy(source: int, target: int) -> None:
-    """All of a file, into an empty one: a reflink where there is that."""
     status = os.fstat(source)
     try:
         fcntl.ioctl(target, FICLONE, source)
@@ -517,7 +508,6 @@ def _share(folder: int, target: int) -> None:
 
 
 def _rename(folder: int, name: bytes, target: int, new: bytes) -> None:
-    """Move it there, over nothing."""
     try:
         checked(_libc.renameat2(folder, name, target, new, _NOREPLACE))
     except OSError as error:

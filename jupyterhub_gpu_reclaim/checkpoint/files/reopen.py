@@ -1,21 +1,12 @@
 """Opens a saved session's files again with the rights of the tasks that held them.
 
-CRIU is root, and would open whatever stands at a path now. So each file is opened here,
-before CRIU runs, by a thread that has the holder's user, groups and capabilities, below
-the session's root. It is first examined through a descriptor that opens nothing
-(O_PATH), and then that very inode is opened, with its former flags. So nothing comes
-back that its user could not open at this moment; a FIFO cannot block, and a device is
-touched only when it is one of the memory devices.
-
-A rehearsal opens no file of the user's for writing: whoever watches one is told when
-such a descriptor is closed (IN_CLOSE_WRITE), and takes half of it for whole. The kernel
-is asked whether it might be opened, and what CRIU gets is an empty file in memory.
-
-There are two exceptions, both for the very file that was saved (device and inode). A
-file that its task owns is opened although its mode forbids it: its user could change
-that. And a file whose contents the task had mapped (a program, a library) is mapped
-again, if they are the same: the init runs a Python that its user may not be allowed to
-reach. Nothing is read by that which was not in the task's memory.
+CRIU is root, and would open whatever is at a path now. So each file is opened before
+CRIU runs, by a thread that has the holder's user, groups and capabilities, below the
+session's root: first by name only (O_PATH), to be examined, then that very inode. So
+nothing comes back that its user could not open at this moment. There are two
+exceptions, both for the very file that was saved: what its task owns, although its mode
+forbids it (its user could change that), and what was in the task's memory already, a
+program or a library, with the same contents (``Reopener._may_have``).
 """
 
 from __future__ import annotations
@@ -92,16 +83,7 @@ class Opened(NamedTuple):
 
 
 class Reopener:
-    """Opens files for one holder; its methods are called inside of ``run_as``.
-
-    Args:
-        who: the holder.
-        root: of the session, as a descriptor.
-        saved: path → the fingerprint of the file that was saved there.
-        pipes: FIFO's number → both of its ends, open; it grows.
-        trial: of a rehearsal, with stand-ins for FIFOs, and for files that are open for
-            writing; None: the user's are opened.
-    """
+    """Opens files for one holder; its methods are called inside of ``run_as``."""
 
     def __init__(
         self,
@@ -119,10 +101,6 @@ class Reopener:
 
     def open(self, wish: FileRequest, made: int | None = None) -> Opened:
         """What was wished, opened.
-
-        Args:
-            wish: what.
-            made: where it has no name any more, a descriptor of what stands for it.
 
         Raises:
             RestoreFailed: it is gone, or may not be opened (``file_missing``,
@@ -192,14 +170,16 @@ class Reopener:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def _is_written(self, wish: FileRequest, found: int) -> bool:
-        """Whether a stand-in is needed for it."""
         if self._trial is None or wish.flags & os.O_PATH:
             return False
         is_file = stat.S_ISREG(os.fstat(found).st_mode)
         return is_file and wish.flags & os.O_ACCMODE != os.O_RDONLY
 
     def _try_writing(self, wish: FileRequest, found: int) -> int:
-        """An empty file of ours in place of one that its holder may open like that."""
+        # A rehearsal opens no file of the user's for writing: a program that watches
+        # one is told when such a descriptor is closed (IN_CLOSE_WRITE), and takes half
+        # of it for whole. The kernel is asked whether its holder might, and what CRIU
+        # gets is an empty file in memory.
         assert self._trial is not None
         if stat.S_IFMT(wish.mode) not in {0, stat.S_IFREG}:
             raise refused(Reason.FILE_MISSING, wish.path)
@@ -240,14 +220,12 @@ class Reopener:
         return descriptor
 
     def _reopen(self, wish: FileRequest, found: int) -> int:
-        """Open that inode without blocking."""
         flags = wish.flags & ~os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
         if not stat.S_ISDIR(os.fstat(found).st_mode):
             flags &= ~os.O_DIRECTORY  # a part of O_TMPFILE
         return self._permitted(wish, found, lambda: os.open(again(found), flags))
 
     def _permitted(self, wish: FileRequest, found: int, work: Callable[[], T]) -> T:
-        """Do that to a file, beyond its mode if its holder may have it."""
         try:
             return work()
         except OSError as error:
@@ -258,7 +236,6 @@ class Reopener:
                 return work()
 
     def _enter(self, wish: FileRequest, found: int) -> int:
-        """A folder that a process is to stand in."""
         descriptor = os.open(again(found), FOLDER)
         try:
             # This thread's own; it is the kernel's word that matters.
@@ -295,7 +272,7 @@ class Reopener:
         return descriptor
 
     def _stand_in(self, scratch: int, number: int) -> str:
-        """A FIFO of ours: whoever waits at the user's would notice another end."""
+        """A FIFO of ours: a program that waits at the user's would notice its end."""
         name = f"{again(scratch)}/fifo-{number}"
         with contextlib.suppress(FileExistsError):
             os.mkfifo(name, 0o666)  # nothing is masked inside of ``run_as``
@@ -308,6 +285,7 @@ class Reopener:
             return False
         if status.st_uid == self.who.uid:
             return True
+        # The init runs a Python that its user may not be allowed to reach.
         with overriding():
             return wish.is_contents and open_files.has_contents(saved, found)
 

@@ -210,7 +210,6 @@ class _Reader:
     def _use(
         self, pid: int, where: str, number: int, flags: int, *, is_shared: bool = False
     ) -> int:
-        """Note a use of a file; the number of the entry that serves it."""
         saved = self._saved
         entry = saved.entries.get(number)
         if entry is None or not entry.HasField("reg"):

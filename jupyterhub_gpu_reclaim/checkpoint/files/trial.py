@@ -45,11 +45,6 @@ class Names:
     def take(self, init_pid: int, files_image: bytes, who: Credentials) -> None:
         """Hold every file that has a name; the tree stands.
 
-        Args:
-            init_pid: of the session; its root is where paths are looked up.
-            files_image: CRIU's ``files.img``.
-            who: the session's user. What that one may not reach, nothing is held of.
-
         Raises:
             OSError: there is no such session.
         """

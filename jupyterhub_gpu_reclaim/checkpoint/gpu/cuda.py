@@ -2,31 +2,12 @@
 
 :func:`empty` runs before CRIU saves a tree; :func:`fill` after it has come back, and to
 undo an ``empty``. Each call goes by the state that the driver reports for a process, so
-it may be repeated after a crash, and takes up where the last one ended
-(``docs/explanation/gpu.md``).
-
-===============  ===========================  ===========================
-a process is     :func:`empty` makes it       :func:`fill` makes it
-===============  ===========================  ===========================
-running          locked, then checkpointed    (nothing to do)
-locked           checkpointed                 running
-checkpointed     (nothing to do)              locked, then running
-failed           (refused)                    (refused)
-===============  ===========================  ===========================
+it may be repeated after a crash, and takes up where the last one ended: ``empty`` takes
+a process from running over locked to checkpointed, ``fill`` back over locked, and what
+has failed is refused (``docs/explanation/gpu.md``).
 
 No program may run while its GPU memory is away: JAX, for one, has a thread that looks
 at memory which the driver maps, and ends by a segmentation fault when it is not there.
-So while memory moves all threads are held but the driver's own (which a stopped process
-would stop, too), and what was emptied is stopped before they are released. Each of them
-has a stop signal waiting meanwhile: when we are killed, and the kernel lets them go,
-they stop before they run.
-
-The driver's checkpoint gives up a process's own descriptors and mappings of the
-devices, not the copies in its forked children, which CRIU cannot save. The children
-have no use for them (``survey``), so :func:`give_up` makes them give them up
-themselves: every descriptor is replaced by one of ``/dev/null`` and every mapping by an
-inaccessible one, so that neither the numbers nor the addresses are reused. That is not
-undone when the capture fails afterwards: there is nothing to give back.
 """
 
 from __future__ import annotations
@@ -202,7 +183,6 @@ def _move_out(
 
 
 def _verify(driver: Driver, process: Process) -> None:
-    """Check with driver and kernel that it holds no device any more."""
     state = _state(driver, process)
     if state is not CudaState.CHECKPOINTED or held_by(process.pid):
         raise _failed(process, f"it is {state.name.lower()} and holds a device")
@@ -270,6 +250,8 @@ class _Threads(NamedTuple):
     held: Collection[int]
 
 
+# So while memory moves all threads are held but the driver's own (which a stopped
+# process would stop, too), and what was emptied is stopped before they are released.
 @contextlib.contextmanager
 def _held(driver: Driver, process: Process) -> Iterator[_Threads]:
     """Hold all but the driver's own thread of the process inside the block.
@@ -289,6 +271,8 @@ def _held(driver: Driver, process: Process) -> Iterator[_Threads]:
         raise _failed(process, error) from error
 
 
+# Each thread has a stop signal waiting meanwhile: when we are killed, and the kernel
+# lets them go, they stop before they run.
 @contextlib.contextmanager
 def _stopped_afterwards(process: Process, threads: _Threads) -> Iterator[None]:
     """Stop a held process at the end of the block, and also when we are killed in it.
@@ -305,7 +289,6 @@ def _stopped_afterwards(process: Process, threads: _Threads) -> Iterator[None]:
 
 
 def _ids(pid: int, thread: int) -> set[int]:
-    """A thread's id in our own pid namespace, whichever namespace it came from."""
     return {
         tid for tid in ptrace.tasks(pid) if thread in (tid, procfs.inner_id(pid, tid))
     }
@@ -385,6 +368,11 @@ _READ_WRITE, _CLOEXEC = 2, 0o2000000
 _NO_ACCESS, _PRIVATE_ANONYMOUS_FIXED_NORESERVE = 0, 0x2 | 0x20 | 0x10 | 0x4000
 
 
+# The driver's checkpoint gives up a process's own descriptors and mappings of the
+# devices, not the copies in its forked children, which CRIU cannot save. They have no
+# use for them (``survey``): every descriptor is replaced by one of /dev/null and every
+# mapping by an inaccessible one, so that neither the numbers nor the addresses are
+# reused. That is not undone when the capture fails: there is nothing to give back.
 def give_up(process: Process) -> None:
     """Make a stale child give up every GPU device. Idempotent.
 

@@ -88,7 +88,6 @@ class Memory:
     borrowed: int
 
     def __bool__(self) -> bool:
-        """Whether it has any."""
         return any(self.own) or self.borrowed > 0
 
 

@@ -1,18 +1,14 @@
 """Calls NVIDIA's driver in a process of its own; a long-lived helper.
 
 Started by :mod:`~jupyterhub_gpu_reclaim.checkpoint.gpu.driver` as ``python3 -I -S
-driver_helper.py``. It initialises the driver once, which takes seconds, and then
-answers JSON lines on its input, several at a time and in any order, on its output. It
-ends when its input does. The driver's library is never loaded into the agent: it can
-hang, and a process can be ended. Standard library only. It decides nothing.
+driver_helper.py``. It initialises the driver once, which takes seconds, and answers
+JSON lines, several at a time and in any order, until its input ends: ``{"id": …,
+"call": …, "pid": …}`` by ``{"id": …, "code": <CUresult>, …}``. Pids are the host's,
+calls those of cuda.h ("CUDA Checkpointing"). The library is never loaded into the
+agent: it can hang, and a process can be ended. Standard library only.
 
-A request is ``{"id": …, "call": …, "pid": …}`` with what the call needs; the answer is
-``{"id": …, "code": <CUresult>, …}``. Pids are the host's. The calls are those of the
-driver's "CUDA Checkpointing" chapter (cuda.h, driver 570 and later).
-
-One answer the library does not have: whether a process has memory of another one open
-(CUDA IPC). The kernel's driver counts it, in the very call in which NVML asks for the
-memory of processes; NVML does not pass it on. :class:`KernelDriver` makes that call.
+Whether a process has memory of another one open (CUDA IPC) the library does not tell,
+but the kernel's driver counts it, in a call of NVML's (:class:`KernelDriver`).
 """
 
 from __future__ import annotations
@@ -284,7 +280,7 @@ class Library:
         }
 
     def _peers(self, count: int) -> bool:
-        """Whether a card can read another's memory; also where nobody tells."""
+        """Whether a card can read another's memory; also where the driver is silent."""
         can = ctypes.c_int()
         return any(
             self._call("cuDeviceCanAccessPeer", ctypes.byref(can), one, other)

@@ -1,53 +1,13 @@
 """Finds which processes of a session use a GPU, and what hinders a capture of them.
 
-It only reads. :func:`survey` tells four kinds that hold ``/dev/nvidia*`` apart:
-
-* **users**: the driver knows them (CUDA or NVML), and saves them itself;
-* **stale** ones: what they hold came from a user and is of no use to them, and it keeps
-  CRIU from saving them: ``cuda.give_up`` takes it away. A forked child cannot make CUDA
-  calls; nor can another program that was started with descriptors that nobody closed,
-  such as ``orted``, the daemon that MPI starts below a program that begins it;
-* **stopped** ones (Ctrl-Z): the driver cannot be asked about them;
-* **others**: they have opened a device themselves and the driver's checkpoint knows
-  nothing of it (OpenGL, Vulkan). They cannot be saved.
-
-A stale child is told from the others by the kernel (kcmp(2)): every descriptor is the
-very open file of a user, and every mapping lies where a user has it. Where the user has
-closed its own since, one below it is stale that has descriptors alone, and none of
-NVIDIA's libraries: who speaks to the devices without these (tinygrad) has them mapped,
-and who has them may have opened the device itself.
-
-:func:`examine_clients` detects NVIDIA's MPS and profilers. It reports only what is
-certain; what it misses, the driver refuses, and the capture is rolled back.
-
-* A client of MPS (Multi-Process Service) has a connection to ``nvidia-cuda-mps-server``
-  and shares memory with it that the server calls ``mps.shm.<uid>.<pid>`` (its log,
-  driver 580). NVML knows the clients, too: ``ProcessUse.mps``. The driver cannot save
-  what lies with a server that others use.
-* A profiler or checker of NVIDIA's has a library of its own in the process. CUPTI alone
-  says nothing: PyTorch always loads it. A debugger is found by the preflight (ptrace).
-
-:func:`examine_sharing` finds processes that have GPU memory of others open, through
-CUDA IPC. The driver empties such a process without an error, and can never fill it
-again: not after the one that the memory belongs to, not before, not both at once, not
-even when the other was left alone (H200, driver 580). No attempt leaves it whole, so it
-has to be known before anything is touched. No mapping and no descriptor shows it, but
-the kernel's driver counts the memory that a process has of others (``driver.Memory``):
-legacy handles, shareable handles, pools, and what a process has exported and imported
-again itself. In two cases that count says nothing, and both are refused as well:
-
-* memory whose owner has ended counts as the other's own. PyTorch opens an event with
-  the memory, and the file of the event names the owner: ``cuda.shm.<uid>.<pid>.<n>``;
-* a driver that does not tell: then two processes with a GPU may share its memory.
-
-Shared events are restored.
-
-It finds as well what peer access between cards makes of a process: one allocation of
-512 MiB or more that another card may read, by ``cuCtxEnablePeerAccess`` (PyTorch's
-copies between cards, all that JAX does) or ``cuMemSetAccess``, is emptied without an
-error and never filled again (two H200, driver 580.159; memory of pools is). Nothing
-outside the process tells who may read what, so one is refused that has memory on
-several cards, and as much on one of them.
+It only reads. :func:`survey` tells apart what holds ``/dev/nvidia*``: **users**, which
+the driver knows and saves; **stale** ones, whose handles came from a user and are of no
+use (``cuda.give_up`` takes them away); **stopped** ones, about which the driver cannot
+be asked; and **others**, which opened a device themselves (OpenGL, Vulkan) and cannot
+be saved. :func:`examine_clients` detects NVIDIA's MPS and profilers, and
+:func:`examine_sharing` memory that is shared between processes or cards. They report
+only what is certain; what they miss, the driver refuses, and the capture is rolled
+back.
 """
 
 from __future__ import annotations
@@ -90,7 +50,6 @@ class HeldDevices:
     mappings: tuple[procfs.Mapping, ...]
 
     def __bool__(self) -> bool:
-        """Whether it has anything."""
         return bool(self.descriptors or self.mappings)
 
 
@@ -104,7 +63,6 @@ class Survey:
     others: tuple[Process, ...] = ()
 
     def __bool__(self) -> bool:
-        """Whether there is anything to be done."""
         return bool(self.users or self.stale or self.stopped or self.others)
 
     @property
@@ -160,6 +118,8 @@ def _has_library(pid: int) -> bool:
     )
 
 
+# A forked child cannot make CUDA calls. It is told by the kernel (kcmp(2)): every
+# descriptor is the very open file of a user, and every mapping is where a user has it.
 def _inherited(pid: int, held: dict[int, HeldDevices], users: Sequence[int]) -> bool:
     """Whether all that a process has came from one of the users, by fork."""
     mine = held[pid]
@@ -183,6 +143,10 @@ def _below(process: Process, users: Collection[int], snapshot: Snapshot) -> bool
     return pid in users
 
 
+# Where the user has closed its own since, a process below it is stale that has
+# descriptors alone, such as orted, the daemon that MPI starts, and none of NVIDIA's
+# libraries: a program that speaks to the devices without these (tinygrad) has them
+# mapped, and one that has them may have opened the device itself.
 def _cannot_use(pid: int, held: dict[int, HeldDevices]) -> bool:
     """Whether a process has nothing with which to use its descriptors of devices."""
     return not held[pid].mappings and not any(
@@ -198,7 +162,6 @@ def _candidates(fd: int, held: HeldDevices) -> Iterator[int]:
 
 
 def _same_file(pid: int, fd: int, other_pid: int, other_fd: int) -> bool:
-    """Whether both descriptors are one open file; False also when one has gone."""
     if architecture.here() is None:
         return False
     number = architecture.call("kcmp")
@@ -221,12 +184,7 @@ _TOOLS: Final = {
 def examine_clients(
     processes: Sequence[Process], known: Collection[int]
 ) -> Iterator[Finding]:
-    """Find what keeps the GPUs of processes from being saved.
-
-    Args:
-        processes: that have to do with a GPU.
-        known: host pids of those that the driver's library calls clients of MPS.
-    """
+    """Find what keeps the GPUs of processes from being saved."""
     shared = clients_of_mps([process.pid for process in processes]) | set(known)
     for process in processes:
         pid, name = process.ns_pid, process.name
@@ -248,6 +206,8 @@ def clients_of_mps(pids: Collection[int]) -> set[int]:
     return found | {pid for pid in pids if servers and _talks_to(pid, servers)}
 
 
+# CUPTI alone says nothing: PyTorch always loads it. A debugger is found by the
+# preflight.
 def tool_in(pid: int) -> str:
     """The profiler or checker that is loaded in a process; empty: none is known."""
     for file in _mapped_files(pid):
@@ -258,18 +218,19 @@ def tool_in(pid: int) -> str:
 
 
 def _mapped_files(pid: int) -> Iterator[str]:
-    """The names of all files that a process has mapped."""
     for mapping in procfs.mappings(pid):
         yield mapping.path.rpartition("/")[2]
 
 
 def _servers() -> Iterator[int]:
-    """The pids of MPS's own programs on this machine."""
     for pid in procfs.pids():
         if procfs.name(pid).startswith(_MPS):
             yield pid
 
 
+# A client of MPS has a connection to nvidia-cuda-mps-server and shares memory with it
+# that the server calls mps.shm.<uid>.<pid> (its log, driver 580). The driver cannot
+# save what lies with a server that others use.
 def _talks_to(pid: int, servers: Collection[int]) -> bool:
     """Whether a process holds a socket whose other end is one of those.
 
@@ -306,6 +267,15 @@ class SharingFound(NamedTuple):
     facts: dict[str, Any]  #: of the reason's sentence
 
 
+# The driver empties a process that has memory of others open (CUDA IPC) without an
+# error, and can never fill it again: not after the one that the memory belongs to, not
+# before, not both at once, not even when the other was left alone (H200, driver 580).
+# No mapping and no descriptor shows it, but the kernel's driver counts the memory that
+# a process has of others (``driver.Memory``). In two cases that count says nothing, and
+# both are refused as well: memory whose owner has ended counts as the other's own
+# (PyTorch opens an event with it, whose file names the owner:
+# cuda.shm.<uid>.<pid>.<n>); and a driver that does not tell: then two processes with a
+# GPU may share memory. Shared events are restored.
 def examine_sharing(
     driver: Driver,
     users: Sequence[Process],
@@ -354,6 +324,10 @@ def _ask_memory(
     return memory
 
 
+# One allocation of 512 MiB or more that another card may read, by cuCtxEnablePeerAccess
+# (PyTorch's copies between cards, all that JAX does) or cuMemSetAccess, is emptied
+# without an error and never filled again (two H200, driver 580.159; memory of pools
+# is). Nothing outside the process tells what may read what.
 def _is_large_on_several_cards(pid: int, memory: Memory | None) -> bool:
     if memory is None:
         # All that it could have used: a card that it may see is opened in any case.

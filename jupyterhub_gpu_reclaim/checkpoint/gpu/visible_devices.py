@@ -48,7 +48,6 @@ def visible_to(pid: int, *, driver: Path | None = None) -> frozenset[str] | None
 
 
 def _card(path: Path) -> tuple[int, str]:
-    """The minor number and the UUID in one file."""
     try:
         text = path.read_text(errors="replace")
     except OSError:
@@ -60,7 +59,6 @@ def _card(path: Path) -> tuple[int, str]:
 
 
 def _minors(pid: int) -> list[int]:
-    """The minor numbers of the cards' nodes that a process could open."""
     try:
         root = open_root(procfs.PROC / str(pid) / "root")
         try:

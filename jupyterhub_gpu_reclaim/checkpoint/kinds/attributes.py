@@ -366,7 +366,6 @@ def _apply_outside(
 
 
 def _processors_here(process: Process, wanted: list[int]) -> list[int]:
-    """Of those processors the ones that this machine has; all of them if none."""
     here = mask_of(_PROCESSORS.read_text())
     found = [number for number in wanted if here >> number & 1]
     if found:

@@ -106,10 +106,6 @@ def open_again(tree: Snapshot, closed: Collection[int]) -> None:
 
     One that cannot be made so runs on: its user's debuggers cannot look at it then,
     until it is started again.
-
-    Args:
-        tree: its processes.
-        closed: their pids, in the session's namespace.
     """
     for process in tree.processes:
         if process.ns_pid not in closed:
@@ -184,6 +180,5 @@ def _is_another(one: procfs.Descriptor, pid: int, number: int, tree: Snapshot) -
 
 
 def _proc_of(pid: int) -> int | None:
-    """The device of the /proc that a process sees."""
     status = procfs.target_status(pid, "root/proc")
     return None if status is None else status.st_dev

@@ -90,7 +90,6 @@ def unread_ends(tree: Iterable[Process]) -> frozenset[int]:
 
 
 def _is_closed(end: socket.socket) -> bool:
-    """Whether it is a TCP socket without a connection, and no listener."""
     if end.family not in _PEERS or end.type != socket.SOCK_STREAM:
         return False
     if end.proto != socket.IPPROTO_TCP:
@@ -109,7 +108,6 @@ def _is_unread(end: socket.socket) -> bool:
 
 
 def _abort(end: socket.socket) -> bool:
-    """Connect it without a peer, and abort that; whether it could be connected."""
     # Repair mode overwrites this one.
     reuse = end.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
     end.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)

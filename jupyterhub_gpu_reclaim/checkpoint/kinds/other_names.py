@@ -107,7 +107,6 @@ def _find(init_pid: int, pid: int, links: Mapping[str, str]) -> Iterator[Deleted
 
 
 def _links(pid: int) -> Iterator[str]:
-    """Every link of a process that may lead to a file, below its folder in /proc."""
     yield "exe"
     for kind in ("fd", "map_files"):
         folder = procfs.PROC / str(pid) / kind

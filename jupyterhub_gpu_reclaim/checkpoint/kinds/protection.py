@@ -40,16 +40,11 @@ class Protection(Kind):
 
 
 def unsupported(smaps: str) -> list[str]:
-    """The kinds of it that a process has, in words.
-
-    Args:
-        smaps: of ``/proc/PID``; empty when the process has ended.
-    """
+    """The kinds of it that a process has, in words."""
     return sorted({kind for one in _mappings(smaps) for kind in _kinds(*one)})
 
 
 def _mappings(smaps: str) -> Iterator[tuple[str, str, str]]:
-    """Mode, name and all fields of each mapping."""
     heads = list(_HEAD.finditer(smaps))
     starts = [*(head.start() for head in heads), len(smaps)]
     for head, end in zip(heads, starts[1:], strict=True):

@@ -116,10 +116,6 @@ def differences(
 ) -> Iterator[tuple[str, int]]:
     """What is not as it may be, by the table above. Pure.
 
-    Args:
-        before: of the thread that was saved.
-        after: of the one that came back, or would.
-
     Yields:
         the name of each, with the capabilities in question; 0 for what is none.
     """
@@ -203,7 +199,6 @@ class ThreadRights(NamedTuple):
 
 
 def _saved_threads(saved: SavedImages) -> Iterator[int]:
-    """Numbers of the threads whose images were kept back."""
     for name in saved.written():
         number = name.removeprefix("core-").removesuffix(".img")
         if name == f"core-{number}.img" and number.isdecimal():
@@ -211,7 +206,6 @@ def _saved_threads(saved: SavedImages) -> Iterator[int]:
 
 
 def _threads(tree: Snapshot) -> Iterator[tuple[int, dict[str, str]]]:
-    """Each thread's number in the session, and what the kernel reports of it."""
     for process in tree.processes:
         folder = procfs.PROC / str(process.pid) / "task"
         with contextlib.suppress(OSError):
@@ -222,7 +216,6 @@ def _threads(tree: Snapshot) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _rights_in(core: bytes) -> ThreadRights | None:
-    """Rights that a core image records; None for a process that had ended."""
     try:
         entry = images.parse("core_entry", images.only(core, images.CORE_MAGIC))
     except RestoreFailed as error:

@@ -147,7 +147,6 @@ class SocketStates(Kind):
 
 
 def _sockets(process: Process, seen: set[int]) -> Iterator[tuple[int, socket.socket]]:
-    """Yield a process's sockets that were not seen yet, with their inodes."""
     with processes.held(process) as pidfd:
         if pidfd is None:
             return
@@ -182,7 +181,6 @@ def _is_ready(end: socket.socket) -> bool:
 
 
 def _without(queues: bytes, ours: Collection[int]) -> bytes:
-    """CRIU's image of messages without those for these entries."""
     kept = [images.join(images.SK_QUEUES_MAGIC, [])]
     for packet, head, data in images.packets(queues):
         if packet.id_for not in ours:
@@ -191,7 +189,6 @@ def _without(queues: bytes, ours: Collection[int]) -> bytes:
 
 
 def _inode(entry: Any) -> int:
-    """The inode of a socket; 0 for anything else."""
     for name in ("isk", "usk", "nlsk"):
         if entry.HasField(name):
             return int(getattr(entry, name).ino)

@@ -122,7 +122,6 @@ def _socket_kind(one: socket.socket) -> str:
 
 
 def _held(pid: int, numbers: Iterable[int], root: int) -> tuple[set[str], set[str]]:
-    """What its sockets hold that cannot be saved ever, and until it is taken."""
     never: set[str] = set()
     later: set[str] = set()
     for fd in numbers:
@@ -205,12 +204,7 @@ def _leads_out(
 
 
 def unsavable(end: socket.socket, root: int) -> Iterator[str]:
-    """Say in words what a socket holds that cannot be saved.
-
-    Args:
-        end: the socket.
-        root: of the session, where names are looked up.
-    """
+    """Say in words what a socket holds that cannot be saved."""
     if _has_program(end):
         yield "a socket with an eBPF program"
     family, kind, protocol = options.kind_of(end)
@@ -251,12 +245,7 @@ def waiting(end: socket.socket) -> Iterator[str]:
 def waiting_at(
     listener: UnixSocket, clients: Iterable[tuple[int, int]]
 ) -> Iterator[str]:
-    """Say in words what UNIX connections hold that were not accepted yet.
-
-    Args:
-        listener: in the tree.
-        clients: those of them that are in the tree, as (pid, descriptor).
-    """
+    """Say in words what UNIX connections hold that were not accepted yet."""
     if 0 in listener.waiting:
         yield f"the UNIX socket {listener.name}, from a program that has ended"
     if any(_has_sent(pid, fd) for pid, fd in clients):
@@ -292,7 +281,7 @@ def _misnamed(end: socket.socket, kind: int, root: int) -> str:
     if links == 0:
         return ""
     shown = name.decode("utf-8", "backslashreplace")
-    # Nobody looks for another one by its name.
+    # No program looks for another one by its name.
     if end.getsockopt(socket.SOL_SOCKET, _ACCEPTS) or kind == socket.SOCK_DGRAM:
         if links > 1 or found.rpartition(b"/")[2] != name.rpartition(b"/")[2]:
             return f"a UNIX socket whose file was renamed or linked ({shown})"
@@ -305,7 +294,6 @@ def _misnamed(end: socket.socket, kind: int, root: int) -> str:
 
 
 def _plain(name: bytes) -> bytes:
-    """A relative name without ``./`` in front."""
     while name.startswith(b"./"):
         name = name[2:].lstrip(b"/")
     return name
@@ -324,7 +312,6 @@ def _leads_to(file: int, name: bytes, root: int) -> bool:
 
 
 def _option(end: socket.socket, level: int, name: int) -> bool:
-    """Whether it is there, and not zero."""
     with contextlib.suppress(OSError):
         return any(end.getsockopt(level, name, 16))
     return False

@@ -193,10 +193,6 @@ def look(init_pid: int) -> Objects:
 def attached(parts: Iterable[Part], size: int) -> dict[int, list[Part]]:
     """Addresses where a process has attached a segment, and its parts there. Pure.
 
-    Args:
-        parts: its mappings of that segment.
-        size: of the segment.
-
     Raises:
         ValueError: a part has been unmapped: it cannot be attached again like that.
     """
@@ -231,7 +227,6 @@ def is_whole(mappings: Iterable[procfs.Mapping], segments: dict[int, int]) -> bo
 
 
 def _table(kind: str) -> list[dict[str, int]]:
-    """A table of /proc/sysvipc: the reader's own namespace is shown."""
     head, *lines = Path(f"/proc/sysvipc/{kind}").read_text().splitlines()
     names = head.split()
     return [dict(zip(names, map(int, line.split()), strict=True)) for line in lines]
@@ -259,7 +254,6 @@ def _queues(libc: ctypes.CDLL) -> list[str]:
 
 
 def _is_shared(namespace: int) -> bool:
-    """Whether it is the machine's own, or that of the agent."""
     here = procfs.link(os.getpid(), f"fd/{namespace}")
     return here in {procfs.link(os.getpid(), "ns/ipc"), procfs.link(1, "ns/ipc")}
 
@@ -284,9 +278,6 @@ class SavedObjects:
 
     Attributes:
         wanted: what the helper is to make.
-
-    Args:
-        source: of CRIU's images, which are changed.
 
     Raises:
         RestoreFailed: the images are off (``checkpoint_damaged``).
@@ -329,10 +320,6 @@ class SavedObjects:
     def attach(self, tree: Snapshot, lend: Lend) -> None:
         """Have the processes, which are stopped, attach their segments again.
 
-        Args:
-            tree: its processes.
-            lend: lets a user attach a segment whose mode has been changed since.
-
         Raises:
             TraceFailed: (an OSError) one cannot.
         """
@@ -367,7 +354,6 @@ class SavedObjects:
     # --- what there was ---------------------------------------------------------------
 
     def _entries(self, kind: str, number: int) -> Iterator[tuple[Any, BufferReader]]:
-        """The objects of a kind, and where what belongs to each follows."""
         name = f"ipcns-{kind}-{number}.img"
         if self._source.size(name) is None:
             return
@@ -623,12 +609,6 @@ def made(
     """The objects are there inside the block, and stay when it ends well.
 
     Yields what lends one to a user.
-
-    Args:
-        init_pid: of the session; its IPC namespace is where they are made.
-        saved: what is made.
-        limit: seconds that the helper may live.
-        prepare: called with its pid, to have the session charged with the memory.
 
     Raises:
         RestoreFailed: they could not be made; nothing of them is left.

@@ -1,18 +1,13 @@
 """Makes System V objects in a session's IPC namespace; a short-lived helper.
 
-Started by :mod:`~jupyterhub_gpu_reclaim.checkpoint.kinds.system_v` as ``python3
--I -S system_v_maker.py`` in the control groups of the session, so that the session is
-charged with their memory. It enters the IPC namespace alone: no program of the session
-sees it. Standard library only.
+Started by :mod:`~jupyterhub_gpu_reclaim.checkpoint.kinds.system_v` as ``python3 -I -S
+system_v_maker.py`` in the control groups of the session, so that it is charged with the
+memory. It enters the IPC namespace alone. Standard library only.
 
 On its input come a line of JSON with the objects (:func:`make`), then the contents of
-the segments. It writes ``made`` when all are there. A line ``lend ID UID`` lets that
-user attach a segment whose mode forbids it now; with ``keep``, modes and owners are as
-they were, segments that had been removed are so again, and it ends. Without that word,
-all that it made goes again.
-
-An object gets its own id by ``/proc/sys/kernel/*_next_id`` (CAP_CHECKPOINT_RESTORE or
-CAP_SYS_ADMIN), and its creator by being made with his rights.
+the segments. It writes ``made`` when all are there. ``lend ID UID`` lets that user
+attach a segment whose mode forbids it now; with ``keep``, modes and owners are as they
+were, and it ends. Without that word, all that it made goes again.
 """
 
 from __future__ import annotations

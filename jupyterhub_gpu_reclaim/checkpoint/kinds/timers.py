@@ -21,8 +21,8 @@ class Timers(Kind):
                 continue
             if timer.ticks and (timer.isec or timer.insec):
                 if not timer.settime_flags:
-                    # Nobody has read it since: set to 0 it would never tick again. One
-                    # set to a given time expires at once, and ticks on.
+                    # It was not read since: set to 0 it would never tick again. One
+                    # that was set to a given time expires at once, and ticks on.
                     timer.vsec, timer.vnsec = timer.isec, timer.insec
             else:
                 # CRIU adds the present time to a given one: it would expire again.

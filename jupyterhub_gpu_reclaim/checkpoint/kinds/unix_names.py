@@ -87,11 +87,7 @@ def _copy(back: Return, number: int) -> socket.socket:
 
 
 def take_named(entries: Mapping[int, Any]) -> dict[int, Named]:
-    """Take the names out of ``files.img``; what is to be made instead, by its entry.
-
-    Args:
-        entries: of the image; those of sockets are changed.
-    """
+    """Take the names out of ``files.img``; what is to be made instead, by its entry."""
     sockets = [one.usk for one in entries.values() if one.HasField("usk")]
     named = {one.ino: one for one in sockets if _is_named(one)}
     # Abstract names outside: CRIU would fail on one that has gone meanwhile.
@@ -307,19 +303,17 @@ def _is_abstract(one: Named) -> bool:
 
 
 def _parent(one: Named) -> bytes:
-    """The folder of its name."""
     return _full(one).rpartition(b"/")[0] or b"/"
 
 
 def _full(one: Named) -> bytes:
-    """The socket's name from the root on."""
     if one.name.startswith(b"/") or not one.name:
         return one.name
     return one.folder.rstrip(b"/") + b"/" + one.name
 
 
 def _make_folder(root: int, path: bytes) -> int | None:
-    """Open a folder, made again if somebody removed it; None where it cannot be."""
+    """Open a folder, made again if it was removed; None where it cannot be."""
     flags = os.O_PATH | os.O_DIRECTORY
     try:
         return open_in_root(root, path, flags)

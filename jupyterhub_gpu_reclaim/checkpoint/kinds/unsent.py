@@ -89,7 +89,6 @@ class UnsentData(Kind):
 
 
 def _cut(image: bytes, *, has_ended: bool) -> tuple[bytes, Unsent] | None:
-    """Split a connection's image from its unsent data; None where there is none."""
     head, body = images.first(image, images.TCP_STREAM_MAGIC)
     stream = images.parse("tcp_stream_entry", head)
     size, sent = stream.unsq_len, stream.inq_len + stream.outq_len - stream.unsq_len

@@ -86,13 +86,7 @@ def _interrupted(tid: int) -> int | None:
 def begins_alike(
     number: int, arguments: Sequence[int], seconds: Callable[[int], float]
 ) -> bool:
-    """Whether a wait is the same from its beginning as from where it was, or short.
-
-    Args:
-        number: of the call.
-        arguments: of the call.
-        seconds: the time that stands at an address of the program.
-    """
+    """Whether a wait is the same from its beginning as from where it was, or short."""
     if number == _POLL:
         return _is_short(arguments[2])
     if number in {_EPOLL_WAIT, _EPOLL_PWAIT}:
@@ -115,7 +109,6 @@ def _is_short(argument: int) -> bool:
 
 
 def _seconds_at(tid: int, address: int) -> float:
-    """The time that a thread's program has there; infinite if it cannot be read."""
     try:
         with Path(f"/proc/{tid}/mem").open("rb", buffering=0) as memory:
             data = os.pread(memory.fileno(), _TIME.size, address)

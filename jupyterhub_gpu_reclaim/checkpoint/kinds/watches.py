@@ -261,20 +261,17 @@ def watches_in(text: str) -> Iterator[Watch]:
 
 
 def _lines(text: str) -> Iterator[dict[str, str]]:
-    """The fields of each watch, as its line tells them."""
     for line in text.splitlines():
         if line.startswith("inotify "):
             yield dict(word.partition(":")[::2] for word in line.split()[1:])
 
 
 def _device(fields: dict[str, str]) -> str:
-    """``major:minor`` of the file system that a watch is on."""
     device = int(fields["sdev"], 16)
     return f"{device >> _MINOR_BITS}:{device & (1 << _MINOR_BITS) - 1}"
 
 
 def _instances(pid: int) -> Iterator[str]:
-    """What the kernel tells of each inotify instance of a process."""
     for one in procfs.descriptors(pid):
         if one.target == _TARGET:
             yield procfs.text(pid, f"fdinfo/{one.fd}")
@@ -303,7 +300,6 @@ def _on_overlays(
 def _place(
     watch: Watch, mounts: list[Mount], usual: dict[tuple[str, int], str], root: int
 ) -> str | None:
-    """Path of a watched inode in the session, by the mounts of its file system."""
     for mount in mounts:
         if mount.device != watch.device or mount.kind.startswith(FAR_KINDS):
             continue
@@ -316,7 +312,6 @@ def _place(
 
 
 def _inode(path: str, root: int) -> int | None:
-    """Inode that the session finds at a path; None where there is nothing."""
     try:
         seen = open_in_root(root, os.fsencode(path), os.O_PATH | os.O_CLOEXEC)
     except OSError:

@@ -55,7 +55,6 @@ def copy_all(
 
 @contextlib.contextmanager
 def _stopping(deadline: float, limit: float, cancel: Cancel | None) -> Iterator[Cancel]:
-    """Yield what stops the copying when it is cancelled or late, and raise why."""
     stop = Cancel()
     why: list[ReclaimError] = []
     ended = Cancel()

@@ -3,14 +3,7 @@
 CRIU fills a process' memory in one thread, one page fault after the other. Large areas
 are therefore taken out of its images, mapped empty by it, and filled by many workers
 while the process is stopped (``fill``). Nothing here touches a process or a file: it
-reads the tree (pstree), the areas (mm) and the threads (core) of images that have been
-authenticated, and bounds everything.
-
-Areas that need CRIU are excluded: stacks, files, shared memory, huge-page mappings,
-what cannot be written by its own protection (newer kernels may forbid forcing it), what
-a process has inherited from its parent (CRIU finds the pages that both still share;
-written separately they would be there twice), and the few bytes that the kernel itself
-keeps up to date (restartable sequences).
+reads images that have been authenticated, and bounds everything.
 
 Filling memory in huge pages is several times cheaper, and on most machines a process
 has to ask for them. Areas that were nearly full are therefore advised (madvise(2)) as
@@ -70,9 +63,6 @@ class SavedProcess:
 
 def read_processes(read: Callable[[str], bytes | None]) -> list[SavedProcess]:
     """The processes that have memory.
-
-    Args:
-        read: an image by its name; None where there is none.
 
     Raises:
         RestoreFailed: the images are off (``checkpoint_damaged``).
@@ -161,6 +151,11 @@ def _is_private(vma: Any) -> bool:
     return bool(vma.status & ~HEAP == REGULAR | ANON_PRIVATE)
 
 
+# Areas that need CRIU are excluded: stacks, files, shared memory, huge-page mappings,
+# what cannot be written by its own protection (newer kernels may forbid forcing it),
+# what a process has inherited from its parent (CRIU finds the pages that both still
+# share; written separately they would be there twice), and the few bytes that the
+# kernel itself keeps up to date (restartable sequences).
 def _is_plain(vma: Any) -> bool:
     return (
         _is_private(vma)
@@ -208,7 +203,6 @@ def _kept_by_kernel(
 
 
 def _joined(spans: Iterable[Span]) -> list[Span]:
-    """Ascending spans, those made one that touch or overlap."""
     found: list[Span] = []
     for span in spans:
         if found and span.start <= found[-1].end:
@@ -323,10 +317,6 @@ class MemoryPlan:
 def make_plan(source: ImageSource, *, advise: bool = False) -> MemoryPlan:
     """Decide what does not go through CRIU.
 
-    Args:
-        source: of its images.
-        advise: whether areas that were nearly full are to be filled in huge pages.
-
     Raises:
         RestoreFailed: the images do not fit together (``checkpoint_damaged``).
         Exception: what the source raises.
@@ -368,7 +358,6 @@ def _span(area: Area) -> Span:
 
 
 def _check_pages(areas: Iterable[Area], size: int, pid: int) -> None:
-    """Pages in ascending order, and as many bytes of them as there must be."""
     last = total = 0
     for area in areas:
         start, end = _span(area)
@@ -381,7 +370,6 @@ def _check_pages(areas: Iterable[Area], size: int, pid: int) -> None:
 
 
 def _pieces(areas: Iterable[Area], free: Sequence[Span], pid: int) -> Iterator[Piece]:
-    """Every run of pages, as far as it is free, that is worth it."""
     for offset, run in _runs(areas):
         for start, end in overlap(run, free):
             if end - start >= SMALLEST:
@@ -423,7 +411,6 @@ def _advised(image: bytes, pieces: Sequence[Piece]) -> bytes:
 
 
 def _divided(image: bytes) -> bytes:
-    """The image of a process' areas, in pieces that CRIU can handle."""
     mm = images.parse("mm_entry", images.only(image, images.MM_MAGIC))
     whole = list(mm.vmas)
     del mm.vmas[:]
@@ -439,7 +426,6 @@ def _divided(image: bytes) -> bytes:
 
 
 def _without(areas: Iterable[Area], pieces: Iterable[Piece]) -> Iterator[Area]:
-    """The areas less the pieces."""
     holes = [Span(one.address, one.address + one.length) for one in pieces]
     for area in areas:
         for start, end in subtract(_span(area), holes):

@@ -38,9 +38,6 @@ def forget(tree: Snapshot) -> None:
     """Have the kernel leave their locks alone when they end; they are ended next.
 
     Where one cannot be made to, its locks are freed as if it had died.
-
-    Args:
-        tree: saved processes, which stand still.
     """
     if architecture.here() is None:
         return

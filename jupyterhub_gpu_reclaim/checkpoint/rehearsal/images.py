@@ -82,12 +82,6 @@ class WithoutMemory:
 
     Locks are held by the tree itself, which stands beside; and no interface is there
     that a socket could be bound to.
-
-    Args:
-        files: what :class:`KeptImages` has kept.
-        cut: inodes of connections that were cut.
-        addresses: those of the place.
-        memory: what :func:`without_pages` has made of them.
     """
 
     def __init__(
@@ -131,10 +125,6 @@ def without_pages(
 ) -> dict[str, bytes]:
     """The images of address spaces, without all pages that CRIU does not read.
 
-    Args:
-        files: what :class:`KeptImages` has kept.
-        pids: pid in the session → pid here, of the tree that stands.
-
     Returns:
         name → contents of those that differ.
 
@@ -151,7 +141,6 @@ def without_pages(
 def _emptied(
     name: str, files: Mapping[str, bytes | bytearray], pids: Mapping[int, int]
 ) -> dict[str, bytes]:
-    """A pagemap, its pages, and the address space that it is of."""
     number, areas = images.read_pagemap(bytes(files[name]))
     process = name.removeprefix(_PAGEMAP).removesuffix(".img")
     found: dict[str, bytes] = {}
@@ -187,7 +176,6 @@ def _read_by_criu(image: bytes) -> tuple[bytes, list[Span]]:
 
 
 def _without_entries(image: bytes) -> bytes:
-    """An image of that kind that says of nothing."""
     return image[:_HEAD_BYTES]
 
 

@@ -39,9 +39,6 @@ _LINE_BYTES: Final = 4096
 def empty_place(session: SessionInit) -> Iterator[SessionInit]:
     """A holding init in namespaces of its own, and nothing of it afterwards.
 
-    Args:
-        session: whose files are to be seen.
-
     Raises:
         ReclaimError: the place could not be made (``launch_failed``).
         NotFound: the session has ended.
@@ -143,7 +140,6 @@ class _Started:
 
 
 def _terminals(session: SessionInit) -> str:
-    """Options of an instance of devpts like the one that is there."""
     own = "newinstance,ptmxmode=0666,mode=0620"
     for one in read_mounts(session.init_pid):
         if one.kind == "devpts" and str(one.target) == "/dev/pts":

@@ -72,12 +72,7 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
 
 
 def end_with_parent(alive: int) -> None:
-    """Have the kernel kill this process when the one that made it ends.
-
-    Args:
-        alive: reading end of a pipe whose other end that one alone has: it may have
-            ended just before.
-    """
+    """Have the kernel kill this process when the one that made it ends."""
     checked(libc.prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
     if select.select([alive], [], [], 0)[0]:
         os._exit(1)

@@ -87,13 +87,7 @@ def lasting_names_of(files_img: bytes) -> list[Name]:
 def check_free(
     init_pid: int, names: Collection[Name], *, uid: int | None = None
 ) -> list[Finding]:
-    """Find some names that are in the way of a restore under that init, sorted.
-
-    Args:
-        init_pid: the holding init.
-        names: to be bound.
-        uid: whose programs are named to the session's user; None names all.
-    """
+    """Find some names that are in the way of a restore under that init, sorted."""
     taken = (one for one in sorted(names) if _is_taken(init_pid, one))
     some = list(islice(taken, MOST_TOLD))
     there = unix_sockets(init_pid) if some else []

@@ -80,12 +80,6 @@ def send(
 ) -> None:
     """Send those messages to that socket.
 
-    Args:
-        to: the restored socket.
-        queue: what is to wait there.
-        senders: sockets to send by: the one with the sender's name, if it is there,
-            else the last one.
-
     Raises:
         RestoreFailed: the kernel does not take one.
     """

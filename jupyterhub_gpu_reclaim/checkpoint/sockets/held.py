@@ -1,20 +1,13 @@
 """Holds the ports of saved sessions, in a network namespace that others share.
 
-A session on the machine itself has no network of its own. What it was bound to any user
-could bind while it is suspended, and so keep it from coming back. So the agent has a
-socket bound to each of its ports, from just before its end until it is back.
-
-Such a holder is root's, has SO_REUSEPORT, and never listens. The kernel lets only
-sockets of the same user with the same option be bound beside it: those that CRIU makes
-as root, and none of anybody else. Whoever connects is refused, as if the port were
-free. The session's own sockets are made root's, with that option, before they end: no
-moment is left in which the port is free.
-
-What is held stands in a file, and is bound again at the agent's start. While the agent
-is started again, systemd keeps the sockets themselves (``linux.fdstore``).
-
-Every user has a budget, and so has the machine: what one user binds never takes so many
-ports that others cannot connect any more.
+A session on the machine itself has no network of its own: any user could bind its ports
+while it is suspended, and so keep it from coming back. So the agent has a socket bound
+to each, from just before its end until it is back. Such a holder is root's, has
+SO_REUSEPORT, and never listens: the kernel lets only root's sockets with the same
+option, as CRIU makes them, be bound beside it, and refuses connections as if the port
+were free. The session's own sockets are made so before they end: no moment is left in
+which the port is free. The list is in a file, and systemd keeps the sockets while the
+agent is restarted (``linux.fdstore``). Every user has a budget, and so has the machine.
 """
 
 from __future__ import annotations
@@ -50,8 +43,8 @@ if TYPE_CHECKING:
 
 #: Ports and names that suspended sessions of one user may keep on one machine.
 PER_USER: Final = 512
-#: Of the ports that the kernel gives to whoever connects, all users together keep one
-#: in so many; and never more than systemd's unit keeps (FileDescriptorStoreMax).
+#: Of the ports that the kernel gives to connecting programs, all users together keep
+#: one in so many; and never more than systemd's unit keeps (FileDescriptorStoreMax).
 _SHARE: Final = 4
 _MOST: Final = 8000
 _RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -189,7 +182,7 @@ class HeldPorts:
         """Hold again what was let go, if it is there: the session did not come back.
 
         Returns:
-            The names that somebody else has meanwhile.
+            The names that are taken meanwhile.
         """
         with self._lock:
             self._returning.discard(checkpoint)
@@ -351,7 +344,7 @@ def bound_now(init_pid: int, pids: Iterable[int]) -> int:
 
 
 def _share_with_root(pids: Collection[int], numbers: Collection[int]) -> None:
-    """Let root bind beside the sockets of those processes, and let nobody else."""
+    """Let root bind beside the sockets of those processes, and no other user."""
     inet.reset_unheld(os.getpid(), pids)  # these would be in the way
     for pid, descriptor in inet.tree_inodes(pids).values():
         with contextlib.suppress(OSError), borrow_from(pid, descriptor) as one:
@@ -364,7 +357,7 @@ def _bound(port: Port) -> socket.socket:
     """A holder.
 
     Raises:
-        OSError: somebody has that port.
+        OSError: that port is taken.
     """
     is_v4 = ipaddress.ip_address(port.address).version == 4
     family = socket.AF_INET if is_v4 else socket.AF_INET6
@@ -377,7 +370,7 @@ def _bound(port: Port) -> socket.socket:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, lenient)
         if not is_v4:
             one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(port.only_v6))
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)  # nobody reads it
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)  # it is never read
         one.bind((port.address, port.port))
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(port.shared))
     except BaseException:
@@ -387,7 +380,6 @@ def _bound(port: Port) -> socket.socket:
 
 
 def _port_of(one: socket.socket) -> Port:
-    """The port that a holder holds."""
     address, number = one.getsockname()[:2]
     is_v6 = one.family == socket.AF_INET6
     return Port(

@@ -46,7 +46,7 @@ class HeldNames:
                     one.shutdown(socket.SHUT_RDWR)
 
     def bind(self, checkpoint: str, names: Iterable[Name]) -> list[Name]:
-        """Hold those names; returns what somebody else has."""
+        """Hold those names; returns those that are taken."""
         here = self._sockets.setdefault(checkpoint, {})
         taken = []
         for name in names:

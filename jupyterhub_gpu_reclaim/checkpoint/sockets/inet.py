@@ -1,20 +1,13 @@
 """Finds inet sockets that lead outside of a session, cuts them, and rewrites images.
 
-A capture cuts them, a release resets them, a restore rewrites ``files.img``. Only
-sockets held by a process of the tree are touched, and connections that wait in a
-listener's accept queue.
-
 A connection is the session's own when both of its ends are sockets of its tree: such a
 pair is restored with the data in flight (CRIU's ``--tcp-established``), on loopback
 where its addresses are not those of the place any more. Everything else leads outside,
 on loopback too: in the local placement the Hub, the proxy and another session are all
-on 127.0.0.1. The same rule decides over the live sockets and over the image. Cutting
-first lets the other side notice at once; rewriting the image is what makes the restore
-safe, because a socket may be opened after the cut, or its program may not have closed
-it (``docs/explanation/criu.md``).
-
-A connection that was not accepted yet cannot be saved: CRIU is told to leave it out
-(``--skip-in-flight``), so its other end, if that is the session's own, counts as cut.
+on 127.0.0.1. Cutting first lets the other side notice at once; rewriting the image is
+what makes the restore safe, because a socket may be opened after the cut, or its
+program may not have closed it. A connection that was not accepted yet is left out by
+CRIU (``--skip-in-flight``), so its other end counts as cut.
 """
 
 from __future__ import annotations
@@ -120,10 +113,6 @@ def sockets_of(init_pid: int, inodes: Collection[int]) -> list[InetSocket]:
 
 def links_of(found: Iterable[InetSocket], inodes: Collection[int]) -> frozenset[int]:
     """The TCP connections of those sockets to others of the list.
-
-    Args:
-        found: all sockets of a network namespace.
-        inodes: whose connections.
 
     Returns:
         The inodes of both ends; a connection whose other end is not there is left out.
@@ -282,7 +271,6 @@ class _Link(NamedTuple):
 
 
 def _external(found: list[InetSocket], inodes: Collection[int]) -> list[InetSocket]:
-    """The sockets of the tree that lead outside; pure."""
     mine = [one for one in found if one.inode in inodes]
     links = {
         _Link(one.protocol, one.local, one.remote)
@@ -371,7 +359,6 @@ def _link(isk: Any) -> _Link:
 
 
 def _is_here(bound: Address, addresses: Collection[Address]) -> bool:
-    """Whether a socket can be bound to that address where it is restored."""
     everywhere = bound.is_loopback or bound.is_unspecified or bound.is_multicast
     return everywhere or bound in addresses
 
@@ -479,7 +466,6 @@ def _has_ended(isk: Any) -> bool:
 
 
 def _unbind(isk: Any) -> bool:
-    """A socket that is neither bound nor connected."""
     isk.state = int(TcpState.CLOSE)
     isk.src_port = isk.dst_port = 0
     _zero(isk, "src_addr")

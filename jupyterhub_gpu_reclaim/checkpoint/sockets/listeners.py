@@ -7,7 +7,7 @@ of ZeroMQ sockets with the identity of the first, and the kernel then listens to
 
 A socket filter that lets nothing pass makes a listener deaf: the peer's SYN is dropped,
 and sent again after a second. It belongs to the socket, not to the agent. So it stays
-when the agent is killed in between, and whoever thaws the tree takes it off
+when the agent is killed in between, and ``freeze.thaw`` takes it off
 (:func:`hear_again`), from any listener that has exactly this filter. A listener that
 has one of its own is left alone.
 """
@@ -51,7 +51,7 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
-#: Load a number that nobody else loads, so that it is known again; accept no byte.
+#: Load a number that no other program loads, to be recognised; accept no byte.
 _DEAF: Final = (_Instruction * 2)(
     _Instruction(0x00, 0, 0, 0x67707572), _Instruction(0x06, 0, 0, 0)
 )
@@ -59,13 +59,9 @@ _DEAF: Final = (_Instruction * 2)(
 
 @contextlib.contextmanager
 def deaf(init_pid: int, server: Process) -> Iterator[None]:
-    """Inside the block nobody can connect to that process by TCP.
+    """Inside the block no program can connect to that process by TCP.
 
     A listener that does not let itself be changed stays as it is.
-
-    Args:
-        init_pid: of its session's init.
-        server: the process.
 
     Raises:
         Refused: the session or the kernel's list of sockets is not there.
@@ -88,7 +84,6 @@ def hear_again(init_pid: int, process: Process) -> None:
 
 
 def _listening(init_pid: int, process: Process) -> list[int]:
-    """A process's descriptors of TCP sockets that listen."""
     held = inet.tree_inodes([process.pid])
     return [
         held[one.inode][1]

@@ -4,7 +4,7 @@ CRIU knows some thirty of the options that Linux has. Here are all that can be r
 set again, with those of CRIU, so that none depends on its version. What is the same as
 a fresh socket has is not kept; what a restored socket has already is not set.
 
-Linux does not list which multicast groups a socket has joined, only which anybody has.
+Linux does not list which multicast groups a socket has joined, only which there are.
 But it tells a socket's filter for one group on one interface, and an error where the
 socket is no member: :func:`memberships` asks for each.
 """
@@ -163,7 +163,6 @@ def kind_of(end: socket.socket) -> tuple[int, int, int]:
 
 
 def _known(end: socket.socket) -> Iterator[tuple[int, int]]:
-    """Level and number of the options that a socket like that may have."""
     family, kind, protocol = kind_of(end)
     tables: list[tuple[int, dict[str, int]]] = []
     if family in {socket.AF_INET, socket.AF_INET6}:
@@ -188,7 +187,6 @@ def _known(end: socket.socket) -> Iterator[tuple[int, int]]:
 
 @functools.cache
 def _usual(family: int, kind: int, protocol: int) -> dict[tuple[int, int], bytes]:
-    """The options of a fresh socket of that kind."""
     try:
         fresh = socket.socket(family, kind, protocol)
     except OSError:
@@ -231,7 +229,7 @@ _LEVELS: Final = {4: socket.IPPROTO_IP, 16: socket.IPPROTO_IPV6}
 
 
 def groups_of(pid: int) -> list[tuple[int, str, bytes]]:
-    """The groups that anybody has joined: (interface's number, its name, group)."""
+    """All groups that are joined: (interface's number, its name, group)."""
     found = []
     interface = (0, "")
     for line in procfs.text(pid, "net/igmp").splitlines()[1:]:

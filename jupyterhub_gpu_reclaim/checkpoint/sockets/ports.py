@@ -86,7 +86,6 @@ def check_free(
 def _taken(
     init_pid: int, ports: Iterable[Port], connections: Collection[TcpConnection]
 ) -> dict[int, list[InetSocket]]:
-    """Some ports that are taken, with the sockets that may have them."""
     with Diag(init_pid) as diag:
         there = diag.sockets()
     taken = (port for port in ports if _is_taken(init_pid, port))
@@ -148,7 +147,6 @@ def _is_taken(init_pid: int, port: Port) -> bool:
 
 
 def _on(port: Port, there: Iterable[InetSocket]) -> list[InetSocket]:
-    """The sockets that may be in that port's way, listeners first."""
     on = [
         one
         for one in there

@@ -177,7 +177,6 @@ class _KeptImage:
 
 
 def _roll_back(session: SessionInit, stopped: Collection[int]) -> None:
-    """Undo what CRIU has not cured; harmless where nothing is left."""
     try:
         now = processes.snapshot(session.init_pid, session.init_start)
     except NotFound:
@@ -196,7 +195,6 @@ def _rolled_back(error: OSError | ReclaimError) -> RolledBack:
 
 
 def _ids(snapshot: Snapshot) -> tuple[int, ...]:
-    """Every process and thread id of the stopped tree, in the session's namespace."""
     found = {
         procfs.inner_id(process.pid, tid)
         for process in snapshot.processes

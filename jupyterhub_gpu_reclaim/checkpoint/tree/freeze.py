@@ -1,17 +1,10 @@
 """Freezes a tree, checks that it is frozen, and thaws it as if nothing had been.
 
 A user may wake his own processes at any moment, so a tree that was stopped once may run
-later. Before CRIU enters a session, everything in its pid namespace is stopped
-(:func:`freeze`): also its init, where that is its user's own (in a container), and what
-was started beside the tree (``docker exec``, another container that shares the
-namespace). No process is left there that could observe CRIU or write to the memory that
-it works with.
-
-:func:`thaw` ends a failed dump, and a capture that is cancelled or taken back. After a
-dump that succeeded, CRIU (4.1, 4.2: ``cr_dump_finish``) leaves TCP connections in
-repair mode, which send nothing, since it expects the stopped processes to be killed; it
-undoes that only when the dump failed or the tree continues. An agent that was killed
-while it cut connections leaves a server that nobody can connect to (``listeners``).
+later. Before CRIU enters a session, everything in its pid namespace is stopped: also
+its init, where that is its user's own (in a container), and what was started beside the
+tree (``docker exec``, another container that shares the namespace). No process is left
+there that could observe CRIU or write to the memory that it works with.
 """
 
 from __future__ import annotations
@@ -204,7 +197,6 @@ def _running(tree: Snapshot) -> list[Process]:
 
 
 def _is_ending(process: Process) -> bool:
-    """Whether it is exiting, or has SIGKILL pending."""
     fields = procfs.stat(process.pid)
     if len(fields) <= _FLAGS or int(fields[_FLAGS]) & _PF_EXITING:
         return True
@@ -225,6 +217,7 @@ def thaw(snapshot: Snapshot, keep_stopped: Collection[int] = ()) -> None:
     for process in snapshot.processes:
         leave_repair(process)
     if snapshot.server is not None:
+        # An agent that was killed while it cut connections has left it deaf.
         # It goes on in any case, also where the kernel does not list its sockets.
         with contextlib.suppress(Refused):
             listeners.hear_again(snapshot.init.pid, snapshot.server)
@@ -237,6 +230,9 @@ def thaw(snapshot: Snapshot, keep_stopped: Collection[int] = ()) -> None:
     continuing.resume(snapshot.processes, keep_stopped)
 
 
+# After a dump that succeeded, CRIU (4.1, 4.2: cr_dump_finish) leaves TCP connections in
+# repair mode, which send nothing, since it expects the stopped processes to be killed;
+# it undoes that only when the dump failed or the tree continues.
 def leave_repair(process: Process) -> int:
     """Take the process's TCP connections out of repair mode; how many there were."""
     count = 0

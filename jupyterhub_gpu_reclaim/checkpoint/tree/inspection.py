@@ -85,12 +85,11 @@ def _entry_of(areas: list[tuple[int, int, int]], start: int, end: int) -> int | 
 
 
 def _link(one: procfs.Mapping) -> str:
-    """The way to what is mapped there, below /proc/PID."""
     return f"map_files/{one.start:x}-{one.end:x}"
 
 
 def _is_memory(pid: int, one: procfs.Mapping) -> bool:
-    """Whether no file of anybody's is mapped there."""
+    """Whether no file is mapped there."""
     if one.path != _AIO_RING:
         return one.path.startswith(_MEMORY)
     # A file can have that name, too; what the ring has is of no type at all.
@@ -99,7 +98,6 @@ def _is_memory(pid: int, one: procfs.Mapping) -> bool:
 
 
 def _proc_device(init_pid: int) -> int | None:
-    """The device of the session's /proc."""
     status = procfs.target_status(init_pid, "root/proc")
     return None if status is None else status.st_dev
 

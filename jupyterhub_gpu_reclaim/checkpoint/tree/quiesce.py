@@ -1,18 +1,12 @@
 """Drains a session's output, then cuts its connections, so that no output is lost.
 
-It runs right before the dump. A line of output goes from a kernel to the server and
-from there to the user's tab. A careless cut can lose it in two ways: a server writes to
-a connection whose end it has not seen yet; or it is frozen before it has written the
-line, and writes it to a dead connection when it comes back. So the programs that talk
-to the server are stopped first, and stay so through the dump; the server hands on what
-it has, is cut off, and notices. Output of the kernels after the restore is kept by the
-server for the tab that comes back.
-
-The tab connects again at once. The server must not take that any more (``listeners``
-says why), so it does not hear from the cut until it is stopped.
-
-A busy server never makes it fail: it gets its time, then it is cut all the same.
-Nothing is undone here: the caller thaws the tree.
+A line of output goes from a kernel to the server and from there to the user's tab. A
+careless cut can lose it in two ways: a server writes to a connection whose end it has
+not seen yet; or it is frozen before it has written the line, and writes it to a dead
+connection when it comes back. So the programs that talk to the server are stopped
+first, and stay so through the dump; the server hands on what it has, is cut off, and
+notices. It hears of no new connection until it is stopped (``listeners``), and a busy
+one is cut all the same when its time is up. The caller thaws the tree.
 """
 
 from __future__ import annotations
@@ -93,7 +87,6 @@ def _handed_on(init_pid: int, server: Process, links: Collection[int]) -> bool:
 
 
 def _has_noticed(server: Process, cut: Collection[int]) -> bool:
-    """Whether the server has closed what was cut."""
     return not _inodes(server) & frozenset(cut)
 
 

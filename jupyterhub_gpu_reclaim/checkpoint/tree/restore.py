@@ -4,16 +4,6 @@ There are three steps: :func:`restore` has CRIU make the tree, stopped and witho
 large areas of memory; :func:`fill` fills those (``memory.plan``); :func:`proceed` lets
 the tree continue, so that more can be done to it before. When one of the first two
 fails, nothing is left but the holding init.
-
-A session's orphans stay below its root (:class:`OrphanAdoption`). A program whose
-parent has ended (``!train &`` in a notebook) is a child of the session's root, which is
-a "child subreaper", and still belongs to the session (setsid) of the kernel or the
-shell that it came from. CRIU (4.1, 4.2: ``prepare_pstree_ids``) makes such a process as
-the child of a helper below that leader, so that it inherits the session, and has the
-helper end. But it makes the root a subreaper only at its very end, so these children
-would go to the init, where no later dump finds them, and they cannot be moved back. So
-the root is made one earlier, by a system call forced upon it while it waits for an
-image of its own from us: it exists then, and no helper has ended yet.
 """
 
 from __future__ import annotations
@@ -69,7 +59,16 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 class OrphanAdoption:
-    """Makes the root a subreaper in time, where it is needed."""
+    """Makes the root a subreaper in time, where it is needed.
+
+    A program whose parent has ended (``!train &`` in a notebook) is a child of the
+    session's root, a "child subreaper", and still belongs to the session (setsid) that
+    it came from. CRIU (4.1, 4.2: ``prepare_pstree_ids``) makes it as the child of a
+    helper below that session's leader, and has the helper end. But it makes the root a
+    subreaper only at its very end, so these children would go to the init, where no
+    later dump finds them. So the root is made one earlier, by a system call forced upon
+    it while it waits for an image of its own: it exists then, and no helper has ended.
+    """
 
     def __init__(
         self, session: SessionInit, source: SavedImages, root_pid: int
@@ -167,7 +166,7 @@ def restore(
         prepare: called with the pid of the helper that becomes CRIU, e.g. to move it
             into the new session's control groups; what CRIU restores stays there.
         cancel: cancels it.
-        renewed: the limit begins anew with each image that CRIU asks for.
+        renewed: the limit begins again with each image that CRIU asks for.
 
     Raises:
         RestoreFailed: a file may not be opened, has changed, or is not the one that
@@ -338,8 +337,6 @@ def free_pid(pids: Sequence[int], pid_max: int) -> int:
 def _serving(
     plan: MemoryPlan, images: ImageSource, adoption: OrphanAdoption
 ) -> Callable[[str], Iterable[bytes | memoryview] | None]:
-    """How CRIU is given its images, with orphans adopted before it makes them."""
-
     def serve(name: str) -> Iterable[bytes | memoryview] | None:
         adoption.before(name)
         return plan.serve(images, name)

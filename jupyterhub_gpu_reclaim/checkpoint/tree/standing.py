@@ -39,12 +39,7 @@ _PAGEMAP: Final = "pagemap-"
 
 
 class StandingMemory:
-    """The sinks of a dump without the memory of programs that stand.
-
-    Args:
-        sinks: where everything else goes.
-        programs: that stand, and go on standing behind the dump.
-    """
+    """The sinks of a dump without the memory of programs that stand."""
 
     def __init__(
         self, sinks: Callable[[str], Sink], programs: Iterable[Process]
@@ -141,7 +136,6 @@ def _pages(pid: int, areas: list[Area]) -> Iterator[memoryview]:
 
 
 def _length(areas: list[Area]) -> int:
-    """Bytes of the pages image of such a pagemap."""
     return sum(area.pages * PAGE for area in areas if area.flags & images.PRESENT)
 
 

@@ -83,8 +83,8 @@ def _is_other(creds: Any, uid: int) -> bool:
 def _taken(creds: Any, today: RightsToday) -> set[int]:
     """Lost groups of a thread that is wholly the user's own.
 
-    Its effective group alone may be that of a set-group-ID program, which anybody runs.
-    ``sudo`` itself has the user's real id, and root's groups.
+    Its effective group alone may be that of a set-group-ID program, which any user may
+    run. ``sudo`` itself has the user's real id, and root's groups.
     """
     if any(getattr(creds, field) != today.uid for field in _USERS):
         return set()
