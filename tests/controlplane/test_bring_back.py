@@ -65,6 +65,26 @@ async def test_bring_back_of_what_is_gone_is_refused_and_changes_nothing(world):
     assert world.node.works() == ["new"]
 
 
+async def test_bring_back_that_waits_for_the_store_does_not_hit_the_next_session(
+    world,
+):
+    controller, _ = await world.started("old")
+    saved = await world.suspend(controller)
+    await controller.users.start_fresh(KEY, "ada")
+    world.node.switches.slow["checkpoints"] = 10.0
+    wish = asyncio.ensure_future(
+        controller.users.bring_back(KEY, saved, "ada", save_running=True)
+    )
+    await asyncio.sleep(0.1)
+    world.node.switches.slow.clear()
+    assert await world.hub.start(KEY) == "cold"
+    await world.reaches(controller, "running")
+    works = world.node.works()
+    with pytest.raises(Refused, match="runs"):
+        await wish
+    assert (world.phase(controller), world.node.works()) == ("running", works)
+
+
 async def test_bring_back_while_the_store_is_silent_waits_for_it(world):
     controller, _ = await world.started("old")
     older = await world.suspend(controller)

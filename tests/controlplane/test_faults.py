@@ -133,6 +133,13 @@ async def test_suspend_that_came_too_late_is_no_failure_and_is_done_anew(world):
     await world.reaches(controller, "suspended")
 
 
+async def test_suspend_that_somebody_asks_for_is_never_late(world):
+    controller, _ = await world.started()
+    world.node.switches.slow["capture"] = 20.0
+    await world.suspend(controller)
+    assert len(world.node.called("capture")) == 1
+
+
 async def test_suspend_is_not_begun_while_the_hub_does_not_answer(world):
     controller, _ = await world.started()
     world.installation.never_answers = True

@@ -399,6 +399,20 @@ async def test_save_by_rule_that_was_refused_is_tried_as_soon_as_a_suspend(
     assert not world.node.saved
 
 
+async def test_what_is_ordered_before_the_agent_has_begun_calls_it_off(world):
+    controller, _ = await world.started()
+    world.node.switches.slow["save"] = 5.0
+    world.node.hold_at = "dump"
+    await controller.users.save(KEY, "ada")
+    await world.until(lambda: world.node.called("save"))
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.node.begun == ["dump", "dump"])
+    world.node.hold_at = ""
+    await world.reaches(controller, "suspended")
+    (saved,) = world.node.saved.values()
+    assert not saved.info.goes_on
+
+
 async def test_save_points_that_are_found_late_are_kept_by_their_age(world):
     controller, _ = await world.started(save_points=2)
     second = await world.saved(controller)

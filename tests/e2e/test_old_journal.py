@@ -7,7 +7,6 @@ import os
 import secrets
 import sqlite3
 import subprocess
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -238,49 +237,3 @@ def test_journal_lost_and_the_hubs_pointer_too_asks_before_it_comes_back(
     command(stack, admin, "resume", somebody.name, "--yes")
     admin.wait(somebody.name, phase="running")
     assert somebody.visit() == somebody.value
-
-
-@pytest.mark.long
-def test_state_put_aside_comes_back_after_a_cold_start_and_a_stop(
-    stack: Stack, admin: Admin, somebody: Somebody
-) -> None:
-    name = somebody.name
-    saved = admin.suspend(name)["checkpoint"]
-    admin.call("POST", f"sessions/{name}/-/start-fresh")
-    somebody.user.start_server()
-    assert somebody.user.server().json("GET", "kernels") == []
-    somebody.user.hub("DELETE", f"users/{name}/server", json={})
-    admin.wait(name, phase="stopped")
-    assert saved in command(stack, admin, "saved", name)
-    command(stack, admin, "bring-back", name, saved)
-    admin.wait(name, phase="running")
-    assert somebody.visit() == somebody.value
-
-
-@pytest.mark.long
-def test_state_of_before_comes_back_while_the_session_runs_and_both_are_kept(
-    stack: Stack, admin: Admin, somebody: Somebody
-) -> None:
-    name, before = somebody.name, somebody.value
-    saved = admin.suspend(name)["checkpoint"]
-    assert somebody.visit() == before
-    admin.wait(name, phase="running")
-    now = somebody.work()
-    page = somebody.user.http.get(
-        f"{stack.url}/services/gpu-reclaim/sessions/{name}/-", timeout=30
-    )
-    assert "Other checkpoints" in page.text
-    command(stack, admin, "bring-back", name, saved, "--save-running")
-    end = time.monotonic() + 60
-    while admin.session(name)["generation"] != 2 and time.monotonic() < end:
-        time.sleep(0.1)
-    admin.wait(name, phase="running")
-    assert somebody.visit() == before
-    kept = admin.call("GET", f"sessions/{name}/-/saved")
-    (other,) = [state["id"] for state in kept if state["keeping"] == "aside"]
-    command(stack, admin, "bring-back", name, other, "--save-running")
-    end = time.monotonic() + 60
-    while admin.session(name)["generation"] != 3 and time.monotonic() < end:
-        time.sleep(0.1)
-    admin.wait(name, phase="running")
-    assert somebody.visit() == now

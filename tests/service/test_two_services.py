@@ -201,28 +201,8 @@ async def _running(world: World, service: Service) -> None:
     await world.until(lambda: world.phase() == "running" and not world.hub.pending)
 
 
-async def test_suspended_session_of_the_first_service_is_not_ended_by_the_second(
-    world,
-):
-    first = world.service("first")
-    await world.until(first.ready)
-    await _running(world, first)
-    second = world.service("second")
-    await world.until(second.waits)
-    status, text = await first.ask("suspend")
-    assert status == 202, text
-    await world.until(lambda: world.phase() == "suspended")
-    for _ in range(30):
-        await asyncio.sleep(0.1)
-        assert world.phase() == "suspended", second.told()[-3000:]
-    assert await world.hub.server(KEY) is HubState.STOPPED
-
-
-async def test_service_that_waits_says_so_on_every_page_and_to_programs(world):
-    first = world.service("first")
-    await world.until(first.ready)
-    second = world.service("second")
-    await world.until(second.waits)
+async def _says_that_it_waits(second: Service, first: Service) -> None:
+    """On every page, and to programs."""
     assert await second.get("healthz") == await first.get("healthz")
     for path in ("readyz", "api/sessions", "metrics", "api/nothing"):
         status, text = await second.get(path)
@@ -238,36 +218,28 @@ async def test_service_that_waits_says_so_on_every_page_and_to_programs(world):
     assert "another one holds the journal" in second.told()
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-async def test_next_service_takes_over_at_once_when_the_first_has_ended(world, end):
+async def test_second_service_waits_ends_nothing_and_takes_over_at_once(world):
+    """How a lock is free again is told in ``controlplane/test_lock.py``."""
     first = world.service("first")
     await world.until(first.ready)
     await _running(world, first)
     second = world.service("second")
     await world.until(second.waits)
-    first.signal(end)
-    first.process.join(60)
-    await world.until(second.ready)
-    world.works = second.client
-    status, text = await second.ask("suspend")
-    assert status == 202, text
-    await world.until(lambda: world.phase() == "suspended")
-
-
-async def test_paused_service_keeps_the_journal_and_its_successor_waits(world):
-    first = world.service("first")
-    await world.until(first.ready)
-    await _running(world, first)
-    first.signal(signal.SIGSTOP)
-    second = world.service("second")
-    await world.until(second.waits)
-    await asyncio.sleep(1.0)
-    assert await second.waits()
-    first.signal(signal.SIGCONT)
+    await _says_that_it_waits(second, first)
     status, text = await first.ask("suspend")
     assert status == 202, text
     await world.until(lambda: world.phase() == "suspended")
-    assert await second.waits()
+    for _ in range(30):
+        await asyncio.sleep(0.1)
+        assert world.phase() == "suspended", second.told()[-3000:]
+    assert await world.hub.server(KEY) is HubState.STOPPED
+    first.signal(signal.SIGKILL)
+    first.process.join(60)
+    await world.until(second.ready)
+    await _running(world, second)
+    status, text = await second.ask("suspend")
+    assert status == 202, text
+    await world.until(lambda: world.phase() == "suspended")
 
 
 async def test_service_whose_journal_another_one_has_taken_ends_itself(world):
