@@ -68,8 +68,11 @@ def test_sessions_are_picked_suspended_and_deleted_by_an_administrator(
     names = [person(end).name for end in ("a", "b")]
     for name in names:
         service.get_by_role("checkbox", name=f"Select {name}, Default server").check()
-    service.get_by_text("Bulk actions: 2").click()
-    service.get_by_role("button", name="Suspend", exact=True).click()
+    service.get_by_text("2 of ").wait_for()
+    selected = service.get_by_role("group", name="Selected")
+    selected.get_by_role("button", name="Suspend", exact=True).click()
+    ask = service.get_by_role("dialog", name="Suspend: 2 sessions?")
+    ask.get_by_role("button", name="Suspend: all 2").click()
     notice = service.locator("#notice")
     notice.get_by_text("2 sessions are being suspended.").wait_for()
     for name in names:
@@ -77,17 +80,18 @@ def test_sessions_are_picked_suspended_and_deleted_by_an_administrator(
     assert service.get_by_role("checkbox", checked=True).count() == 0
 
     service.get_by_role("link", name="Store", exact=True).first.click()
-    service.locator("main").get_by_text(re.compile("[kMGT]B free")).wait_for()
-    row = service.get_by_role("row").filter(has_text=names[0]).first
-    row.get_by_text("Delete suspended session…").click()
-    row.get_by_role("button", name="Delete for good").click()
-    notice.get_by_text("It was deleted for good.").wait_for()
-    assert service.get_by_role("row").filter(has_text=names[0]).count() == 0
+    service.locator("#health").get_by_text(re.compile("[kMGT]B free")).wait_for()
+    row = service.get_by_role("row").filter(has_text=names[0])
+    row.get_by_role("button", name="Delete the suspended session").click()
+    service.get_by_role("dialog").get_by_role("button", name="Delete for good").click()
+    notice.get_by_text("1 checkpoint deleted for good.").wait_for()
+    row.wait_for(state="detached")
     assert admin.session(names[1])["phase"] == "suspended"
 
     base = service.url.partition("/store")[0]
     for name in PAGES:
         service.goto(f"{base}/{name}")
+        service.locator("#view[aria-busy]").wait_for(state="detached")
         assert problems(service) == [], name
         shoot_all_ways(service, name)
     service.goto(f"{base}/nodes")
@@ -124,7 +128,8 @@ def test_silent_agent_is_told_in_the_strip_and_by_a_resume_that_waits(
         shoot(service, "manager-silent")
         shoot(page, "manager-silent-resume")
         health.get_by_role("link", name="Agents").click()
-        service.get_by_text("no answer within 5 s").wait_for()
+        first = service.get_by_role("region", name="Needs attention")
+        first.get_by_text("no answer within 5 s").wait_for()
     finally:
         agent.send_signal(signal.SIGCONT)
     health.get_by_text("Agents: 1 ready").wait_for()
@@ -143,12 +148,12 @@ def test_simulated_gpu_is_called_so_and_its_memory_freed_by_a_suspend(
         assert "Simulated GPU 1 has 4 GiB left." in more.error
     wait_until(lambda: admin.session(user.name)["gpus"], 60)  # else in a minute
     service.goto(f"{stack.url}/services/gpu-reclaim/all?by=card")
-    card = service.locator("tr.group", has_text="Simulated GPU 00000001")
+    card = service.locator(".group-head", has_text="Simulated GPU 00000001")
     card.get_by_text("21 GB of 26 GB held by 1 session").wait_for()
     shoot(service, "all-by-card")
     service.goto(f"{stack.url}/services/gpu-reclaim/nodes")
-    service.get_by_role("heading", name="Simulated GPU 00000001").wait_for()
-    service.get_by_role("link", name=f"{user.name}, Default server").wait_for()
+    card = service.locator("#cards").get_by_role("row").filter(has_text="00000001")
+    card.get_by_role("link", name=f"{user.name} Default server").wait_for()
     saved = admin.suspend(user.name)
     assert (saved["gpus"], saved["facts"]["gpus_held"]) == ([], 1)
     user.visit(f"/user/{user.name}/lab")

@@ -195,7 +195,7 @@ def check_no_loot(got: object) -> None:
 async def test_fetch_of_any_mode_reads_nothing(world, victim):
     await lured(world, victim)
     paths = [
-        "", "mine", "all", "all/table", "all/summary", "store", "log", "metrics",
+        "", "mine", "all", "nodes", "health", "store", "log", "metrics",
         "sessions/ada/train", "sessions/ada/train/card", "sessions/ada/train/fresh",
         "api/sessions", "api/sessions/ada/train", "api/users/ada/history",
         "tab/ada/train",
@@ -303,7 +303,7 @@ async def test_what_cookies_say_opens_nothing(world, victim):
           const got = [];
           for (const token of xsrf) {
             const headers = {"X-XSRFToken": token};
-            for (const path of ["mine", "all", "api/sessions", "all/table"])
+            for (const path of ["mine", "all", "api/sessions", "health"])
               got.push(await (await fetch(prefix + path, {headers})).text());
             const saved = prefix + "api/sessions/ada/train/saved";
             got.push((await fetch(saved, {method: "DELETE", headers})).status);

@@ -16,8 +16,6 @@ from jupyterhub_gpu_reclaim.cli.sessions import drains
 from jupyterhub_gpu_reclaim.common.drain import DrainReport
 from jupyterhub_gpu_reclaim.common.models import Failure
 from jupyterhub_gpu_reclaim.common.node_status import NodeHealth, NodeStatus
-from tests.service.conftest import PREFIX
-from tests.support.forms import Browser
 
 BROKEN = Failure(code="capture_failed", message="It did not work.", hint="Look.")
 EVIL = "<b>n</b>"
@@ -134,30 +132,6 @@ async def test_bad_order_is_refused(service, body):
     answer = await service.call("api/nodes/n1/drain", "token-root", "POST", body=body)
     assert answer.code == 400
     assert service.control.calls == []
-
-
-async def test_buttons_of_the_page_drain_and_show_how_far_it_is(service):
-    service.control.put("ada")
-    root = Browser(service, "token-root")
-    page = (await root.get("nodes")).body.decode()
-    assert EVIL not in page
-    proof = {"_xsrf": await root.xsrf(), "node": "n1"}
-    answer = await root.post("nodes/drain", seconds="600", **proof)
-    assert (answer.code, answer.headers["Location"]) == (303, f"{PREFIX}nodes")
-    assert ("drain", "n1", 600.0, False, "root") in service.control.calls
-    service.control.drained("n1", "ada", state="refused", failure=BROKEN)
-    page = (await root.get("nodes")).body.decode()
-    assert "Being drained (by root)" in page
-    assert "0 saved, 1 to go" in page
-    assert "ada/: It did not work." in page
-    await root.post("nodes/undrain", **proof)
-    assert ("undrain", "n1", "root") in service.control.calls
-    assert (await root.post("nodes/drain", seconds="x", **proof)).code == 400
-    assert (await root.post("nodes/drain", node="n1")).code in {401, 403}
-    ada = Browser(service, "token-ada")
-    theirs = {**proof, "_xsrf": await ada.xsrf()}
-    assert (await ada.post("nodes/drain", **theirs)).code == 403
-    assert len(service.control.calls) == 2
 
 
 UNIT = Path(__file__).parents[2] / "etc/systemd/jupyterhub-gpu-reclaim-drain.service"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from html import unescape
 from pathlib import Path
 
 import msgspec
@@ -17,10 +16,7 @@ from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import (
     Event,
     Failure,
-    GpuSample,
-    Nap,
     Phase,
-    Usage,
 )
 from jupyterhub_gpu_reclaim.common.node_status import (
     CardStatus,
@@ -37,7 +33,6 @@ from jupyterhub_gpu_reclaim.service.drain_watch import DrainWatch
 from jupyterhub_gpu_reclaim.service.lost_nodes import LostNodes
 from jupyterhub_gpu_reclaim.service.node_watch import NodeWatch
 from jupyterhub_gpu_reclaim.service.web import health
-from jupyterhub_gpu_reclaim.service.web.manager.nodes import card_bar, node_card
 from tests.service.conftest import PREFIX
 from tests.support.manual_clock import ManualClock
 from tests.support.simulated import KEY
@@ -240,7 +235,6 @@ def test_strip_says_in_a_word_what_is_well_and_in_a_sentence_what_is_not():
     assert told == ("b cannot suspend sessions", "warn")
     (fault,) = NodeHealth(node="b", status=full).faults  # so the command line, too
     assert fault.code == "store_full"
-    assert node_card(NodeHealth(node="b", status=full), [], NOW).state != "Ready"
     lost = NodeHealth(node="b", status=UP, silent_since=NOW - 12)
     last = NodeHealth(node="", silent_since=NOW - 90)
     assert parts([up, lost])["Agents"] == ("b has been silent for 12 s", "bad")
@@ -269,17 +263,6 @@ def test_strip_never_calls_a_closed_machine_ready():
     assert fault.code == "node_closed"
     assert "since 2023-11-14 22:13 UTC" in fault.message
     assert "jupyterhub-gpu-reclaim undrain" in fault.hint
-    card = node_card(closed, [], NOW)
-    assert (card.state, card.tone, card.faults) == (
-        "Closed until undrain",
-        "warn",
-        [fault],
-    )
-    notice = Drain(node="b", by="gpu-reclaim", since=NOW, why="spot")
-    (fault,) = NodeHealth(node="b", status=UP, drain=notice).faults
-    assert fault.message.startswith(
-        "b is being drained since 2023-11-14 22:13 UTC (spot)"
-    )
 
 
 async def test_watch_says_which_nodes_are_closed():
@@ -289,28 +272,6 @@ async def test_watch_says_which_nodes_are_closed():
     )
     await watch.ask()
     assert [one.drain for one in watch.now()] == [None, drain]
-
-
-async def test_pages_name_what_is_wrong_with_its_cure(service):
-    lost = finding(Reason.KEY_MISSING, why="/etc/m.key is not there")
-    status = msgspec.structs.replace(UP, findings=[lost], store_free=None)
-    service.control.nodes_known = [NodeHealth(node="", status=status)]
-    root = Browser(service, "token-root")
-    for path in ("nodes", "store", "all"):
-        page = unescape((await root.get(path)).body.decode())
-        assert (
-            "The master key is missing or cannot be used: /etc/m.key is not there"
-            in page
-        ), path
-    for path in ("nodes", "store"):
-        page = (await root.get(path)).body.decode()
-        assert lost.hint in page
-        assert "key_missing" in page
-    full = msgspec.structs.replace(UP, store_free=0)
-    service.control.nodes_known = [NodeHealth(node="", status=full)]
-    page = (await root.get("store")).body.decode()
-    assert "The store is full" in page
-    assert "store_full" in page
 
 
 UNREADABLE = finding(Reason.KEY_MISSING, why="/etc/m.key is not there")
@@ -372,40 +333,6 @@ def test_neither_a_full_store_nor_a_drained_node_of_a_cluster_prevents_a_return(
     assert no_return([NodeHealth(node="a", status=full), drained]) is None
 
 
-def test_bar_of_a_card_has_who_holds_what_and_the_rest(control):
-    def holding(user, memory, percent, **more):
-        usage = Usage(
-            at=NOW,
-            watched=60,
-            sample_age=1,
-            last_active=NOW - 7200,
-            gpu_percent=percent,
-        )
-        return control.put(
-            user, gpus=[GpuSample(uuid="aa", memory=memory)], usage=usage, **more
-        )
-
-    views = [holding("ada", 20 * GB, 0.0), holding("bob", 30 * GB, 90.0)]
-    out = Nap(begun=NOW, gpus=[GpuSample(uuid="aa", memory=5 * GB)])
-    views.append(control.put("cy", facts={"nap": out}))
-    views.append(control.put("di", gpus=[GpuSample(uuid="other", memory=GB)]))
-    card = CardStatus(
-        uuid="aa", name="H200", total=100 * GB, free=45 * GB, busy_percent=7.0
-    )
-    bar = card_bar(card, views, NOW, "/p/")
-    assert bar.about == "55 GB of 100 GB used, 7 % busy"
-    assert [(one.user, one.tone, one.at, one.width) for one in bar.holders] == [
-        ("bob", "in-use", 0.0, 30.0),
-        ("ada", "idle", 30.0, 20.0),
-        ("cy", "napping", 50.0, 0.0),
-        ("", "others", 50.0, 5.0),
-    ]
-    assert bar.holders[1].about == "20 GB, not used for 2 h"
-    assert bar.holders[0].url == "/p/sessions/bob/-"
-    unknown = card_bar(CardStatus(uuid="aa"), views, NOW)
-    assert (unknown.about, len(unknown.holders)) == ("not known", 3)
-
-
 async def test_nodes_and_strip_are_for_managers_and_escaped(service):
     evil = "<b>node</b>"
     note = finding(Reason.FEW_WATCHES, fatal=False, limit=128)
@@ -418,14 +345,9 @@ async def test_nodes_and_strip_are_for_managers_and_escaped(service):
         assert 'id="health"' in page, path
         assert "1 ready" in page
         assert evil not in page
-    page = (await root.get("nodes")).body.decode()
-    assert "&lt;b&gt;node&lt;/b&gt;" in page
-    assert "128 inotify instances" in page
-    assert "all?node=%3Cb%3Enode%3C/b%3E" in page
-    for path in ("health", "nodes/list"):
-        assert "1 ready" in (await root.part("health")).body.decode()
-        assert (await Browser(service, "token-ada").part(path)).code == 403
-        assert (await service.call(path, "")).code == 401
+    assert "1 ready" in (await root.part("health")).body.decode()
+    assert (await Browser(service, "token-ada").part("health")).code == 403
+    assert (await service.call("health", "")).code == 401
     assert (await service.call("nodes")).code == 403
     assert 'id="health"' not in (await service.call("mine")).body.decode()
     told = msgspec.json.decode(

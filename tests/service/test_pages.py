@@ -53,7 +53,6 @@ async def test_page_of_a_manager_leads_to_all_sessions(service):
         302,
         "/services/gpu-reclaim/all",
     )
-    assert "secret-project" in (await root.get("all")).body.decode()
     assert "secret-project" not in (await root.get("mine")).body.decode()
 
 
@@ -243,10 +242,11 @@ async def test_fresh_page_of_a_running_session_offers_nothing_of_the_kind(
 async def test_names_and_reasons_are_escaped(service):
     evil = '"><script>alert(1)</script>'
     failure = Failure(code="x", message=evil, hint=evil)
-    service.control.put(evil, evil, failure=failure)
-    page = (await Browser(service, "token-root").get("all")).body.decode()
+    view = service.control.put(evil, evil, failure=failure)
+    root = Browser(service, "token-root")
+    page = (await root.get(f"sessions/{view.key.path}")).body.decode()
     sources = [one.get("src") for one in Tags(page).all("script")]
-    scripts = ["times.js", "health.js", "overview.js"]
+    scripts = ["times.js", "health.js", "one.js"]
     assert sources == [f"/services/gpu-reclaim/static/{one}" for one in scripts]
     assert "alert(1)</script>" not in page
 
@@ -275,7 +275,7 @@ async def test_every_form_carries_the_token_and_every_button_a_name(service, bro
 
 
 async def test_static_files_are_served_without_a_login(service):
-    for name in ("service.css", "overview.css", "live.js", "times.js", "mine.js"):
+    for name in ("service.css", "manager.css", "live.js", "times.js", "mine.js"):
         response = await service.call(f"static/{name}", "")
         assert response.code == 200
         assert response.headers["Cache-Control"] == "no-cache"
@@ -298,7 +298,7 @@ ALONE = Failure(code="not_adopted", message="A session of ada is running already
 SECOND = Failure(code="second_tree", message="Programs (i2) run.", incarnation="i2")
 
 
-@pytest.mark.parametrize("page", ["all", "sessions/ada/-"])
+@pytest.mark.parametrize("page", ["sessions/ada/-"])
 @pytest.mark.parametrize(
     ("phase", "failure", "action", "fields", "called"),
     [

@@ -204,7 +204,7 @@ def test_administrator_in_a_browser_has_the_manage_scope(stack):
     admin = stack.hub.user("admin")
     page = admin.http.get(stack.service, timeout=30)
     assert page.url == stack.service + "all"
-    assert 'data-session="ada/train"' in page.text
+    assert 'id="manager"' in page.text
 
 
 def test_events_pass_the_proxy_at_once(stack):

@@ -252,7 +252,7 @@ class PersonRoute(HubOAuthenticated, Route):
         if self.request.method != "OPTIONS" or not asked:
             return False
         self.set_header("Access-Control-Allow-Headers", PROOF)
-        self.set_header("Access-Control-Allow-Methods", "GET, POST")
+        self.set_header("Access-Control-Allow-Methods", "GET, POST, DELETE")
         self.set_header("Access-Control-Max-Age", "600")
         self.no_content()
         return True

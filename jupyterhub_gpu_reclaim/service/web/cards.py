@@ -21,13 +21,10 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason, plainly
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import WORKING_PERCENT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
         Decision,
         Failure,
-        GpuSample,
         KeptState,
         SessionView,
         Step,
@@ -57,11 +54,6 @@ _ORDERS = {
 }
 #: Reasons against a suspend that say that a session computes, other than on its GPU.
 _WORK = {one.value for one in (Reason.KERNEL_BUSY, Reason.CPU_BUSY, Reason.DATA_MOVES)}
-
-
-def state_of(phase: Phase) -> str:
-    """Name a phase in words."""
-    return _STATES[phase][0]
 
 
 @dataclass(frozen=True)
@@ -100,6 +92,7 @@ class OtherCheckpoint:
     title: str  #: "Checkpoint of 2026-11-22 06:44 UTC"
     about: str
     suspends_first: bool  #: the session runs
+    save_point: bool  #: which the session has gone on from
 
 
 @dataclass(frozen=True)
@@ -123,7 +116,6 @@ class SessionCard:
     nap: str  #: whether it naps by itself, or why its last nap or wake failed
     gpu_use: str  #: "45 %"; empty: not known, or it holds none
     idle: Moment | None
-    wasted: str  #: "40 GB·h": memory of GPUs that it holds and does not use
     kept: Moment | None
     pinned_by: str
     place: str
@@ -191,7 +183,6 @@ def card(
         nap=_nap(view),
         gpu_use=_gpu_use(view),
         idle=_idle(view, now) if live else None,
-        wasted=byte_hours(wasted(view)),
         kept=_kept(view, now) if live else None,
         pinned_by=view.facts.opted_out_by,
         place=_place(view),
@@ -240,6 +231,7 @@ def _states(view: SessionView, now: float) -> list[OtherCheckpoint]:
             title=_title(one),
             about=_describe_checkpoint(one, now),
             suspends_first=live,
+            save_point=one.save_point,
         )
         for one in view.kept
         if one.keeping in {"aside", "superseded"}
@@ -316,7 +308,7 @@ def _gpu(view: SessionView) -> str:
         text = f"{len(view.gpus)} \N{MULTIPLICATION SIGN} {text}"
     if any(gpu.instance is not None for gpu in view.gpus):
         text += " (MIG)"
-    if held:  # first, as the table cuts off what is too long
+    if held:
         text = f"{words.size(sum(held))} on {text}"
     return ", ".join(filter(None, [text, out]))
 
@@ -360,30 +352,6 @@ def work(view: SessionView) -> str:
     if verdict is not None and verdict.code in _WORK:
         return verdict.message
     return ""
-
-
-def wasted(view: SessionView, gpus: Sequence[GpuSample] | None = None) -> float:
-    """GPU memory that it holds, times how long it has not been used: byte-seconds.
-
-    Nothing while its GPU works: an unattended training is no waste.
-
-    Args:
-        view: the session.
-        gpus: only memory on these counts; None: on all.
-    """
-    usage = view.usage
-    if usage is None or usage.last_active is None or not view.phase.live:
-        return 0.0
-    if (usage.gpu_percent or 0.0) >= WORKING_PERCENT:
-        return 0.0
-    memory = sum(gpu.memory or 0 for gpu in (view.gpus if gpus is None else gpus))
-    return memory * max(0.0, usage.at - usage.last_active)
-
-
-def byte_hours(seconds: float) -> str:
-    """Byte-seconds for people, ``"40 GB·h"``; empty where it is next to nothing."""
-    hours = seconds / 3600
-    return f"{words.size(hours)}\N{MIDDLE DOT}h" if hours >= 1e6 else ""
 
 
 def _kept(view: SessionView, now: float) -> Moment | None:

@@ -7,7 +7,6 @@ same calls as the API's.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlencode
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.models import Phase
@@ -22,7 +21,6 @@ from jupyterhub_gpu_reclaim.common.orders import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import ASKS, Reason
 from jupyterhub_gpu_reclaim.service.api.people import give
-from jupyterhub_gpu_reclaim.service.web.manager.table import Wanted
 from jupyterhub_gpu_reclaim.service.web.pages import DONE, SESSION_PATH, Page
 
 if TYPE_CHECKING:
@@ -49,14 +47,7 @@ class Act(Page):
             return self.start_url(key)
         if page == "one":
             return f"{prefix}sessions/{key.path}?done={action}"
-        if page == "store":
-            query = dict(parse_qsl(self.get_body_argument("query", "")))
-            kept = {name: query.get(name, "") for name in ("user", "order")}
-            return f"{prefix}store?{urlencode({**kept, 'done': action})}"
-        if page != "all":
-            return f"{prefix}mine?done={action}"
-        wanted = Wanted.of(self.get_body_argument("query", "")).query()
-        return f"{prefix}all?{wanted}{'&' if wanted else ''}done={action}"
+        return f"{prefix}mine?done={action}"
 
     async def _act(self, key: SessionKey, action: str) -> str:
         """Do the action; returns the name of the page's message about it."""

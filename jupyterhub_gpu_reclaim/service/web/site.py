@@ -15,13 +15,7 @@ from jupyterhub_gpu_reclaim.service.api import ROUTES, openapi
 from jupyterhub_gpu_reclaim.service.api.base import NothingHere
 from jupyterhub_gpu_reclaim.service.api.openapi import pattern
 from jupyterhub_gpu_reclaim.service.api.visits import PageLogins
-from jupyterhub_gpu_reclaim.service.web import forms, pages
-from jupyterhub_gpu_reclaim.service.web.manager import (
-    bulk,
-    nodes,
-    overview,
-    store,
-)
+from jupyterhub_gpu_reclaim.service.web import forms, manager, pages
 
 if TYPE_CHECKING:
     from tornado.web import RequestHandler
@@ -34,10 +28,7 @@ log = logging.getLogger(__name__)
 _PAGES: tuple[tuple[Any, ...], ...] = (
     *pages.ROUTES,
     *forms.ROUTES,
-    *overview.ROUTES,
-    *bulk.ROUTES,
-    *nodes.ROUTES,
-    *store.ROUTES,
+    *manager.ROUTES,
 )
 #: Largest request body that is read, in bytes; the calls of ours need a few hundred.
 MAX_BODY = 64 * 1024

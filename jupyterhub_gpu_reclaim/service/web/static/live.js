@@ -2,7 +2,7 @@
 // and sending forms without leaving the page. The pages work without it.
 import { inLocalTime } from "./times.js";
 
-/** The URL of a session's pages, of its key "user/server". */
+/** The URL of a session's pages below a prefix, of its key "user/server". */
 export const urlOf = (prefix, session) => {
   // user names may hold no slash, server names neither; "-" is the default server,
   // and a name of dashes gets one more (models.SessionKey.path)
@@ -81,7 +81,7 @@ const AGAIN_MS = 3000;
 const REFUSED_MS = 30000; // too many pages, or the login has ended
 
 /** Call back for every change, and whenever some may have been missed.
-    "changed" gets the session's key, "present" all keys where the stream tells them. */
+    "changed" gets the session's key and view, "present" all keys where the stream tells them. */
 export async function follow(url, xsrf, told) {
   for (;;) {
     const refused = await streamed(url, xsrf, told).catch(() => false);
@@ -115,8 +115,8 @@ async function streamed(url, xsrf, { changed, present, missed }) {
 
 function heard([event, data], changed, present) {
   if (event === "event: session") {
-    const { key } = JSON.parse(data.slice(6));
-    changed(`${key.user}/${key.server ?? ""}`);
+    const view = JSON.parse(data.slice(6));
+    changed(`${view.key.user}/${view.key.server ?? ""}`, view);
   } else if (event === "event: present") {
     present?.(new Set(JSON.parse(data.slice(6))));
   }

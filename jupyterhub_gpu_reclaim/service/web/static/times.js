@@ -21,7 +21,7 @@ export function inLocalTime(root) {
 }
 
 /** A moment as people say it, with its day where that is another one. */
-function said(at) {
+export function said(at) {
   const when = new Date(at);
   const time = { hour: "2-digit", minute: "2-digit" };
   if (when.toDateString() === new Date().toDateString())

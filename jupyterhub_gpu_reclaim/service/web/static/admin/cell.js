@@ -1,20 +1,8 @@
 // One session in its row: state, GPU and the buttons. What stays the same is not
 // touched, so that a click or the focus is never lost.
 
-import { clock, duration, nameOf, size } from "./words.js";
-
-const STATES = {
-  running: ["Running", "good"],
-  napping: ["Napping", "calm"],
-  warned: ["Suspending soon", "warn"],
-  suspending: ["Suspending", "busy"],
-  releasing: ["Finishing suspend", "busy"],
-  suspended: ["Suspended", "calm"],
-  resuming: ["Resuming", "busy"],
-  stopped: ["Stopped", "calm"],
-};
-const WORKING_PERCENT = 5; // totals.py has the same
-export const RUNS = ["running", "napping", "warned"];
+import { busiest, cardsOf, detailOf, RUNS, STATES } from "../session.js";
+import { nameOf } from "./words.js";
 
 /** The buttons that make sense: [action, label, words for a screen reader]. */
 function actionsOf(view) {
@@ -33,49 +21,6 @@ function actionsOf(view) {
   const why = ["why", "Why?", `Why? Reasons of ${name}`];
   if (view.phase !== "suspended") return [];
   return view.failure ? [resume, why] : [resume];
-}
-
-/** Whether its GPU works, though perhaps nobody has touched it for long. */
-export const worksOnGpu = (view) =>
-  Math.max(view.usage?.gpu_percent ?? 0, busiest(view) ?? 0) >= WORKING_PERCENT;
-
-/** What is worth a word beside the state. */
-function detailOf(view, now) {
-  const { usage, phase } = view;
-  if (phase === "warned" && view.suspends_at) return `at ${clock(view.suspends_at)}`;
-  if (RUNS.includes(phase)) {
-    if (usage?.busy_kernel) return "kernel busy";
-    if (worksOnGpu(view)) return "GPU busy";
-    if (usage?.last_active == null) return "use not known";
-    const idle = now - usage.last_active;
-    return idle < 60 ? "in use" : `idle ${duration(idle)}`;
-  }
-  if (phase === "suspended") {
-    return view.failure ? "did not come back" : `for ${duration(now - view.since)}`;
-  }
-  const step = view.steps?.findLast((one) => one.state !== "done");
-  if (!step) return "";
-  return step.bytes ? `${step.title}, ${size(step.bytes)}` : step.title;
-}
-
-/** Its cards: model and memory used, the same models together. */
-function cardsOf(view) {
-  const cards = view.gpus ?? [];
-  const models = new Map();
-  for (const { name, memory } of cards) {
-    const model = (name || "GPU").replace(/^NVIDIA /, "");
-    const [count, used] = models.get(model) ?? [0, 0];
-    models.set(model, [count + 1, used === null || memory == null ? null : used + memory]);
-  }
-  return [...models].map(([model, [count, used]]) => {
-    const many = count > 1 ? `${count} × ` : "";
-    return `${many}${model}${used === null ? "" : ` · ${size(used)}`}`;
-  });
-}
-
-function busiest(view) {
-  const known = (view.gpus ?? []).map((one) => one.sm_percent).filter((one) => one != null);
-  return known.length ? Math.max(...known) : null;
 }
 
 const part = (name) => {

@@ -9,22 +9,23 @@ function element(name, className, ...children) {
   return made;
 }
 
-/** Shows a dialog; answers whether its main button was pressed. */
-function shown(title, content, { yes, no }) {
+/** Shows a dialog; answers which button was pressed: "yes", "others", or nothing. */
+export function shown(title, content, { yes, others, no }) {
   const dialog = element("dialog", "gpu-reclaim-dialog");
   const heading = element("h2", "", title);
   heading.id = "gpu-reclaim-dialog-title";
   dialog.setAttribute("aria-labelledby", heading.id);
   const form = element("form", "buttons");
   form.method = "dialog";
-  if (no) form.append(button(no, "btn plain", "no"));
+  if (no) form.append(button(no, "btn plain", ""));
+  if (others) form.append(button(others, "btn plain", "others"));
   if (yes) form.append(button(yes, "btn btn-primary", "yes"));
   dialog.append(heading, element("div", "content", ...content), form);
   document.body.append(dialog);
   return new Promise((answer) => {
     dialog.addEventListener("close", () => {
       dialog.remove();
-      answer(dialog.returnValue === "yes");
+      answer(dialog.returnValue);
     });
     dialog.showModal();
   });
@@ -44,8 +45,8 @@ export const tell = (title, sentence, code) =>
   shown(title, [element("p", "", ...explained(sentence, code))], { no: "Close" });
 
 /** Asks before something is done that somebody may miss. */
-export const ask = (title, sentences, yes) =>
-  shown(title, sentences.map((one) => element("p", "", one)), { yes, no: "Cancel" });
+export const ask = (title, sentences, yes, others) =>
+  shown(title, sentences.map((one) => element("p", "", one)), { yes, others, no: "Cancel" });
 
 const explained = (sentence, code) =>
   code ? [sentence, " ", element("code", "", code)] : [sentence];

@@ -3,17 +3,16 @@
 // than we know, it says so in one line and leaves the Hub's page as it is.
 
 import { Api, Refusal } from "./api.js";
-import { RUNS, worksOnGpu } from "./cell.js";
 import { ask, isOpen, reasons, tell } from "./dialogs.js";
 import { Login, NotAllowed } from "./login.js";
 import { Table } from "./table.js";
-import { clock, duration, keyOf, nameOf } from "./words.js";
+import { RUNS, workOf } from "../session.js";
+import { clock, keyOf, nameOf } from "./words.js";
 
 const LOOK_MS = 30000; // between two looks at what may be missed
 const AGAIN_MS = 3000; // before another attempt, at first
 const LONGEST_MS = 60000;
 const STALE_MS = 1500; // the Hub's buttons may be behind for so long
-const IN_USE = 300; // seconds since the last use in which a suspend is asked twice
 
 class Panel {
   constructor(place) {
@@ -222,21 +221,10 @@ class Panel {
 
   /** Asks where somebody may be at work. */
   async sure(view) {
-    const { usage } = view;
-    const idle = usage?.last_active == null ? 0 : Date.now() / 1000 - usage.last_active;
-    const used = [];
-    if (usage?.busy_kernel) used.push(`Kernel ${usage.busy_kernel} is busy.`);
-    else if (worksOnGpu(view)) used.push("Its GPU is busy.");
-    else if (idle < IN_USE) {
-      used.push(
-        usage?.last_active == null
-          ? "It is not known whether it is in use."
-          : `It was used ${duration(idle)} ago.`,
-      );
-    }
-    if (!used.length) return true;
+    const work = workOf(view, Date.now() / 1000);
+    if (!work) return true;
     const lost = "Its programs stop until it is resumed, and their connections to other machines are cut.";
-    return ask(`Suspend ${nameOf(view.key)}?`, [...used, lost], "Suspend");
+    return ask(`Suspend ${nameOf(view.key)}?`, [work, lost], "Suspend");
   }
 
   /** Says to a screen reader how what was begun here has ended. */
