@@ -21,7 +21,8 @@ class Admin:
         self.stack = stack
         self.user = user or User(stack.url, "admin", stack.password)
         self.user.login()
-        made = self.user.hub("POST", "users/admin/tokens", json={"expires_in": 3600})
+        path = f"users/{self.user.name}/tokens"
+        made = self.user.hub("POST", path, json={"expires_in": 3600})
         self.headers = {"Authorization": f"token {made.json()['token']}"}
 
     def call(self, method: str, path: str, **kwargs: Any) -> Any:
