@@ -39,6 +39,7 @@ class Reason(Enum):
         Names of files and programs may hold any bytes, and a sentence is sent as UTF-8.
         """
         words = self.template.format_map(_Facts(facts))
+        words = re.sub(r"(?<!\.)\.\.$", ".", words)  # the last fact was a sentence
         return words.encode("utf-8", "surrogateescape").decode(
             "utf-8", "backslashreplace"
         )

@@ -32,7 +32,7 @@ ProtectKernelTunables=yes
 ProtectKernelModules=yes
 """
 ALL = (1 << len(capabilities.NAMES)) - 1
-#: What systemd 257 leaves inheritable of a unit with User= and a filter; 252: nothing.
+#: What systemd 255 and 257 leave inheritable of a unit with User= and a filter.
 _LEFT_BY_SYSTEMD = ("SETPCAP", "SYS_ADMIN")
 #: systemd.exec(5): what each of these takes from the bounding set.
 _TAKES = {

@@ -115,7 +115,7 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         try:
             return self._url(*await super().start())
         except DockerException as error:
-            why = str(getattr(error, "explanation", "") or error).rstrip(".")
+            why = str(getattr(error, "explanation", "") or error)
             raise Refused(Reason.CONTAINER_REFUSED, why=why) from None
 
     async def get_command(self) -> list[str]:
@@ -154,8 +154,7 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         except (ReclaimError, APIError):
             raise
         except Exception as error:  # noqa: BLE001 - DockerSpawner raises bare ones
-            why = str(error).rstrip(".")
-            raise Refused(Reason.CONTAINER_REFUSED, why=why) from None
+            raise Refused(Reason.CONTAINER_REFUSED, why=str(error)) from None
         return (ip, port)
 
     def _url(self, ip: str, port: int) -> str:
