@@ -524,7 +524,7 @@ class Kernel:
         gpus = there.world.gpus
         compared = tools.accelerator.compare(gpus, session.init_pid)
         found = list(compared)
-        return found, restore.Fit({}, frozenset())
+        return found, restore.Files()
 
 
 class Cards:

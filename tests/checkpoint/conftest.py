@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.files.open_files import (
     FileFingerprint,
@@ -368,7 +369,7 @@ class Engine:
     ) -> RestoreResult:
         """All of it: CRIU, then the memory that did not go through it."""
         restored = self.run_criu(place, source, result, **options)
-        for only in ("prepare", "opened", "ended"):
+        for only in ("prepare", "opened", "cut"):
             options.pop(only, None)
         options = {"limit": 60, **options}
         return fill(place.session, restored, source=source, **options)
@@ -390,7 +391,7 @@ class Engine:
 
     def await_free(self, place: Place, image: Image) -> None:
         """As the agent does before a return: what has ended may have sockets yet."""
-        pairs = inet.connections_of(bytes(image["files.img"]))
+        pairs = inet.connections_of(images.file_entries(image["files.img"]))
         assert ports.await_free(place.init_pid, (), pairs, seconds=5) == []
 
     def rehearse(self, place: Place, dumped: Dumped) -> float:

@@ -11,6 +11,7 @@ from ipaddress import ip_address
 
 import pytest
 
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.sockets import abstract_names, inet, ports
 from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import Name
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port, TcpConnection
@@ -185,7 +186,7 @@ def test_return_that_fails_late_leaves_its_ports_free(places, engine):
     pids = [process.pid for process in world.place.tree.processes]
     inet.reset_all(world.place.init_pid, pids)
     world.place.kill()
-    files = image["files.img"]
+    files = list(images.file_entries(image["files.img"]))
     needed = inet.ports_of(files), inet.connections_of(files)
     place = places.hold()
     proceed(engine.restore(place, image, result), result.stopped)

@@ -9,7 +9,6 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
-from jupyterhub_gpu_reclaim.linux import sock_diag
 from tests.support.ranks import PROGRAM
 
 
@@ -69,11 +68,8 @@ def saved(engine, place):
 
 
 def comes_back(engine, places, network, image, result, cut):
-    here = sock_diag.own_addresses(network.pid)
-    before = image["files.img"]
-    image["files.img"] = inet.close_external(before, here, cut)
     place = places.hold(network=network.pid)
-    proceed(engine.restore(place, image, result), result.stopped)
+    proceed(engine.restore(place, image, result, cut=cut), result.stopped)
     return place
 
 

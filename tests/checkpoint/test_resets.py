@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.kinds.cut_connections import (
     CutConnections,
     unread_ends,
@@ -118,6 +119,13 @@ ENDS = {
 HALF = b"HTTP/1.0 200 OK\r\n\r\nhalf"
 
 
+def entries_of(image):
+    """Of what comes back."""
+    entries = list(images.file_entries(image["files.img"]))
+    inet.close_external(entries, (), image.gone)
+    return entries
+
+
 def suspend_and_return(engine, places, place, *, cut=True):
     """Away and back as the agent does it; the new place and the image."""
     image, tree = engine.image(), place.tree
@@ -129,12 +137,11 @@ def suspend_and_return(engine, places, place, *, cut=True):
         gone = inet.cut_external(place.init_pid, pids, patience=0).inodes
     result = engine.dump(place, image.sink, stopped=())
     gone |= unread_ends(place.tree.processes)
+    image.gone = gone
     opened = fingerprints(place)
     place.kill()
-    ended = inet.ended_connections(image["files.img"], (), gone)
-    image["files.img"] = inet.close_external(image["files.img"], (), gone)
     place = places.hold()
-    proceed(engine.restore(place, image, result, opened=opened, ended=ended), ())
+    proceed(engine.restore(place, image, result, opened=opened, cut=gone), ())
     return place, image
 
 
@@ -195,7 +202,7 @@ def test_reset_that_nobody_has_read_is_there_after_the_next_return(
             world = world.at(place)
             # Nothing is kept of the connection that it was made of.
             assert world("one.getsockname()") == ("0.0.0.0", 0)
-            ports = {one.port for one in inet.ports_of(image["files.img"])}
+            ports = {one.port for one in inet.ports_of(entries_of(image))}
             assert ports == {world.port}
             assert world("one.getsockopt(1, socket.SO_REUSEADDR)") == 0
     assert world("read(one), read(one)") == (RESET, UNCONNECTED)
@@ -231,7 +238,7 @@ def test_end_that_was_not_read_is_a_reset_after_the_return(places, engine, serve
     assert world("read(broken), read(unread), read(half_read)") == (RESET,) * 3
     assert world("read(whole)") == b""
     # The ports of the dead are nobody's.
-    assert {one.port for one in inet.ports_of(image["files.img"])} == {world.port}
+    assert {one.port for one in inet.ports_of(entries_of(image))} == {world.port}
 
 
 CHILD = """
@@ -262,9 +269,11 @@ REUSE = "one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)"
 def reset(process, descriptors, ended):
     """As it is done to a tree that has come back, of one process."""
     saved = SimpleNamespace(descriptors=descriptors)
-    back = Return(0, None, saved, {}, None, 1, None, ended=ended)
+    back = Return(0, None, saved, {}, None, 1, None)
     back.tree = SimpleNamespace(processes=[process])
-    CutConnections().after_restore(back)
+    kind = CutConnections()
+    kind._ended = frozenset(ended)
+    kind.after_restore(back)
 
 
 @pytest.mark.parametrize(

@@ -48,10 +48,22 @@ def files_img(*entries: bytes) -> bytes:
     return images.join(images.FILES_MAGIC, entries)
 
 
+def closed(image, addresses=(), cut=()) -> bytes:
+    entries = list(images.file_entries(image))
+    inet.close_external(entries, addresses, cut)
+    return files_img(*map(images.serialize, entries))
+
+
+def ended(image, addresses=(), cut=()):
+    return inet.close_external(list(images.file_entries(image)), addresses, cut)
+
+
+def ports_of(image):
+    return inet.ports_of(images.file_entries(image))
+
+
 def after(*entries: bytes, addresses=(), cut=()) -> list[tuple]:
-    image = inet.close_external(
-        files_img(*entries), {ip_address(a) for a in addresses}, cut
-    )
+    image = closed(files_img(*entries), {ip_address(a) for a in addresses}, cut)
     return [
         (one.isk.state, list(one.isk.src_addr), one.isk.src_port, one.isk.dst_port)
         for one in images.file_entries(image)
@@ -68,7 +80,7 @@ def test_close_external_loopback_pair_within_the_tree_is_kept():
         entry(SERVER, CLIENT, state=1, ino=1),
         entry(CLIENT, SERVER, state=1, ino=2),
     ]
-    assert inet.close_external(files_img(*pair)) == files_img(*pair)
+    assert closed(files_img(*pair)) == files_img(*pair)
 
 
 def test_close_external_half_closed_pair_within_the_tree_is_kept():
@@ -76,7 +88,7 @@ def test_close_external_half_closed_pair_within_the_tree_is_kept():
         entry(SERVER, CLIENT, state=TcpState.CLOSE_WAIT, ino=1),
         entry(CLIENT, SERVER, state=TcpState.FIN_WAIT2, ino=2),
     ]
-    assert inet.close_external(files_img(*pair)) == files_img(*pair)
+    assert closed(files_img(*pair)) == files_img(*pair)
 
 
 def test_close_external_loopback_peer_outside_the_tree_is_closed():
@@ -90,7 +102,7 @@ def test_close_external_pair_of_mapped_and_plain_address_is_kept():
         entry(("::ffff:127.0.0.1", 8888), ("::ffff:127.0.0.1", 40000), state=1, ino=1),
         entry(CLIENT, SERVER, state=1, ino=2),
     ]
-    assert inet.close_external(files_img(*pair)) == files_img(*pair)
+    assert closed(files_img(*pair)) == files_img(*pair)
 
 
 @pytest.mark.parametrize(
@@ -116,18 +128,18 @@ def test_close_external_socket_that_was_cut_is_unbound():
 
 
 def test_close_external_port_of_a_connection_that_has_ended_is_not_bound_again():
-    ended = images.parse(
+    one = images.parse(
         "file_entry", entry(("10.1.2.3", 40001), state=TcpState.CLOSE, ino=5)
     )
-    ended.isk.shutdown = 1  # as CRIU tells it
-    image = files_img(images.serialize(ended))
-    closed = inet.close_external(image, {ip_address("10.1.2.3")})
-    (one,) = images.file_entries(closed)
-    assert inet.ports_of(closed) == set()
+    one.isk.shutdown = 1  # as CRIU tells it
+    image = files_img(images.serialize(one))
+    unbound = closed(image, {ip_address("10.1.2.3")})
+    (one,) = images.file_entries(unbound)
+    assert ports_of(unbound) == set()
     assert one.isk.shutdown == 1  # its end has been read
-    assert inet.ended_connections(image) == set()
-    assert inet.ended_connections(image, (), [5]) == {5}
-    (one,) = images.file_entries(inet.close_external(image, (), [5]))
+    assert ended(image) == set()
+    assert ended(image, (), [5]) == {5}
+    (one,) = images.file_entries(closed(image, (), [5]))
     assert not one.isk.HasField("shutdown")
 
 
@@ -143,8 +155,8 @@ def test_ended_connections_are_those_of_tcp_that_lead_out():
     bound = entry(("10.1.2.3", 41000), state=TcpState.CLOSE, ino=7)
     listener = entry(("10.1.2.3", 9000), state=TcpState.LISTEN, ino=8)
     image = files_img(*pair, out, connecting, resolver, new, bound, listener)
-    assert inet.ended_connections(image) == {3, 4}
-    assert inet.ended_connections(image, (), [2]) == {1, 2, 3, 4}
+    assert ended(image) == {3, 4}
+    assert ended(image, (), [2]) == {1, 2, 3, 4}
 
 
 def test_close_external_listener_on_an_address_that_is_gone_listens_everywhere():
@@ -182,7 +194,7 @@ def ends(image):
 
 def test_close_external_own_address_pair_stays_where_the_address_is():
     image = files_img(*pair(("10.1.2.3", 9000), ("10.1.2.3", 41000)))
-    assert inet.close_external(image, {ip_address("10.1.2.3")}) == image
+    assert closed(image, {ip_address("10.1.2.3")}) == image
 
 
 @pytest.mark.parametrize(
@@ -196,12 +208,12 @@ def test_close_external_own_address_pair_stays_where_the_address_is():
 def test_close_external_own_address_pair_goes_to_loopback_elsewhere(address, loopback):
     image = files_img(*pair((address, 9000), (address, 41000)))
     here = {ip_address("10.9.9.9"), ip_address("127.0.0.1"), ip_address("::1")}
-    moved = inet.close_external(image, here)
+    moved = closed(image, here)
     there = words(loopback)
     assert ends(moved) == [(there, 9000, there, 41000), (there, 41000, there, 9000)]
-    assert inet.ended_connections(image, here) == frozenset()
-    assert len(inet.connections_of(moved)) == 2
-    assert inet.close_external(moved, here) == moved
+    assert ended(image, here) == frozenset()
+    assert len(inet.connections_of(images.file_entries(moved))) == 2
+    assert closed(moved, here) == moved
 
 
 def test_close_external_v6_pair_is_closed_where_there_is_no_ipv6():
@@ -250,8 +262,8 @@ def test_close_external_repeated_changes_nothing_more():
         entry(SERVER, CLIENT, state=1),
         entry(("10.1.2.3", 9000), state=TcpState.LISTEN, ino=2),
     )
-    once = inet.close_external(image)
-    assert inet.close_external(once) == once
+    once = closed(image)
+    assert closed(once) == once
 
 
 def test_ports_of_lists_what_will_be_bound():
@@ -261,7 +273,7 @@ def test_ports_of_lists_what_will_be_bound():
         entry(("127.0.0.1", 53), state=7, proto=UDP, ino=3),
         entry(("0.0.0.0", 0), state=7, ino=4),
     )
-    assert inet.ports_of(image) == {
+    assert ports_of(image) == {
         Port("tcp", 8888, "127.0.0.1"),
         Port("tcp", 9000, "::"),
         Port("udp", 53, "127.0.0.1"),
@@ -469,10 +481,7 @@ def test_cut_and_close_external_session_comes_back_with_its_own_connections(
             assert [s for s in tree_sockets(place.init_pid, pids) if s.inode]
             inet.reset_all(place.init_pid, pids)
             place.kill()
-    image["files.img"] = inet.close_external(
-        image["files.img"], sock_diag.own_addresses(os.getpid())
-    )
-    assert {p.port for p in inet.ports_of(image["files.img"])} >= {port}
+    assert {p.port for p in ports_of(image["files.img"])} >= {port}
     place = places.hold()
     proceed(engine.restore(place, image, result), result.stopped)
     place.read_until("closed b'in flight'\n")

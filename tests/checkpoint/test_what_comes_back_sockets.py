@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import os
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
-from jupyterhub_gpu_reclaim.linux import sock_diag
 from tests.checkpoint.kinds.sockets import KINDS
 
 #: Runs each program in a process and a folder of its own.
@@ -69,11 +67,8 @@ def come_back(place, places, engine):
     pids = [process.pid for process in place.tree.processes]
     inet.reset_all(place.init_pid, pids)
     place.kill()
-    here = sock_diag.own_addresses(os.getpid())
-    ended = inet.ended_connections(image["files.img"], here)
-    image["files.img"] = inet.close_external(image["files.img"], here)
     holding = places.hold()
-    restored = engine.restore(holding, image, result, ended=ended)
+    restored = engine.restore(holding, image, result)
     proceed(restored, result.stopped)
     return holding
 

@@ -19,7 +19,7 @@ from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
 COMMON_MAGIC: Final = 0x54564319
 FILES_MAGIC: Final = 0x56303138
@@ -477,23 +477,6 @@ def file_entries(files_img: bytes) -> Iterator[Any]:
     """Every ``file_entry`` of a ``files.img``."""
     for payload in split(files_img, FILES_MAGIC):
         yield parse("file_entry", payload)
-
-
-def rewrite_files(files_img: bytes, change: Callable[[Any], bool]) -> bytes:
-    """``files.img`` with every entry that ``change`` altered encoded again.
-
-    Args:
-        files_img: the image as CRIU wrote it.
-        change: alters the ``file_entry`` it is given in place; returns whether it did.
-
-    Raises:
-        RestoreFailed: it is no ``files.img`` (``checkpoint_damaged``).
-    """
-    payloads = []
-    for payload in split(files_img, FILES_MAGIC):
-        entry = parse("file_entry", payload)
-        payloads.append(serialize(entry) if change(entry) else payload)
-    return join(FILES_MAGIC, payloads)
 
 
 def plain_file(number: int) -> Any:

@@ -11,10 +11,11 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.linux import processes, procfs
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow, unread_bytes
 from jupyterhub_gpu_reclaim.linux.libc import checked
-from jupyterhub_gpu_reclaim.linux.sock_diag import TCP_REPAIR, TcpState
+from jupyterhub_gpu_reclaim.linux.sock_diag import TCP_REPAIR, TcpState, own_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,8 +54,20 @@ class CutConnections(Kind):
     returns ECONNRESET, any further one ENOTCONN or EPIPE: never a clean end.
     """
 
+    def __init__(self) -> None:
+        self._ended: frozenset[int] = frozenset()  #: by entries
+
+    def rewrite(self, back: Return) -> None:
+        entries = back.saved.entries.values()
+        addresses = own_addresses(back.init_pid)
+        self._ended = inet.close_external(entries, addresses, back.cut)
+        if back.trial is not None:
+            for entry in entries:  # its place has a loopback only
+                if entry.HasField("isk"):
+                    entry.isk.ClearField("ifname")
+
     def after_restore(self, back: Return) -> None:
-        left = set(back.ended)
+        left = set(self._ended)
         for number, pidfd, fd in back.holders(left):
             with contextlib.suppress(OSError), borrow(pidfd, fd) as end:
                 if _is_closed(end) and _abort(end):

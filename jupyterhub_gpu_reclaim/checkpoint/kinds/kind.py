@@ -154,7 +154,7 @@ class Return:
     limit: float  #: seconds that CRIU may take
     place: PathContext
     trial: Trial | None = None  #: of a rehearsal; None: it goes on afterwards
-    ended: Collection[int] = ()  #: entries of connections that read as reset
+    cut: Collection[int] = ()  #: inodes of connections that were cut
     prepare: Callable[[int], None] | None = None  #: see ``tree.restore.restore``
     descriptors: dict[int, int] = field(default_factory=dict)  #: by entry
     #: Entry → the file itself, where what is handed over stands in for it.

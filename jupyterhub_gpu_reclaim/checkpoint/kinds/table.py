@@ -6,8 +6,9 @@ The order counts where one kind needs what another has done:
 * ``ProcessAttributes`` are read of a tree that has only been frozen, and given back
   before processes are made to do anything: by then their rights have been judged.
 * ``SystemV`` makes its objects before CRIU starts, and frees addresses for them.
-* ``CutConnections`` are reset before unsent data is sent over the others, and sockets
-  get their options last, which could otherwise hinder either.
+* ``CutConnections`` decide which connections there still are. They are reset before
+  unsent data is sent over the others, and sockets get their options last, which could
+  otherwise hinder either.
 * ``SocketStates`` reads names that ``NamedSockets`` takes out of the images.
 * ``NamedSockets``, ``DeletedFiles`` and ``NamedFiles`` make or open files, ``Fifos``
   fill what is open then, and ``Watches`` watch when all of that is done: what watches
@@ -49,7 +50,10 @@ from jupyterhub_gpu_reclaim.checkpoint.kinds.sockets import Sockets
 from jupyterhub_gpu_reclaim.checkpoint.kinds.system_v import SystemV
 from jupyterhub_gpu_reclaim.checkpoint.kinds.terminals import Terminals
 from jupyterhub_gpu_reclaim.checkpoint.kinds.timers import Timers
-from jupyterhub_gpu_reclaim.checkpoint.kinds.unix_names import NamedSockets
+from jupyterhub_gpu_reclaim.checkpoint.kinds.unix_names import (
+    AbstractNames,
+    NamedSockets,
+)
 from jupyterhub_gpu_reclaim.checkpoint.kinds.unix_peers import UnixPeers
 from jupyterhub_gpu_reclaim.checkpoint.kinds.unsent import UnsentData
 from jupyterhub_gpu_reclaim.checkpoint.kinds.waits import InterruptedWaits
@@ -76,6 +80,7 @@ KINDS: Final[tuple[type[Kind], ...]] = (
     Eventfds,
     Timers,
     CutConnections,
+    AbstractNames,
     UnsentData,
     SocketStates,
     NamedSockets,

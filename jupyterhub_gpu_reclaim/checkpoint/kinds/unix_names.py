@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again, run_as
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
+from jupyterhub_gpu_reclaim.checkpoint.sockets import abstract_names
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
@@ -44,6 +45,13 @@ class Named(NamedTuple):
     flags: int
     buffers: tuple[int, int]  #: bytes that it sends and receives at once
     passes: tuple[bool, bool]  #: credentials, security labels
+
+
+class AbstractNames(Kind):
+    """Abstract names of UNIX sockets that are those of a place."""
+
+    def rewrite(self, back: Return) -> None:
+        abstract_names.renew(back.saved.entries.values(), back.init_pid)
 
 
 class NamedSockets(Kind):

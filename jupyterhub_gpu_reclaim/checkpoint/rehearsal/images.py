@@ -11,25 +11,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import PAGES
 from jupyterhub_gpu_reclaim.checkpoint.kinds import locks
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import PAGE, Span, overlap
-from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
     from jupyterhub_gpu_reclaim.checkpoint.memory.plan import Piece, Range, StopSignal
-    from jupyterhub_gpu_reclaim.linux.sock_diag import Address
 
 _GHOST: Final = "ghost-file-"
 #: Of a deleted file: what it was, in front of its contents.
 _GHOST_HEAD_BYTES: Final = 4096
-_FILES: Final = "files.img"
 _PAGEMAP: Final = "pagemap-"
 _MEMORY: Final = "mm-"
 #: Of an image without entries: two magic numbers.
@@ -80,23 +77,15 @@ class _Kept:
 class WithoutMemory:
     """The kept images as an ``ImageSource``: no memory, no locks on files.
 
-    Locks are held by the tree itself, which stands beside; and no interface is there
-    that a socket could be bound to.
+    Locks are held by the tree itself, which stands beside.
     """
 
     def __init__(
         self,
         files: Mapping[str, bytes | bytearray],
-        *,
-        cut: Collection[int],
-        addresses: Collection[Address],
         memory: Mapping[str, bytes],
     ) -> None:
         self._files = {name: bytes(data) for name, data in files.items()} | {**memory}
-        files_image = self._files[_FILES]
-        self.ended = inet.ended_connections(files_image, addresses, cut)
-        closed = inet.close_external(files_image, addresses, cut)
-        self._files[_FILES] = images.rewrite_files(closed, _without_interface)
         if locks.IMAGE in self._files:
             self._files[locks.IMAGE] = _without_entries(self._files[locks.IMAGE])
         for name in list(self._files):
@@ -186,13 +175,6 @@ def _hollow(ghost: bytes) -> bytes:
     entry.chunks = True
     entry.size = entry.size  # a small one has no length of its own
     return images.join(images.GHOST_MAGIC, [images.serialize(entry)])
-
-
-def _without_interface(entry: Any) -> bool:
-    if not entry.isk.HasField("ifname"):
-        return False
-    entry.isk.ClearField("ifname")
-    return True
 
 
 def _read(pid: int, address: int, length: int) -> bytes:

@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import (
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed, RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import processes, procfs, sock_diag
+from jupyterhub_gpu_reclaim.linux import processes, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -107,23 +107,17 @@ def rehearse(
         memory = without_pages(dumped.images, pids_of(tree))
     try:
         with scratch_folder() as scratch, empty_place(session) as place:
-            source = WithoutMemory(
-                dumped.images,
-                cut=dumped.cut,
-                addresses=sock_diag.own_addresses(place.init_pid),
-                memory=memory,
-            )
             engine.restore(
                 criu,
                 place,
-                source=source,
+                source=WithoutMemory(dumped.images, memory),
                 folder=folder,
                 limit=limit,
                 root_pid=dumped.result.root_pid,
                 pids=dumped.result.pids,
                 pipes=dumped.result.pipes,
                 opened=dumped.opened,
-                ended=source.ended,
+                cut=dumped.cut,
                 trial=Trial(scratch, dumped.names),
                 prepare=prepare,
                 cancel=cancel,

@@ -1,14 +1,8 @@
-"""Abstract names of UNIX sockets: those of a place are renewed, taken ones are told.
+"""Abstract names of UNIX sockets that are taken when their session comes back.
 
 Such a name belongs to a network namespace, which sessions on one machine share. Most
 are a program's own choice and come back as they were; where another program has one,
-that is told before a restore touches anything (:func:`check_free`).
-
-libcuda makes one of the number of its pid namespace and its pid there, by which its
-other processes find it. A restored session lives in another pid namespace, and the
-kernel gives the number of the former to a new one at once, maybe another session's,
-whose programs have the same pids. So such a name is made what it is in the new
-namespace (:func:`renew`).
+that is told before a restore touches anything.
 """
 
 from __future__ import annotations
@@ -20,7 +14,6 @@ import socket
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import MOST_TOLD, holder_of
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -28,7 +21,7 @@ from jupyterhub_gpu_reclaim.linux import netns, procfs
 from jupyterhub_gpu_reclaim.linux.sock_diag import unix_sockets
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from jupyterhub_gpu_reclaim.common.models import Finding
 
@@ -45,42 +38,40 @@ class Name(NamedTuple):
     name: bytes
 
 
-def renew(files_img: bytes, init_pid: int) -> bytes:
-    """``files.img`` with the names of the pid namespace of that init.
+# libcuda makes a name of the number of its pid namespace and its pid there, by which
+# its other processes find it. A restored session lives in another pid namespace, and
+# the kernel gives the number of the former to a new one at once, maybe another
+# session's, whose programs have the same pids. So such a name becomes that of the new
+# namespace.
+def renew(entries: Iterable[Any], init_pid: int) -> None:
+    """Give those names the number of the pid namespace of that init.
 
     Raises:
-        RestoreFailed: it is no ``files.img`` (``checkpoint_damaged``).
         OSError: the init has ended.
     """
     namespace = b"%d" % (procfs.PROC / str(init_pid) / "ns/pid").stat().st_ino
-
-    def change(entry: Any) -> bool:
+    for entry in entries:
         match = _OF_A_NAMESPACE.match(entry.usk.name) if _is_bound(entry) else None
-        if match is None or match[1] == namespace:
-            return False
+        if match is None:
+            continue
         had: bytes = entry.usk.name
         name = had[: match.start(1)] + namespace + had[match.end(1) :]
         if len(had) == _MAX_BYTES:  # zeros that fill all the room count, too
             name = name.rstrip(b"\0").ljust(_MAX_BYTES, b"\0")
         entry.usk.name = name
-        return True
-
-    return images.rewrite_files(files_img, change)
 
 
-def names_of(files_img: bytes) -> frozenset[Name]:
+def names_of(entries: Iterable[Any]) -> frozenset[Name]:
     """The names that a restore of that image must have for itself."""
     return frozenset(
-        Name(entry.usk.type, entry.usk.name)
-        for entry in images.file_entries(files_img)
-        if _is_bound(entry)
+        Name(entry.usk.type, entry.usk.name) for entry in entries if _is_bound(entry)
     )
 
 
-def lasting_names_of(files_img: bytes) -> list[Name]:
+def lasting_names_of(entries: Iterable[Any]) -> list[Name]:
     """Names that are the same wherever the session comes back, sorted."""
     return sorted(
-        one for one in names_of(files_img) if not _OF_A_NAMESPACE.match(one.name)
+        one for one in names_of(entries) if not _OF_A_NAMESPACE.match(one.name)
     )
 
 

@@ -179,53 +179,32 @@ def reset_unheld(init_pid: int, pids: Iterable[int]) -> Cut:
 
 
 def close_external(
-    files_img: bytes,
+    entries: Collection[Any],
     addresses: Collection[Address] = (),
     cut: Collection[int] = (),
-) -> bytes:
-    """``files.img`` in which no socket leads out of the tree.
+) -> frozenset[int]:
+    """Change entries of ``files.img`` so that no socket leads out of the tree.
 
     Args:
-        files_img: the image as CRIU wrote it.
+        entries: as CRIU wrote them.
         addresses: those of the place where it will be restored (loopback is always
             there). A listener on any other becomes one on the wildcard address.
         cut: inodes that :func:`cut_external` has destroyed.
 
-    Raises:
-        RestoreFailed: it is no ``files.img`` (``checkpoint_damaged``).
+    Returns:
+        The TCP connections that do not come back, by their entries.
     """
-    judge = _Judge(files_img, addresses, cut)
-
-    def change(entry: Any) -> bool:
-        return _is_inet(entry) and judge.close(entry.isk)
-
-    return images.rewrite_files(files_img, change)
-
-
-def ended_connections(
-    files_img: bytes,
-    addresses: Collection[Address] = (),
-    cut: Collection[int] = (),
-) -> frozenset[int]:
-    """The TCP connections that :func:`close_external` forgets, by their entries.
-
-    Args:
-        files_img: the image as CRIU wrote it, not as that has left it.
-        addresses: as there; likewise the next.
-        cut: see there.
-    """
-    judge = _Judge(files_img, addresses, cut)
-    return frozenset(
-        entry.id
-        for entry in images.file_entries(files_img)
-        if _is_inet(entry)
-        and entry.isk.proto == socket.IPPROTO_TCP
-        and judge.is_over(entry.isk)
-    )
+    judge = _Judge(entries, addresses, cut)
+    ended = set()
+    for entry in filter(_is_inet, entries):
+        if entry.isk.proto == socket.IPPROTO_TCP and judge.is_over(entry.isk):
+            ended.add(entry.id)
+        judge.close(entry.isk)
+    return frozenset(ended)
 
 
-def ports_of(files_img: bytes) -> frozenset[Port]:
-    """The ports that a restore of that (rewritten) image must have for itself.
+def ports_of(entries: Iterable[Any]) -> frozenset[Port]:
+    """The ports that a restore of those (changed) entries must have for itself.
 
     A TCP connection is not among them (:func:`connections_of`): CRIU takes it up in
     repair mode, in which others may have sockets on the same port.
@@ -239,7 +218,7 @@ def ports_of(files_img: bytes) -> frozenset[Port]:
             bool(entry.isk.v6only),
             entry.isk.proto == socket.IPPROTO_UDP and bool(entry.isk.opts.reuseaddr),
         )
-        for entry in images.file_entries(files_img)
+        for entry in entries
         if _is_inet(entry)
         and entry.isk.src_port
         and entry.isk.proto in names
@@ -247,11 +226,11 @@ def ports_of(files_img: bytes) -> frozenset[Port]:
     )
 
 
-def connections_of(files_img: bytes) -> frozenset[TcpConnection]:
-    """The connections that a restore of that (rewritten) image takes up again."""
+def connections_of(entries: Iterable[Any]) -> frozenset[TcpConnection]:
+    """The connections that a restore of those (changed) entries takes up again."""
     return frozenset(
         TcpConnection(link.local, link.remote)
-        for entry in images.file_entries(files_img)
+        for entry in entries
         if _is_inet(entry) and _is_connection(entry.isk)
         for link in [_link(entry.isk)]
     )
@@ -367,13 +346,16 @@ class _Judge:
     """Decides which sockets of one image are restored, at one place, and how."""
 
     def __init__(
-        self, files_img: bytes, addresses: Collection[Address], cut: Collection[int]
+        self,
+        entries: Iterable[Any],
+        addresses: Collection[Address],
+        cut: Collection[int],
     ) -> None:
         self._addresses = addresses
         self._cut = cut
         links = dict.fromkeys(
             _link(entry.isk)
-            for entry in images.file_entries(files_img)
+            for entry in entries
             if _is_inet(entry)
             and entry.isk.state in _CONNECTED
             and entry.isk.ino not in cut
@@ -431,29 +413,27 @@ class _Judge:
             or (connected and not stays)
         )
 
-    def close(self, isk: Any) -> bool:
-        """Make one socket of the image restorable; True when it was changed."""
+    def close(self, isk: Any) -> None:
+        """Make one socket of the image restorable."""
+        link = _link(isk)
         if self.is_over(isk):
             # Without its shutdown, which the reset has set: with that, reading would
             # say that the other side had sent everything.
             isk.ClearField("shutdown")
-            return _unbind(isk)
-        if _has_ended(isk):
-            return _unbind(isk)
-        link = _link(isk)
-        if _is_connection(isk) and link in self._moved:
+            _unbind(isk)
+        elif _has_ended(isk):
+            _unbind(isk)
+        elif _is_connection(isk) and link in self._moved:
             goes = self._moved[link]
             _write(isk, "src_addr", goes.local.address)
             _write(isk, "dst_addr", goes.remote.address)
             isk.ClearField("ifname")
-            return True
-        if self._stays(link):
-            return False
-        if isk.proto == socket.IPPROTO_TCP and isk.state != TcpState.LISTEN:
-            return _unbind(isk)  # it was bound to an address that is not there
-        _zero(isk, "src_addr")
-        isk.ClearField("ifname")
-        return True
+        elif not self._stays(link):
+            if isk.proto == socket.IPPROTO_TCP and isk.state != TcpState.LISTEN:
+                _unbind(isk)  # it was bound to an address that is not there
+            else:
+                _zero(isk, "src_addr")
+                isk.ClearField("ifname")
 
 
 def _has_ended(isk: Any) -> bool:
@@ -465,13 +445,12 @@ def _has_ended(isk: Any) -> bool:
     return bool(tcp and isk.src_port and isk.HasField("shutdown"))
 
 
-def _unbind(isk: Any) -> bool:
+def _unbind(isk: Any) -> None:
     isk.state = int(TcpState.CLOSE)
     isk.src_port = isk.dst_port = 0
     _zero(isk, "src_addr")
     _zero(isk, "dst_addr")
     isk.ClearField("ifname")
-    return True
 
 
 def _write(isk: Any, field: str, address: Address) -> None:

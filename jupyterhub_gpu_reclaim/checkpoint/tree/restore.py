@@ -142,7 +142,7 @@ def restore(
     pids: Sequence[int],
     pipes: Sequence[str] = (),
     opened: Sequence[FileFingerprint] = (),
-    ended: Collection[int] = (),
+    cut: Collection[int] = (),
     trial: Trial | None = None,
     prepare: Callable[[int], None] | None = None,
     cancel: Cancel | None = None,
@@ -160,8 +160,7 @@ def restore(
         pids: every id that must be free.
         pipes: to be replaced by the new init's output.
         opened: the fingerprints of its files.
-        ended: entries of ``files.img`` whose connections do not come back; they read
-            as reset.
+        cut: inodes of the connections that were cut; they read as reset.
         trial: of a rehearsal; None for a return.
         prepare: called with the pid of the helper that becomes CRIU, e.g. to move it
             into the new session's control groups; what CRIU restores stays there.
@@ -192,7 +191,7 @@ def restore(
                 limit,
                 _place(session.init_pid, stack),
                 trial=trial,
-                ended=ended,
+                cut=cut,
                 prepare=prepare,
             )
             kinds = table.every()

@@ -10,16 +10,20 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.checkpoint.archive import reader, rootfs
 from jupyterhub_gpu_reclaim.checkpoint.archive import writer as archive
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.files import kept_files
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files as files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
 from jupyterhub_gpu_reclaim.checkpoint.kinds import cut_connections
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
-from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import lasting_names_of
+from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import (
+    lasting_names_of,
+    renew,
+)
 from jupyterhub_gpu_reclaim.checkpoint.sockets.held import bound_now, shares_network
 from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import finding
@@ -263,12 +267,25 @@ def ports_needed(
 
 
 def ports_here(files_img: bytes, world: HostRequirements) -> frozenset[inet.Port]:
-    here = own_addresses(os.getpid())
-    return inet.ports_of(inet.close_external(files_img, here, world.cut))
+    entries = list(images.file_entries(files_img))
+    inet.close_external(entries, own_addresses(os.getpid()), world.cut)
+    return inet.ports_of(entries)
+
+
+def entries_at(
+    init_pid: int, checkpoint: CheckpointReader, world: HostRequirements
+) -> list[Any]:
+    """Entries of ``files.img`` as they are restored in the place of that init."""
+    files_img = checkpoint.read(checkpoint_files.FILES_IMAGE)
+    entries = list(images.file_entries(files_img))
+    inet.close_external(entries, own_addresses(init_pid), world.cut)
+    renew(entries, init_pid)
+    return entries
 
 
 def names_needed(checkpoint: CheckpointReader) -> list[Name]:
-    return lasting_names_of(checkpoint.read(checkpoint_files.FILES_IMAGE))
+    files_img = checkpoint.read(checkpoint_files.FILES_IMAGE)
+    return lasting_names_of(images.file_entries(files_img))
 
 
 def memory_needed(

@@ -33,7 +33,7 @@ from jupyterhub_gpu_reclaim.common.findings import finding, refuse_fatal
 from jupyterhub_gpu_reclaim.common.models import Event
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment, size
-from jupyterhub_gpu_reclaim.linux import cgroups, processes, sock_diag
+from jupyterhub_gpu_reclaim.linux import cgroups, processes
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node.jupyter import wake_up
 from jupyterhub_gpu_reclaim.node.jupyter.connection import find_connections
@@ -106,8 +106,7 @@ class Files(NamedTuple):
 class Fit(NamedTuple):
     """Parts of a saved session, adapted to this place, for CRIU."""
 
-    images: dict[str, bytes]  #: those that are given again
-    ended: frozenset[int]  #: connections that do not come back, by their entries
+    images: dict[str, bytes]  #: those that differ
     files: Files = Files()
 
 
@@ -198,7 +197,7 @@ class Restore:
                 self._tools.store.open(self._record.checkpoint)
             ),
         )
-        found, fit = await self._thread(
+        found, files = await self._thread(
             "check",
             lambda: _compare(
                 self._tools,
@@ -213,7 +212,7 @@ class Restore:
         )
         refuse_fatal([*found, *lost], RestoreFailed)
         await self._thread("check", lambda: self._promise(there))
-        return there, fit._replace(images={**anew, **fit.images})
+        return there, Fit(anew, files)
 
     def _promise(self, there: checkpoint_files.CheckpointContents) -> None:
         """Reserve the memory that it will hold, until it is there.
@@ -313,7 +312,7 @@ class Restore:
                 pids=world.pids,
                 pipes=world.pipes,
                 opened=fit.files.opened,
-                ended=fit.ended,
+                cut=world.cut,
                 prepare=lambda helper: cgroups.join(helper, init_pid),
                 cancel=self._cancel,
             )
@@ -488,8 +487,8 @@ def _compare(
     there: checkpoint_files.CheckpointContents,
     *,
     put_files_back: bool,
-) -> tuple[list[Finding], Fit]:
-    """Findings against a restore here, and ``files.img`` adapted to this place."""
+) -> tuple[list[Finding], Files]:
+    """Findings against a restore here, and how its files are judged."""
     world, init_pid = there.world, session.init_pid
     found = list(compare_machines(world.machine, this_machine()))
     found += compare_images(world.image, session.hint.image)
@@ -510,22 +509,18 @@ def _compare(
     # Only a first look: what is opened for the session is judged itself (named_files).
     changed, files = _compare_files(session, there, put_files_back=put_files_back)
     found += changed
-    image = there.checkpoint.read(checkpoint_files.FILES_IMAGE)
-    here = sock_diag.own_addresses(init_pid)
-    ended = inet.ended_connections(image, here, world.cut)
-    image = inet.close_external(image, here, world.cut)
-    image = abstract_names.renew(image, init_pid)
+    entries = filesystem.entries_at(init_pid, there.checkpoint, world)
     found += ports.await_free(
         init_pid,
-        inet.ports_of(image),
-        inet.connections_of(image),
+        inet.ports_of(entries),
+        inet.connections_of(entries),
         seconds=0.0 if found else _PORT_SECONDS,
         uid=world.uid,
     )
     held = tools.ports.names(there.checkpoint.info.id)
-    names = abstract_names.names_of(image) - held
+    names = abstract_names.names_of(entries) - held
     found += abstract_names.check_free(init_pid, names, uid=world.uid)
-    return found, Fit({checkpoint_files.FILES: image}, ended, files)
+    return found, files
 
 
 def _compare_files(
