@@ -25,6 +25,7 @@ from jupyterhub_gpu_reclaim.store.write.builder import (
     CheckpointBuilder,
     WriteOptions,
 )
+from jupyterhub_gpu_reclaim.store.write.writer import Draft
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,17 +131,17 @@ class Repository:
                 too), or was and others need its packs; or the store does not work.
             Refused: ``OPERATION_IN_FLIGHT``, it is being written.
         """
-        return self._builder.begin(
-            id,
-            key,
+        draft = Draft(
+            id=id,
+            key=key,
             incarnation=incarnation,
             generation=generation,
-            expected_bytes=expected_bytes,
             parent=parent,
             session=session,
             account=account,
             term=term,
         )
+        return self._builder.begin(draft, expected_bytes)
 
     def exists(self, checkpoint: str) -> bool:
         """Whether it is committed, damaged or not."""

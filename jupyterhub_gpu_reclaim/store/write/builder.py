@@ -26,7 +26,6 @@ from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter, Draft
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.catalogue.committed import Catalogue
     from jupyterhub_gpu_reclaim.store.catalogue.garbage import Garbage
@@ -77,27 +76,18 @@ class CheckpointBuilder:
     options: WriteOptions
     active: ActiveWrites  #: of the repository
 
-    def begin(
-        self,
-        checkpoint: str,
-        key: SessionKey,
-        *,
-        incarnation: str,
-        generation: int,
-        expected_bytes: int,
-        parent: str,
-        session: str,
-        account: str,
-        term: int,
-    ) -> CheckpointWriter:
-        self._reserve(checkpoint)
+    def begin(self, draft: Draft, expected_bytes: int) -> CheckpointWriter:
+        self._reserve(draft.id)
         options = self.options
         try:
             begun = self.clock.now()
             least = least_chunk(options.chunk_bytes, expected_bytes)
-            base = self._find_base(checkpoint, key, begun, least)
+            base = self._find_base(draft, begun, least)
             origin = crypto.Origin(
-                id=checkpoint, key=key, generation=generation, data_key=crypto.new_key()
+                id=draft.id,
+                key=draft.key,
+                generation=draft.generation,
+                data_key=crypto.new_key(),
             )
             recipe = Recipe(
                 origin=origin,
@@ -106,18 +96,9 @@ class CheckpointBuilder:
                 pack_bytes=options.pack_bytes,
                 compression=options.compression,
             )
-            draft = Draft(
-                recipe=recipe,
-                incarnation=incarnation,
-                begun=begun,
-                parent=parent,
-                session=session,
-                account=account,
-                term=term,
-            )
-            return self._writer(draft, base)
+            return self._writer(draft, recipe, begun, base)
         except BaseException:
-            self._ended(checkpoint)
+            self._ended(draft.id)
             raise
 
     def _reserve(self, checkpoint: str) -> None:
@@ -150,7 +131,7 @@ class CheckpointBuilder:
             raise exists
 
     def _find_base(
-        self, checkpoint: str, key: SessionKey, begun: float, chunk_bytes: int
+        self, draft: Draft, begun: float, chunk_bytes: int
     ) -> BaseCheckpoint | None:
         """Publish the intent, then read the last generation, if it can be used.
 
@@ -159,11 +140,11 @@ class CheckpointBuilder:
         candidates = [
             body
             for body in self.catalogue.all()
-            if body.info.key == key and body.chunk_bytes >= chunk_bytes
+            if body.info.key == draft.key and body.chunk_bytes >= chunk_bytes
         ]
         last = max(candidates, key=lambda body: body.info.stamp, default=None)
         references = frozenset(origin.id for origin in (last.origins if last else ()))
-        intent = locks.WriteIntent(checkpoint, begun, references)
+        intent = locks.WriteIntent(draft.id, begun, references)
         locks.publish_intent(self.backend, intent)
         # Only now it is certain that its packs stay, if it still exists.
         if last is None or not self.catalogue.exists(last.info.id):
@@ -171,10 +152,12 @@ class CheckpointBuilder:
         try:
             return BaseCheckpoint(last, self.catalogue.index(last))
         except StoreError as error:
-            log.warning("%s %s is not built upon: %s", key, last.info.id, error)
+            log.warning("%s %s is not built upon: %s", draft.key, last.info.id, error)
             return None
 
-    def _writer(self, draft: Draft, base: BaseCheckpoint | None) -> CheckpointWriter:
+    def _writer(
+        self, draft: Draft, recipe: Recipe, begun: float, base: BaseCheckpoint | None
+    ) -> CheckpointWriter:
         known = None
         if base is not None:
             packs = [pack.length for pack in base.body.packs]
@@ -184,15 +167,13 @@ class CheckpointBuilder:
         if self.pool is not None and spec is not None:
             # Before the session stands still: its first start takes a while.
             self.pool.warm()
-            group = CaptureGroup(
-                self.pool, spec, draft.recipe, known, first=pack_writers.OWN
-            )
+            group = CaptureGroup(self.pool, spec, recipe, known, first=pack_writers.OWN)
         return CheckpointWriter(
             self.backend,
             draft,
-            pack_writers=pack_writers.PackWriters(
-                self.backend, draft.recipe, known, group
-            ),
+            recipe,
+            begun=begun,
+            pack_writers=pack_writers.PackWriters(self.backend, recipe, known, group),
             base=base,
             keys=self.keys,
             clock=self.clock,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.common.models import GpuSample
+    from jupyterhub_gpu_reclaim.common.models import GpuSample, SessionKey
     from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
     from jupyterhub_gpu_reclaim.store.format.crypto import Origin
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
@@ -50,15 +50,16 @@ log = logging.getLogger(__name__)
 
 
 class Draft(Value, frozen=True, kw_only=True):
-    """Facts about a checkpoint before it is written."""
+    """Facts about a checkpoint before it is written; see ``Repository.begin``."""
 
-    recipe: Recipe
+    id: str
+    key: SessionKey
     incarnation: str
-    begun: float  #: when the intent was published
-    parent: str = ""  #: checkpoint that the incarnation was restored from
-    session: str = ""  #: id of the session
-    account: str = ""  #: that it belongs to
-    term: int = 0  #: of the service that orders it
+    generation: int
+    parent: str
+    session: str
+    account: str
+    term: int
 
 
 class CheckpointWriter:
@@ -66,7 +67,9 @@ class CheckpointWriter:
 
     Args:
         backend: where to.
-        draft: whose checkpoint it is; its intent is published already.
+        draft: whose checkpoint it is.
+        recipe: how its packs are made.
+        begun: when its intent was published.
         pack_writers: take the bytes.
         base: the generation whose chunks may be referenced.
         keys: wrap the data key.
@@ -79,7 +82,9 @@ class CheckpointWriter:
         self,
         backend: Backend,
         draft: Draft,
+        recipe: Recipe,
         *,
+        begun: float,
         pack_writers: PackWriters,
         base: BaseCheckpoint | None,
         keys: Wrapper,
@@ -89,7 +94,9 @@ class CheckpointWriter:
     ) -> None:
         self._backend = backend
         self._draft = draft
-        self._id = draft.recipe.origin.id
+        self._id = draft.id
+        self._recipe = recipe
+        self._begun = begun
         self._pack_writers = pack_writers
         self._base = base
         self._keys = keys
@@ -135,7 +142,7 @@ class CheckpointWriter:
                 self._pack_writers,
                 len(self._files),
                 name,
-                self._draft.recipe.chunk_bytes,
+                self._recipe.chunk_bytes,
             )
             return file
 
@@ -257,7 +264,7 @@ class CheckpointWriter:
     ) -> CheckpointInfo:
         with self._lock:
             files = [file.entry() for file in self._files.values()]
-        recipe = self._draft.recipe
+        draft, recipe = self._draft, self._recipe
         reports = self._pack_writers.reports(timeout)
         looked = self._pack_writers.verdicts()
         merged = merge(files, recipe.chunk_bytes, reports, self._base, looked)
@@ -269,18 +276,18 @@ class CheckpointWriter:
         own = sum(length for report in reports for _, length in report.packs)
         info = CheckpointInfo(
             id=self._id,
-            key=recipe.origin.key,
-            incarnation=self._draft.incarnation,
-            generation=recipe.origin.generation,
+            key=draft.key,
+            incarnation=draft.incarnation,
+            generation=draft.generation,
             created=self._clock.now(),
             logical_bytes=sum(length for _, length in files),
             stored_bytes=own + index.length,
             keeps=_keeps(merged.packs, origins, index.length),
             deduplicated_bytes=self._pack_writers.counted(KNOWN),
-            parent=self._draft.parent,
-            session=self._draft.session,
-            account=self._draft.account,
-            term=self._draft.term,
+            parent=draft.parent,
+            session=draft.session,
+            account=draft.account,
+            term=draft.term,
             **record,
         )
         body = Body(
@@ -303,7 +310,7 @@ class CheckpointWriter:
         for pack in np.unique(blocks["pack"][damaged]).tolist():
             log.warning(
                 "%s %s is damaged: what %s needs of it was stored again",
-                self._draft.recipe.origin.key,
+                self._draft.key,
                 body.pack_name(body.packs[pack]),
                 self._id,
             )
@@ -316,7 +323,7 @@ class CheckpointWriter:
     def _last_look(self) -> None:
         if self._cancelled:
             raise StoreError(Reason.CANCELLED)
-        if self._clock.now() > self._draft.begun + INTENT_FRESH_SECONDS / 2:
+        if self._clock.now() > self._begun + INTENT_FRESH_SECONDS / 2:
             # Another process may have taken its packs for remains.
             raise StoreError(Reason.STORE_FAILED, why="it took too long to save")
 
@@ -326,7 +333,7 @@ class CheckpointWriter:
         except StoreError as error:
             log.warning(
                 "%s remains of %s are left: %s",
-                self._draft.recipe.origin.key,
+                self._draft.key,
                 self._id,
                 error,
             )
