@@ -9,18 +9,16 @@ point is settled by the reconciler, which takes the agent's word.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
-from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
-from jupyterhub_gpu_reclaim.common.models import Event, Phase
+from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
+from jupyterhub_gpu_reclaim.controlplane.flows.operations import Operations
 from jupyterhub_gpu_reclaim.controlplane.model.actions import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import (
     LIVE,
@@ -35,7 +33,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.registry import (
 from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import NapTrouble
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from jupyterhub_gpu_reclaim.common.models import (
         Decision,
@@ -65,7 +63,7 @@ class Napper:
 
     def __init__(self, sessions: Sessions, agent: Agent, settings: Settings) -> None:
         self._sessions = sessions
-        self._agent = agent
+        self._operations = Operations(sessions, agent, settings)
         self._settings = settings
         #: called when a session has begun to nap
         self.naps: Callable[[], None] = lambda: None
@@ -84,9 +82,8 @@ class Napper:
         runtime = self._sessions.runtime(row.key)
         runtime.moving_out = runtime.cards(row.incarnation)
         seen = runtime.seen if why is not None else None
-        order = self._agent.follow(row.incarnation, orders.Nap(seen=seen))
         try:
-            end = await self._last_event(row, "nap", order)
+            end = await self._operations.end_of(row, orders.Nap(seen=seen), "nap")
         finally:
             runtime.moving_out = None
             runtime.makes_room_for = None
@@ -129,8 +126,7 @@ class Napper:
         Raises:
             Unreachable: the agent was lost on the way; the wake may go on there.
         """
-        order = self._agent.follow(row.incarnation, orders.Wake())
-        end = await self._last_event(row, "wake", order)
+        end = await self._operations.end_of(row, orders.Wake(), "wake")
         now = self._sessions.row(row.key)
         if not _still_runs(row, now):
             return 0.0
@@ -214,25 +210,6 @@ class Napper:
         until = self._sessions.clock.now() + pause
         failure = self._sessions.timed(failure)
         return NapTrouble(row.incarnation, failure, failures, until)
-
-    async def _last_event(
-        self, row: SessionRow, kind: str, events: AsyncIterator[Event]
-    ) -> Event:
-        """Return the last event of an order."""
-        try:
-            async with asyncio.timeout(self._settings.operation_limit):
-                async for event in events:
-                    if event.step is None:
-                        return event
-                    self._sessions.counters.step(kind, event.step)
-        except TimeoutError:
-            await self._agent.order(row.incarnation, orders.Cancel())
-            raise Unreachable(Reason.AGENT_UNREACHABLE, detail=kind) from None
-        except Unreachable:
-            raise
-        except ReclaimError as error:
-            return Event(failure=codec.failure_of(error))
-        raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
 
 
 def _still_runs(before: SessionRow, now: SessionRow) -> bool:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
+from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Event, Failure, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, moment
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.flows import ending
+from jupyterhub_gpu_reclaim.controlplane.flows.operations import Operations
 from jupyterhub_gpu_reclaim.controlplane.journal import notes
 from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
@@ -49,6 +50,7 @@ class Resumer:
     ) -> None:
         self._sessions = sessions
         self._agent = agent
+        self._operations = Operations(sessions, agent, settings)
         self._hub = hub
         self._settings = settings
         self._line = line
@@ -115,17 +117,7 @@ class Resumer:
             return
         if not self._line.may_try(row):
             return
-        try:
-            async with asyncio.timeout(self._settings.operation_limit):
-                end = await self._restore(row)
-        except Unreachable:
-            raise
-        except TimeoutError:
-            limit = self._settings.operation_limit
-            late = Refused(Reason.TIMED_OUT, step="restore", seconds=limit)
-            end = Event(failure=codec.failure_of(late))
-        except ReclaimError as error:
-            end = Event(failure=codec.failure_of(error))
+        end = await self._restore(row)
         row = self._sessions.row(row.key) if self._is_unchanged(row) else row
         if end.failure is not None and not self._line.waits(row, end.failure):
             yield self.failed(row, self._line.told(row, end.failure))
@@ -135,24 +127,23 @@ class Resumer:
         unserved = row.waiting_since is not None
         noted = notes.read(self._sessions.journal, NoteKind.FILES_BACK, row.checkpoint)
         order = orders.Restore(row.checkpoint, put_files_back=noted is not None)
-        events = self._agent.follow(row.incarnation, order)
-        async for event in events:
+
+        def hear(event: Event) -> bool:
+            nonlocal unserved
             if not self._is_unchanged(row):
                 raise Refused(Reason.CANCELLED)
-            if event.failure is not None:
-                return event
-            if unserved and event.step is not None and event.step.step == "check":
-                continue  # most tries of waiting sessions end here
+            checks = event.step is not None and event.step.step == "check"
+            if event.failure is not None or (unserved and checks):
+                return False  # most tries of waiting sessions end here
             if unserved:
                 unserved = False
                 self._sessions.step(row.key, "resume", self._line.served(row))
             self._sessions.step(row.key, "resume", event)
-            if event.step is None:
-                if event.tree is not None and event.tree.as_of:
-                    self._note_moment(row, event.tree)
-                return event
-            self._sessions.counters.step("resume", event.step)
-        raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
+            if event.tree is not None and event.tree.as_of:
+                self._note_moment(row, event.tree)
+            return True
+
+        return await self._operations.end_of(row, order, "resume", hear=hear)
 
     def _note_moment(self, row: SessionRow, tree: Tree) -> None:
         """Tell in its history to which moment it went, and where newer files lie."""

@@ -7,17 +7,16 @@ save off by itself for whatever else is ordered, and the session goes on.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
-from jupyterhub_gpu_reclaim.controlplane.flows.suspend import give_way
+from jupyterhub_gpu_reclaim.controlplane.flows.operations import Operations
 from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
@@ -26,7 +25,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Event, Failure
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
@@ -46,7 +45,7 @@ class Saver:
         new_id: Callable[[], str],
     ) -> None:
         self._sessions = sessions
-        self._agent = agent
+        self._operations = Operations(sessions, agent, settings)
         self._settings = settings
         self._new_id = new_id
 
@@ -61,45 +60,17 @@ class Saver:
             Unreachable: the agent was lost on the way; it may go on there.
             Refused: ``operation_in_flight``: another one has to end first.
         """
-        giving_way = asyncio.create_task(
-            give_way(
-                self._sessions,
-                self._agent,
-                row,
-                self._is_wanted_otherwise,
-                self._settings,
-            )
+        generation = self._sessions.next_generation(row.key)
+        order = orders.Save(self._new_id(), generation, name=row.save_name)
+        end = await self._operations.end_of(
+            row, order, "save", is_over=self._is_wanted_otherwise
         )
-        try:
-            async with asyncio.timeout(self._settings.operation_limit):
-                end = await self._last_event(row)
-        except TimeoutError:
-            await self._agent.order(row.incarnation, orders.Cancel())
-            raise Unreachable(Reason.AGENT_UNREACHABLE, detail="save") from None
-        except Unreachable:
-            raise
-        except ReclaimError as error:
-            if error.reason is Reason.OPERATION_IN_FLIGHT:
-                raise
-            self._note_failed(row, by, codec.failure_of(error))
-            return
-        finally:
-            giving_way.cancel()
         if end.checkpoint is not None:
             self._note_saved(row, by, end.checkpoint)
         elif end.failure is not None:
+            if end.failure.code == Reason.OPERATION_IN_FLIGHT.value:
+                raise codec.error_of(end.failure, Refused)
             self._note_failed(row, by, end.failure)
-
-    async def _last_event(self, row: SessionRow) -> Event:
-        """Return the last event of the order."""
-        generation = self._sessions.next_generation(row.key)
-        order = orders.Save(self._new_id(), generation, name=row.save_name)
-        events = self._agent.follow(row.incarnation, order)
-        async for event in events:
-            if event.step is None:
-                return event
-            self._sessions.counters.step("save", event.step)
-        raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
 
     def _is_wanted_otherwise(self, row: SessionRow) -> bool:
         ordered = row.intent not in {Intent.NONE, Intent.SAVE}

@@ -7,9 +7,7 @@ the commit. Decisions are taken in ``decide`` and by people, not here.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,14 +16,13 @@ from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
-    ReclaimError,
     Refused,
-    Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry
+from jupyterhub_gpu_reclaim.controlplane.flows.operations import Operations
 from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.actions import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SAVED, SessionEvent
@@ -78,6 +75,7 @@ class Suspender:
         self._jobs = jobs
         self._sessions = sessions
         self._agent = agent
+        self._operations = Operations(sessions, agent, settings)
         self._hub = hub
         self._settings = settings
         self._new_id = new_id
@@ -140,20 +138,16 @@ class Suspender:
     async def _follow(
         self, row: SessionRow, seen: float | None
     ) -> AsyncIterator[SessionRow]:
-        breaking = asyncio.create_task(self._break_off(row))
-        try:
-            async with asyncio.timeout(self._settings.operation_limit):
-                end = await self._capture(row, seen)
-        except TimeoutError:
-            await self._agent.order(row.incarnation, orders.Cancel())
-            raise Unreachable(Reason.AGENT_UNREACHABLE, detail="capture") from None
-        except Unreachable:
-            raise
-        except ReclaimError as error:
-            yield self.failed(row, codec.failure_of(error))
-            return
-        finally:
-            breaking.cancel()
+        generation = self._sessions.next_generation(row.key)
+        order = orders.Capture(row.attempt, generation, seen=seen)
+
+        def hear(event: Event) -> bool:
+            self._sessions.step(row.key, "suspend", event)
+            return True
+
+        end = await self._operations.end_of(
+            row, order, "suspend", hear=hear, is_over=self._is_over(row)
+        )
         if not self._still(row):
             return
         if end.checkpoint is not None:
@@ -161,8 +155,8 @@ class Suspender:
         elif end.failure is not None:
             yield self.failed(self._sessions.row(row.key), end.failure)
 
-    async def _break_off(self, row: SessionRow) -> None:
-        """Cancel a capture once it is not wanted any more, or its session is gone.
+    def _is_over(self, row: SessionRow) -> Callable[[SessionRow], bool]:
+        """Whether a capture is not wanted any more, or its session is gone.
 
         A drain may be over, or a server belonging to it go on (``Together``). Its
         programs may have ended without the agent's noticing.
@@ -176,23 +170,11 @@ class Suspender:
             broken = self._together.breaks(now) is not None
             return not self._still(row) or undrained or broken
 
-        await give_way(self._sessions, self._agent, row, is_over, self._settings)
+        return is_over
 
     def _still(self, row: SessionRow) -> bool:
         now = self._sessions.row(row.key)
         return (now.phase, now.attempt) == (row.phase, row.attempt)
-
-    async def _capture(self, row: SessionRow, seen: float | None) -> Event:
-        """Return the last event of the capture."""
-        generation = self._sessions.next_generation(row.key)
-        order = orders.Capture(row.attempt, generation, seen=seen)
-        events = self._agent.follow(row.incarnation, order)
-        async for event in events:
-            self._sessions.step(row.key, "suspend", event)
-            if event.step is None:
-                return event
-            self._sessions.counters.step("suspend", event.step)
-        raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
 
     def committed(self, row: SessionRow, info: CheckpointInfo) -> SessionRow:
         """SUSPENDING -> RELEASING: from now on the checkpoint is the session."""
@@ -343,20 +325,3 @@ class Suspender:
         )
         self._together.went_on(row)
         return after
-
-
-async def give_way(
-    sessions: Sessions,
-    agent: Agent,
-    row: SessionRow,
-    to: Callable[[SessionRow], bool],
-    settings: Settings,
-) -> None:
-    """Keep cancelling the agent's operation, once the row is as told, until cancelled.
-
-    Again and again: an order may have come before the agent had begun.
-    """
-    while await sessions.until(row.key, to, settings.operation_limit):
-        with suppress(ReclaimError):
-            await agent.order(row.incarnation, orders.Cancel())
-        await sessions.clock.sleep(settings.pace)
