@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.saved_images import FILES, SavedImages
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from tests.checkpoint.conftest import Places, criu  # noqa: F401 - a fixture
 from tests.support.attacker import (
@@ -221,13 +222,11 @@ def test_deleted_file_that_was_held_unreadable_is_not_given_to_its_holder(victim
     rest = image[name][12 + size :]
     image[name] = head + struct.pack("<I", len(payload)) + payload + rest
 
-    def unreadable(entry) -> bool:
-        if not entry.reg.name.endswith(b"gone/deleted"):
-            return False
-        entry.reg.flags = os.O_PATH
-        return True
-
-    image["files.img"] = images.rewrite_files(image["files.img"], unreadable)
+    saved = SavedImages(None, {FILES: image[FILES]})
+    for entry in saved.entries(FILES, images.FILES_MAGIC, "file_entry"):
+        if entry.reg.name.endswith(b"gone/deleted"):
+            entry.reg.flags = os.O_PATH
+    image |= saved.written()
     refuse(victim, "file_denied", image=image)
 
 

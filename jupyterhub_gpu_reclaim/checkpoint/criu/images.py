@@ -3,7 +3,7 @@
 Pure functions, bytes to bytes; no file is opened. An image is ``u32 magic`` once or
 twice, then ``u32 size`` + protobuf, over and over (CRIU's ``image-desc.c``,
 ``magic.h``). Only the fields that we touch are declared below; the others survive as
-unknown fields, and an entry that is not changed keeps its very bytes.
+unknown fields.
 """
 
 from __future__ import annotations
