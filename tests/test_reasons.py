@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import string
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,9 +36,16 @@ def fields(reason: Reason) -> dict[str, str]:
 
 def reason_of(node: ast.AST) -> Reason | None:
     """``Reason.NAME``, as it stands in the source."""
-    if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "Reason":
-        return Reason.__members__.get(node.attr)
+    match node:
+        case ast.Attribute(value=ast.Name(id="Reason")):
+            return Reason.__members__.get(node.attr)
     return None
+
+
+@cache
+def sources() -> dict[Path, ast.Module]:
+    """Every file of the package, as it is written."""
+    return {file: ast.parse(file.read_text()) for file in PACKAGE.rglob("*.py")}
 
 
 def said(tree: ast.AST) -> list[tuple[Reason, ast.Call]]:
@@ -55,9 +63,9 @@ def said(tree: ast.AST) -> list[tuple[Reason, ast.Call]]:
 
 
 def places() -> Iterator[tuple[str, Reason, ast.Call]]:
-    for file in sorted(PACKAGE.rglob("*.py")):
+    for file, tree in sources().items():
         where = file.relative_to(PACKAGE)
-        for reason, call in said(ast.parse(file.read_text())):
+        for reason, call in said(tree):
             yield f"{where}:{call.lineno}", reason, call
 
 
@@ -112,6 +120,6 @@ def test_hint_is_said_as_it_stands() -> None:
 
 
 def test_every_reason_is_said_somewhere() -> None:
-    trees = [ast.parse(file.read_text()) for file in PACKAGE.rglob("*.py")]
-    said_somewhere = {reason_of(node) for tree in trees for node in ast.walk(tree)}
+    nodes = (node for tree in sources().values() for node in ast.walk(tree))
+    said_somewhere = {reason_of(node) for node in nodes}
     assert set(Reason) <= said_somewhere
