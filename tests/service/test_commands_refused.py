@@ -32,7 +32,7 @@ async def test_wrong_token_is_told(command, monkeypatch):
 async def test_token_that_is_none_is_not_sent(command, monkeypatch, token):
     monkeypatch.setenv("JUPYTERHUB_API_TOKEN", token)
     code, _, err = await command("sessions")
-    assert code == 1
+    assert code == 2
     assert "oken" in err
 
 
@@ -44,7 +44,7 @@ async def test_token_file_that_cannot_be_used_is_named(command, tmp_path, what):
     elif what == "empty":
         file.touch(mode=0o600)
     code, _, err = await command("sessions", f"--token-file={file}")
-    assert code == 1
+    assert code == 2
     assert str(file) in err
 
 
@@ -61,7 +61,7 @@ async def test_token_file_that_cannot_be_used_is_named(command, tmp_path, what):
 )
 async def test_address_that_is_none_is_told(command, url):
     code, _, err = await command("sessions", f"--url={url}")
-    assert code == 1
+    assert code == 2
     assert "is no address of a Hub" in err
 
 
@@ -109,5 +109,5 @@ async def test_certificates_that_are_none_are_named(command, tmp_path):
     file = tmp_path / "ca.pem"
     file.write_text("no certificate")
     code, _, err = await command("sessions", f"--ca-file={file}")
-    assert code == 1
+    assert code == 2
     assert str(file) in err
