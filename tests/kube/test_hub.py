@@ -202,7 +202,7 @@ def test_an_agent_that_moves_in_the_middle_of_a_capture_goes_on(hub, elsewhere, 
     wait(lambda: phase(hub, user) == "running", hub)
     name = cluster.pod(f"jupyter-{user}")["spec"]["nodeName"]
     node = next(n for n in cluster.nodes if n.name == name)
-    (place,) = node.places.values()
+    place = next(p for p in node.places.values() if p.key.user == user)
     node.nodes.held = "dump"
     assert reclaim(hub, "POST", f"sessions/{user}/-/suspend").ok
     wait(lambda: phase(hub, user) == "suspending", hub)

@@ -36,8 +36,11 @@ class _Handler(BaseHTTPRequestHandler):
         saved = list(self.server.saved.values()) if keeps else []
         self._answer(200, codec.encode(saved))
 
-    def do_DELETE(self) -> None:
-        self.server.saved.pop(self.path.rpartition("/")[2], None)
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        *_, checkpoint, order = self.path.split("/")
+        assert order == "discard"
+        self.server.saved.pop(checkpoint, None)
         self._answer(204, b"")
 
     def _answer(self, status: int, body: bytes) -> None:
