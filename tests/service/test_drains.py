@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from jupyterhub_gpu_reclaim.cli import sessions
 from jupyterhub_gpu_reclaim.cli.sessions import drains
 from jupyterhub_gpu_reclaim.common.drain import DrainReport
 from jupyterhub_gpu_reclaim.common.models import Failure
@@ -156,3 +157,14 @@ def test_unit_undrains_as_soon_as_the_hub_is_there_and_its_start_never_times_out
     path = f"{tmp_path}:{os.environ['PATH']}"
     subprocess.run(words, check=True, env={"PATH": path}, timeout=60)
     assert (tmp_path / "tries").read_text().count("x") == 41
+
+
+async def test_drain_shows_what_runs_there_and_asks_and_names_its_undrain(
+    command, control
+):
+    control.put("ada", facts={"node": "n1"})
+    code, out, err = await command("drain", "n1")
+    assert (code, "ada/" in out, "--yes" in err) == (sessions.WRONG, True, True)
+    assert control.calls == []
+    _, _, err = await command("drain", "--yes", "--no-wait", "n1")
+    assert "jupyterhub-gpu-reclaim undrain n1" in err
