@@ -37,7 +37,7 @@ def test_idle_session_is_reclaimed_with_its_durations(snapshot, now):
         ({"last_active": None}, Reason.SAMPLES_MISSING, ""),
         ({"kernels": None}, Reason.SAMPLES_MISSING, ""),
         ({"terminals": None}, Reason.SAMPLES_MISSING, ""),
-        ({"jupyter": False}, Reason.NO_JUPYTER, "no Jupyter server"),
+        ({"jupyter": False}, Reason.NO_JUPYTER, "not a Jupyter server"),
         ({"cpu_percent": None}, Reason.SAMPLES_MISSING, ""),
         ({"gpu_percent": None}, Reason.SAMPLES_MISSING, ""),
         ({"sample_age": 61.0}, Reason.SAMPLES_MISSING, ""),

@@ -217,7 +217,7 @@ def test_option_that_is_not_known_is_refused(s3, bucket):
     [
         (None, 0o600, "cannot be read"),
         ("{}", 0o644, "chmod 600"),
-        ("no json", 0o600, "no JSON"),
+        ("no json", 0o600, "not valid JSON"),
         ('{"a": 1}', 0o600, "object of strings"),
         ("[]", 0o600, "object of strings"),
     ],
