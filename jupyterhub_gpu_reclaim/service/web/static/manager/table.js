@@ -38,7 +38,7 @@ export class Table {
       columnDefaults: { resizable: false, headerTooltip: false },
       initialSort: this.sorters(),
       groupHeader: (value) => this.head(value),
-      placeholder: el("p", { class: "empty", role: "row" }, el("span", { role: "gridcell" }, empty)),
+      placeholder: el("div", { class: "empty", role: "row" }, el("div", { role: "gridcell" }, empty)),
     });
     this.ready = new Promise((done) => this.table.on("tableBuilt", done));
     this.ready.then(() => {
