@@ -233,6 +233,7 @@ class Controller:
             room=room,
             wakes=wakes,
             jobs=jobs,
+            taker=taker,
             settings=settings,
         )
 

@@ -1,7 +1,8 @@
 """Control loops: sampling, and comparing all sessions on every tick.
 
-A loop only looks and adds keys to the work queue, so a failed, late or missed run does
-no harm.
+A loop looks and adds keys to the work queue, so a failed, late or missed run does no
+harm. What is saved of sessions that the journal has never heard of is taken from the
+one list of the store: a lost journal would ask for a list for each of them.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
     from jupyterhub_gpu_reclaim.controlplane.decide.saving import Saving
     from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
+    from jupyterhub_gpu_reclaim.controlplane.flows.taking import Taker
     from jupyterhub_gpu_reclaim.controlplane.loop.observer import (
         ObservedState,
         Observer,
@@ -87,6 +89,7 @@ class ControlLoops:
         room: RoomMaker,
         wakes: WakeFollower,
         jobs: JobWakes,
+        taker: Taker,
         settings: Settings,
     ) -> None:
         self._sessions = sessions
@@ -103,6 +106,7 @@ class ControlLoops:
         self._room = room
         self._wakes = wakes
         self._jobs = jobs
+        self._taker = taker
         self._settings = settings
         self._marks = Marks(sessions, agent)
         self._prune_at = 0.0
@@ -188,7 +192,10 @@ class ControlLoops:
         self._sessions.note_node(key, observed.tree(row.incarnation))
         action = settle(row, observed, self._sessions.clock.now(), self._settings)
         self._note_compared(row, observed, action.kind)
-        if self._wants_a_look(row, action.kind):
+        rests = action.phase is Phase.SUSPENDED or action.kind is ActionKind.NOTE
+        if rests and not row.since and not self._queue.busy(key):
+            self._taker.take(row, action, observed)
+        elif self._wants_a_look(row, action.kind):
             self._queue.add(key)
 
     def _note_compared(
