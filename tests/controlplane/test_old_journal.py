@@ -10,6 +10,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
 from jupyterhub_gpu_reclaim.controlplane.model import lineage
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 from tests.support.simulated import DELETED, KEY
 
 
@@ -195,6 +196,61 @@ async def test_deletion_in_a_journal_that_was_put_back_by_stamp_alone(world):
     await world.reaches(second, "suspended")
     await world.until(lambda: not second._deletions.pending_keys())
     assert set(world.node.saved) == {"new"}
+
+
+@pytest.mark.parametrize("knows_older", [True, False])
+async def test_older_one_does_not_outlive_the_newer_that_the_journal_has_missed(
+    world, knows_older
+):
+    """Put aside, it would be what its next start is beside."""
+    first, _ = await world.started("old")
+    before = world.backup()
+    older = await world.suspend(first)
+    backup = world.backup() if knows_older else before
+    await world.resume(first, "new")
+    newer = await world.suspend(first)
+    second = await world.journal_put_back(first, backup)
+    await world.until(lambda: second.users.session(KEY).checkpoint == newer)
+    kept = {row.id: row for row in second._sessions.journal.checkpoints(KEY)}
+    assert kept[newer].keeping is Keeping.CURRENT
+    assert kept[older].keeping is Keeping.SUPERSEDED
+    assert kept[older].expires is not None
+
+
+async def test_save_point_of_before_is_kept_no_longer_by_who_finds_what_came_back(
+    world,
+):
+    """A start adopts it without asking the store, which says what is older than it."""
+    first, _ = await world.started("tensors")
+    point = await world.saved(first)
+    backup = world.backup()
+    newer = await world.suspend(first)
+    await world.resume(first)
+    world.hub.states[KEY] = "stopped"  # its database was put back as well
+    second = await world.journal_put_back(first, backup)
+    assert await world.hub.start() == "adopt"
+    journal = second._sessions.journal
+    await world.until(lambda: journal.checkpoint(newer) is not None)
+    keeping = [journal.checkpoint(each).keeping for each in (point, newer)]
+    assert keeping == [Keeping.SUPERSEDED, Keeping.SUPERSEDED]
+
+
+async def test_journal_put_back_in_a_capture_keeps_no_earlier_state_for_longer(world):
+    """What was captured came from it; put aside, it would outlive the newer one."""
+    first, _ = await world.started("tensors")
+    older = await world.suspend(first)
+    backup = world.backup()
+    await world.resume(first)
+    world.installation.refuses_stop = True
+    await first.users.suspend(KEY, "ada")
+    await world.reaches(first, "releasing")
+    await world.kill(first)
+    world.hub.states[KEY] = "stopped"  # its database was put back as well
+    second = await world.journal_put_back(first, backup)
+    await world.until(lambda: second.users.session(KEY).checkpoint != older)
+    rows = {row.id: row.keeping for row in second._sessions.journal.checkpoints(KEY)}
+    assert rows.pop(older) is Keeping.SUPERSEDED
+    assert [*rows.values()] == [Keeping.CURRENT]
 
 
 async def test_save_point_that_an_old_journal_missed_is_what_the_session_goes_back_to(
