@@ -10,6 +10,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze
 from jupyterhub_gpu_reclaim.linux import processes, procfs
+from tests.checkpoint.conftest import wait_for
 
 #: Its child ends while it is stopped, which it would be told of.
 PARENT = """
@@ -66,6 +67,16 @@ def test_nobody_is_asked_to_stop_twice_in_the_same_moment(parent, sent, stop):
     stop(parent.init_pid, parent.init_start, timeout=10)
     assert parent.tree.server.stopped
     assert len(sent) == len(set(sent))
+
+
+def test_nobody_is_asked_who_has_stopped_since_the_look(parent, monkeypatch):
+    """As on a machine that is busy between the two."""
+    monkeypatch.setattr(freeze, "_AGAIN_SECONDS", 0.0)
+    server, asked = parent.tree.server, freeze._Asked()
+    assert asked.due([server]) == [server]
+    os.kill(server.pid, signal.SIGSTOP)
+    wait_for(lambda: parent.tree.server.stopped)
+    assert asked.due([server]) == []
 
 
 def test_who_was_let_go_on_meanwhile_is_asked_again(parent, monkeypatch):

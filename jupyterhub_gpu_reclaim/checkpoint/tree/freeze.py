@@ -145,7 +145,10 @@ class _Asked:
             key = one.pid, one.start_time
             if processes.pending_signals(one.pid) & _SIGSTOP:
                 self._at[key] = now
-            elif now - self._at.get(key, -_AGAIN_SECONDS) >= _AGAIN_SECONDS:
+            elif key not in self._at or (
+                # Looked at once more: it may have stopped since the snapshot.
+                now - self._at[key] >= _AGAIN_SECONDS and not processes.is_stopped(one)
+            ):
                 self._at[key] = now
                 due.append(one)
         return due
