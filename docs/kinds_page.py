@@ -1,4 +1,4 @@
-"""The page of what comes back, from the tables of its tests, for ``generate.py``."""
+"""The page of what comes back, from the kinds and the tables of their tests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pieces import page, table
+
+from jupyterhub_gpu_reclaim.checkpoint.kinds.table import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -148,7 +150,7 @@ _GOING_BACK = (
     ),
     (
         "files one after the other (`git clone`, `make`, `rsync`, `tar`)",
-        "gone on, or begun anew",
+        "gone on, or begun again",
         "comes back; what it had not open is as it is now, so it may end",
     ),
     ("a folder that it had open", "deleted", "refused by name (`file_missing`)"),
@@ -157,6 +159,22 @@ _GOING_BACK = (
     ("the same", "shorter", "refused by name (`file_shrank`)"),
     ("a library", "replaced", "refused by name (`library_changed`)"),
 )
+_ON_ORDER = """
+## What is looked after, and when
+
+CRIU saves and makes again what is not listed here. This is the table that a suspend and
+a return go through (`jupyterhub_gpu_reclaim/checkpoint/kinds/table.py`, which says why
+the order is so). *Refused* is what keeps a session from being suspended while it still
+runs; *frozen* and *saved* are a suspend; *prepared* is before CRIU makes the programs
+again, and *given back* after that.
+"""
+_WHEN = {
+    "preflight": "refused",
+    "before_dump": "frozen",
+    "save": "saved",
+    "rewrite": "prepared",
+    "after_restore": "given back",
+}
 #: Each outcome with its title, and what is said of all of it.
 _PARTS = {
     "kept": ("Kept", "It is the same after the return as before it."),
@@ -188,7 +206,21 @@ def what_comes_back() -> str:
     day = "\n".join(table(("program", "outcome"), *_DAY))
     kinds = _ON_KINDS.format(going_back=back, day=day)
     about = (*programs, *kinds.rstrip().split("\n"), "")
-    return page("What comes back", _ABOUT, *about, *lines[:-1])
+    return page("What comes back", _ABOUT, *about, *lines, *_by_kind())
+
+
+def _by_kind() -> Iterator[str]:
+    """The kinds that are looked after, in their order, and when."""
+    yield from _ON_ORDER.strip().split("\n")
+    asked = [
+        (
+            kind.__doc__.partition("\n")[0].removesuffix(".").replace("``", "`"),
+            ", ".join(when for name, when in _WHEN.items() if name in vars(kind)),
+        )
+        for kind in KINDS
+    ]
+    yield ""
+    yield from table(("what a program has", "looked after"), *asked)
 
 
 def _section(subject: str, kinds: Sequence[Kind]) -> Iterator[str]:

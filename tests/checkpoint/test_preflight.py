@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import re
 import signal
@@ -17,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight
+from jupyterhub_gpu_reclaim.checkpoint.kinds import table
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -625,6 +628,15 @@ def test_examine_changes_nothing(run):
     examine(snapshot)
     assert sorted(procfs.descriptors(pid)) == before
     assert len(list(procfs.descriptors(os.getpid()))) == ours
+
+
+def test_every_kind_is_in_the_table():
+    folder = Path(table.__file__).parent
+    for path in folder.glob("*.py"):
+        if path.stem != "system_v_maker":  # a program of its own
+            importlib.import_module(f"{table.__package__}.{path.stem}")
+    assert set(Kind.__subclasses__()) == set(table.KINDS)
+    assert len(table.KINDS) == len(set(table.KINDS))
 
 
 def test_every_rule_of_the_table_has_its_test():

@@ -124,7 +124,7 @@ _PAGEMAP_PRESENT: Final = 1 << 63
 
 
 class ProcessAttributes(Kind):
-    """On which processors it runs, how exact its timers are, what its core dumps hold.
+    """Processors, timer slack, priorities, core filter and the like.
 
     CRIU (4.2) saves rights, limits, signals, timers, the scheduling policy. It makes
     the processes of a tree as its own children, so whatever else there is they would

@@ -30,11 +30,11 @@ _MEMORY: Final = re.compile(r"/(\d+)(?:/task/(\d+))?/mem$")
 
 
 class ClosedMemory(Kind):
-    """Whether a process's memory is open to its user ("dumpable", prctl(2)).
+    """Whether a user may look into the memory of a process.
 
-    A user may write into the memory of his processes (ptrace(2), ``/proc/PID/mem``),
-    also from outside of the session, as by ssh. The kernel refuses it for a process
-    that is not dumpable.
+    The kernel calls such a process "dumpable" (prctl(2)). A user may write into the
+    memory of his processes (ptrace(2), ``/proc/PID/mem``), also from outside of the
+    session, as by ssh. The kernel refuses it for a process that is not dumpable.
 
     In a dump, CRIU runs code of its own in each process and believes its answers, such
     as the number of a descriptor that it then opens for writing as root

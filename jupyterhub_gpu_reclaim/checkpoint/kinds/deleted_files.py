@@ -47,7 +47,7 @@ _MEMORY: Final = ("/memfd:", "/dev/zero", "/SYSV", "/secretmem", "/anon_")
 
 
 class DeletedFiles(Kind):
-    """Files without a name, of which CRIU saves the contents.
+    """Deleted files that are still open.
 
     **Refused** are those that a process holds without the right to read them. A deleted
     file has no place but in the image, so CRIU opens it again, as root, and copies its

@@ -28,7 +28,7 @@ _TUN: Final = 200
 
 
 class Devices(Kind):
-    """CRIU takes the memory devices like files, and rebuilds terminals.
+    """Devices: memory devices are taken like files, and terminals rebuilt.
 
     A handle on any other driver has state in the kernel that cannot be read out.
     """

@@ -22,13 +22,14 @@ _NO_ACTION: Final = (signal.SIGKILL, signal.SIGSTOP)
 
 
 class EndingSignals(Kind):
-    """Kept from CRIU and sent to the tree that came back, so that it is not ended.
+    """Signals that wait to end a stopped program.
 
-    A program that is stopped (Ctrl-Z) takes no signal: the SIGHUP of its terminal's end
-    or the SIGTERM of a ``kill`` waits until it goes on. CRIU (4.2) sends waiting
-    signals again before it stops the program, and the kernel takes them by number:
-    those below SIGSTOP first. Only those are kept that the kernel alone looks at: not
-    handled, not ignored, not blocked, their default an end.
+    They are kept from CRIU and sent to the tree that came back. A program that is
+    stopped (Ctrl-Z) takes no signal: the SIGHUP of its terminal's end or the SIGTERM of
+    a ``kill`` waits until it goes on. CRIU (4.2) sends waiting signals again before it
+    stops the program, and the kernel takes them by number: those below SIGSTOP first.
+    Only those are kept that the kernel alone looks at: not handled, not ignored, not
+    blocked, their default an end.
     """
 
     def __init__(self) -> None:

@@ -21,10 +21,11 @@ _MOST: Final = (1 << 64) - 2
 
 
 class Eventfds(Kind):
-    """Made here and handed over, since CRIU (4.2: ``eventfd.c``) loses part of them.
+    """Eventfds that are semaphores, or count to 2³² and further.
 
-    It does not save EFD_SEMAPHORE, which only a new eventfd can be given, and
-    eventfd(2) takes no more than the low 32 bits of a counter.
+    They are made here and handed over, since CRIU (4.2: ``eventfd.c``) loses part. It
+    does not save EFD_SEMAPHORE, which only a new eventfd can be given, and eventfd(2)
+    takes no more than the low 32 bits of a counter.
     """
 
     def save(self, dump: Dump) -> None:

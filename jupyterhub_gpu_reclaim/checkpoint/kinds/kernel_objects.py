@@ -65,7 +65,7 @@ class KernelObjects(Kind):
 
 
 class Memfds(Kind):
-    """Files in memory: programs that run from one, and seals."""
+    """Files in memory (memfd): programs that run from one, and seals."""
 
     def preflight(self, seen: Session) -> Iterator[Finding]:
         for one in seen.programs:
@@ -79,7 +79,7 @@ class Memfds(Kind):
 
 
 class Pidfds(Kind):
-    """Of a thread, or of a process that is not saved with it."""
+    """Pidfds of a thread, or of a process that is not saved with it."""
 
     def preflight(self, seen: Session) -> Iterator[Finding]:
         pids = {one.pid for one in seen.tree.processes}

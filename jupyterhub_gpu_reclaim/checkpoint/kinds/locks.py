@@ -41,7 +41,7 @@ _LOCK: Final = re.compile(
 
 
 class Locks(Kind):
-    """Locks as CRIU saves and sets them, and what it loses of them."""
+    """Locks on files (flock, fcntl), and leases."""
 
     def __init__(self) -> None:
         self._posix: dict[int, list[Any]] = {}  #: by pid in the session

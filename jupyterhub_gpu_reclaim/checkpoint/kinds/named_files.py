@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 
 class Fifos(Kind):
-    """Pipes and FIFOs: what was in a FIFO is put back once all its ends are open."""
+    """FIFOs, and what is in them.
+
+    It is put back once all ends are open.
+    """
 
     def preflight(self, seen: Session) -> Iterator[Finding]:
         for one in seen.programs:
@@ -47,9 +50,10 @@ class Fifos(Kind):
 
 
 class NamedFiles(Kind):
-    """Each is opened with the rights of its holder, and judged by its descriptor.
+    """Files and folders that are open, mapped or run.
 
-    Only what the kernel alone makes is left to CRIU by name: terminals, and files of
+    Each is opened with the rights of its holder, and judged by its descriptor. Only
+    what the kernel alone makes is left to CRIU by name: terminals, and files of
     ``/proc/PID`` (``process_files``).
     """
 

@@ -38,7 +38,7 @@ class Deleted(NamedTuple):
 
 
 class OtherNames(Kind):
-    """Files that are open by a name that they have lost, and have another one.
+    """Deleted files that have another name.
 
     CRIU (4.2: ``create_link_remap``) would give such a file a name of its own, as root,
     in the folder where the lost one was, found by its path: a link put in that folder's

@@ -70,11 +70,12 @@ class HeldFile(NamedTuple):
 
 
 class ProcessFiles(Kind):
-    """Judged twice: before a capture, while a program runs, and at a return.
+    """Open files of ``/proc/PID``.
 
-    CRIU opens these files by their names, as root, once the processes are there. The
-    path is the kernel's alone as long as ``/proc`` is. So a file comes back if root's
-    opening it gives its holder nothing that the holder did not have:
+    They are judged twice: before a capture, while a program runs, and at a return. CRIU
+    opens these files by their names, as root, once the processes are there. The path is
+    the kernel's alone as long as ``/proc`` is. So a file comes back if root's opening
+    it gives its holder nothing that the holder did not have:
 
     * what shows no more than everybody may know, to be read, also of the init;
     * what shows a process to those that have the same rights, to be read by them;

@@ -53,7 +53,7 @@ class Programs(Kind):
 
 
 class Namespaces(Kind):
-    """A session's programs live in those of its init."""
+    """Namespaces: a session's programs live in those of its init."""
 
     def preflight(self, seen: Session) -> Iterator[Finding]:
         init, root = seen.tree.init, seen.tree.root

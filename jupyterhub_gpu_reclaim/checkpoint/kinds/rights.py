@@ -50,12 +50,13 @@ _OF_THE_UNIT: Final = {
 
 
 class Rights(Kind):
-    """Neither more than a tree had, nor less than it relies on.
+    """Ids, capabilities and other rights of threads.
 
-    CRIU makes a thread as a child of the agent: it can take anything away, and give
-    nothing that the agent lacks. So the preflight asks what would be missing of each
-    process, and a rehearsal or a return what is missing (``attributes``). What its user
-    has lost meanwhile is taken out before (``tree.taken_away``).
+    A tree has neither more of them afterwards, nor less than it relies on. CRIU makes a
+    thread as a child of the agent: it can take anything away, and give nothing that the
+    agent lacks. So the preflight asks what would be missing of each process, and a
+    rehearsal or a return what is missing (``attributes``). What its user has lost
+    meanwhile is taken out before (``tree.taken_away``).
     """
 
     def preflight(self, seen: Session) -> Iterator[Finding]:

@@ -43,7 +43,10 @@ class SocketState(Value, frozen=True, kw_only=True):
 
 
 class SocketStates(Kind):
-    """In an image beside CRIU's, read and given back by copies of the descriptors."""
+    """Options of sockets, multicast groups, and messages that wait.
+
+    They are in an image beside CRIU's, read and given back by copies of descriptors.
+    """
 
     def __init__(self) -> None:
         self._read: dict[int, SocketState] = {}  #: by inode

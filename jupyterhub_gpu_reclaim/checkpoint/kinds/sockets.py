@@ -63,10 +63,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Sockets(Kind):
-    """CRIU fails on most of it, in words of its own and when the session is frozen.
+    """Sockets of unknown kinds, and what cannot be saved of the others.
 
-    What protects (keys, an eBPF program) would come back without. Each socket is looked
-    at through a copy of its descriptor; nothing is taken from it.
+    CRIU fails on most of it, in words of its own and when the session is frozen. What
+    protects (keys, an eBPF program) would come back without. Each socket is looked at
+    through a copy of its descriptor; nothing is taken from it.
     """
 
     def preflight(self, seen: Session) -> Iterator[Finding]:

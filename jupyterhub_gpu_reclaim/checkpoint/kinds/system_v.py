@@ -99,12 +99,13 @@ class Objects(NamedTuple):
 
 
 class SystemV(Kind):
-    """Semaphores, message queues and shared memory, which belong to an IPC namespace.
+    """System V semaphores, message queues and shared memory.
 
-    They outlive the process that made them. A session has such a namespace of its own
-    (a pod's belongs to its sandbox), so all that is in there is saved with it. Refused
-    are POSIX message queues, whose messages can only be read by taking them out, and
-    objects in the machine's own namespace, which holds others' objects, too.
+    They belong to an IPC namespace, not to a process. They outlive the process that
+    made them. A session has such a namespace of its own (a pod's belongs to its
+    sandbox), so all that is in there is saved with it. Refused are POSIX message
+    queues, whose messages can only be read by taking them out, and objects in the
+    machine's own namespace, which holds others' objects, too.
 
     **Out.** CRIU saves the objects of an IPC namespace only when that is not its own.
     So where a session has any, CRIU is started in an empty namespace beside it.

@@ -42,7 +42,7 @@ class _Watch(NamedTuple):
 
 
 class Terminals(Kind):
-    """Terminals in the ways that CRIU does not know."""
+    """Terminals held as ``/dev/tty``, and programs that one has stopped."""
 
     def before_dump(self, dump: Dump) -> None:
         for process in dump.tree.processes:

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 class Timers(Kind):
-    """Timers that have expired, which CRIU would set once more or not at all."""
+    """Timers (timerfd) that have expired.
+
+    CRIU would set them once more, or not at all.
+    """
 
     def rewrite(self, back: Return) -> None:
         for entry in back.saved.entries.values():

@@ -55,12 +55,13 @@ class AbstractNames(Kind):
 
 
 class NamedSockets(Kind):
-    """Handed over like files.
+    """UNIX sockets with a name in the file system.
 
-    CRIU would remove what has the name, bind there, change its owner and mode, and
-    connect to it, all by path and as root: a swapped folder turns each of these against
-    any file or server of the machine. So such a socket is made here with the rights of
-    its holder, and the images that CRIU gets name no such path any more.
+    They are handed over like files. CRIU would remove what has the name, bind there,
+    change its owner and mode, and connect to it, all by path and as root: a swapped
+    folder turns each of these against any file or server of the machine. So such a
+    socket is made here with the rights of its holder, and the images that CRIU gets
+    name no such path any more.
 
     A connection that its server has not accepted cannot be saved, as for TCP: its
     client finds it cut. Datagrams that wait in one are sent again (``socket_state``).

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnixPeers(Kind):
-    """The order in which CRIU must read them, and the owners of listeners."""
+    """UNIX sockets that lead to others, and the owners of listeners."""
 
     def rewrite(self, back: Return) -> None:
         # CRIU joins two ends that lead to each other as soon as it has both; one that

@@ -37,13 +37,14 @@ class Unsent(NamedTuple):
 
 
 class UnsentData(Kind):
-    """What does not fit into the receiver's window, and waits at the sender.
+    """Data that a TCP connection had not sent yet.
 
-    CRIU gives it back as soon as it has made the sender's end, and there is no other
-    end yet: the kernel answers with a reset, and the restore fails. A lock on the
-    network, as CRIU can have one, would be one for the whole machine where sessions
-    share its network. So that part is taken out of the images, and sent when both ends
-    are there, by the ordinary way: the tree is stopped, the kernel moves what fits.
+    It does not fit into the receiver's window, and waits at the sender. CRIU gives it
+    back as soon as it has made the sender's end, and there is no other end yet: the
+    kernel answers with a reset, and the restore fails. A lock on the network, as CRIU
+    can have one, would be one for the whole machine where sessions share its network.
+    So that part is taken out of the images, and sent when both ends are there, by the
+    ordinary way: the tree is stopped, the kernel moves what fits.
 
     An end of the connection (shutdown) stands behind that data, so it is taken out with
     it and sent again.

@@ -69,14 +69,15 @@ class Watch(NamedTuple):
 
 
 class Watches(Kind):
-    """Instances of inotify, made again with the rights of their holder.
+    """Watches on files and folders (inotify).
 
-    CRIU saves a watch by its path, and the kernel tells only a file handle. With
-    ``--force-irmap`` CRIU looks at every file below the folders that it is given until
-    one has that inode (criu/irmap.c): half a million files in ``/tmp`` kept a session
-    frozen for eight seconds, and on a busy machine for most of a minute. A folder that
-    is itself given is found at the first look, so here each watch's path is asked of
-    the kernel, by its handle (``open_by_handle_at``).
+    Their instances are made again with the rights of their holder. CRIU saves a watch
+    by its path, and the kernel tells only a file handle. With ``--force-irmap`` CRIU
+    looks at every file below the folders that it is given until one has that inode
+    (criu/irmap.c): half a million files in ``/tmp`` kept a session frozen for eight
+    seconds, and on a busy machine for most of a minute. A folder that is itself given
+    is found at the first look, so here each watch's path is asked of the kernel, by its
+    handle (``open_by_handle_at``).
 
     Container images are overlays, whose handles cannot be opened. There the folders
     that programs usually watch are compared, first of all ``/etc``, as c-ares does in
