@@ -153,9 +153,7 @@ def _suspended(
     row = SessionRow(
         key=key, phase=Phase.SUSPENDED, since=now, checkpoint=name, generation=1, gpus=1
     )
-    kept = CheckpointRow(
-        id=name, key=key, generation=1, keeping=Keeping.CURRENT, info=info
-    )
+    kept = CheckpointRow(info=info, keeping=Keeping.CURRENT)
     journal.save(row, None, [kept])
 
 

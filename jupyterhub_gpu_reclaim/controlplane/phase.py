@@ -231,7 +231,7 @@ def goes_back_to(row: SessionRow, seen: Observed, tree: Tree) -> CheckpointInfo 
     names = {tree.origin or ("" if tree.frozen else tree.checkpoint)}
     if tree.incarnation == row.incarnation and not row.phase.rests:
         names.add(row.checkpoint)
-    point = _save_point(tree.incarnation, seen)
+    point = _save_point(tree.incarnation, seen, goes_on=True)
     return lineage.newest(
         info
         for info in seen.saved or ()
@@ -239,12 +239,19 @@ def goes_back_to(row: SessionRow, seen: Observed, tree: Tree) -> CheckpointInfo 
     )
 
 
-def _save_point(incarnation: str, seen: Observed) -> CheckpointInfo | None:
+def _save_point(
+    incarnation: str, seen: Observed, *, goes_on: bool = False
+) -> CheckpointInfo | None:
     """What an incarnation was last saved as, unless somebody has set that aside.
 
-    It is a save point, or left of a suspend that was taken back.
+    It is a save point, or left of a suspend that was taken back (not of one that goes
+    on).
     """
-    own = (i for i in seen.saved or () if i.incarnation == incarnation != "")
+    own = (
+        info
+        for info in seen.saved or ()
+        if info.incarnation == incarnation != "" and info.goes_on >= goes_on
+    )
     newest = lineage.newest(own)
     return None if newest is None or is_aside(newest, seen.said) else newest
 

@@ -83,22 +83,28 @@ class Desk:
         return next((row for row in rows if row.id == checkpoint), None)
 
     def update(
-        self, key: SessionKey, line: AuditRow | None = None, **changes: Any
+        self,
+        key: SessionKey,
+        line: AuditRow | None = None,
+        checkpoints: Iterable[CheckpointRow] = (),
+        **changes: Any,
     ) -> None:
         del line
         if key != model.KEY:
             return
+        self.keep(key, checkpoints)
         row = self.state.row
         account = changes.get("account", model._account(row.account))
         claimed = changes.get("claimed", row.claimed)
         row = row._replace(account=int(account or 0), claimed=claimed)
         self.state = self.state._replace(row=row)
 
-    def keep(self, rows: Iterable[CheckpointRow]) -> None:
+    def keep(self, key: SessionKey, rows: Iterable[CheckpointRow]) -> None:
+        del key
         for each in rows:
             row, number = self.state.row, int(each.id)
             hidden, doomed = row.hidden - {number}, row.doomed - {number}
-            if each.keeping is Keeping.ASIDE and each.info and each.info.aside:
+            if each.keeping is not Keeping.TO_DELETE and each.info.aside:
                 hidden |= {number}
             if each.keeping is Keeping.TO_DELETE:
                 doomed |= {number}
@@ -124,7 +130,7 @@ class Desk:
             Phase.STOPPED, known=row.known, hidden=row.hidden, doomed=row.doomed
         )
         self.state = self.state._replace(row=bare)
-        self.keep(checkpoints)
+        self.keep(key, checkpoints)
 
     def write(self, *statements: Any) -> None:
         """Orders stand in ``settled``; the rest is about nothing of the model."""
@@ -133,7 +139,7 @@ class Desk:
         return AuditRow(at=0.0, key=key, who=who, what=what)
 
     def highest_generation(self, key: SessionKey) -> int:
-        known = [row.generation for row in self.checkpoints(key)]
+        known = [row.info.generation for row in self.checkpoints(key)]
         given = model._generation(self.state.term, self.state.next - 1)
         return max([self.row(key).generation, given, *known])
 

@@ -31,7 +31,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.models import Tree as AgentTree
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import Term
-from jupyterhub_gpu_reclaim.controlplane import phase
+from jupyterhub_gpu_reclaim.controlplane import retention
 from jupyterhub_gpu_reclaim.controlplane.api.questions import Answer, Questions
 from jupyterhub_gpu_reclaim.controlplane.flows import taking
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
@@ -514,10 +514,9 @@ def _thaw(state: State, inc: int) -> State:
 
 
 def _thawed(state: State) -> State:
-    kept = _kept(state.row)
-    former = [int(one.id) for one in kept if one.keeping is Keeping.SUPERSEDED]
+    back = retention.back_again(_row(state.row), _kept(state.row))
     return state.deleted(state.row.checkpoint).to(
-        SessionEvent.THAWED, checkpoint=former[-1] if former else 0, stop_asked=True
+        SessionEvent.THAWED, checkpoint=int(back or 0), stop_asked=True
     )
 
 
@@ -557,14 +556,10 @@ def _noted_beside(state: State) -> State:
     noted = _noted(state.row, *_living(state))
     observed, row = _observed(state), _row(state.row)
     mine = (one for one in _kept(state.row) if one.id == row.checkpoint)
-    point = taking.save_point_of(row, observed, next(mine, None))
-    tree = observed.tree(row.incarnation)
-    back = phase.goes_back_to(row, observed, tree) if tree is not None else None
-    if point is not None:
+    back = taking.new_way_back(row, observed, next(mine, None))
+    if back is not None:
         order = "" if state.row.order == "save" else state.row.order
-        noted |= {"checkpoint": int(point.id), "order": order}
-    elif back is not None and not row.checkpoint:
-        noted["checkpoint"] = int(back.id)
+        noted |= {"checkpoint": int(back.id), "order": order}
     return state._replace(row=state.row._replace(**noted))
 
 
@@ -1298,28 +1293,15 @@ def _info(one: Saved) -> CheckpointInfo:
 @cache
 def _kept(row: Row) -> tuple[CheckpointRow, ...]:
     """What the journal has of its checkpoints; that of its session, and others."""
-    before = {one.parent for one in row.known}
-    rows = []
+    kept = []
     for one in sorted(row.known):
         info = _info(one)
-        keeping = Keeping.SUPERSEDED if one.id in before else Keeping.ASIDE
-        if one.id == row.checkpoint:
-            keeping = Keeping.CURRENT if row.phase in SAVED else Keeping.SUPERSEDED
         if one.id in row.hidden:
-            keeping = Keeping.ASIDE
             info = msgspec.structs.replace(info, aside=Aside(until=None))
-        if one.id in row.doomed:
-            keeping = Keeping.TO_DELETE
-        rows.append(
-            CheckpointRow(
-                id=info.id,
-                key=KEY,
-                generation=info.generation,
-                keeping=keeping,
-                info=info,
-            )
-        )
-    return tuple(rows)
+        keeping = Keeping.TO_DELETE if one.id in row.doomed else Keeping.ASIDE
+        kept.append(CheckpointRow(info=info, keeping=keeping))
+    terms = retention.Terms(now=0.0, grace=1.0, set_aside=1.0)
+    return tuple(retention.kept(_row(row), kept, terms))
 
 
 def _saved_of(state: State) -> tuple[Saved, ...] | None:

@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     Intent,
     Keeping,
 )
-from tests.controlplane.test_reconciler import KEY, LIMITS, NOW, found, info, row, tree
+from tests.controlplane.test_reconciler import LIMITS, NOW, found, info, row, tree
 
 A = ActionKind
 FOUND = codec.failure_of(Refused(Reason.SAVED_FOUND, when=""))
@@ -33,10 +33,7 @@ OLDER = codec.failure_of(Refused(Reason.SAVED_OLDER, when=""))
 
 
 def kept(name: str, keeping: Keeping = Keeping.CURRENT) -> CheckpointRow:
-    one = info(name)
-    return CheckpointRow(
-        id=name, key=KEY, generation=one.generation, keeping=keeping, info=one
-    )
+    return CheckpointRow(info=info(name), keeping=keeping)
 
 
 def answer(asked: Asked, row, trees=(), saved=("c1",), known=("c1",), **more):

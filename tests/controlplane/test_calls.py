@@ -22,7 +22,6 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api import audit_text
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 from tests.support.simulated import KEY
@@ -115,8 +114,8 @@ async def test_set_aside_stays_while_the_sessions_own_state_cannot_be_read(world
     await world.until(lambda: controller.users.session(KEY).failure is not None)
     await world.reaches(controller, "suspended")
     sessions = controller._sessions
-    over = expiry.kept(sessions, older, Keeping.ASIDE, seconds=0)
-    sessions.journal.keep(over)
+    over = sessions.journal.checkpoint(older).set_aside(0.0)
+    sessions.keep(KEY, [over])
     await asyncio.sleep(5)  # many ticks
     assert older in world.node.saved
 
@@ -140,7 +139,8 @@ async def test_superseded_that_a_session_has_just_come_back_from_keeps_its_own_t
     sessions = controller._sessions
     await world.until(lambda: sessions.runtime(KEY).compared)
     assert sessions.row(KEY).checkpoint == older
-    sessions.journal.keep(expiry.kept(sessions, newer, Keeping.SUPERSEDED, 0))
+    over = sessions.journal.checkpoint(newer).kept(Keeping.SUPERSEDED, 0.0)
+    sessions.journal.keep([over])
     await world.until(lambda: newer not in world.node.saved)
     assert older in world.node.saved
 

@@ -62,15 +62,7 @@ ROW = SessionRow(
     resumed_at=2.0,
     stop_asked=3.0,
 )
-CHECKPOINT = CheckpointRow(
-    id="ckpt-1",
-    key=KEY,
-    generation=3,
-    keeping=Keeping.CURRENT,
-    info=INFO,
-    changed=4.0,
-    expires=50.0,
-)
+CHECKPOINT = CheckpointRow(info=INFO, keeping=Keeping.CURRENT, expires=50.0)
 AUDIT = AuditRow(at=6.0, key=KEY, who="ada", what="suspend", code="c", message="m")
 
 
@@ -130,9 +122,7 @@ def test_journal_same_key_is_replaced_and_due_ones_are_found(journal):
 
 def test_journal_forget_keeps_checkpoints_until_they_are_deleted(journal):
     journal.save(ROW, None, [CHECKPOINT])
-    to_delete = CheckpointRow(
-        id="ckpt-1", key=KEY, generation=3, keeping=Keeping.TO_DELETE, expires=0.0
-    )
+    to_delete = CHECKPOINT.kept(Keeping.TO_DELETE, 0.0)
     journal.forget(KEY, AUDIT, [to_delete])
     assert journal.session(KEY) is None
     assert journal.due(1.0) == [to_delete]
@@ -149,7 +139,7 @@ def test_journal_is_durable_by_its_settings(journal, tmp_path):
 
 def test_journal_failed_write_changes_nothing(journal):
     journal.save(ROW, AUDIT, [CHECKPOINT])
-    bad = CheckpointRow(id=None, key=KEY, generation=1, keeping=Keeping.ASIDE)
+    bad = CheckpointRow(info=msgspec.structs.replace(INFO, id=None))
     with pytest.raises(StoreError):
         journal.save(SessionRow(key=KEY, since=1.0), AUDIT, [bad])
     assert journal.session(KEY) == ROW
@@ -207,7 +197,9 @@ def test_journal_sessions_and_checkpoints_are_in_order_after_any_change(journal)
         key = SessionKey(user)
         rows = [
             CheckpointRow(
-                id=f"{user}-{n}", key=key, generation=n, keeping=Keeping.ASIDE
+                info=msgspec.structs.replace(
+                    INFO, id=f"{user}-{n}", key=key, generation=n
+                )
             )
             for n in (2, 1)
         ]

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
-from jupyterhub_gpu_reclaim.common.models import Aside, GoneOn, Mark
+from jupyterhub_gpu_reclaim.common.models import Aside, GoneOn, Mark, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, marks
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import marks
+from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, Keeping
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
 from simulation.doubles.store import Saved
 from tests.support.simulated import KEY
@@ -268,10 +268,16 @@ async def quiet(world):
     sessions.journal.drop(saved)
     for info in infos(world):
         world.node.saved[info.id] = world.node.saved[info.id]._replace(mark=UNSAID)
-        sessions.journal.keep([expiry.aside(info, world.now(), 3600.0)])
-        said = expiry.kept(sessions, info.id, Keeping.ASIDE, 3600.0, by_word=True)
-        sessions.journal.keep(said)
+        sessions.keep(KEY, [CheckpointRow(info=info).set_aside(world.now() + 3600.0)])
     return controller
+
+
+def suspended_in(sessions, info, **words):
+    now = msgspec.structs.replace(
+        sessions.row(KEY), phase=Phase.SUSPENDED, checkpoint=info.id
+    )
+    current = CheckpointRow(info=info, keeping=Keeping.CURRENT).said(**words)
+    sessions.journal.save(now, None, [current])
 
 
 def infos(world):
@@ -319,8 +325,8 @@ async def test_word_that_was_taken_is_not_said_again_before_the_next_list(world,
 @pytest.mark.parametrize("seconds", [None, 3600.0])
 async def test_nothing_is_said_of_what_no_person_has_set_aside(world, quiet, seconds):
     """Else a lost journal would forget the question, and begin cold beside it."""
-    aside = expiry.kept(quiet._sessions, "c2", Keeping.ASIDE, seconds)
-    quiet._sessions.journal.keep(aside)
+    aside = row(quiet, "c2").said(aside=None).kept(Keeping.ASIDE, seconds)
+    quiet._sessions.journal.keep([aside])
     agent = Recorded()
     await marks.Marks(quiet._sessions, agent).settle(infos(world))
     assert [each[0] for each in agent.words] == ["c1", "c3"]
@@ -331,14 +337,12 @@ async def test_return_that_only_the_store_knows_of_stays_and_another_is_told(
 ):
     sessions, agent = quiet._sessions, Recorded()
     listed, _, _ = infos(world)
-    known = expiry.current(listed, world.now())
-    sessions.journal.keep([known])
-    sessions.update(KEY, checkpoint=listed.id)
+    suspended_in(sessions, listed)
     shown = GoneOn(incarnation="i2", since=5.0)
     keeper = marks.Marks(sessions, agent)
     await keeper.settle([msgspec.structs.replace(listed, gone_on=shown)])
     assert agent.words == []
-    sessions.journal.keep([known.went_on("i3", 6.0)])
+    suspended_in(sessions, listed, gone_on=GoneOn(incarnation="i3", since=6.0))
     await keeper.settle([msgspec.structs.replace(listed, gone_on=shown)])
     assert agent.said == [Mark(gone_on=GoneOn(incarnation="i3", since=6.0))]
 
@@ -349,7 +353,7 @@ async def test_return_is_told_late_only_where_the_session_still_goes_back_to_tha
     """Else it would count as chosen after what was set aside since."""
     sessions, agent = quiet._sessions, Recorded()
     first, *_ = infos(world)
-    sessions.journal.keep([expiry.current(first, world.now()).went_on("i3", 6.0)])
+    suspended_in(sessions, first, gone_on=GoneOn(incarnation="i3", since=6.0))
     sessions.update(KEY, checkpoint="")
     await marks.Marks(sessions, agent).settle(infos(world))
     assert [each[0] for each in agent.words] == ["c2", "c3"]
@@ -361,8 +365,7 @@ async def test_what_people_say_is_told_before_what_has_come_back(
     monkeypatch.setattr(marks, "PER_TICK", 1)
     sessions, agent = quiet._sessions, Recorded()
     first, *_ = infos(world)
-    sessions.journal.keep([expiry.current(first, world.now()).went_on("i3", 6.0)])
-    sessions.update(KEY, checkpoint=first.id)
+    suspended_in(sessions, first, gone_on=GoneOn(incarnation="i3", since=6.0))
     keeper = marks.Marks(sessions, agent)
     for _ in range(4):
         await keeper.settle(infos(world))
@@ -389,10 +392,8 @@ async def test_older_one_that_is_chosen_is_said_to_be_after_what_was_left(world,
         for number, info in enumerate((older, newer), 1)
     )
     # It was gone on from once, and then it was chosen.
-    sessions.journal.keep([expiry.current(older, world.now()).went_on("i2", 5.0)])
-    older = row(quiet, older.id).info
-    sessions.journal.keep(expiry.kept(sessions, older.id, Keeping.CURRENT))
-    sessions.update(KEY, checkpoint=older.id)
+    older = msgspec.structs.replace(older, gone_on=GoneOn(incarnation="i2", since=5.0))
+    suspended_in(sessions, older, gone_on=None)
     agent = Recorded()
     keeper = marks.Marks(sessions, agent)
     await keeper.settle([older, newer])
@@ -417,8 +418,7 @@ async def test_older_one_is_not_said_to_be_chosen_before_what_was_left(world, qu
         msgspec.structs.replace(info, session="s", generation=number)
         for number, info in enumerate((older, newer), 1)
     )
-    sessions.journal.keep([expiry.current(older, world.now())])
-    sessions.update(KEY, checkpoint=older.id)
+    suspended_in(sessions, older)
     agent = Recorded(c3=Refused(Reason.FORMER_SERVICE, term=1, obeyed=1))
     await marks.Marks(sessions, agent).settle([older, newer])
     assert agent.words == [("c3", True, 1)]

@@ -113,7 +113,7 @@ async def test_new_account_of_that_name_inherits_nothing(world):
         await controller.users.delete(KEY, "ada", everything=True)
     (former,) = controller._sessions.journal.checkpoints(KEY)
     assert former.keeping is Keeping.ASIDE
-    assert former.expires > former.changed
+    assert former.expires > world.now()
     await controller.users.keep(KEY, 3600, "ada")
     await controller.users.keep(KEY, 0, "ada")
     await world.suspend(controller)

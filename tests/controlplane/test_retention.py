@@ -103,8 +103,8 @@ async def test_deletion_of_a_suspended_session_for_its_age_is_told(world):
     await suspended(world, controller, KEY)
     sessions = controller._sessions
     (row,) = sessions.journal.checkpoints(KEY)
-    sessions.clock = ManualClock(row.changed + 100.0)
-    spared = Retention(seconds=row.changed - row.info.created + 200.0)
+    sessions.clock = ManualClock(row.info.created + 100.0)
+    spared = Retention(seconds=200.0)
     give_notice(sessions, spared, 150.0)
     assert controller.users.audit(KEY)[0].what != "deletion ahead"
     give_notice(sessions, dataclasses.replace(spared, takes_current=True), 150.0)

@@ -160,7 +160,6 @@ async def test_named_one_is_kept_beside_later_ones_and_can_come_back(world):
     assert (named_row.keeping, named_row.name) == (Keeping.ASIDE, "before the upgrade")
     (state,) = [s for s in controller.users.session(KEY).kept if s.id == named]
     assert (state.name, state.save_point) == ("before the upgrade", True)
-    await world.until(lambda: world.node.said(named).aside is not None)
     world.node.places[incarnation].tree.contents = "later"
     await controller.users.bring_back(KEY, named, "ada", save_running=True)
     await world.until(lambda: row(controller).checkpoint == named)

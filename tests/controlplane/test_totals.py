@@ -18,7 +18,6 @@ from jupyterhub_gpu_reclaim.controlplane.model.accounting import GpuCount
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     CheckpointRow,
-    Keeping,
     SessionRow,
 )
 from jupyterhub_gpu_reclaim.controlplane.sessions import totals
@@ -109,10 +108,7 @@ def test_store_use_is_summed_up_by_user_with_the_largest_first(sessions):
             logical_bytes=100,
             stored_bytes=stored,
         )
-        row = CheckpointRow(
-            id=name, key=key, generation=1, keeping=Keeping.CURRENT, info=info
-        )
-        sessions.journal.keep([row])
+        sessions.journal.keep([CheckpointRow(info=info)])
     found = totals.store_use(sessions)
     assert [(use.user, use.checkpoints, use.stored_bytes) for use in found] == [
         ("bob", 1, 9),

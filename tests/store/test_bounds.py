@@ -22,8 +22,8 @@ from jupyterhub_gpu_reclaim.common.models import (
     Step,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
 from jupyterhub_gpu_reclaim.session_init import command_line
 from jupyterhub_gpu_reclaim.store.format import manifest
@@ -200,7 +200,7 @@ def test_whatever_is_taken_can_be_shown_and_written_down(journal, data):
     text.duration(info.frozen_seconds)
     text.moment(info.created)
     assert str(info.key).splitlines() == [str(info.key)]
-    journal.keep([expiry.current(info, 1.0)])
+    journal.keep([CheckpointRow(info=info)])
     row = journal.checkpoint(info.id)
     assert row is not None
     assert row.info == info

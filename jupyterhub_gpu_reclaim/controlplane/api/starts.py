@@ -28,14 +28,14 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
+from jupyterhub_gpu_reclaim.controlplane import retention
 from jupyterhub_gpu_reclaim.controlplane.flows import ending, taking
 from jupyterhub_gpu_reclaim.controlplane.journal import notes
 from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.model.actions import ActionKind, failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.asked import Want
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 
 if TYPE_CHECKING:
@@ -243,8 +243,7 @@ class StartPlanner:
             owners.refuse_anothers(self._sessions, tree, placement)
         known = row.phase in {*LIVE, Phase.RESUMING}
         if not known or tree.incarnation != row.incarnation:
-            seen = answer.observed
-            taking.running(self._sessions, row, tree, seen, self._settings)
+            taking.running(self._sessions, row, tree, answer.observed)
         else:
             self._note_answered(row)
         return StartPlan(
@@ -254,9 +253,9 @@ class StartPlanner:
     def _note_answered(self, row: SessionRow) -> None:
         """Note that the Hub has it: its parent has its time, a refusal is over."""
         changes: dict[str, Any] = {}
-        if expiry.is_unanswered(self._sessions, row):
-            grace = self._settings.grace
-            changes["checkpoints"] = expiry.came_from(self._sessions, row, grace)
+        current = self._sessions.journal.checkpoint(row.checkpoint)
+        if retention.is_unanswered(row, current):
+            changes["resumed_at"] = self._sessions.clock.now()
         if row.failure is not None and row.failure.code == Reason.NOT_ADOPTED.value:
             changes["failure"] = None
         if changes:
@@ -283,14 +282,10 @@ class StartPlanner:
         """Note a cold start; a checkpoint, if there is one, is set aside."""
         if row.incarnation == placement.incarnation:
             return  # it was found before; whatever has become of it since is newer
-        kept = expiry.kept(
-            self._sessions, row.checkpoint, Keeping.ASIDE, self._settings.set_aside
-        )
         stopped = row.phase in {*LIVE, Phase.STOPPED}
         self._sessions.apply(
             row.key,
             SessionEvent.STARTED if stopped else SessionEvent.FOUND_RUNNING,
-            checkpoints=kept,
             session=placement.session,
             incarnation=placement.incarnation,
             checkpoint="",
@@ -356,11 +351,7 @@ class StartPlanner:
             self._resumer.failed(row, row.failure if failed else placement.failure)
         elif row.phase in LIVE and row.checkpoint == placement.checkpoint != "":
             # It ran for a moment and never answered the Hub.
-            sessions.apply(
-                row.key,
-                SessionEvent.LOST,
-                checkpoints=expiry.kept(sessions, row.checkpoint, Keeping.CURRENT),
-            )
+            sessions.apply(row.key, SessionEvent.LOST)
         elif row.phase in LIVE:
             sessions.apply(row.key, SessionEvent.STOPPED, checkpoint="")
 

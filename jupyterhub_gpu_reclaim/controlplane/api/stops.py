@@ -27,7 +27,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.flows import vanished
 from jupyterhub_gpu_reclaim.controlplane.journal import notes
 from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
@@ -175,15 +176,10 @@ class StopPlanner:
             row: the session.
             placement: how the session ended, or who had the Hub stop it.
         """
-        aside = expiry.kept(
-            self._sessions,
-            row.checkpoint,
-            Keeping.ASIDE,
-            self._settings.set_aside,
-            by_word=placement.failure is None and not placement.culled,
-        )
-        if row.bring_back != row.checkpoint:
-            aside += bring_back.rows_to_call_off(self._sessions, row, self._settings)
+        aside: list[CheckpointRow] = []
+        if placement.failure is None and not placement.culled:  # a person's word
+            seconds = self._settings.set_aside
+            aside = expiry.aside(self._sessions, row.checkpoint, seconds)
         changes: dict[str, Any] = {
             "checkpoints": aside,
             "bring_back": "",
@@ -233,7 +229,9 @@ class StopPlanner:
             return
         kept, claimed = [], row.claimed
         if row.phase is Phase.SUSPENDED:  # whoever has the name next wants it
-            kept = expiry.kept(self._sessions, row.checkpoint, Keeping.CURRENT, seconds)
+            until = self._sessions.clock.now() + seconds
+            current = self._sessions.journal.checkpoint(row.checkpoint)
+            kept = [current.kept(Keeping.CURRENT, until)] if current else []
             claimed = True
         line = self._sessions.audit_line(key, program, "user deleted")
         self._sessions.update(key, line, checkpoints=kept, claimed=claimed)

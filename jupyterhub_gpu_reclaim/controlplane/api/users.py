@@ -411,19 +411,16 @@ class UserApi:
             line = self._sessions.audit_line(key, by, "start fresh")
             self._sessions.update(key, line, failure=None)
             return self._sessions.view(key)
+        now, rows = self._sessions.clock.now(), self._sessions.journal.checkpoints(key)
         self._sessions.apply(
             key,
             SessionEvent.PUT_ASIDE,
             by=by,
             checkpoints=[
-                *expiry.settled(self._sessions, key, seconds, by_word=True),
-                *expiry.kept(
-                    self._sessions,
-                    row.checkpoint,
-                    Keeping.ASIDE,
-                    seconds,
-                    by_word=True,
-                ),
+                each.set_aside(now + seconds)
+                for each in rows
+                if each.id == row.checkpoint
+                or (each.keeping is Keeping.ASIDE and each.expires is None)
             ],
             checkpoint="",
         )
@@ -470,7 +467,10 @@ class UserApi:
                 self._sessions, row, self._settings, checkpoint=checkpoint, by=by
             )
         elif row.phase in LIVE and save_running:
-            bringing.wish(self._sessions, row, wanted, by)
+            line = self._sessions.audit_line(key, by, "ask to bring back", wanted.id)
+            self._sessions.update(
+                key, line, bring_back=wanted.id, intent=Intent.SUSPEND, intent_by=by
+            )
         elif row.phase in LIVE:
             raise Refused(Reason.SESSION_RUNS)
         else:
@@ -496,9 +496,7 @@ class UserApi:
             if not mine:
                 raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
             if journal.checkpoint(checkpoint) is None:
-                now, seconds = self._sessions.clock.now(), self._settings.set_aside
-                session = self._sessions.row(key)
-                journal.keep(expiry.aside(info, now, seconds, session) for info in mine)
+                self._sessions.keep(key, self._sessions.found(mine))
         row = journal.checkpoint(checkpoint)
         if row is None or row.key != key or row.keeping is Keeping.TO_DELETE:
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
@@ -545,24 +543,16 @@ class UserApi:
         return self._sessions.view(key)
 
     def _discard_other(self, row: SessionRow, checkpoint: str, by: str) -> None:
-        """Mark a checkpoint that the session can do without for deletion.
-
-        With what it came back from goes what that had superseded: none of them may
-        outlive a newer one.
-        """
-        journal = self._sessions.journal
-        found = journal.checkpoint(checkpoint)
+        """Mark a checkpoint that the session can do without for deletion."""
+        found = self._sessions.journal.checkpoint(checkpoint)
         theirs = found is not None and found.key == row.key
         if found is None or not theirs or lineage.is_hidden(row, found):
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
         if not is_needless(found, row):
             raise _wrong_phase(row, SessionEvent.DISCARDED)
-        for each in journal.checkpoints(row.key):
-            older = each.stamp < found.stamp and each.keeping is Keeping.SUPERSEDED
-            if each == found or (older and found.keeping is Keeping.SUPERSEDED):
-                journal.keep(self._to_delete(each.id))
         line = self._sessions.audit_line(row.key, by, "discard", checkpoint)
-        self._sessions.update(row.key, line)
+        gone = expiry.to_delete(self._sessions, checkpoint)
+        self._sessions.update(row.key, line, gone)
 
     async def end_tree(self, key: SessionKey, incarnation: str, by: str) -> SessionView:
         """End a session's second tree: one beside it, or one that the Hub has stopped.
@@ -630,12 +620,8 @@ class UserApi:
     def _mark_all_unneeded(self, row: SessionRow, by: str) -> None:
         """Mark everything that a session can do without for deletion."""
         kept = self._visible(row.key)
-        to_delete = [
-            each
-            for one in kept
-            if is_needless(one, row)
-            for each in self._to_delete(one.id)
-        ]
+        needless = (each for each in kept if is_needless(each, row))
+        to_delete = [each.kept(Keeping.TO_DELETE) for each in needless]
         if row.phase is Phase.SUSPENDED:
             self._sessions.apply(
                 row.key,
@@ -646,8 +632,7 @@ class UserApi:
             )
         elif to_delete:
             line = self._sessions.audit_line(row.key, by, "discard")
-            self._sessions.journal.save(row, line, to_delete)
-            self._sessions.touch(row.key)
+            self._sessions.update(row.key, line, to_delete)
         elif not kept:
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint="")
 
@@ -728,9 +713,6 @@ class UserApi:
             row.key, line, intent=intent, intent_by=by, save_name=name
         )
         self._queue.add(row.key)
-
-    def _to_delete(self, checkpoint: str) -> list[CheckpointRow]:
-        return expiry.kept(self._sessions, checkpoint, Keeping.TO_DELETE, seconds=0)
 
 
 def _checked_name(text: str) -> str:

@@ -29,7 +29,6 @@ from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec, deletion_orders
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.journal import notes, schema
 from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
@@ -140,15 +139,11 @@ class Deletions:
         row = sessions.row(key)
         order = self._new_order(deletion, row)
         line = self._line(order, "forget", _DELETED)
-        to_delete = [
-            each
-            for r in self._rows_meant(order)
-            for each in expiry.kept(sessions, r.id, Keeping.TO_DELETE, seconds=0)
-        ]
+        to_delete = [each.kept(Keeping.TO_DELETE) for each in self._rows_meant(order)]
         if order.concerns(row.account):
             sessions.remove(key, line, to_delete, [*_written(order), *also])
         else:  # the session of somebody who has had the name before
-            sessions.journal.keep(to_delete)
+            sessions.keep(key, to_delete)
             sessions.journal.write(*_told(line), *_written(order), *also)
         self._orders_by_key()[key] = order
 
@@ -168,7 +163,7 @@ class Deletions:
             names=frozenset(deletion.sessions),
             accounts=frozenset({deletion.account} - {""}),
         )
-        names = {each.info.incarnation for each in self._rows_meant(order) if each.info}
+        names = {each.info.incarnation for each in self._rows_meant(order)}
         if order.concerns(row.account):
             names.add(row.incarnation)
         names |= order.names
@@ -183,7 +178,7 @@ class Deletions:
     def _rows_meant(self, order: DeletionOrder) -> list[CheckpointRow]:
         """Return the checkpoints of that name that the order can mean."""
         rows = self._sessions.journal.checkpoints(order.key)
-        return [r for r in rows if not r.info or order.concerns(r.info.account)]
+        return [row for row in rows if order.concerns(row.info.account)]
 
     def pending(self, key: SessionKey) -> DeletionOrder | None:
         """The pending order for a session."""

@@ -1,15 +1,13 @@
-"""Says how long each checkpoint is kept, and deletes expired ones.
+"""Deletes expired checkpoints, and those beyond the administrator's limits.
 
-The functions above :func:`collect` make checkpoint rows, to be written in the same
-transaction as the session's. A checkpoint that a session still needs is not deleted.
+Until when each is kept is computed (``retention.py``). A checkpoint that a session
+still needs is not deleted.
 """
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
@@ -22,25 +20,19 @@ from jupyterhub_gpu_reclaim.controlplane.journal import notes, schema
 from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
-from jupyterhub_gpu_reclaim.controlplane.model.rows import (
-    CheckpointRow,
-    Intent,
-    Keeping,
-)
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 from jupyterhub_gpu_reclaim.policy.retention import Dropped, Kept, Use, drop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from jupyterhub_gpu_reclaim.common.models import (
-        CheckpointInfo,
-        Failure,
-        SessionKey,
-    )
+    from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+        CheckpointRow,
+        SessionRow,
+    )
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
     from jupyterhub_gpu_reclaim.policy.retention import Retention
 
@@ -49,205 +41,28 @@ _log = logging.getLogger(__name__)
 _LIVE = {*LIVE, Phase.SUSPENDING}
 
 
-def current(info: CheckpointInfo, now: float) -> CheckpointRow:
-    """The checkpoint's row while its session is suspended in it; kept without limit."""
-    return CheckpointRow(
-        id=info.id,
-        key=info.key,
-        generation=info.generation,
-        keeping=Keeping.CURRENT,
-        info=msgspec.structs.replace(info, aside=None),  # it is not, now
-        changed=now,
-    )
+def aside(sessions: Sessions, checkpoint: str, seconds: float) -> list[CheckpointRow]:
+    """Return a known checkpoint's row, set aside by a person for so many seconds."""
+    row = sessions.journal.checkpoint(checkpoint)
+    return [] if row is None else [row.set_aside(sessions.clock.now() + seconds)]
 
 
-def save_point(info: CheckpointInfo, now: float) -> CheckpointRow:
-    """The row of a save point of a session that goes on; kept as long as that runs."""
-    return msgspec.structs.replace(current(info, now), keeping=Keeping.SUPERSEDED)
+def to_delete(sessions: Sessions, checkpoint: str) -> list[CheckpointRow]:
+    """Return a known checkpoint's row, to be deleted as soon as its agent answers.
 
-
-def is_fallback(row: CheckpointRow) -> bool:
-    """Whether it is kept as long as its session runs, or until there is a newer one."""
-    return row.keeping is Keeping.SUPERSEDED and row.expires is None
-
-
-def until_newer(
-    sessions: Sessions, session: SessionRow, row: CheckpointRow | None
-) -> bool:
-    """Whether a session that goes on keeps it until there is a newer one.
-
-    It is a save point of it, or a rule saves the session.
+    With what a session is in, or came back from, goes what that had superseded: none of
+    them may outlive a newer one.
     """
-    own = row is not None and row.is_of(session.incarnation)
-    return own or bool(sessions.saved_every(session.key))
-
-
-def is_unanswered(sessions: Sessions, session: SessionRow) -> bool:
-    """Whether what a session came from is kept until it is known to have answered."""
-    row = sessions.journal.checkpoint(session.checkpoint)
-    fallback = row is not None and is_fallback(row)
-    return fallback and not until_newer(sessions, session, row)
-
-
-def outdated(
-    sessions: Sessions,
-    key: SessionKey,
-    settings: Settings,
-    *,
-    found: Iterable[CheckpointRow] = (),
-    newer: str = "",
-) -> list[CheckpointRow]:
-    """Return the changed rows of save points, now that there is a newer one.
-
-    The named ones, and the last few of the others, are set aside, where their user
-    finds them; the rest is kept for the time of grace.
-
-    Args:
-        sessions: where the journal and the clock are.
-        key: the session.
-        settings: how many are kept, and for how long.
-        found: rows of those that the journal does not know yet.
-        newer: the newer one, if the journal knows it.
-    """
-    now, incarnation = sessions.clock.now(), sessions.row(key).incarnation
-    known = [row for row in sessions.journal.checkpoints(key) if row.id != newer]
-    rows = [*filter(is_fallback, known), *found]
-    spare = [
-        row for row in known if row.keeping is Keeping.ASIDE and row.is_of(incarnation)
-    ]
-    by_age = sorted([*spare, *rows], key=lambda row: (row.stamp, row.id))
-    plain = [row.id for row in by_age if not row.name]
-    # The newer one is kept as well, and counts.
-    over = plain[: max(0, len(plain) + 1 - settings.save_points)]
-    changed = []
-    for row in rows:
-        aside = row.is_of(incarnation) and row.id not in over
-        keeping = Keeping.ASIDE if aside else Keeping.SUPERSEDED
-        seconds = settings.set_aside if aside else settings.grace
-        changed.append(row.kept(keeping, now, now + seconds, by_word=aside))
-    soon = now + settings.grace
-    changed += [
-        row.kept(Keeping.ASIDE, row.changed, soon, by_word=True)
-        for row in spare
-        if row.id in over and (row.expires is None or row.expires > soon)
-    ]
-    return changed
-
-
-def aside(
-    info: CheckpointInfo,
-    now: float,
-    seconds: float | None,
-    session: SessionRow | None = None,
-) -> CheckpointRow:
-    """The row of a checkpoint that is set aside; None: not deleted by itself.
-
-    If a person has set it aside and the journal did not know, it is kept until the time
-    in the mark. A checkpoint of another account than the session's, whichever of the
-    two is older, is not deleted before that one has gone on.
-    """
-    if session is not None and lineage.is_anothers(session, info):
-        seconds = None
-    expires = None if seconds is None else now + seconds
-    if info.aside is not None:
-        expires = info.aside.until
-    row = current(info, now)
-    return msgspec.structs.replace(
-        row, keeping=Keeping.ASIDE, expires=expires, info=info
-    )
-
-
-def kept(
-    sessions: Sessions,
-    checkpoint: str,
-    keeping: Keeping,
-    seconds: float | None = None,
-    *,
-    by_word: bool = False,
-) -> list[CheckpointRow]:
-    """Return the changed row of a known checkpoint; empty if there is none.
-
-    Args:
-        sessions: where the journal and the clock are.
-        checkpoint: its id; may be empty.
-        keeping: why it is kept from now on.
-        seconds: for how long; None: without limit.
-        by_word: whether a person has set it aside; the store is told so (``marks``).
-    """
-    row = sessions.journal.checkpoint(checkpoint) if checkpoint else None
+    row = sessions.journal.checkpoint(checkpoint)
     if row is None:
         return []
-    now = sessions.clock.now()
-    expires = None if seconds is None else now + seconds
-    return [row.kept(keeping, now, expires, by_word=by_word)]
-
-
-def came_from(
-    sessions: Sessions, row: SessionRow, grace: float | None
-) -> list[CheckpointRow]:
-    """Return the row of a session's parent checkpoint: kept for the time of grace.
-
-    If a rule saves the session, or it is a save point of the session itself, it is kept
-    until there is a newer one: the session always has something to go back to. That the
-    session has gone on from it is for the store to know, too (``marks``).
-
-    Args:
-        sessions: where the journal and the clock are.
-        row: the session, with the incarnation that runs.
-        grace: seconds; None: until there is a newer one.
-    """
-    known = sessions.journal.checkpoint(row.checkpoint)
-    seconds = None if until_newer(sessions, row, known) else grace
-    rows = kept(sessions, row.checkpoint, Keeping.SUPERSEDED, seconds)
-    return [each.went_on(row.incarnation, sessions.clock.now()) for each in rows]
-
-
-def settled(
-    sessions: Sessions, key: SessionKey, seconds: float, *, by_word: bool = False
-) -> list[CheckpointRow]:
-    """Return rows set aside without limit, expiring now that another was chosen."""
-    expires = sessions.clock.now() + seconds
-    return [
-        row.kept(row.keeping, row.changed, expires, by_word=by_word)
-        for row in sessions.journal.checkpoints(key)
-        if row.keeping is Keeping.ASIDE and row.expires is None
+    needed = row.keeping in {Keeping.CURRENT, Keeping.SUPERSEDED}
+    gone = [
+        each
+        for each in sessions.journal.checkpoints(row.key)
+        if needed and each.stamp < row.stamp and each.keeping is Keeping.SUPERSEDED
     ]
-
-
-def back_again(
-    sessions: Sessions, session: SessionRow, grace: float
-) -> list[CheckpointRow]:
-    """Return the row of what a session goes back to, now that its suspend is given up.
-
-    That is its last save point, kept as before, or what it came from, while that is
-    kept (for the time of grace, in seconds, if it was wanted back); empty if there is
-    none.
-    """
-    given_up = sessions.journal.checkpoint(session.checkpoint)
-    parent = given_up.info.parent if given_up is not None and given_up.info else ""
-    rows = [
-        row
-        for row in sessions.journal.checkpoints(session.key)
-        if row.id != session.checkpoint
-        and not lineage.is_hidden(session, row)
-        and (row.id == parent or row.is_of(session.incarnation))
-    ]
-    return [
-        row.kept(
-            Keeping.SUPERSEDED, row.changed, _as_long(sessions, session, row, grace)
-        )
-        for row in rows[-1:]
-    ]
-
-
-def _as_long(
-    sessions: Sessions, session: SessionRow, row: CheckpointRow, grace: float
-) -> float | None:
-    """Return until when a session that goes on keeps it; None: until a newer one."""
-    if until_newer(sessions, session, row):
-        return None
-    wanted = row.keeping is Keeping.WANTED
-    return sessions.clock.now() + grace if wanted else row.expires
+    return [each.kept(Keeping.TO_DELETE) for each in (row, *gone)]
 
 
 async def collect(sessions: Sessions, agent: Agent, set_aside: float) -> None:
@@ -304,9 +119,10 @@ def _set_aside(
     sessions: Sessions, row: SessionRow, due: CheckpointRow, seconds: float
 ) -> None:
     now = sessions.clock.now()
-    aside = due.kept(Keeping.ASIDE, now, now + seconds, by_word=True)
     needed = "" if row.checkpoint == due.id else row.checkpoint
-    sessions.update(row.key, checkpoints=[aside], checkpoint=needed)
+    sessions.update(
+        row.key, checkpoints=[due.set_aside(now + seconds)], checkpoint=needed
+    )
 
 
 def _due(sessions: Sessions) -> list[CheckpointRow]:
@@ -374,8 +190,7 @@ def retain(sessions: Sessions, retention: Retention) -> None:
             discard(sessions, row.key, row.id, failure=gone)
         else:
             line = sessions.audit_line(row.key, SERVICE, "retention", each.why)
-            sessions.journal.keep(kept(sessions, each.id, Keeping.TO_DELETE, seconds=0))
-            sessions.update(row.key, line)
+            sessions.keep(row.key, to_delete(sessions, each.id), line)
 
 
 def discard(
@@ -400,7 +215,7 @@ def discard(
         SessionEvent.DISCARDED,
         by=by,
         failure=failure,
-        checkpoints=kept(sessions, checkpoint, Keeping.TO_DELETE, seconds=0),
+        checkpoints=to_delete(sessions, checkpoint),
         checkpoint="",
     )
 
@@ -417,10 +232,8 @@ def kept_of(sessions: Sessions) -> list[Kept]:
 
 def _as_kept(row: CheckpointRow, session: SessionRow | None) -> Kept:
     """Describe a checkpoint and its use for the policy."""
-    use, info = _use(row, session), row.info
-    if info is None:
-        return Kept(row.id, row.key, {}, row.changed, use)
-    return Kept(row.id, row.key, keeps(info), info.created, use)
+    use = _use(row, session)
+    return Kept(row.id, row.key, keeps(row.info), row.info.created, use)
 
 
 def _use(row: CheckpointRow, session: SessionRow | None) -> Use:
@@ -438,7 +251,7 @@ def give_notice(sessions: Sessions, retention: Retention, ahead: float) -> None:
     Args:
         sessions: where journal and clock are.
         retention: the administrator's limits.
-        ahead: seconds; what was kept for less than that is not announced.
+        ahead: seconds; what was saved less than that before is not announced.
 
     Raises:
         StoreError: the journal does not answer; what was announced stays announced.
@@ -449,7 +262,7 @@ def give_notice(sessions: Sessions, retention: Retention, ahead: float) -> None:
     journal.write(*notes.forget(NoteKind.EXPIRY, *(announced.keys() - rows.keys())))
     for checkpoint, at in _expiries(sessions, retention, now + ahead).items():
         row = rows[checkpoint]
-        if checkpoint in announced or at - row.changed <= ahead:
+        if checkpoint in announced or at - row.info.created <= ahead:
             continue
         line = sessions.audit_line(
             row.key, SERVICE, "deletion ahead", _message(row, at - now)

@@ -158,12 +158,13 @@ def untold(
 
 
 def _is_decided(row: CheckpointRow) -> bool:
-    """Whether there is a word: the checkpoint is wanted, or set aside by a person.
+    """Whether there is a word: its session is in it, or a person has set it aside.
 
-    A checkpoint that the service has set aside by itself was only passed over.
+    A checkpoint that the service has put aside by itself was only passed over.
     """
-    decided = row.keeping not in {Keeping.ASIDE, Keeping.TO_DELETE}
-    return decided or _wish(row, "").aside is not None
+    needed = row.keeping in {Keeping.CURRENT, Keeping.SUPERSEDED}
+    aside = row.info.aside is not None and row.keeping is not Keeping.TO_DELETE
+    return needed or aside
 
 
 def _is_new(said: Mark, shown: Mark) -> bool:
@@ -172,8 +173,5 @@ def _is_new(said: Mark, shown: Mark) -> bool:
 
 
 def _wish(row: CheckpointRow, current: str) -> Mark:
-    if row.info is None:
-        return Mark()
-    if row.keeping is Keeping.ASIDE:
-        return Mark(aside=row.info.aside)
-    return Mark(gone_on=row.info.gone_on if row.id == current else None)
+    gone_on = row.info.gone_on if row.id == current else None
+    return Mark(aside=row.info.aside, gone_on=gone_on)

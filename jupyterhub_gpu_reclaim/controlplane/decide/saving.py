@@ -112,4 +112,4 @@ def last_saved(sessions: Sessions, row: SessionRow) -> float | None:
     saved = sessions.journal.checkpoint(row.checkpoint)
     if saved is None or not saved.is_of(row.incarnation):
         return None
-    return saved.changed
+    return saved.info.created

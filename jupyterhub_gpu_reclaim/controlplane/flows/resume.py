@@ -16,7 +16,6 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Event, Failure, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, moment
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.flows import ending
 from jupyterhub_gpu_reclaim.controlplane.flows.operations import Operations
 from jupyterhub_gpu_reclaim.controlplane.journal import notes
@@ -171,9 +170,6 @@ class Resumer:
         """
         self._sessions.counters.ended("resume", "ok")
         self._forget_files_back(row)
-        grace = self._settings.grace if answered else None
-        superseded = expiry.came_from(self._sessions, row, grace)
-        superseded += expiry.settled(self._sessions, row.key, self._settings.set_aside)
         now = self._sessions.clock.now()
         operation = self._sessions.operation(row.key)
         if operation is not None and operation.kind == "resume":
@@ -185,8 +181,7 @@ class Resumer:
             row.key,
             SessionEvent.RESTORED,
             note=f"That took {duration(now - row.since)}.",
-            checkpoints=superseded,
-            resumed_at=now,
+            resumed_at=now if answered else None,
         )
 
     def failed(self, row: SessionRow, failure: Failure | None) -> SessionRow:

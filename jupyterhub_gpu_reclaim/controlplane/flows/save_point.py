@@ -15,7 +15,6 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.flows.operations import Operations
 from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
@@ -88,15 +87,11 @@ class Saver:
         )
         if info.not_kept:
             note += f" No copy is kept of {info.not_kept}."
-        at = sessions.clock.now()
         sessions.counters.still.observe(info.frozen_seconds)
         sessions.update(
             row.key,
             sessions.audit_line(row.key, by, "save point", note),
-            checkpoints=[
-                *expiry.outdated(sessions, row.key, self._settings),
-                expiry.save_point(info, at),
-            ],
+            checkpoints=sessions.found([info]),
             checkpoint=info.id,
             failure=None,
             **lineage.highest(now, [info]),

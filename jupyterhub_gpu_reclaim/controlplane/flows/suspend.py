@@ -21,12 +21,11 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry
+from jupyterhub_gpu_reclaim.controlplane import retention
 from jupyterhub_gpu_reclaim.controlplane.flows.operations import Operations
 from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.actions import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SAVED, SessionEvent
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping, SessionRow
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.decide.jobs import JobWakes
     from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
@@ -189,10 +189,7 @@ class Suspender:
             SessionEvent.COMMITTED,
             note=f"{size(info.logical_bytes)}, {size(info.stored_bytes)} of it newly"
             f" written; that took {duration(now - row.since)}.",
-            checkpoints=[
-                *expiry.outdated(self._sessions, row.key, self._settings),
-                expiry.current(info, now),
-            ],
+            checkpoints=self._sessions.found([info]),
             checkpoint=info.id,
             failures=0,
             backoff_until=None,
@@ -214,9 +211,6 @@ class Suspender:
             row.key,
             SessionEvent.CAPTURE_FAILED,
             failure=failure,
-            checkpoints=bring_back.rows_to_call_off(
-                self._sessions, row, self._settings
-            ),
             failures=failures,
             backoff_until=self._tried_at(row, failures),
         )
@@ -305,18 +299,12 @@ class Suspender:
             asked: whether the Hub may have been asked to stop it.
         """
         self._sessions.counters.ended("suspend", "failed", failure.code)
-        # Not while it cannot be seen to run: it may be all that is left of it by then.
-        given_up = expiry.kept(
-            self._sessions, row.checkpoint, Keeping.SUPERSEDED, seconds=0
-        )
-        given_up += bring_back.rows_to_call_off(self._sessions, row, self._settings)
-        back = expiry.back_again(self._sessions, row, self._settings.grace)
+        kept = self._sessions.journal.checkpoints(row.key)
         after = self._sessions.apply(
             row.key,
             SessionEvent.THAWED,
             failure=failure,
-            checkpoints=[*given_up, *back],
-            checkpoint=back[0].id if back else "",
+            checkpoint=retention.back_again(row, kept),
             failures=row.failures + 1,
             backoff_until=self._tried_at(row, 1),
             # a stop by the Hub that comes now may still be ours: ``Stops.plan``

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.controlplane import phase
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.flows import ending, vanished
 from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.actions import (
@@ -24,12 +21,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.actions import (
     failure_of,
 )
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
-from jupyterhub_gpu_reclaim.controlplane.model.rows import (
-    CheckpointRow,
-    Intent,
-    Keeping,
-    SessionRow,
-)
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
@@ -38,7 +30,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
         Failure,
-        SessionKey,
         Tree,
     )
     from jupyterhub_gpu_reclaim.controlplane.flows.nap import Napper
@@ -46,6 +37,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
@@ -108,11 +100,11 @@ class Taker:
             case ActionKind.TAKE if action.phase is Phase.SUSPENDED:
                 self._take_suspended(row, action.saved, observed, remembered)
             case ActionKind.TAKE:
-                self._take_ending(row, action, observed)
+                self._take_ending(row, action)
             case _:
                 raise AssertionError(f"{action} is nothing to be taken")
 
-    def _take_ending(self, row: SessionRow, action: Action, observed: Observed) -> None:
+    def _take_ending(self, row: SessionRow, action: Action) -> None:
         """Take that a session is being saved, or is saved, or has ended unsaved."""
         if action.phase is Phase.STOPPED:
             vanished.take(self._sessions, self._agent, row)
@@ -121,7 +113,7 @@ class Taker:
         elif row.phase is Phase.SUSPENDING and action.saved is not None:
             self._suspender.committed(row, action.saved)
         elif action.saved is not None:
-            captured(self._sessions, row, action.saved, observed, self._settings)
+            captured(self._sessions, row, action.saved)
 
     def _take_suspended(
         self,
@@ -147,13 +139,13 @@ class Taker:
         if own and row.phase in {Phase.SUSPENDING, Phase.RELEASING}:
             self._suspender.rolled_back(row, tree)
         elif not own or row.phase not in LIVE:
-            running(self._sessions, row, tree, observed, self._settings)
+            running(self._sessions, row, tree, observed)
         elif now is not row.phase and now is Phase.NAPPING:
             self._napper.found_napping(row, tree)
         elif now is not row.phase and row.phase is Phase.NAPPING:
             self._napper.found_awake(row, tree)
         else:
-            _note_unknown(self._sessions, row, observed, self._settings)
+            _note_unknown(self._sessions, row, observed)
 
     def _note(
         self, row: SessionRow, observed: Observed, remembered: Collection[str]
@@ -161,7 +153,7 @@ class Taker:
         """Give what is saved beside a session its rows."""
         chosen = _brought_back(self._sessions, row, observed)
         if chosen is None:
-            _note_unknown(self._sessions, row, observed, self._settings)
+            _note_unknown(self._sessions, row, observed)
         else:
             self._found(row, chosen, observed, remembered)
 
@@ -175,23 +167,16 @@ class Taker:
         """Take a checkpoint that is newer than what the row says for the session.
 
         Unless the Hub remembers that session, too, and it has not gone on since, its
-        user is asked before it comes back. The checkpoints that it goes back to are
-        superseded by it; all others are set aside.
+        user is asked before it comes back.
         """
-        sessions, settings = self._sessions, self._settings
-        asks = _question(sessions, newest, observed)
+        asks = _question(self._sessions, newest, observed)
         found = asks.code == Reason.SAVED_FOUND.value
         sure = found and lineage.is_of(newest, remembered)
-        seconds = settings.set_aside if sure else None
-        rows = _aside_rows(sessions, row, observed, seconds, besides=newest.id)
-        rows += expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, seconds)
-        before = lineage.goes_back_to(newest.id, observed)
-        rows = _supersede(rows, before, sessions.clock.now() + settings.grace)
-        sessions.apply(
+        self._sessions.apply(
             row.key,
             SessionEvent.FOUND_SAVED,
             failure=None if sure else asks,
-            checkpoints=[*rows, _current(sessions, newest)],
+            checkpoints=self._sessions.found([*observed.unknown(), newest]),
             **_columns(row, newest, observed.saved or ()),
         )
 
@@ -203,43 +188,28 @@ def _is_back(row: SessionRow, action: Action) -> bool:
 
 
 def running(
-    sessions: Sessions,
-    row: SessionRow,
-    tree: Tree,
-    observed: Observed,
-    settings: Settings,
+    sessions: Sessions, row: SessionRow, tree: Tree, observed: Observed
 ) -> SessionRow:
     """Adopt a tree that the journal did not know as running.
 
-    The checkpoint that it came from is kept as after a return, as are those before it
-    (without limit if the Hub says that nothing runs: it may never have answered); any
-    other one is set aside, because it is not what runs. Whose the session is, the
-    tree knows better than a journal that was lost or put back; what is saved of others
-    is not theirs.
+    The checkpoint that it came from is kept as after a return (without limit if the Hub
+    says that nothing runs: it may never have answered). Whose the session is, the tree
+    knows better than a journal that was lost or put back.
     """
-    came_from = bool(row.checkpoint) and row.checkpoint == _came_from(tree)
-    if came_from:
-        grace = None if observed.hub is HubState.STOPPED else settings.grace
-        its = msgspec.structs.replace(row, incarnation=tree.incarnation)
-        kept = expiry.came_from(sessions, its, grace)
-    else:
-        kept = _older(sessions, row, _came_from(tree), observed, settings)
+    came_from = row.checkpoint == (tree.origin or tree.checkpoint) != ""
     ending.forget(sessions, row.key, tree.incarnation)
     if not came_from:
         sessions.tab_keys.found(row.key)
-    now = sessions.clock.now()
-    account = tree.account or row.account
-    its = msgspec.structs.replace(row, session=tree.session, account=account)
+    now, answered = sessions.clock.now(), observed.hub is not HubState.STOPPED
     return sessions.apply(
         row.key,
         SessionEvent.FOUND_RUNNING,
-        checkpoints=[*kept, *_of_others(sessions, its)],
-        account=account,
+        account=tree.account or row.account,
         session=tree.session,
         incarnation=tree.incarnation,
         checkpoint=row.checkpoint if came_from else "",
         started_at=now,
-        resumed_at=now if came_from else None,
+        resumed_at=now if came_from and answered else None,
     )
 
 
@@ -280,7 +250,7 @@ def lost(
         row.key,
         SessionEvent.LOST,
         failure=failure,
-        checkpoints=[_current(sessions, saved)],
+        checkpoints=sessions.found([saved]),
         checkpoint=saved.id,
         **lineage.highest(row, [saved]),
         **order,
@@ -291,26 +261,12 @@ def _in_brackets(sentence: str) -> str:
     return sentence[:1].lower() + sentence[1:].removesuffix(".")
 
 
-def captured(
-    sessions: Sessions,
-    row: SessionRow,
-    saved: CheckpointInfo,
-    observed: Observed,
-    settings: Settings,
-) -> SessionRow:
-    """Adopt a captured tree that the journal did not know.
-
-    The checkpoint in the journal is older: one that it goes back to is superseded, any
-    other one is set aside.
-    """
-    now = sessions.clock.now()
-    rows = [expiry.current(saved, now)]
-    if row.checkpoint != saved.id and row.phase is Phase.SUSPENDED:
-        rows += _older(sessions, row, saved.id, observed, settings)
+def captured(sessions: Sessions, row: SessionRow, saved: CheckpointInfo) -> SessionRow:
+    """Adopt a captured tree that the journal did not know."""
     return sessions.apply(
         row.key,
         SessionEvent.FOUND_CAPTURED,
-        checkpoints=rows,
+        checkpoints=sessions.found([saved]),
         **_columns(row, saved, [saved]),
     )
 
@@ -330,23 +286,12 @@ def _brought_back(
     aside = {
         each.id
         for each in sessions.journal.checkpoints(row.key)
-        if each.keeping is Keeping.ASIDE and each.info and each.info.aside is not None
+        if each.keeping is Keeping.ASIDE and each.info.aside is not None
         if not lineage.is_hidden(row, each)
     }
     infos = observed.saved or ()
     aside -= {info.parent for info in infos}
     return lineage.newest(i for i in infos if i.id in aside and i.aside is None)
-
-
-def _current(sessions: Sessions, info: CheckpointInfo) -> CheckpointRow:
-    """Return its row, as what the session is suspended in.
-
-    That the session has gone on since is known here, where the store may not show it.
-    """
-    known = sessions.journal.checkpoint(info.id)
-    if known is not None and known.info is not None and known.info.gone_on is not None:
-        info = msgspec.structs.replace(info, gone_on=known.info.gone_on)
-    return expiry.current(info, sessions.clock.now())
 
 
 def _question(sessions: Sessions, found: CheckpointInfo, observed: Observed) -> Failure:
@@ -395,163 +340,41 @@ def _columns(
     }
 
 
-def _note_unknown(
-    sessions: Sessions, row: SessionRow, observed: Observed, settings: Settings
-) -> None:
-    """Note unknown checkpoints beside the one the session is in.
-
-    While the session's own checkpoint is missing in the store, an older one may be all
-    there is, and is kept without limit.
-    """
-    missing = row.checkpoint != "" and not observed.checkpoint(row.checkpoint)
-    suspended = row.phase is Phase.SUSPENDED
-    seconds = None if missing and suspended else settings.set_aside
-    rows = _aside_rows(sessions, row, observed, seconds)
-    changes: dict[str, Any] = lineage.highest(row, observed.saved or ())
-    running = observed.tree(row.incarnation)
-    back = phase.goes_back_to(row, observed, running) if running is not None else None
-    parent = "" if row.checkpoint or back is None else back.id
-    if parent:
-        changes["checkpoint"] = parent
-    before = {parent} | lineage.goes_back_to(parent or row.checkpoint, observed)
-    rows += _passed_over(sessions, row.key, before)
-    now = sessions.clock.now()
-    rows = [
-        each.went_on(row.incarnation, now) if each.id == parent else each
-        for each in _supersede(rows, before, now + settings.grace)
-    ]
-    known = sessions.journal.checkpoint(row.checkpoint)
-    point = save_point_of(row, observed, known)
-    points = [] if missing and point is None else _save_points(row, observed)
-    if points:
-        its = {
-            info.id: expiry.save_point(info, sessions.clock.now()) for info in points
-        }
-        rows = [each for each in rows if each.id not in its]
-        if point is not None:
-            changes["checkpoint"] = point.id
-            rows.append(its.pop(point.id))
-        newer = row.checkpoint if point is None else ""
-        earlier = its.values()
-        rows += expiry.outdated(sessions, row.key, settings, found=earlier, newer=newer)
+def _note_unknown(sessions: Sessions, row: SessionRow, observed: Observed) -> None:
+    """Note what is saved beside a session, and what one that runs goes back to."""
+    rows = sessions.found(observed.unknown())
     if not row.since:  # nothing that runs or is suspended: only what may come back
-        sessions.journal.keep(rows)
+        sessions.keep(row.key, rows)
         sessions.touch(row.key)
         return
+    changes: dict[str, Any] = lineage.highest(row, observed.saved or ())
+    back = new_way_back(row, observed, sessions.journal.checkpoint(row.checkpoint))
+    if back is not None:
+        changes["checkpoint"] = back.id
+        came_from = back.incarnation != row.incarnation
+        if came_from and observed.hub is not HubState.STOPPED:
+            changes["resumed_at"] = sessions.clock.now()
     line = sessions.audit_line(row.key, SERVICE, "found aside")
     sessions.update(row.key, line, checkpoints=rows, **changes)
 
 
-def _passed_over(
-    sessions: Sessions, key: SessionKey, ids: set[str]
-) -> list[CheckpointRow]:
-    """Those of the checkpoints that were set aside, by no person's word.
-
-    Who adopts what runs may not have asked the store, which says what is older.
-    """
-    return [
-        each
-        for each in sessions.journal.checkpoints(key)
-        if each.id in ids and each.keeping is Keeping.ASIDE
-        if each.info is not None and each.info.aside is None
-    ]
-
-
-def save_point_of(
+def new_way_back(
     row: SessionRow, observed: Observed, known: CheckpointRow | None
 ) -> CheckpointInfo | None:
-    """Return the newest save point of a running session, if nobody noted it.
-
-    It may date from before a suspend that was taken back, which the journal knows.
+    """Return what a session that runs goes back to, if the journal does not say so.
 
     Args:
         row: the session.
-        observed: the store's answer.
-        known: what the session goes back to as far as the journal knows, be it listed
-            or not; only a newer one takes its place.
+        observed: the facts.
+        known: what it goes back to as far as the journal knows, be it listed or not;
+            only a newer one takes its place.
     """
+    tree = observed.tree(row.incarnation)
+    if tree is None or row.phase not in LIVE:
+        return None
+    back = phase.goes_back_to(row, observed, tree)
+    if back is None or not row.checkpoint:
+        return back
     since = (0, 0) if known is None else known.stamp
-    points = _save_points(row, observed)
-    return lineage.newest(info for info in points if info.stamp > since)
-
-
-def _save_points(row: SessionRow, observed: Observed) -> list[CheckpointInfo]:
-    """Return what nobody noted and a running session may go back to, the oldest first.
-
-    Not what a person has set aside, nor anything older than that.
-    """
-    own = [
-        info
-        for info in observed.unknown()
-        if info.incarnation == row.incarnation != ""
-        and (info.goes_on or info.stamp > row.stamp)
-    ]
-    aside = lineage.newest(info for info in own if info.aside is not None)
-    return [
-        info
-        for info in own
-        if row.phase in LIVE and (aside is None or info.stamp > aside.stamp)
-    ]
-
-
-def _of_others(sessions: Sessions, row: SessionRow) -> list[CheckpointRow]:
-    """Rows of what was saved of other accounts: kept until a person decides."""
-    return [
-        msgspec.structs.replace(each, keeping=Keeping.ASIDE, expires=None)
-        for each in sessions.journal.checkpoints(row.key)
-        if each.keeping is not Keeping.TO_DELETE
-        and each.info
-        and lineage.is_anothers(row, each.info)
-        and each.info.aside is None
-    ]
-
-
-def _came_from(tree: Tree) -> str:
-    """Return the checkpoint that a running tree was restored from.
-
-    A failed attempt to capture it does not count.
-    """
-    return tree.origin or tree.checkpoint
-
-
-def _older(
-    sessions: Sessions,
-    row: SessionRow,
-    newer: str,
-    observed: Observed,
-    settings: Settings,
-) -> list[CheckpointRow]:
-    """Rows of the journal's checkpoint, in the place of which a newer one was found."""
-    if row.checkpoint in lineage.goes_back_to(newer, observed):
-        keeping, seconds = Keeping.SUPERSEDED, settings.grace
-    else:
-        keeping, seconds = Keeping.ASIDE, settings.set_aside
-    return expiry.kept(sessions, row.checkpoint, keeping, seconds)
-
-
-def _supersede(
-    rows: list[CheckpointRow], line: set[str], expires: float
-) -> list[CheckpointRow]:
-    """Return the rows; what the session came from gets the time of grace.
-
-    So do earlier ones: put aside, they would outlive the newer one, and once the
-    session has ended its next start would be cold beside them.
-    """
-    superseded = {"keeping": Keeping.SUPERSEDED, "expires": expires}
-    return [
-        msgspec.structs.replace(each, **superseded) if each.id in line else each
-        for each in rows
-    ]
-
-
-def _aside_rows(
-    sessions: Sessions,
-    row: SessionRow,
-    observed: Observed,
-    seconds: float | None,
-    besides: str = "",
-) -> list[CheckpointRow]:
-    """Make rows of the unknown checkpoints; None: not decided yet which are needed."""
-    now = sessions.clock.now()
-    unknown = [info for info in observed.unknown() if info.id != besides]
-    return [expiry.aside(info, now, seconds, row) for info in unknown]
+    own = back.incarnation == row.incarnation
+    return back if own and back.stamp > since else None

@@ -31,6 +31,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     AuditRow,
     CheckpointRow,
+    Keeping,
     SessionRow,
 )
 
@@ -88,18 +89,14 @@ sessions = Table(
     Column("save_name", Text, nullable=False),
 )
 
+#: A cache: what was last seen of checkpoints, with words that the store is to be told.
 checkpoints = Table(
     "checkpoints",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("user", Text, nullable=False),
-    Column("server", Text, nullable=False),
-    Column("generation", Integer, nullable=False),
     Column("keeping", Text, nullable=False),
-    Column("info", Text),  # JSON of models.CheckpointInfo
-    Column("changed", Float, nullable=False),
+    Column("info", Text, nullable=False),  # JSON of models.CheckpointInfo
     Column("expires", Float),
-    Index("checkpoints_by_session", "user", "server"),
 )
 
 audit = Table(
@@ -221,11 +218,12 @@ def replace_session(row: SessionRow) -> list[Any]:
 
 def replace_checkpoint(row: CheckpointRow) -> list[Any]:
     """Statements that write a checkpoint's row whether or not it is there."""
-    values = msgspec.structs.asdict(row)
-    key = values.pop("key")
-    values["keeping"] = row.keeping.value
-    values["info"] = None if row.info is None else codec.encode(row.info).decode()
-    values.update(user=key.user, server=key.server)
+    values = {
+        "id": row.id,
+        "keeping": row.keeping.value,
+        "info": codec.encode(row.info).decode(),
+        "expires": row.expires,
+    }
     return [
         (_NO_CHECKPOINT, {"its_id": row.id}),
         (_INSERT[checkpoints], values),
@@ -279,7 +277,8 @@ def audit_values(row: AuditRow) -> dict[str, Any]:
 
 def session_row(row: Mapping[str, Any]) -> SessionRow:
     """Turn a line of the sessions' table into a row."""
-    values = _with_key(row)
+    values = {str(name): value for name, value in row.items()}
+    values["key"] = SessionKey(values.pop("user"), values.pop("server"))
     failure = values.pop("failure")
     values["failure"] = codec.decode(failure, Failure) if failure else None
     return decoders.convert(values, SessionRow, strict=False, from_attributes=True)
@@ -287,14 +286,8 @@ def session_row(row: Mapping[str, Any]) -> SessionRow:
 
 def checkpoint_row(row: Mapping[str, Any]) -> CheckpointRow:
     """Turn a line of the checkpoints' table into a row."""
-    values = _with_key(row)
-    info = values.pop("info")
-    values["info"] = codec.decode(info, CheckpointInfo) if info else None
-    return decoders.convert(values, CheckpointRow, strict=False, from_attributes=True)
-
-
-def _with_key(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the columns of user and server by one key."""
-    values = {str(name): value for name, value in row.items()}
-    values["key"] = SessionKey(values.pop("user"), values.pop("server"))
-    return values
+    return CheckpointRow(
+        info=codec.decode(row["info"], CheckpointInfo),
+        keeping=Keeping(row["keeping"]),
+        expires=row["expires"],
+    )

@@ -267,7 +267,7 @@ class ControlLoops:
             phases=dict(self._sessions.phases()),
             counters=self._sessions.counters,
             checkpoints=len(kept),
-            stored_bytes=kept_bytes(c.info for c in kept if c.info is not None),
+            stored_bytes=kept_bytes(c.info for c in kept),
             sample_age=None if sampled is None else now - sampled,
             watched=self._sampler.watched,
             waiting=self._sessions.waiting(),
@@ -279,9 +279,7 @@ class ControlLoops:
                 if row.phase is not Phase.STOPPED
             ),
             suspended_bytes=sum(
-                c.info.logical_bytes
-                for c in kept
-                if c.info is not None and c.keeping is Keeping.CURRENT
+                c.info.logical_bytes for c in kept if c.keeping is Keeping.CURRENT
             ),
             save_every=self._settings.save_every,
             risks=risks(self._sessions),

@@ -210,7 +210,7 @@ def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
     asks = row.failure is not None and not row.failure.retryable
     if row.intent is Intent.RESUME and (asks or row.intent_by != SERVICE):
         return None
-    infos = [each.info for each in asked.kept if each.info is not None]
+    infos = [each.info for each in asked.kept]
     mine = next((info for info in infos if info.id == row.checkpoint), None)
     if mine is None:
         return None

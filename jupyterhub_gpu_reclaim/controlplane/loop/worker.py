@@ -279,7 +279,7 @@ class Worker:
         if row.intent is Intent.SAVE and not drained:
             return await self._save(row, row.intent_by)
         if row.bring_back:  # it went on after all
-            row = bring_back.call_off(self._sessions, row, self._settings)
+            row = self._sessions.update(row.key, bring_back="")
         now = self._sessions.clock.now()
         if row.stop_asked is not None and now - row.stop_asked > STOP_FORGOTTEN:
             row = self._sessions.update(row.key, stop_asked=None)
@@ -372,10 +372,7 @@ class Worker:
         line = self._sessions.audit_line(
             row.key, SERVICE, "call off", failure.message if failure else ""
         )
-        rows = bring_back.rows_to_call_off(self._sessions, row, self._settings)
-        self._sessions.update(
-            row.key, line, rows, failure=failure, bring_back="", **NO_ORDER
-        )
+        self._sessions.update(row.key, line, failure=failure, bring_back="", **NO_ORDER)
 
     async def _stop_at_hub(self, row: SessionRow, action: Action) -> float:
         if action.tree is not None and self._together.breaks(row):

@@ -61,7 +61,7 @@ def account(row: SessionRow, info: CheckpointInfo) -> str:
 def is_hidden(row: SessionRow, checkpoint: CheckpointRow) -> bool:
     """Whether a session's user can neither see nor bring back a checkpoint."""
     left = row.claimed and row.phase is Phase.STOPPED  # by a former account
-    another = checkpoint.info is not None and is_anothers(row, checkpoint.info)
+    another = is_anothers(row, checkpoint.info)
     return left or another or checkpoint.keeping is Keeping.TO_DELETE
 
 

@@ -99,61 +99,49 @@ class Keeping(StrEnum):
 
 
 class CheckpointRow(Value, frozen=True, kw_only=True):
-    """A committed checkpoint and how long it is kept."""
+    """A committed checkpoint as it was last seen, and how long it is kept."""
 
-    id: str
-    key: SessionKey
-    generation: int
-    keeping: Keeping
-    #: its facts; ``mark`` there is the last word, which the store is told, too
-    info: CheckpointInfo | None = None
-    changed: float = 0.0
+    info: CheckpointInfo  #: ``mark`` there is the last word, which the store is told
+    # Computed (``retention.py``), but for an order to delete it, or to hide it:
+    keeping: Keeping = Keeping.ASIDE
     expires: float | None = None  #: None: not by itself
+
+    @property
+    def id(self) -> str:
+        """Id of the checkpoint."""
+        return self.info.id
+
+    @property
+    def key(self) -> SessionKey:
+        """Session that it is of."""
+        return self.info.key
 
     @property
     def name(self) -> str:
         """What a person calls it."""
-        return self.info.name if self.info is not None else ""
+        return self.info.name
 
     @property
     def stamp(self) -> tuple[int, int]:
         """See ``CheckpointInfo.stamp``."""
-        return (self.info.stamp[0] if self.info else 0), self.generation
+        return self.info.stamp
 
     def is_of(self, incarnation: str) -> bool:
         """Whether that incarnation was saved as this one; never for an unknown one."""
-        return self.info is not None and self.info.incarnation == incarnation != ""
+        return self.info.incarnation == incarnation != ""
 
-    def kept(
-        self,
-        keeping: Keeping,
-        changed: float,
-        expires: float | None,
-        *,
-        by_word: bool = False,
-    ) -> CheckpointRow:
-        """Return the row, kept for another reason, by a person's word or not.
+    def kept(self, keeping: Keeping, expires: float | None = None) -> CheckpointRow:
+        """Return the row, kept for that reason, until then."""
+        return msgspec.structs.replace(self, keeping=keeping, expires=expires)
 
-        What is set aside by word, or chosen, is not what a session has gone on from.
-        """
-        info, aside = self.info, Aside(until=expires) if by_word else None
-        if info is not None:
-            chosen = by_word or keeping is Keeping.CURRENT
-            gone_on = None if chosen else info.gone_on
-            info = msgspec.structs.replace(info, aside=aside, gone_on=gone_on)
-        return msgspec.structs.replace(
-            self, keeping=keeping, changed=changed, expires=expires, info=info
-        )
-
-    def went_on(self, incarnation: str, since: float) -> CheckpointRow:
-        """Return the row, now that this incarnation has come back from it."""
-        if self.info is None or self.is_of(incarnation):
-            return self
-        gone_on = self.info.gone_on
-        if gone_on is None or gone_on.incarnation != incarnation:
-            gone_on = GoneOn(incarnation=incarnation, since=since)
-        info = msgspec.structs.replace(self.info, gone_on=gone_on)
+    def said(self, **words: Aside | GoneOn | None) -> CheckpointRow:
+        """Return the row with other words on it."""
+        info = msgspec.structs.replace(self.info, **words)
         return msgspec.structs.replace(self, info=info)
+
+    def set_aside(self, until: float | None) -> CheckpointRow:
+        """Return the row, set aside by a person's word."""
+        return self.said(aside=Aside(until=until), gone_on=None)
 
 
 class AuditRow(Value, frozen=True, kw_only=True):

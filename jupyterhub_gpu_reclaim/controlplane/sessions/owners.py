@@ -73,11 +73,10 @@ def check(sessions: Sessions, placement: Placement, settings: Settings) -> None:
         sessions.update(key, claimed=False)
         return
     rows = sessions.journal.checkpoints(key)
-    if not theirs:
-        _set_apart(sessions, rows, settings)
-    sessions.remove(key, sessions.audit_line(key, SERVICE, "new account", _NEW))
+    apart = [] if theirs else _set_apart(sessions, rows, settings)
+    sessions.remove(key, sessions.audit_line(key, SERVICE, "new account", _NEW), apart)
     for each in rows:  # what others have set apart: the start finds it
-        if each.keeping is Keeping.ASIDE and each.info and each.info.account == owner:
+        if each.keeping is Keeping.ASIDE and each.info.account == owner:
             sessions.journal.drop(each.id)
 
 
@@ -106,12 +105,13 @@ def note(sessions: Sessions, placement: Placement, settings: Settings) -> None:
     others = [
         each
         for each in sessions.journal.checkpoints(key)
-        if each.info and lineage.is_anothers(row, each.info)
-        if each.id != row.checkpoint
+        if lineage.is_anothers(row, each.info) and each.id != row.checkpoint
     ]
-    _set_apart(sessions, others, settings)
+    apart = _set_apart(sessions, others, settings)
     if sessions.journal.session(key):  # else it has a row when it runs
-        sessions.update(key, account=owner, claimed=False)
+        sessions.update(key, checkpoints=apart, account=owner, claimed=False)
+    else:
+        sessions.keep(key, apart)
 
 
 def give(sessions: Sessions, key: SessionKey) -> None:
@@ -120,14 +120,6 @@ def give(sessions: Sessions, key: SessionKey) -> None:
     Raises:
         StoreError: it could not be written.
     """
-    now = sessions.clock.now()
-    rows = sessions.journal.checkpoints(key)
-    # A program may have deleted the former one's user, which limits its time.
-    sessions.journal.keep(
-        each.kept(Keeping.CURRENT, now, None)
-        for each in rows
-        if each.keeping is Keeping.CURRENT
-    )
     sessions.update(key, account="", claimed=False)
 
 
@@ -140,15 +132,14 @@ def _refuse_running(sessions: Sessions, key: SessionKey) -> Refused:
 
 def _set_apart(
     sessions: Sessions, rows: Iterable[CheckpointRow], settings: Settings
-) -> None:
-    """Keep what is a former account's for a while."""
-    now = sessions.clock.now()
-    sessions.journal.keep(
-        row.kept(Keeping.ASIDE, now, now + settings.set_aside, by_word=True)
+) -> list[CheckpointRow]:
+    """Return the rows of what is a former account's, kept for a while."""
+    until = sessions.clock.now() + settings.set_aside
+    return [
+        row.set_aside(until)
         for row in rows
-        if row.keeping is not Keeping.TO_DELETE
-        and not (row.info and row.info.aside is not None)
-    )
+        if row.keeping is not Keeping.TO_DELETE and row.info.aside is None
+    ]
 
 
 # --- another name of the same account

@@ -19,6 +19,7 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import (
+    CheckpointInfo,
     Decision,
     Event,
     Failure,
@@ -32,6 +33,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Tree,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane import retention
 from jupyterhub_gpu_reclaim.controlplane.model import accounting, phases
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import Counters
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
@@ -97,8 +99,7 @@ class Sessions:
         #: runtime state of every session that anything is remembered of
         self.runtimes: dict[SessionKey, Runtime] = {}
         self.policies = policies
-        self._save_every = settings.save_every
-        self._retention = settings.retention
+        self._settings = settings
         self.drains = Drains(journal)  #: nodes that are to be free of sessions
         self.silences: dict[str, Finding] = {}  #: why nodes do not answer, by name
         self.tab_keys = TabKeys(journal, clock)
@@ -124,7 +125,7 @@ class Sessions:
         """Seconds between two save points of a session; 0: only by order."""
         terms = self.policies(key) if self.policies is not None else None
         set_to = terms.save_every if terms is not None else None
-        return self._save_every if set_to is None else set_to
+        return self._settings.save_every if set_to is None else set_to
 
     def apply(
         self,
@@ -147,7 +148,7 @@ class Sessions:
             failure: why, for the page and the audit; None clears the last one.
             why: the policy's reason, for the audit; the row does not keep it.
             note: its numbers, for the audit, if there is no reason.
-            checkpoints: rows to be written in the same transaction.
+            checkpoints: rows that are found, or with other words on them.
             **changes: other columns.
 
         Raises:
@@ -180,7 +181,7 @@ class Sessions:
         accounting.waited(self.counters, before, row, now)
         accounting.took(self.counters, before, row, now)
         more = accounting.leaving(before, now, self.seats_per_gpu, row.phase)
-        self.journal.save(row, audit, checkpoints, more)
+        self.journal.save(row, audit, self._kept(row, checkpoints), more)
         _log.info(
             "%s: %s -> %s (%s by %s)%s",
             key,
@@ -211,9 +212,44 @@ class Sessions:
         if (failure := changes.get("failure")) is not None:
             changes["failure"] = self.timed(failure)
         row = msgspec.structs.replace(self.row(key), **changes)
-        self.journal.save(row, audit, checkpoints)
+        self.journal.save(row, audit, self._kept(row, checkpoints))
         self.touch(key)
         return row
+
+    def keep(
+        self,
+        key: SessionKey,
+        checkpoints: Iterable[CheckpointRow],
+        audit: AuditRow | None = None,
+    ) -> None:
+        """Write such rows of a session, which may have no row."""
+        if self.journal.session(key) is not None:
+            self.update(key, audit, checkpoints)
+        else:
+            self.journal.keep(self._kept(self.row(key), checkpoints))
+
+    def found(self, infos: Iterable[CheckpointInfo]) -> list[CheckpointRow]:
+        """Return the rows of checkpoints: those that are known, or fresh ones."""
+        known = ((info, self.journal.checkpoint(info.id)) for info in infos)
+        return [row or CheckpointRow(info=info) for info, row in known]
+
+    def _kept(
+        self, row: SessionRow, given: Iterable[CheckpointRow]
+    ) -> list[CheckpointRow]:
+        """Return the checkpoints that are something else to a session from now on."""
+        before = {each.id: each for each in self.journal.checkpoints(row.key)}
+        rows = before | {each.id: each for each in given}
+        if not rows:
+            return []
+        terms = retention.Terms(
+            now=self.clock.now(),
+            grace=self._settings.grace,
+            set_aside=self._settings.set_aside,
+            save_points=self._settings.save_points,
+            ruled=bool(self.saved_every(row.key)),
+        )
+        kept = retention.kept(row, rows.values(), terms)
+        return [each for each in kept if before.get(each.id) != each]
 
     def timed(self, failure: Failure) -> Failure:
         """Return a failure with the time of its attempt, if another may go well.
@@ -244,7 +280,7 @@ class Sessions:
         The generation is remembered even if the session has been deleted since. A later
         service does not need it: its term is higher.
         """
-        kept = [row.generation for row in self.journal.checkpoints(key)]
+        kept = [row.info.generation for row in self.journal.checkpoints(key)]
         known = self._generations.get(key, 0)
         highest = max([known, self.row(key).generation, *kept])
         if highest:
@@ -453,8 +489,8 @@ class Sessions:
         if row.phase not in {*phases.SAVED, Phase.RESUMING}:
             return None
         why = suspensions.cause(self.cause(row.key))
-        times, retention = self.resume_times, self._retention
-        return suspensions.suspension_of(row, kept, why, times, retention)
+        times, limits = self.resume_times, self._settings.retention
+        return suspensions.suspension_of(row, kept, why, times, limits)
 
     def cause(self, key: SessionKey) -> list[AuditRow]:
         """Return the audit's line on its last suspend, if there is one."""
@@ -515,7 +551,8 @@ class Sessions:
         """
         row, now = self.row(key), self.clock.now()
         left = accounting.leaving(row, now, self.seats_per_gpu)
-        self.journal.forget(key, line, checkpoints, left, also)
+        kept = self._kept(SessionRow(key=key), checkpoints)
+        self.journal.forget(key, line, kept, left, also)
         self.forget(key)
 
     def forget(self, key: SessionKey) -> None:

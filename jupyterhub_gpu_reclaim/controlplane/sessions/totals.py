@@ -92,7 +92,7 @@ def store_use(sessions: Sessions) -> list[StoreUse]:
         rows[row.key.user].append(row)
     uses = []
     for user, mine in rows.items():
-        infos = [row.info for row in mine if row.info is not None]
+        infos = [row.info for row in mine]
         uses.append(
             StoreUse(
                 user=user,

@@ -68,9 +68,7 @@ def view_of(
         gpus=[] if ended else runtime.cards(row.incarnation),
         steps=operation.steps() if operation is not None else [],
         last_suspend=_newest_needed(kept),
-        saved=[
-            c.info for c in kept if c.keeping is Keeping.ASIDE and c.info is not None
-        ],
+        saved=[each.info for each in kept if each.keeping is Keeping.ASIDE],
         kept=kept_states(kept, row),
         facts=msgspec.structs.replace(
             _facts(row, runtime, policy),
@@ -84,10 +82,10 @@ def kept_states(rows: list[CheckpointRow], session: SessionRow) -> list[KeptStat
     return [
         KeptState(
             id=row.id,
-            generation=row.generation,
-            created=row.info.created if row.info else row.changed,
-            logical_bytes=row.info.logical_bytes if row.info else 0,
-            stored_bytes=row.info.stored_bytes if row.info else 0,
+            generation=row.info.generation,
+            created=row.info.created,
+            logical_bytes=row.info.logical_bytes,
+            stored_bytes=row.info.stored_bytes,
             keeping=row.keeping.value,
             name=row.name,
             save_point=bool(row.name)

@@ -1,0 +1,204 @@
+"""Retention: what each checkpoint of a session is kept for, and until when.
+
+Pure. It is computed whenever a session's row changes, from that row, from what the
+store says of the checkpoints with the last words on them, and from the settings. The
+first line that fits counts; a limit in seconds begins where a checkpoint gets to its
+line.
+
+=================================  ==========  ========================================
+checkpoint                         kept as     until
+=================================  ==========  ========================================
+an order is to delete it           TO_DELETE   its agent answers
+it is to be brought back           WANTED      that is done
+current; the session does not run  CURRENT     no limit; of a user whom a program has
+                                               deleted: what was said then
+set aside by a person              ASIDE       its mark
+of another account                 ASIDE       no limit; ``set_aside`` once the session
+                                               runs
+current; the session runs          SUPERSEDED  ``grace`` after it has answered; a newer
+                                               one, if it is its save point or a rule
+                                               saves it
+left of a suspend that was taken   SUPERSEDED  now
+back; the session runs
+save point of its line¹, with a    ASIDE       ``set_aside``²
+name or of the last few
+any other of its line              SUPERSEDED  ``grace``²
+any other                          ASIDE       ``set_aside``²
+=================================  ==========  ========================================
+
+¹ what its current checkpoint, or what runs, came from, with the save points of those;
+of a stopped session: nothing. ² without limit while its user is asked, or what it is
+suspended in cannot come back.
+
+What the session is in is not set aside any more, and what it runs from it has gone on
+from: these words the store is told (``checkpoints/marks.py``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from jupyterhub_gpu_reclaim.common.models import GoneOn, Phase
+from jupyterhub_gpu_reclaim.controlplane.model import lineage
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+        CheckpointRow,
+        SessionRow,
+    )
+
+_RUNS = {*LIVE, Phase.SUSPENDING}
+
+
+class Terms(NamedTuple):
+    """What it depends on beside the session; seconds."""
+
+    now: float
+    grace: float
+    set_aside: float
+    save_points: int = 1  #: number of its save points that are kept
+    ruled: bool = False  #: whether a rule saves the session while it runs
+
+
+def kept(
+    session: SessionRow, rows: Collection[CheckpointRow], terms: Terms
+) -> list[CheckpointRow]:
+    """Return a session's checkpoints, each as it is kept from now on."""
+    line = _line(session, rows)
+    spare = _spare(rows, terms.save_points)
+    found = []
+    for row in rows:
+        now = (
+            _by_word(session, row, terms)
+            or _of_running(session, row, terms)
+            or _of_others(session, row, terms, set() if row.id in spare else line)
+        )
+        found.append(now)
+    return found
+
+
+def _by_word(
+    session: SessionRow, row: CheckpointRow, terms: Terms
+) -> CheckpointRow | None:
+    """Keep it as somebody wants it, or as what the session is, or is hidden."""
+    aside, runs, until = row.info.aside, session.phase in _RUNS, None
+    if row.keeping is Keeping.TO_DELETE:
+        return row.kept(Keeping.TO_DELETE, 0.0)
+    if row.id == session.bring_back:
+        return row.kept(Keeping.WANTED)
+    if row.id == session.checkpoint and not runs:
+        if session.claimed and row.keeping is Keeping.CURRENT:
+            until = row.expires
+        return row.kept(Keeping.CURRENT, until).said(aside=None)
+    if aside is not None:
+        return row.kept(Keeping.ASIDE, aside.until)
+    if not lineage.is_anothers(session, row.info):
+        return None
+    if runs:
+        return _begun(row, Keeping.ASIDE, terms.now + terms.set_aside)
+    return row.kept(Keeping.ASIDE)
+
+
+def _of_running(
+    session: SessionRow, row: CheckpointRow, terms: Terms
+) -> CheckpointRow | None:
+    """Keep what a session that runs goes back to, or was saved as in vain."""
+    own, until = row.is_of(session.incarnation), None
+    if own and not row.info.goes_on and session.phase in LIVE:
+        return _begun(row, Keeping.SUPERSEDED, terms.now)
+    if row.id != session.checkpoint or session.phase not in _RUNS:
+        return None
+    if own:
+        return row.kept(Keeping.SUPERSEDED)
+    if not terms.ruled and session.resumed_at is not None:
+        until = session.resumed_at + terms.grace
+    gone_on = row.info.gone_on
+    if gone_on is None or gone_on.incarnation != session.incarnation:
+        gone_on = GoneOn(incarnation=session.incarnation, since=terms.now)
+    return row.kept(Keeping.SUPERSEDED, until).said(gone_on=gone_on)
+
+
+def _of_others(
+    session: SessionRow, row: CheckpointRow, terms: Terms, line: set[str]
+) -> CheckpointRow:
+    """Keep what a session can do without for a while."""
+    keeping, seconds = Keeping.ASIDE, terms.set_aside
+    if {row.id, row.info.incarnation} & line:
+        keeping, seconds = Keeping.SUPERSEDED, terms.grace
+    if is_asked(session):
+        return row.kept(keeping)
+    return _begun(row, keeping, terms.now + seconds)
+
+
+def _begun(row: CheckpointRow, keeping: Keeping, until: float) -> CheckpointRow:
+    """Keep it until then, or as long as was said when that began."""
+    if row.keeping is keeping and row.expires is not None:
+        until = row.expires
+    return row.kept(keeping, until)
+
+
+def is_asked(session: SessionRow) -> bool:
+    """Whether its user has to say how it goes on, or no return of it goes well."""
+    failure = session.failure
+    rests = session.phase is Phase.SUSPENDED
+    return rests and failure is not None and not failure.retryable
+
+
+def is_unanswered(session: SessionRow, current: CheckpointRow | None) -> bool:
+    """Whether nobody has said that a session has answered since it came back."""
+    back = current is not None and not current.is_of(session.incarnation)
+    return back and session.phase in LIVE and session.resumed_at is None
+
+
+def back_again(session: SessionRow, rows: Iterable[CheckpointRow]) -> str:
+    """Return what a session goes back to, now that its suspend is given up, or "".
+
+    That is its last save point, or what it came from, while that is kept.
+    """
+    shown = (row for row in rows if not lineage.is_hidden(session, row))
+    infos = {row.id: row.info for row in shown}
+    given_up = infos.pop(session.checkpoint, None)
+    parent = given_up.parent if given_up is not None else ""
+    own = (
+        info
+        for info in infos.values()
+        if info.id == parent or info.incarnation == session.incarnation
+    )
+    back = lineage.newest(own)
+    return back.id if back is not None else ""
+
+
+def _line(session: SessionRow, rows: Iterable[CheckpointRow]) -> set[str]:
+    """What a session came from: checkpoints, and incarnations that had save points."""
+    if session.phase is Phase.STOPPED:
+        return set()
+    infos = {row.id: row.info for row in rows}
+    line: set[str] = set()
+    own = (i for i in infos.values() if i.incarnation == session.incarnation != "")
+    next_ones = [session.checkpoint, *(info.parent for info in own)]
+    while next_ones:
+        name = next_ones.pop()
+        info = infos.get(name)
+        line.add(name)
+        if info is not None and info.parent not in line:
+            line.add(info.incarnation)
+            next_ones.append(info.parent)
+    return (line | {session.incarnation}) - {""}
+
+
+def _spare(rows: Iterable[CheckpointRow], most: int) -> set[str]:
+    """Save points that are kept beside a newer one: named, and the last of each line.
+
+    The newer one is kept as well, and counts.
+    """
+    infos = sorted((row.info for row in rows), key=lambda info: (info.stamp, info.id))
+    found = {info.id for info in infos if info.name}
+    for incarnation in {info.incarnation for info in infos}:
+        *older, _ = (info for info in infos if info.incarnation == incarnation)
+        plain = [info.id for info in older if info.goes_on and not info.name]
+        found |= set(plain[max(0, len(plain) + 1 - most) :])
+    return found
