@@ -82,21 +82,29 @@ def _remove_group(folder: Path) -> bool:
     return not folder.exists()
 
 
+KEY = {"user": "ann", "server": ""}
+
+
 class Ordered:
     """What the agent may be told about a session in a pod."""
 
     uid: str
     incarnation: str
 
-    def call(self, agent: Agent, order: str, **body) -> list[dict]:
+    @property
+    def hint(self) -> dict:
+        return {"pod": self.uid}
+
+    def call(self, agent: Agent, order: str, *, image="", **body) -> list[dict]:
         """Order the agent something that has events."""
-        path = f"/v1/sessions/{self.incarnation}/{order}?pod={self.uid}"
-        return agent.events(path, {"key": {"user": "ann", "server": ""}, **body})
+        path = f"/v1/sessions/{self.incarnation}/{order}"
+        hint = {**self.hint, "key": KEY, "image": image}
+        return agent.events(path, {"hint": hint, **body})
 
     def order(self, agent: Agent, order: str, body=()) -> httpx.Response:
         """Order the agent something that has none."""
-        path = f"/v1/sessions/{self.incarnation}/{order}?pod={self.uid}"
-        return agent.post(path, dict(body))
+        path = f"/v1/sessions/{self.incarnation}/{order}"
+        return agent.post(path, {"hint": self.hint, **dict(body)})
 
     def seen(self, agent: Agent) -> dict:
         """What the agent says of it."""

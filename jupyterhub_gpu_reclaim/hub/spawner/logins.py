@@ -48,7 +48,7 @@ class Logins:
         user = self._spawner.user.orm_user
         stored = select(orm.User.created).where(orm.User.id == user.id)
         made = inspect(user).session.scalar(stored)
-        return f"{user.id}.{made:%Y%m%dT%H%M%S%f}" if made else ""
+        return f"{user.id}." + (f"{made:%Y%m%dT%H%M%S%f}" if made else "")
 
     def token_id(self, token: str) -> int:
         """The database id of a valid token of this user; 0: there is none."""
