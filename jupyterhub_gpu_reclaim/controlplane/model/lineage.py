@@ -4,9 +4,6 @@ The newest checkpoint is that of the highest stamp (``CheckpointInfo.stamp``): t
 of the service that ordered it, and its number among those that this service has given
 out.
 
-The parent of a session (``CheckpointInfo.parent``) orders nothing. It distinguishes
-what a newer state has superseded from what a person has set aside.
-
 Pure.
 """
 
@@ -21,19 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
-    from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
-
-
-def goes_back_to(checkpoint: str, observed: Observed) -> set[str]:
-    """Ancestors of a checkpoint, as far as known, but those that a person set aside."""
-    infos = {each.id: each for each in observed.saved or ()}
-    found: set[str] = set()
-    info = infos.get(checkpoint)
-    while info is not None and info.parent not in found:
-        found.add(info.parent)
-        info = infos.get(info.parent)
-    return {each for each in found if each not in infos or infos[each].aside is None}
 
 
 def newest(infos: Iterable[CheckpointInfo]) -> CheckpointInfo | None:

@@ -1,9 +1,9 @@
 """Every session's row, its changes, and its views.
 
 A change of phase goes through the phase table, is written to the journal together with
-its audit line, and is then told to readers. It never calls the agent or the Hub. Other
-modules write tables of their own, and checkpoint rows, straight to the journal
-(``sessions/owners.py``, ``checkpoints``, ``flows/adoption.py``, ``api/users.py``).
+its audit line and with what that means for its checkpoints (``retention.py``), and is
+then told to readers. It never calls the agent or the Hub. Other modules write tables of
+their own straight to the journal.
 """
 
 from __future__ import annotations
