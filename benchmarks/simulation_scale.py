@@ -21,6 +21,7 @@ from benchmarks.simulated_gpus import GB, Gpus, Place
 from benchmarks.simulated_node import SimulatedAgent, SimulatedHub
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
+    GpuSample,
     HubState,
     Phase,
     SessionKey,
@@ -147,11 +148,12 @@ def _suspended(
         created=now,
         logical_bytes=10 * GB,
         stored_bytes=5 * GB,
+        gpus=[GpuSample(uuid="GPU")],
     )
     place = Place(key, "i", TreeState.GONE, 10 * GB, now)
     agent.keep(info, place)
     row = SessionRow(
-        key=key, phase=Phase.SUSPENDED, since=now, checkpoint=name, generation=1, gpus=1
+        key=key, phase=Phase.SUSPENDED, since=now, checkpoint=name, generation=1
     )
     kept = CheckpointRow(info=info, keeping=Keeping.CURRENT)
     journal.save(row, None, [kept])

@@ -610,7 +610,7 @@ class SessionFacts(Value, frozen=True, kw_only=True):
     failures: int = 0  #: of its suspends, in a row
     intent: str = ""  #: asked for and not yet done: suspend, resume, nap, wake, empty
     node: str = ""
-    gpus_held: int = 0  #: when its last suspend began
+    gpus_held: int = 0  #: now, or when it was saved
     resumed: Resumed | msgspec.UnsetType = msgspec.UNSET
     suspension: Suspension | msgspec.UnsetType = msgspec.UNSET  #: while it is suspended
     #: how many wait for a GPU, where it was selected to go for one of them

@@ -57,13 +57,10 @@ FULL = SessionRow(
     kept_by="ada",
     opted_out_by="root",
     stop_asked=3.0,
-    gpus=2,
-    gpu_name="A100",
 )
 ORDER = {"intent", "intent_by"}
 PROCESSES = ORDER | {"failures", "backoff_until", "stop_asked", "node"}
-CHECKPOINT = PROCESSES | {"gpus", "gpu_name"}
-SESSION = CHECKPOINT | {"kept_until", "kept_by"}
+SESSION = PROCESSES | {"kept_until", "kept_by"}
 NEW = {"session": "s2", "incarnation": "i2"}
 
 
@@ -77,7 +74,7 @@ NEW = {"session": "s2", "incarnation": "i2"}
         ({"intent": Intent.RESUME, "phase": Phase.SUSPENDED}, set()),
         ({"incarnation": "i2"}, PROCESSES),
         ({"incarnation": "i2", "phase": Phase.RESUMING}, PROCESSES),
-        ({"incarnation": "i2", "checkpoint": "c9"}, CHECKPOINT),
+        ({"incarnation": "i2", "checkpoint": "c9"}, PROCESSES),
         ({**NEW, "checkpoint": "c9"}, SESSION),
         ({**NEW, "checkpoint": ""}, SESSION),
         ({"phase": Phase.STOPPED}, SESSION),

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import (
+    CheckpointInfo,
     Decision,
     GpuSample,
     Nap,
@@ -23,7 +24,7 @@ from jupyterhub_gpu_reclaim.controlplane.decide.snapshot import snapshot_of
 from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
-from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 from tests.support.manual_clock import ManualClock
 
@@ -62,10 +63,22 @@ def preemption(sessions, policy):
 
 
 def put(sessions, key, phase=Phase.RUNNING, gpus=0, **more):
-    row = SessionRow(
-        key=key, phase=phase, since=sessions.clock.now(), gpus=gpus, **more
-    )
-    sessions.journal.save(row)
+    now, kept = sessions.clock.now(), []
+    if not phase.live and phase is not Phase.SUSPENDING:
+        cards = [GpuSample(uuid=f"GPU-{n}", name="A100") for n in range(gpus)]
+        info = CheckpointInfo(
+            id=f"c-{key.user}",
+            key=key,
+            incarnation="i",
+            generation=1,
+            created=now,
+            logical_bytes=1,
+            stored_bytes=1,
+            gpus=cards,
+        )
+        kept, more["checkpoint"] = [CheckpointRow(info=info)], info.id
+    row = SessionRow(key=key, phase=phase, since=now, **more)
+    sessions.journal.save(row, None, kept)
     card = GpuSample(uuid=f"GPU-{key.user}")
     sample = Sample(incarnation="", key=key, at=sessions.clock.now(), gpus=[card])
     runtime = sessions.runtime(key)
@@ -115,7 +128,7 @@ def test_gpu_that_comes_free_anyway_is_not_freed_twice(
     sessions, policy, preemption, phase
 ):
     put(sessions, ADA)
-    put(sessions, BOB, phase, gpus=1, checkpoint="c")
+    put(sessions, BOB, phase, gpus=1)
     preemption.select([wait(sessions, ZOE)])
     assert (policy.wants, wanted(sessions)) == ([], {})
     preemption.select([wait(sessions, ZOE, gpus=2)])
@@ -152,7 +165,7 @@ def test_who_waits_on_in_vain_is_given_less_and_less(sessions, policy, preemptio
         preemption.select(waiting)
         for key in list(wanted(sessions)):
             gone_after.append(sessions.clock.now() - begun)
-            put(sessions, key, Phase.SUSPENDED, gpus=1, checkpoint="c")
+            put(sessions, key, Phase.SUSPENDED, gpus=1)
             put(sessions, SessionKey(f"{key.user}x"))
     assert len(gone_after) == 4
     waits = [b - a for a, b in pairwise(gone_after)]
@@ -167,8 +180,7 @@ def test_of_those_who_share_a_machine_only_the_first_is_freed_for(
     put(sessions, EVE)
     since = sessions.clock.now()
     for key in (BOB, ZOE):
-        more = {"checkpoint": "c", "gpu_name": "A100", "waiting_since": since}
-        put(sessions, key, Phase.RESUMING, gpus=4, **more)
+        put(sessions, key, Phase.RESUMING, gpus=4, waiting_since=since)
     preemption.select([wait(sessions, BOB, 4), wait(sessions, ZOE, 4)])
     (want,) = policy.wants
     assert (want.key, want.gpus, want.gpu) == (BOB, 1, "A100")

@@ -62,6 +62,22 @@ def hold(sessions: Sessions, key: SessionKey, card: str, percent: float | None) 
     runtime.usage = usage
 
 
+def suspended(sessions, key: SessionKey, since: float, *cards: str) -> None:
+    """A session that has left these cards to others."""
+    info = CheckpointInfo(
+        id=f"c-{key.user}",
+        key=key,
+        incarnation="i",
+        generation=1,
+        created=1.0,
+        logical_bytes=1,
+        stored_bytes=1,
+        gpus=[GpuSample(uuid=f"GPU-{n}", name=each) for n, each in enumerate(cards)],
+    )
+    row = SessionRow(key=key, phase=Phase.SUSPENDED, since=since, checkpoint=info.id)
+    sessions.journal.save(row, None, [CheckpointRow(info=info)])
+
+
 def test_gpus_are_counted_by_node_model_and_what_is_done_with_them(sessions):
     at = sessions.clock.now()
 
@@ -83,10 +99,7 @@ def test_gpus_are_counted_by_node_model_and_what_is_done_with_them(sessions):
     change(SessionKey("di"))
     change(SessionKey("eve"), opted_out_by="root")
     change(SessionKey("fay"), kept_until=at + 60)
-    values = {"since": 1.0, "gpus": 3, "gpu_name": "T4"}
-    sessions.journal.save(
-        SessionRow(key=SessionKey("gil"), phase=Phase.SUSPENDED, **values)
-    )
+    suspended(sessions, SessionKey("gil"), 1.0, *["T4"] * 3)
     sessions.seats_per_gpu = 2
     model = sessions.runtime(ADA).cards("i1")[0].name
     assert totals.gpus(sessions) == [
@@ -120,14 +133,7 @@ def test_store_use_is_summed_up_by_user_with_the_largest_first(sessions):
 def test_gpu_time_given_back_is_counted_once_by_shares_and_outlives_a_restart(sessions):
     sessions.seats_per_gpu = 4
     for name in ("ed", "fay"):
-        saved = SessionRow(
-            key=SessionKey(name),
-            phase=Phase.SUSPENDED,
-            since=START,
-            checkpoint="c1",
-            gpus=1,
-        )
-        sessions.journal.save(saved)
+        suspended(sessions, SessionKey(name), START, "T4")
     assert totals.gpu_seconds(sessions) == 0
     sessions.clock.advance(100)
     assert totals.gpu_seconds(sessions) == 50  # it goes on

@@ -53,7 +53,7 @@ class GpuQueue:
         rows = {row.key: row for row in self._waiting_rows()}
         since = ((key, row.waiting_since or 0.0) for key, row in rows.items())
         order = fair(since, self._gpu_holders() if rows else {})
-        found = [_waiting(rows[key]) for key in order]
+        found = [self._waiting(rows[key]) for key in order]
         found += [each for each in self._agent.waiting() if each.key not in rows]
         found = [
             msgspec.structs.replace(each, place=place)
@@ -127,7 +127,7 @@ class GpuQueue:
         if not self._limit:
             return True
         if row.waiting_since is None:
-            if not row.gpus or not self._waiting_rows():
+            if not self._sessions.gpus_of(row) or not self._waiting_rows():
                 return True
             self._join(row)
             return False
@@ -165,6 +165,14 @@ class GpuQueue:
         self._sessions.update(row.key, line, waiting_since=now)
         self.refresh()
 
+    def _waiting(self, row: SessionRow) -> Waiting:
+        return Waiting(
+            key=row.key,
+            since=row.waiting_since or 0.0,
+            gpus=max(1, len(self._sessions.gpus_of(row))),
+            reason="No GPU of this machine has enough free memory.",
+        )
+
     def _waiting_rows(self) -> list[SessionRow]:
         return [
             row
@@ -174,13 +182,9 @@ class GpuQueue:
 
     def _gpu_holders(self) -> Counter[str]:
         """Number of sessions of each user that have a GPU, as far as known."""
-        runtime = self._sessions.runtime
-        return Counter(
-            row.key.user
-            for row in self._sessions.journal.sessions()
-            if row.phase in LIVE
-            and (row.gpus or runtime(row.key).cards(row.incarnation))
-        )
+        rows = self._sessions.journal.sessions()
+        live = (row for row in rows if row.phase in LIVE)
+        return Counter(row.key.user for row in live if self._sessions.gpus_of(row))
 
     def _tell_places(self, order: list[SessionKey], total: int) -> None:
         """Tell readers of a resume's steps its place, if that has changed."""
@@ -198,12 +202,3 @@ class GpuQueue:
 def no_room(failure: Failure | None) -> bool:
     """Whether a resume failed for lack of GPU memory, which others may release."""
     return failure is not None and failure.code == Reason.GPU_MEMORY.value
-
-
-def _waiting(row: SessionRow) -> Waiting:
-    return Waiting(
-        key=row.key,
-        since=row.waiting_since or 0.0,
-        gpus=max(1, row.gpus),
-        reason="No GPU of this machine has enough free memory.",
-    )

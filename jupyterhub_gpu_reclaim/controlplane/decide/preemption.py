@@ -71,11 +71,12 @@ class Preemption:
 
     def _count(self, now: float, waiting: set[SessionKey | None]) -> None:
         """Count the GPUs freed for each waiting session, as long as it waits."""
-        for key, runtime in list(self._sessions.runtimes.items()):
+        sessions = self._sessions
+        for key, runtime in list(sessions.runtimes.items()):
             whom, row = runtime.goes_for, self._sessions.row(key)
             if whom is not None and row.phase is Phase.SUSPENDED:
                 waiter = self._sessions.runtime(whom)
-                waiter.freed = waiter.freed[0] + row.gpus, now
+                waiter.freed = waiter.freed[0] + len(sessions.gpus_of(row)), now
                 runtime.goes_for = None
         for key, runtime in self._sessions.runtimes.items():
             if key not in waiting:
@@ -84,7 +85,8 @@ class Preemption:
     def _wants(self, waiting: list[Waiting], now: float) -> list[Want]:
         """Return what is still lacking when everything under way has come free."""
         rows = self._sessions.journal.sessions()
-        coming = sum(row.gpus for row in rows if self._comes_free(row, now))
+        going = (row for row in rows if self._comes_free(row, now))
+        coming = sum(len(self._sessions.gpus_of(row)) for row in going)
         coming += sum(self._idle_anyway(row) for row in rows)
         wants: list[Want] = []
         in_place = False
@@ -104,7 +106,8 @@ class Preemption:
             lacking = needed - min(coming, needed)
             coming -= needed - lacking
             if lacking and not self._awaits_effect(each.key, needed, now):
-                name = row.gpu_name if row.checkpoint else ""
+                held = self._sessions.gpus_of(row)
+                name = held[0].name if held else ""
                 wants.append(Want(key=each.key, gpus=lacking, gpu=name))
         return wants
 

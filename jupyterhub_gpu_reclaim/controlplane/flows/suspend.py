@@ -8,7 +8,7 @@ the commit. Decisions are taken in ``decide`` and by people, not here.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -49,13 +49,6 @@ _log = logging.getLogger(__name__)
 
 #: Part of the time that a drain has left, for which it waits after a failure.
 _PAUSED_PART = 0.25
-
-
-def _gpus_held(info: CheckpointInfo) -> dict[str, Any]:
-    """The row's GPUs as the capture found them; a sample may not have seen them yet."""
-    if not info.gpus:
-        return {}
-    return {"gpus": len(info.gpus), "gpu_name": info.gpus[0].name}
 
 
 class Suspender:
@@ -101,7 +94,6 @@ class Suspender:
             Unreachable: the agent was lost on the way; the capture may go on there.
         """
         before = self._sessions.row(key)
-        cards = self._sessions.runtime(key).cards_or_nap(before.incarnation)
         told = self._jobs.told(before)
         if why is not None and told not in why.message:
             why = msgspec.structs.replace(why, message=f"{why.message} {told}")
@@ -114,8 +106,6 @@ class Suspender:
                 why=why,
                 note=told,
                 attempt=self._new_id(),
-                gpus=len(cards),
-                gpu_name=cards[0].name if cards else "",
             )
         )
         self._sessions.counters.causes[why.code if why else "request"] += 1
@@ -194,7 +184,6 @@ class Suspender:
             failures=0,
             backoff_until=None,
             **lineage.highest(row, [info]),
-            **_gpus_held(info),
         )
 
     def failed(self, row: SessionRow, failure: Failure) -> SessionRow:

@@ -77,8 +77,6 @@ sessions = Table(
     Column("started_at", Float),
     Column("resumed_at", Float),
     Column("stop_asked", Float),
-    Column("gpus", Integer, nullable=False),
-    Column("gpu_name", Text, nullable=False),
     Column("waiting_since", Float),
     Column("bring_back", Text, nullable=False),
     Column("dismissed", Text, nullable=False),

@@ -15,8 +15,6 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from jupyterhub_gpu_reclaim.common.models import Step
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
@@ -26,19 +24,19 @@ GPU_SECONDS = "gpu_seconds_reclaimed"
 
 
 def leaving(
-    row: SessionRow, now: float, seats: int, phase: Phase | None = None
+    row: SessionRow, gpus: float, now: float, phase: Phase | None = None
 ) -> dict[str, float]:
     """Return what is added when a session leaves its row's phase, or is deleted.
 
     Args:
         row: the session before that.
+        gpus: that it has left; of a shared one, its share.
         now: seconds since the epoch.
-        seats: how many sessions share one GPU: each has left its share of it.
         phase: None: the session is forgotten.
     """
-    if row.phase is not Phase.SUSPENDED or phase is Phase.SUSPENDED or not row.gpus:
+    if row.phase is not Phase.SUSPENDED or phase is Phase.SUSPENDED or not gpus:
         return {}
-    return {GPU_SECONDS: row.gpus / seats * max(0.0, now - row.since)}
+    return {GPU_SECONDS: gpus * max(0.0, now - row.since)}
 
 
 def waited(counters: Counters, before: SessionRow, row: SessionRow, now: float) -> None:
@@ -65,11 +63,6 @@ def took(counters: Counters, before: SessionRow, row: SessionRow, now: float) ->
         counters.took("suspend", now - before.since)
     elif before.phase is Phase.RESUMING and row.phase in LIVE:
         counters.took("resume", now - before.since)
-
-
-def so_far(rows: Iterable[SessionRow], counted: float, now: float, seats: int) -> float:
-    """GPU seconds up to now: those counted, and those of suspended sessions."""
-    return counted + sum(leaving(row, now, seats).get(GPU_SECONDS, 0.0) for row in rows)
 
 
 #: Upper bounds of the histograms of seconds.

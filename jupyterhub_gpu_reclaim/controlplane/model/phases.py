@@ -176,7 +176,6 @@ _OF_PROCESSES: dict[str, Any] = {
     "placed": False,
     "node": "",  # the next one may be elsewhere
 }
-_OF_A_CHECKPOINT: dict[str, Any] = {**_OF_PROCESSES, "gpus": 0, "gpu_name": ""}
 _OF_A_SESSION: dict[str, Any] = {"kept_until": None, "kept_by": ""}
 
 
@@ -215,18 +214,15 @@ def _columns_ended(
     event: SessionEvent, before: SessionRow, after: SessionRow
 ) -> dict[str, Any]:
     """Return the columns that end with the session, its processes, or the order."""
-    if after.phase is Phase.STOPPED:
-        return {**_OF_A_CHECKPOINT, **_OF_A_SESSION}
-    same = after.incarnation == before.incarnation
+    stopped = after.phase is Phase.STOPPED
+    if after.incarnation == before.incarnation and not stopped:
+        return {**NO_ORDER} if _is_done(after) else {}
+    same = after.session == before.session != ""
     came_from = bool(after.checkpoint) and after.checkpoint == before.checkpoint
-    if not (same or came_from):
-        goes_on = after.session == before.session != ""
-        if goes_on or event is SessionEvent.BROUGHT_BACK:  # by its user
-            return {**_OF_A_CHECKPOINT}
-        return {**_OF_A_CHECKPOINT, **_OF_A_SESSION}
-    if not same:
+    by_its_user = event is SessionEvent.BROUGHT_BACK
+    if (same or came_from or by_its_user) and not stopped:
         return {**_OF_PROCESSES}
-    return {**NO_ORDER} if _is_done(after) else {}
+    return {**_OF_PROCESSES, **_OF_A_SESSION}
 
 
 def _is_done(row: SessionRow) -> bool:

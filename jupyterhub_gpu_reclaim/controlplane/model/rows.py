@@ -65,8 +65,6 @@ class SessionRow(Value, frozen=True, kw_only=True):
     resumed_at: float | None = None
     #: time of the last request to stop it that the Hub has not answered for sure
     stop_asked: float | None = None
-    gpus: int = 0  #: number held when its last suspend began; 0 if not known
-    gpu_name: str = ""  #: model of those GPUs, as the driver names it
     #: time since which a resume that has its place waits for memory of a GPU
     waiting_since: float | None = None
     #: checkpoint to bring back as soon as the session is suspended

@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Event,
     Failure,
     Finding,
+    GpuSample,
     Phase,
     SessionKey,
     SessionPolicy,
@@ -180,7 +181,7 @@ class Sessions:
         )
         accounting.waited(self.counters, before, row, now)
         accounting.took(self.counters, before, row, now)
-        more = accounting.leaving(before, now, self.seats_per_gpu, row.phase)
+        more = accounting.leaving(before, self.gpus_left(before), now, row.phase)
         self.journal.save(row, audit, self._kept(row, checkpoints), more)
         _log.info(
             "%s: %s -> %s (%s by %s)%s",
@@ -298,6 +299,17 @@ class Sessions:
         known = frozenset(row.id for row in self.journal.checkpoints(key))
         runtime = self.runtimes.get(key)
         return known | runtime.deleted if runtime is not None else known
+
+    def gpus_of(self, row: SessionRow) -> list[GpuSample]:
+        """Return the GPUs that a session holds, or that it held when it was saved."""
+        if row.phase in {*phases.LIVE, Phase.SUSPENDING}:
+            return self.runtime(row.key).cards_or_nap(row.incarnation)
+        saved = self.journal.checkpoint(row.checkpoint)
+        return saved.info.gpus if saved is not None else []
+
+    def gpus_left(self, row: SessionRow) -> float:
+        """Count the GPUs that its suspend has left to others, shared ones by share."""
+        return len(self.gpus_of(row)) / self.seats_per_gpu
 
     def note_node(self, key: SessionKey, tree: Tree | None) -> None:
         """Note the node of a session's programs, as far as that is known.
@@ -477,6 +489,7 @@ class Sessions:
             self.runtime(row.key),
             self.policy_of(row),
             suspension=self._suspension(row, kept),
+            gpus_held=len(self.gpus_of(row)),
         )
 
     def suspension(self, row: SessionRow) -> Suspension | None:
@@ -550,7 +563,7 @@ class Sessions:
             StoreError: it could not be written; nothing is changed.
         """
         row, now = self.row(key), self.clock.now()
-        left = accounting.leaving(row, now, self.seats_per_gpu)
+        left = accounting.leaving(row, self.gpus_left(row), now)
         kept = self._kept(SessionRow(key=key), checkpoints)
         self.journal.forget(key, line, kept, left, also)
         self.forget(key)

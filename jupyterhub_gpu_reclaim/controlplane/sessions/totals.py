@@ -51,10 +51,9 @@ def gpus(sessions: Sessions) -> list[GpuCount]:
         states[name] = (row.node, card.name, state)
     found: dict[tuple[str, str, str], float] = dict(Counter(states.values()))
     for row in rows:
-        if row.phase is Phase.SUSPENDED and row.gpus:
-            kind = (row.node, row.gpu_name, accounting.FREED)
-            share = row.gpus / sessions.seats_per_gpu
-            found[kind] = found.get(kind, 0.0) + share
+        if row.phase is Phase.SUSPENDED and (held := sessions.gpus_of(row)):
+            kind = (row.node, held[0].name, accounting.FREED)
+            found[kind] = found.get(kind, 0.0) + sessions.gpus_left(row)
     return [GpuCount(*kind, found[kind]) for kind in sorted(found)]
 
 
@@ -77,12 +76,10 @@ def _is_at_work(sessions: Sessions, row: SessionRow) -> bool:
 
 def gpu_seconds(sessions: Sessions) -> float:
     """GPUs times seconds left to others since the journal was begun."""
-    return accounting.so_far(
-        sessions.journal.sessions(),
-        sessions.journal.amount(accounting.GPU_SECONDS),
-        sessions.clock.now(),
-        sessions.seats_per_gpu,
-    )
+    now, name = sessions.clock.now(), accounting.GPU_SECONDS
+    rows = sessions.journal.sessions()
+    going = (accounting.leaving(row, sessions.gpus_left(row), now) for row in rows)
+    return sessions.journal.amount(name) + sum(each.get(name, 0.0) for each in going)
 
 
 def store_use(sessions: Sessions) -> list[StoreUse]:

@@ -39,6 +39,7 @@ def view_of(
     policy: SessionPolicy | None,
     *,
     suspension: Suspension | None = None,
+    gpus_held: int = 0,
 ) -> SessionView:
     """Make the view of a session.
 
@@ -49,6 +50,7 @@ def view_of(
         policy: the rules' settings for it; None: there are no rules, or it does not
             run.
         suspension: the facts for its user; None: it is not suspended.
+        gpus_held: number of GPUs that it holds, or held when it was saved.
     """
     kept = [each for each in kept if not lineage.is_hidden(row, each)]
     ended = row.phase.rests
@@ -73,6 +75,7 @@ def view_of(
         facts=msgspec.structs.replace(
             _facts(row, runtime, policy),
             suspension=UNSET if suspension is None else suspension,
+            gpus_held=gpus_held,
         ),
     )
 
@@ -116,7 +119,6 @@ def _facts(
         failures=row.failures,
         intent=row.intent.value,
         node=row.node,
-        gpus_held=row.gpus,
         resumed=_last_return(row, runtime.operation),
         wanted=runtime.wanted or UNSET,
         place=UNSET if waiting is None else waiting.place,
