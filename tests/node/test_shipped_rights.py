@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.tree import rights
+from jupyterhub_gpu_reclaim.checkpoint.kinds import rights
 from jupyterhub_gpu_reclaim.linux import capabilities, procfs
 from tests.node.conftest import short_folder
 from tests.support.agent import criu_folder, goes_on, wait_for
