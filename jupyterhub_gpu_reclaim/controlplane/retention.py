@@ -27,8 +27,8 @@ any other                          ASIDE       ``set_aside``²
 =================================  ==========  ========================================
 
 ¹ what its current checkpoint, or what runs, came from, with the save points of those;
-of a stopped session: nothing. ² without limit while its user is asked, or what it is
-suspended in cannot come back.
+of a stopped session: what a checkpoint that was set aside came from. ² without limit
+while its user is asked, or what it is suspended in cannot come back.
 
 What the session is in is not set aside any more, and what it runs from it has gone on
 from: these words the store is told (``checkpoints/marks.py``).
@@ -174,12 +174,14 @@ def back_again(session: SessionRow, rows: Iterable[CheckpointRow]) -> str:
 
 def _line(session: SessionRow, rows: Iterable[CheckpointRow]) -> set[str]:
     """What a session came from: checkpoints, and incarnations that had save points."""
-    if session.phase is Phase.STOPPED:
-        return set()
     infos = {row.id: row.info for row in rows}
-    line: set[str] = set()
-    own = (i for i in infos.values() if i.incarnation == session.incarnation != "")
-    next_ones = [session.checkpoint, *(info.parent for info in own)]
+    if session.phase is Phase.STOPPED:
+        line: set[str] = set()
+        next_ones = [info.parent for info in infos.values() if info.aside is not None]
+    else:
+        line = {session.incarnation}
+        own = (i for i in infos.values() if i.incarnation == session.incarnation != "")
+        next_ones = [session.checkpoint, *(info.parent for info in own)]
     while next_ones:
         name = next_ones.pop()
         info = infos.get(name)
@@ -187,7 +189,7 @@ def _line(session: SessionRow, rows: Iterable[CheckpointRow]) -> set[str]:
         if info is not None and info.parent not in line:
             line.add(info.incarnation)
             next_ones.append(info.parent)
-    return (line | {session.incarnation}) - {""}
+    return line - {""}
 
 
 def _spare(rows: Iterable[CheckpointRow], most: int) -> set[str]:

@@ -106,6 +106,14 @@ def test_what_the_current_one_came_from_goes_after_the_time_of_grace(failure):
     }
 
 
+def test_what_was_put_aside_by_a_fresh_start_came_from_goes_after_the_time_of_grace():
+    rows = [saved("c1", "i1"), saved("c2", "i2", "c1", aside=Aside(until=7.0))]
+    assert kept(session("stopped", "", incarnation=""), *rows) == {
+        "c1": ("superseded", NOW + GRACE),
+        "c2": ("aside", 7.0),
+    }
+
+
 def test_last_few_save_points_and_named_ones_are_put_aside_beside_a_newer_one():
     points = [
         saved("c1", "i5", goes_on=True, name="good"),
