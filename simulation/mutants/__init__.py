@@ -53,7 +53,7 @@ MUTANTS: dict[str, Mutant] = {
         " was, so that an older state could pass for the newest.",
         _READING.format("B7"),
         service.GENERATIONS,
-        seed=20000000256,
+        seed=20000000382,
     ),
     "two-services-on-one-journal": Mutant(
         "Two services worked on one journal, and each undid what the other had done.",
