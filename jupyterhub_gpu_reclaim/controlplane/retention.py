@@ -26,9 +26,9 @@ any other of its line              SUPERSEDED  ``grace``²
 any other                          ASIDE       ``set_aside``²
 =================================  ==========  ========================================
 
-¹ what its current checkpoint, or what runs, came from, with the save points of those;
-of a stopped session: what a checkpoint that was set aside came from. ² without limit
-while its user is asked, or what it is suspended in cannot come back.
+¹ what its current checkpoint, what runs, or what was set aside came from, with the
+save points of those. ² without limit while its user is asked, or what it is suspended
+in cannot come back.
 
 What the session is in is not set aside any more, and what it runs from it has gone on
 from: these words the store is told (``checkpoints/marks.py``).
@@ -175,13 +175,12 @@ def back_again(session: SessionRow, rows: Iterable[CheckpointRow]) -> str:
 def _line(session: SessionRow, rows: Iterable[CheckpointRow]) -> set[str]:
     """What a session came from: checkpoints, and incarnations that had save points."""
     infos = {row.id: row.info for row in rows}
-    if session.phase is Phase.STOPPED:
-        line: set[str] = set()
-        next_ones = [info.parent for info in infos.values() if info.aside is not None]
-    else:
-        line = {session.incarnation}
+    line: set[str] = set()
+    next_ones = [info.parent for info in infos.values() if info.aside is not None]
+    if session.phase is not Phase.STOPPED:
+        line.add(session.incarnation)
         own = (i for i in infos.values() if i.incarnation == session.incarnation != "")
-        next_ones = [session.checkpoint, *(info.parent for info in own)]
+        next_ones += [session.checkpoint, *(info.parent for info in own)]
     while next_ones:
         name = next_ones.pop()
         info = infos.get(name)

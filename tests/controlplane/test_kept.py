@@ -106,9 +106,10 @@ def test_what_the_current_one_came_from_goes_after_the_time_of_grace(failure):
     }
 
 
-def test_what_was_put_aside_by_a_fresh_start_came_from_goes_after_the_time_of_grace():
+@pytest.mark.parametrize("phase", ["stopped", "running"])
+def test_what_a_fresh_start_put_aside_came_from_goes_after_the_time_of_grace(phase):
     rows = [saved("c1", "i1"), saved("c2", "i2", "c1", aside=Aside(until=7.0))]
-    assert kept(session("stopped", "", incarnation=""), *rows) == {
+    assert kept(session(phase, ""), *rows) == {
         "c1": ("superseded", NOW + GRACE),
         "c2": ("aside", 7.0),
     }
