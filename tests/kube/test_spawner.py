@@ -269,9 +269,10 @@ async def test_nothing_rests_on_a_list_that_stands_still(cluster, make, hasty):
 
 @pytest.mark.parametrize("hold", [False, True])
 async def test_a_start_goes_on_whose_watch_has_given_up_in_the_middle(
-    cluster, make, hasty, hold
+    cluster, make, hasty, monkeypatch, hold
 ):
     """KubeSpawner looks at the start's limit, which ours ends before."""
+    monkeypatch.setattr(watches, "WAIT_SECONDS", 60.0)
     for node in cluster.nodes:
         node.schedulable = False
     spawner = returning(make()) if hold else make()
@@ -370,7 +371,7 @@ async def test_a_return_that_every_node_sends_away_says_so_before_the_hub_gives_
     for node in cluster.nodes:
         node.rejects = NO_GPU
     with pytest.raises(Refused) as refused:
-        await returning(make(start_timeout=5)).start()
+        await returning(make(start_timeout=15)).start()
     assert refused.value.reason is Reason.NOT_PLACED
     assert "did not take it (OutOfnvidia.com/gpu" in refused.value.message
     assert cluster.pod("jupyter-ada") is None
