@@ -72,7 +72,7 @@ def test_end_of_criu_in_the_middle_is_told_as_such(places, engine):
 
     class Deadly(type(image)):
         def stream(self, name, skip=()):
-            if name.startswith("core-") and helpers:
+            if name.startswith("pages-") and helpers:
                 for pid in children(helpers.pop()):
                     os.kill(pid, signal.SIGKILL)
             return super().stream(name, skip)

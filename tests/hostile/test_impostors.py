@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.http import unix_sockets
 from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
@@ -55,18 +56,18 @@ import os, socket, sys
 os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
 socket.socket(socket.AF_UNIX).connect(sys.argv[1])
 """
-ORDERS = {
-    "trees": (),
-    "samples": (),
-    "checkpoints": (),
-    "identity": ("the-one",),
-    "thaw": ("i1",),
-    "release": ("i1", "the-one"),
-    "kill": ("i1",),
-    "cancel": ("i1",),
-    "discard": ("the-one",),
-}
-STREAMS = {"capture": ("i1", "the-one", 1), "restore": ("i1", "the-one")}
+QUESTIONS = {"trees": (), "samples": (), "checkpoints": (), "identity": ("the-one",)}
+ORDERS = (
+    orders.Thaw(),
+    orders.Release(checkpoint="the-one"),
+    orders.Kill(),
+    orders.Cancel(),
+    orders.Discard(),
+)
+STREAMS = (
+    orders.Capture(checkpoint="the-one"),
+    orders.Restore(checkpoint="the-one"),
+)
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -123,15 +124,18 @@ async def test_impostor_of_the_service_hears_nothing_and_is_not_believed(
 async def test_impostor_of_an_agent_hears_no_token_and_no_order(impostor, open_folder):
     address = f"unix:{open_folder}/it.sock"
     client = AgentClient(address, TOKEN, quick=5, slow=5, silence=5)
-    for name, words in ORDERS.items():
+    for name, words in QUESTIONS.items():
         with pytest.raises(Unreachable):
             await getattr(client, name)(*words)
-    for name, words in STREAMS.items():
+    for order in ORDERS:
         with pytest.raises(Unreachable):
-            async for _ in getattr(client, name)(*words):
+            await client.order("i1", order)
+    for order in STREAMS:
+        with pytest.raises(Unreachable):
+            async for _ in client.follow("i1", order):
                 pass
     client.close()
-    count = len(ORDERS) + len(STREAMS)
+    count = len(QUESTIONS) + len(ORDERS) + len(STREAMS)
     assert await asyncio.to_thread(impostor.heard, count) == {"heard 0\n"}
 
 

@@ -104,7 +104,7 @@ def test_neighbours_of_a_crowd_are_looked_at_once_and_quickly(crowd):
 
 
 async def test_session_with_too_many_files_is_missing_alone(crowd):
-    sampler = Sampler(SystemClock())
+    sampler = Sampler(SystemClock(), answer_seconds=60.0)
     eve, ada = await sampler.sample_all([session("eve", crowd), session("ada")])
     sampler.close()
     assert eve.moved is None

@@ -65,7 +65,7 @@ class RoutesInMemory(Proxy):
 class ServerInProcess(Spawner):
     """A server that says that it is there, some time after it was started."""
 
-    start_seconds = stop_seconds = 0.3
+    start_seconds = stop_seconds = 1.0
     _http: HTTPServer | None = None
 
     async def start(self):
