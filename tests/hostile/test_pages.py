@@ -157,7 +157,7 @@ async def state_of(world, chromium):
             await page.get_by_role("button", name="Sign in").click()
             await page.wait_for_url("**/hub/token")
             await page.goto(world.service)
-            await page.locator("[data-session='ada/train']").wait_for()
+            await page.get_by_text("train").first.wait_for()  # a card, or a row
             return await context.storage_state()
 
     async def state(person):
