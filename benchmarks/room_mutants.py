@@ -126,10 +126,10 @@ MUTANTS = (
     Mutant(
         "checkpoint",
         "test_what_comes_back_files test_other_user",
-        f"{PACKAGE}/checkpoint/files/reopen.py",
+        f"{PACKAGE}/checkpoint/kinds/named_files.py",
         """\
     if size:
-        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, size)
+        fcntl.fcntl(both, fcntl.F_SETPIPE_SZ, size)
 """,
         "",
         "A FIFO with a size of its own comes back with the usual one.",

@@ -18,7 +18,7 @@ STATIC = (
     / "labextension"
     / "static"
 )
-CELL = STATIC.parents[2] / "service" / "web" / "static" / "admin" / "cell.js"
+SESSION = STATIC.parents[2] / "service" / "web" / "static" / "session.js"
 WORDS = STATIC / "view" / "words.js"
 PANEL = STATIC / "view" / "panel.js"
 ABSENCE = STATIC / "view" / "absence.js"
@@ -127,7 +127,7 @@ def test_suspend_of_a_session_at_work_is_pressed_twice():
 def test_admin_panel_knows_a_gpu_that_works_from_the_window_or_the_last_look():
     views = [{"gpus": [CARD]}, {"usage": {"gpu_percent": 90}}, {"gpus": []}]
     code = f"""
-        import {{ worksOnGpu }} from {json.dumps(CELL.as_uri())};
+        import {{ worksOnGpu }} from {json.dumps(SESSION.as_uri())};
         console.log(JSON.stringify({json.dumps(views)}.map(worksOnGpu)));
     """
     assert json.loads(node(code)) == [True, True, False]
