@@ -73,7 +73,7 @@ def session(port: int, name: str = "eve") -> SampleTarget:
 
 
 async def sampled(*ports: int, rounds: int = 1) -> list[Sample]:
-    sampler = Sampler(SystemClock())
+    sampler = Sampler(SystemClock(), answer_seconds=60.0)
     targets = [session(port, f"user{n}") for n, port in enumerate(ports)]
     try:
         for _ in range(rounds):

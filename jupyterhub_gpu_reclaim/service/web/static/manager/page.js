@@ -50,7 +50,7 @@ function toolbar(table, { nouns, groups, group, orders, columns }) {
     want({ text: search.value.trim() });
     table.filter();
   });
-  const every = el("input", { type: "checkbox", "aria-label": "Select all that are listed", change: () => table.pick(table.found.map(table.idOf), every.checked) });
+  const every = el("input", { type: "checkbox", "aria-label": "Select all that are listed", disabled: "", change: () => table.pick(table.found.map(table.idOf), every.checked) });
   const said = el("span", { role: "status" });
   const buttons = orders.map(([label, act]) => button(label, async () => (await act(table.chosen)) && table.pick([...table.picked], false), { disabled: "" }));
   const sorts = columns.filter(({ title }) => title).map(({ field, title }) => [field, title]);
@@ -66,6 +66,7 @@ function toolbar(table, { nouns, groups, group, orders, columns }) {
     const [found, chosen] = [table.found, table.chosen];
     const of = found.length < table.rows.size ? ` of ${table.rows.size}` : "";
     said.textContent = chosen.length ? `${chosen.length} of ${found.length} selected` : `${count(found.length, nouns)}${of}`;
+    every.disabled = !found.length;
     every.checked = chosen.length > 0 && chosen.length === found.length;
     every.indeterminate = chosen.length > 0 && !every.checked;
     for (const one of buttons) one.disabled = !chosen.length;
