@@ -70,15 +70,12 @@ def kept(
     """Return a session's checkpoints, each as it is kept from now on."""
     line = _line(session, rows)
     spare = _spare(rows, terms.save_points)
-    found = []
-    for row in rows:
-        now = (
-            _by_word(session, row, terms)
-            or _of_running(session, row, terms)
-            or _of_others(session, row, terms, set() if row.id in spare else line)
-        )
-        found.append(now)
-    return found
+    return [
+        _by_word(session, row, terms)
+        or _of_running(session, row, terms)
+        or _of_others(session, row, terms, set() if row.id in spare else line)
+        for row in rows
+    ]
 
 
 def _by_word(
