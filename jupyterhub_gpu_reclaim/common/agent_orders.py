@@ -44,13 +44,22 @@ class AgentOrder(Value, frozen=True, kw_only=True):
     cancellable: ClassVar[bool] = False
     #: Whether the image of the session's container has to be known, for its return.
     needs_image: ClassVar[bool] = False
-    #: Whether a checkpoint comes of it, which tells what its node was.
-    saves: ClassVar[bool] = False
 
     hint: PodHint = PodHint()
 
 
-class Capture(AgentOrder, frozen=True):
+class Saving(AgentOrder, frozen=True):
+    """An order of which a checkpoint comes, with what it is to be called."""
+
+    streams: ClassVar = True
+    cancellable: ClassVar = True
+    needs_image: ClassVar = True
+
+    checkpoint: Identifier
+    generation: Count = 1
+
+
+class Capture(Saving, frozen=True):
     """Save a tree that stands still from then on; ends with its checkpoint.
 
     ``seen`` is ``at`` of the sample that showed it idle, by its agent's clock: an order
@@ -59,30 +68,18 @@ class Capture(AgentOrder, frozen=True):
     """
 
     kind: ClassVar = "capture"
-    streams: ClassVar = True
-    cancellable: ClassVar = True
-    needs_image: ClassVar = True
-    saves: ClassVar = True
 
-    checkpoint: Identifier
-    generation: Count = 1
     seen: float | None = None
 
 
-class Save(AgentOrder, frozen=True):
+class Save(Saving, frozen=True):
     """Save a tree that goes on; any other order calls it off, unless it has ended.
 
     ``name`` is what a person calls the save point; it stands in its manifest.
     """
 
     kind: ClassVar = "save"
-    streams: ClassVar = True
-    cancellable: ClassVar = True
-    needs_image: ClassVar = True
-    saves: ClassVar = True
 
-    checkpoint: Identifier
-    generation: Count = 1
     name: Name = ""
 
 

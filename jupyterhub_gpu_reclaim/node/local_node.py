@@ -74,7 +74,15 @@ _NEXT_WAKE_SECONDS = 60.0
 #: Killed sessions of which a repeated kill still hears that they are gone.
 _REMEMBERED = 256
 #: A kill waits until these have been called off, or have ended.
-_AWAITED = frozenset({"restore", trees.RECOVER, trees.NAP, trees.WAKE, trees.SAVE})
+_AWAITED = frozenset(
+    {
+        orders.Restore.kind,
+        trees.RECOVER,
+        orders.Nap.kind,
+        orders.Wake.kind,
+        orders.Save.kind,
+    }
+)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -195,9 +203,9 @@ class LocalNode:
             Refused: ``order_late``: it may be in use again.
         """
         checkpoint, seen = order.checkpoint, order.seen
-        await self._await_turn(incarnation, "capture", seen)
+        await self._await_turn(incarnation, order.kind, seen)
         known = await self._saved(
-            incarnation, "capture", checkpoint, "be suspended now"
+            incarnation, order.kind, checkpoint, "be suspended now"
         )
         if not isinstance(known, Session):
             return known
@@ -206,7 +214,7 @@ class LocalNode:
         if seen is None:
             self.tools.refusals.forget(incarnation)
         self.operations.work_for(session)
-        operation = Operation("capture", session.key, checkpoint)
+        operation = Operation(order.kind, session.key, checkpoint)
 
         def attempt(operation: Operation) -> AsyncIterator[Event]:
             # What it orders is of the highest term: of a lower one it was refused.
@@ -219,13 +227,13 @@ class LocalNode:
     async def save(self, incarnation: str, order: orders.Save) -> AsyncIterator[Event]:
         """Save it while it goes on, attach to that, or repeat how it ended."""
         checkpoint = order.checkpoint
-        await self._await_turn(incarnation, trees.SAVE)
-        known = await self._saved(incarnation, trees.SAVE, checkpoint, "be saved now")
+        await self._await_turn(incarnation, order.kind)
+        known = await self._saved(incarnation, order.kind, checkpoint, "be saved now")
         if not isinstance(known, Session):
             return known
         session = known
         self.operations.work_for(session)
-        operation = Operation(trees.SAVE, session.key, checkpoint)
+        operation = Operation(order.kind, session.key, checkpoint)
         stamp = self.term.number, order.generation
         work = save.Save(self.tools, session, operation, stamp, name=order.name)
         return self._begin(session, operation, work.run).follow()
@@ -237,17 +245,17 @@ class LocalNode:
             Refused: ``order_late``: it may be in use again.
         """
         session = await self._find(incarnation)
-        await self._await_turn(incarnation, trees.NAP, order.seen)
+        await self._await_turn(incarnation, order.kind, order.seen)
         tree = await self.tree(incarnation)
         # Nothing is awaited from here to begin().
-        known = self._under_way(incarnation, trees.NAP)
+        known = self._under_way(incarnation, order.kind)
         if known is not None:
             return known.follow()
         if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action="nap now")
         self._refuse_late(order.seen)
         self.operations.work_for(session)
-        operation = Operation(trees.NAP, session.key, "")
+        operation = Operation(order.kind, session.key, "")
 
         def attempt(operation: Operation) -> AsyncIterator[Event]:
             return nap.Nap(self.tools, session, operation).run(operation)
@@ -264,18 +272,17 @@ class LocalNode:
             order: the order.
             why: what has woken it; empty: the order.
         """
-        del order
         session = await self._find(incarnation)
-        await self._await_turn(incarnation, trees.WAKE)
+        await self._await_turn(incarnation, order.kind)
         tree = await self.tree(incarnation)
-        known = self._under_way(incarnation, trees.WAKE)
+        known = self._under_way(incarnation, order.kind)
         if known is not None:
             return known.follow()
         if tree.state is TreeState.RUNNING and tree.nap is None:
             return _told(Event(tree=tree))
         if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action="wake now")
-        operation = Operation(trees.WAKE, session.key, "")
+        operation = Operation(order.kind, session.key, "")
         work = nap.Wake(self.tools, session, operation, why)
         return self._begin(session, operation, work.run).follow()
 
@@ -286,7 +293,7 @@ class LocalNode:
         del order
         session = await self._find(incarnation)
         operation = await self.operations.next(
-            session.incarnation, trees.WAKE, _NEXT_WAKE_SECONDS
+            session.incarnation, orders.Wake.kind, _NEXT_WAKE_SECONDS
         )
         return _told() if operation is None else operation.follow()
 
@@ -307,7 +314,7 @@ class LocalNode:
         """Restore it, attach to the restore under way, or repeat how it ended."""
         checkpoint = order.checkpoint
         with suppress(Refused):  # while a nap or a wake is under way: it may be back
-            known = self.operations.attach(incarnation, "restore", checkpoint)
+            known = self.operations.attach(incarnation, order.kind, checkpoint)
             if known is not None:
                 return known.follow()
         session = await self._find(incarnation)
@@ -320,7 +327,7 @@ class LocalNode:
         if ended is not None and ended.tree is not None:
             return _told(ended)
         # The same call may have come twice; nothing is awaited from here to begin().
-        again = self.operations.attach(incarnation, "restore", checkpoint)
+        again = self.operations.attach(incarnation, order.kind, checkpoint)
         if again is not None:
             return again.follow()
         if refusal is not None:
@@ -329,7 +336,7 @@ class LocalNode:
             return _told(ended)
         self.outcomes.refuse_if_leased(self.operations, incarnation, checkpoint)
         self.operations.work_for(session)
-        operation = Operation("restore", session.key, checkpoint)
+        operation = Operation(order.kind, session.key, checkpoint)
         work = Restore(
             self.tools, session, operation, put_files_back=order.put_files_back
         )
@@ -337,10 +344,9 @@ class LocalNode:
 
     async def thaw(self, incarnation: str, order: orders.Thaw) -> Tree:
         """Thaw a captured tree; its checkpoint is discarded."""
-        del order
         session = await self._find(incarnation)
         return await self._do(
-            "thaw", session, "", lambda op: self.releases.thaw(session, op)
+            order.kind, session, "", lambda op: self.releases.thaw(session, op)
         )
 
     async def release(self, incarnation: str, order: orders.Release) -> Tree:
@@ -353,7 +359,7 @@ class LocalNode:
                 self.releases.already_released, incarnation, checkpoint
             )
         return await self._do(
-            "release",
+            order.kind,
             session,
             checkpoint,
             lambda op: self.releases.release(session, op),
@@ -361,9 +367,8 @@ class LocalNode:
 
     async def kill(self, incarnation: str, order: orders.Kill) -> Tree:
         """End a session whatever it does, but not while it is being saved."""
-        del order
         running = self.operations.running(incarnation)
-        if running is not None and running.kind == "capture":
+        if running is not None and running.kind == orders.Capture.kind:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
         if running is not None and running.kind in _AWAITED:
             self.term.confirm()
@@ -374,7 +379,7 @@ class LocalNode:
         except NotFound:
             return await self.tree(incarnation)
         tree = await self._do(
-            trees.KILL, session, "", lambda op: self.releases.kill(session, op)
+            order.kind, session, "", lambda op: self.releases.kill(session, op)
         )
         self._gone[incarnation] = tree
         while len(self._gone) > _REMEMBERED:
@@ -475,13 +480,17 @@ class LocalNode:
         if running is None or running.kind == kind:
             return
         full = self.tools.accelerator.shortage_of(incarnation) is not None
-        wakes = running.kind == trees.WAKE
-        overtakes = wakes and kind == "capture" and (full or seen is None)
-        if running.kind == trees.SAVE or overtakes:
+        wakes = running.kind == orders.Wake.kind
+        overtakes = wakes and kind == orders.Capture.kind and (full or seen is None)
+        if running.kind == orders.Save.kind or overtakes:
             self._refuse_late(seen)
             self.term.confirm()
             running.cancel.set()
-        elif full or seen is not None or running.kind not in {trees.NAP, trees.WAKE}:
+        elif (
+            full
+            or seen is not None
+            or running.kind not in {orders.Nap.kind, orders.Wake.kind}
+        ):
             return
         await running.wait(_CALL_OFF_SECONDS)
 

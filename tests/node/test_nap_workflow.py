@@ -158,7 +158,7 @@ async def test_tree_tells_what_its_nap_has_moved_out_of_which_card(recovery, cou
 async def test_wake_counts_as_a_nap_until_it_has_ended(recovery, counter):
     """Who sees it run orders something at once: not refused because of the wake."""
     session = recovery.placements.find(counter.incarnation)
-    operation = Operation(trees.WAKE, session.key, "")
+    operation = Operation(orders.Wake.kind, session.key, "")
     record = trees.record_of(recovery.releases.records, session)
     assert trees.tree_of(session, record, operation).state is TreeState.NAPPING
     operation.end()

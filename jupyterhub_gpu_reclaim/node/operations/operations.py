@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.agent_orders import CANCELLABLE
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -194,7 +195,8 @@ class Operations:
         """Whether a session is being restored from that checkpoint."""
         return any(
             not operation.done
-            and (operation.kind, operation.checkpoint) == ("restore", checkpoint)
+            and (operation.kind, operation.checkpoint)
+            == (orders.Restore.kind, checkpoint)
             for operation in self._current.values()
         )
 
@@ -280,7 +282,9 @@ def _may_go_better(operation: Operation) -> bool:
     What hindered it may have been mended: memory came free, a file was put back.
     """
     return (
-        operation.kind == "restore" and operation.done and operation.error is not None
+        operation.kind == orders.Restore.kind
+        and operation.done
+        and operation.error is not None
     )
 
 

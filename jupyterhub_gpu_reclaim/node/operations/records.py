@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.bounds import Count, Identifier, Line, Moment, Size
 from jupyterhub_gpu_reclaim.common.durable import sync_folder, write_durably
@@ -152,7 +153,7 @@ class Record(Value, frozen=True, kw_only=True):
     @property
     def origin(self) -> str:
         """The checkpoint that this tree was restored from; empty: none, or unknown."""
-        return self.checkpoint if self.operation == "restore" else self.parent
+        return self.checkpoint if self.operation == orders.Restore.kind else self.parent
 
     @property
     def naps(self) -> bool:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.models import Nap, Tree, TreeState
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Record, Stage
@@ -23,19 +24,11 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _STOPPED = {Stage.CAPTURED, Stage.RELEASING, Stage.ROLLING_BACK}
 #: The operation that settles what a former agent left (``recovery``).
 RECOVER = "recover"
-#: The operation in which a session still counts as running.
-NAP = "nap"
-#: The operation that ends a nap.
-WAKE = "wake"
-#: Another in which it runs: it stands still for a moment, and is saved behind it.
-SAVE = "save"
-#: The operation that ends one, whatever it does.
-KILL = "kill"
 #: A wake has its memory back a moment before it ends, and other orders wait for that.
 _IN_HAND = {
-    "capture": TreeState.CAPTURING,
-    "restore": TreeState.RESTORING,
-    WAKE: TreeState.NAPPING,
+    orders.Capture.kind: TreeState.CAPTURING,
+    orders.Restore.kind: TreeState.RESTORING,
+    orders.Wake.kind: TreeState.NAPPING,
 }
 #: Of what it settles, this is as unfinished as it was then.
 _UNFINISHED = {Stage.CAPTURING, Stage.RESTORING, Stage.CONTINUING}
@@ -114,7 +107,7 @@ def tree_of(
         failure=record.failure if record else None,
         pod=session.hint.pod,
         container=session.container,
-        ending=running and operation is not None and operation.kind == KILL,
+        ending=running and operation is not None and operation.kind == orders.Kill.kind,
         nap=_nap(record.nap) if record is not None and record.naps else None,
         session=session.id,
         account=session.account,
@@ -144,7 +137,11 @@ def gone(record: Record | Session, checkpoint: str = "") -> Tree:
 
 
 def _checkpoint(record: Record | None, operation: Operation | None) -> str:
-    if operation is not None and operation.checkpoint and operation.kind != SAVE:
+    if (
+        operation is not None
+        and operation.checkpoint
+        and operation.kind != orders.Save.kind
+    ):
         return operation.checkpoint
     return record.checkpoint if record else ""
 
@@ -183,8 +180,14 @@ def _state(
         return TreeState.RUNNING if undone else TreeState.CAPTURED
     if session.holding and not has_programs(session):
         return TreeState.HOLDING
-    naps = record is not None and (record.naps or kind == SAVE)
-    if naps and record is not None and record.nap is not None and kind != NAP:
+    # While a nap is carried out, the session still counts as running.
+    naps = record is not None and (record.naps or kind == orders.Save.kind)
+    if (
+        naps
+        and record is not None
+        and record.nap is not None
+        and kind != orders.Nap.kind
+    ):
         return TreeState.NAPPING
     if record is not None and record.stage is Stage.RESTORING:
         return TreeState.RESTORING  # half of it, which could not be ended

@@ -22,6 +22,7 @@ from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
@@ -166,7 +167,7 @@ class Capture:
         former = trees.record_of(tools.records, session)
         self._record = Record.of(
             session,
-            operation="capture",
+            operation=orders.Capture.kind,
             stage=Stage.CAPTURING,
             checkpoint=operation.checkpoint,
             generation=self._generation,

@@ -17,6 +17,7 @@ import signal
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey, held_by
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, RolledBack
 from jupyterhub_gpu_reclaim.common.findings import refuse_fatal
 from jupyterhub_gpu_reclaim.common.models import Event, Step
@@ -209,7 +210,7 @@ class Nap:
         session, clock = self._session, self._tools.clock
         record = trees.record_of(self._tools.records, session) or Record.of(
             session,
-            operation=trees.NAP,
+            operation=orders.Nap.kind,
             stage=Stage.SETTLED,
             checkpoint="",
             begun=clock.now(),

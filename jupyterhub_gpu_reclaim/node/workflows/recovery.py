@@ -25,6 +25,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint.memory import robust_lists
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.agent_orders import PodHint
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -358,7 +359,7 @@ class Recovery:
         saved = max(own, key=lambda info: info.stamp, default=None)
         record = Record.of(
             session,
-            operation="capture",
+            operation=orders.Capture.kind,
             stage=Stage.CAPTURED,
             checkpoint=saved.id if saved else "",
             generation=saved.generation if saved else 0,

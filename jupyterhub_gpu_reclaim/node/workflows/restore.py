@@ -22,6 +22,7 @@ from jupyterhub_gpu_reclaim.checkpoint.kinds import attributes
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 from jupyterhub_gpu_reclaim.checkpoint.sockets import abstract_names, inet, ports
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
@@ -134,7 +135,7 @@ class Restore:
         self._newer: list[str] = []  # folders, with what is newer than its memory
         self._record = Record.of(
             session,
-            operation="restore",
+            operation=orders.Restore.kind,
             stage=Stage.RESTORING,
             checkpoint=operation.checkpoint,
             begun=tools.clock.now(),

@@ -26,6 +26,7 @@ from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import without_pages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import pids_of
 from jupyterhub_gpu_reclaim.checkpoint.staging import PIECE, Staging
 from jupyterhub_gpu_reclaim.checkpoint.tree.standing import StandingMemory
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.models import Event
@@ -219,7 +220,7 @@ class Save(Capture):
         """The record of a tree that goes on, after that save point if there is one."""
         return self._note(
             Stage.SETTLED,
-            operation="save",
+            operation=orders.Save.kind,
             checkpoint="",
             parent=parent or self._record.parent,
             stopped_before=[],

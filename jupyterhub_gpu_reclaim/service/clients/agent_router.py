@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.common.agent_orders import (
     Kill,
     PodHint,
     Release,
+    Saving,
 )
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Tree, TreeState
@@ -313,7 +314,8 @@ class AgentRouter:
             pod=pod.uid,
             key=pod.key,
             image=pod.image,
-            node_labels=await self._labels_of(pod) if order.saves else {},
+            # Its checkpoint tells what its node was.
+            node_labels=await self._labels_of(pod) if isinstance(order, Saving) else {},
             session=pod.session,
             account=pod.account,
         )
