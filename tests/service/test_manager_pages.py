@@ -33,7 +33,7 @@ async def test_log_of_all_sessions_is_the_managers(service, root):
     page = (await root.get("log")).body.decode()
     assert "History of all sessions" in page
     assert ("story", None, 0, 50) in service.control.calls
-    assert 'log?user=anybody"' in page
+    assert 'log?user=ada"' in page
     assert 'log?before=7"' in page
     await root.get("log?user=ada")
     assert service.control.calls[-1] == ("story", "ada", 0, 50)
