@@ -4,8 +4,6 @@ A test is run once. A few that ``support/flaky.py`` names, with what was seen, g
 second chance; that they needed it is said at the end ("RERUN").
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import resource

@@ -1,7 +1,5 @@
 """Memory that many threads have freed goes back."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The tables of both processors, against the kernel's own headers."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

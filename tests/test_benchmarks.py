@@ -1,7 +1,5 @@
 """What the benchmarks take from the project is there: they are run by hand, rarely."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 from pathlib import Path

@@ -4,8 +4,6 @@ The wheel goes into an empty environment, whose other packages are this one's: n
 is downloaded, and nothing of ours comes from the checkout.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -19,10 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "jupyterhub_gpu_reclaim"
-PROGRAMS = [
-    "jupyterhub-gpu-reclaim",
-    "jupyterhub-gpu-reclaim-agent",
-]
+PROGRAMS = ["jupyterhub-gpu-reclaim", "jupyterhub-gpu-reclaim-agent"]
 
 
 def tool(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,5 @@
 """The reference cannot rot: every setting and reason is documented, by test."""
 
-from __future__ import annotations
-
 import ast
 import re
 import runpy

@@ -1,7 +1,5 @@
 """What another release has kept is refused by one sentence, and left as it is."""
 
-from __future__ import annotations
-
 import pytest
 
 from jupyterhub_gpu_reclaim.common import codec, deletion_orders

@@ -1,14 +1,12 @@
 """Holding a process still leaves it as it was found."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -21,9 +19,6 @@ from jupyterhub_gpu_reclaim.linux import (
 )
 from jupyterhub_gpu_reclaim.linux.kept_registers import KeptRegisters
 from tests.support.hub import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.skipif(
     architecture.here() is None, reason="this kind of machine is not known"

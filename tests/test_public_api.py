@@ -1,7 +1,5 @@
 """The declared public API names all that administrators are told to use."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import sys

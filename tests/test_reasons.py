@@ -1,20 +1,15 @@
 """Each sentence for a person gets, wherever it is said, the facts that it names."""
 
-from __future__ import annotations
-
 import ast
 import string
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import jupyterhub_gpu_reclaim
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PACKAGE = Path(jupyterhub_gpu_reclaim.__file__).parent
 #: Format specifications that take numbers alone.

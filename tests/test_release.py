@@ -5,8 +5,6 @@ note what they were asked for and leave what the real ones do. What wheel and sd
 is ``test_distribution.py``'s.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

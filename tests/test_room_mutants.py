@@ -1,7 +1,5 @@
 """The mutants of ``benchmarks/room_mutants.py`` fit the source as it is now."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

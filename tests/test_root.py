@@ -1,7 +1,5 @@
 """What needs root is marked, so that a contributor's command leaves it out."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

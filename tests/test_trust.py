@@ -5,8 +5,6 @@ nobody has weighed. So rights and mounts are compared both ways, and every place
 code that it names has to be there.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is claimed of versions is what ``make versions`` has run, and it passed."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

@@ -1,7 +1,5 @@
 """GitHub's workflows are valid, and each of their lines works by hand in a clone."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

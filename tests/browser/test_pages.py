@@ -174,11 +174,7 @@ def taken_away(page: Page, stack: Stack, user: User, path: Path) -> None:
 
 
 def test_service_pages_of_user_and_manager_suspend_and_resume_live(
-    stack: Stack,
-    admin: Admin,
-    paige: User,
-    page: Page,
-    sign_in: Callable[[str], Page],
+    stack: Stack, admin: Admin, paige: User, page: Page, sign_in: Callable[[str], Page]
 ) -> None:
     page.goto(f"{stack.url}/hub/home")
     page.get_by_text("Services").click()
@@ -204,11 +200,7 @@ def test_service_pages_of_user_and_manager_suspend_and_resume_live(
 
 @pytest.mark.long
 def test_service_pages_of_manager_and_user_suspend_and_resume_live(
-    stack: Stack,
-    admin: Admin,
-    paige: User,
-    page: Page,
-    sign_in: Callable[[str], Page],
+    stack: Stack, admin: Admin, paige: User, page: Page, sign_in: Callable[[str], Page]
 ) -> None:
     mine = f'[data-session="{paige.name}/"]'
     running = f'{mine}[data-phase="running"]'
@@ -232,11 +224,7 @@ def test_service_pages_of_manager_and_user_suspend_and_resume_live(
 
 @pytest.mark.long
 def test_every_page_is_used_by_the_keyboard_alone(
-    stack: Stack,
-    admin: Admin,
-    paige: User,
-    page: Page,
-    sign_in: Callable[[str], Page],
+    stack: Stack, admin: Admin, paige: User, page: Page, sign_in: Callable[[str], Page]
 ) -> None:
     service = f"{stack.url}/services/gpu-reclaim/"
     page.goto(service)

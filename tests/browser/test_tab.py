@@ -18,14 +18,7 @@ from jupyterhub_gpu_reclaim.lab.person_requests import FIELD as PERSON_ASKED
 from tests.support import axe
 from tests.support.agent import wait_for
 
-from .conftest import (
-    edit_cell,
-    notebook_of,
-    open_notebook,
-    output_of,
-    run_cell,
-    shoot,
-)
+from .conftest import edit_cell, notebook_of, open_notebook, output_of, run_cell, shoot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Private file systems come back as they were, and nothing ever leaves the folder."""
 
-from __future__ import annotations
-
 import io
 import os
 import socket
@@ -169,10 +167,7 @@ def test_pack_socket_and_device_are_left_out_with_a_note(tmp_path):
         one.bind(str(top / "sock"))
         os.mknod(top / "null", stat.S_IFCHR | 0o600, os.makedev(1, 3))
         data, notes = pack(top)
-    assert notes == (
-        "The device null was left out.",
-        "The socket sock was left out.",
-    )
+    assert notes == ("The device null was left out.", "The socket sock was left out.")
     target = tmp_path / "target"
     target.mkdir()
     unpack(data, target)

@@ -1,7 +1,5 @@
 """Control groups of this very machine: read, joined, limited, and put back."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A process leaves its container's control groups, but not its pod's."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import subprocess

@@ -1,7 +1,5 @@
 """A session goes on without a signal that nobody has sent it."""
 
-from __future__ import annotations
-
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw

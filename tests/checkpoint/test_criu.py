@@ -1,7 +1,5 @@
 """CRIU found, judged and installed."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -285,10 +283,7 @@ def test_loader_of_another_kind_is_refused():
         module.blinded(b"musl has no such file")
 
 
-@given(
-    st.lists(st.integers(1, 32767), max_size=50),
-    st.integers(1000, 32768),
-)
+@given(st.lists(st.integers(1, 32767), max_size=50), st.integers(1000, 32768))
 def test_free_pid_leaves_room_behind_it(pids, pid_max):
     pids = [pid for pid in pids if pid < pid_max]
     last = free_pid(pids, pid_max)

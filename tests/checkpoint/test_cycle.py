@@ -1,7 +1,5 @@
 """Dump, end, restore elsewhere: everything goes on. Real processes, real CRIU."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

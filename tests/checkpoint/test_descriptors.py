@@ -1,7 +1,5 @@
 """Descriptors of other processes, looked at as sockets."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

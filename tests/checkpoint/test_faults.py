@@ -1,7 +1,5 @@
 """Dump and restore that fail: the tree goes on, or nothing but the init is left."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Files that changed while a session was away: harmless, or refused by name."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """Memory that does not go through CRIU: all of it is there, or nothing but the init."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Ports of suspended sessions are held by sockets of the agent."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

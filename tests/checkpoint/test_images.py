@@ -1,7 +1,5 @@
 """CRIU's image format: what goes in comes out, and damage is told."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

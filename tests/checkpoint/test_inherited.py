@@ -1,7 +1,5 @@
 """What comes back has nothing of the agent that started CRIU."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Files that a tree can write are kept as they are while it stands."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

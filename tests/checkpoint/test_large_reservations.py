@@ -1,7 +1,5 @@
 """Programs that reserve terabytes of addresses come back."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import time

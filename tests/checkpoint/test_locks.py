@@ -1,7 +1,5 @@
 """Locks on files that somebody else has taken by the time a session comes back."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import struct
@@ -30,10 +28,7 @@ WAYS = {
     "flock": ("fcntl.flock(fd, 2)", lock_all),
     "shared": ("fcntl.flock(fd, 1)", lock_all),
     "posix": ("fcntl.lockf(fd, 2, 3, 2)", lock_range),
-    "ofd": (
-        "fcntl.fcntl(fd, 37, struct.pack('hhqqi4x', 1, 0, 3, 2, 0))",
-        lock_range,
-    ),
+    "ofd": ("fcntl.fcntl(fd, 37, struct.pack('hhqqi4x', 1, 0, 3, 2, 0))", lock_range),
 }
 
 

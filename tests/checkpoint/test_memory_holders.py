@@ -1,7 +1,5 @@
 """Whose memory is open while CRIU works: the session's own, not one with its number."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

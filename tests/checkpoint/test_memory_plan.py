@@ -1,7 +1,5 @@
 """What is taken away from CRIU, and that nothing of it is lost: images made by hand."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 

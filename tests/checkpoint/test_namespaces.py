@@ -1,7 +1,5 @@
 """A program of ours inside a session's namespaces: its pids, its end, its limits."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Deleted files that have another name: refused by it, but for semaphores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -7,8 +7,6 @@ as it is. Nothing else stands in for anything here: the init drops root's rights
 does for the local spawner, and all the rest is the kernel's and CRIU's work.
 """
 
-from __future__ import annotations
-
 import atexit
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Ports of suspended sessions are kept out of the kernel's hands, in namespaces."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

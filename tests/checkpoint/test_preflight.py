@@ -1,7 +1,5 @@
 """Each rule of the pre-flight, with a real process that does it."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import os
@@ -490,10 +488,7 @@ def test_examine_what_waits_in_a_socket_is_found_until_it_is_read(run):
     assert examine(snapshot) == []
 
 
-@pytest.mark.parametrize(
-    "names",
-    ["./a", "link/a", "m/a", "\0a", "deleted"],
-)
+@pytest.mark.parametrize("names", ["./a", "link/a", "m/a", "\0a", "deleted"])
 def test_examine_unix_socket_that_others_find_by_its_name_is_supported(
     run, tmp_path, names
 ):

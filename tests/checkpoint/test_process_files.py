@@ -1,7 +1,5 @@
 """Files of /proc/PID come back only where root's opening them gives nothing away."""
 
-from __future__ import annotations
-
 import os
 import stat
 

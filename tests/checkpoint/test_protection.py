@@ -1,7 +1,5 @@
 """Protection of memory as smaps tells it; not every machine has every kind."""
 
-from __future__ import annotations
-
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds.protection import unsupported

@@ -1,7 +1,5 @@
 """Files are put back as they were, and nothing newer is ever gone."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -1,7 +1,5 @@
 """No line is lost between a kernel, its server and a tab when these are cut apart."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """Programs of one session that talk to each other over the machine's own address."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """What a node says of itself: few folders to watch, control groups out of reach."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

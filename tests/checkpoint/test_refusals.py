@@ -1,7 +1,5 @@
 """What a failure of CRIU's says of the next attempt."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -3,8 +3,6 @@
 That it accepts whatever comes back is tried by ``Engine.cycle``, which rehearses each.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """A connection that did not come back reads as reset, in every way to wait for it."""
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

@@ -1,7 +1,5 @@
 """The one rule of what a thread's rights may be after a return (its table)."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """A lock that a saved program holds in a mapped file outlives the program's end."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -4,8 +4,6 @@ Python's ``mmap`` keeps a descriptor, and NVIDIA's driver maps such files for ev
 that two processes share. CRIU has one entry for the mapping and the descriptor.
 """
 
-from __future__ import annotations
-
 PROGRAM = """
 import mmap, os, signal
 def mapped(name):

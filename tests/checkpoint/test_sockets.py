@@ -1,7 +1,5 @@
 """Sockets that lead outside are cut and forgotten; the session's own are kept."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

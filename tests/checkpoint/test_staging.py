@@ -1,7 +1,5 @@
 """The copy of a save point takes no more memory than there was granted."""
 
-from __future__ import annotations
-
 import os
 import threading
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Memory of programs that stand anyway is left out of a dump, and saved behind it."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

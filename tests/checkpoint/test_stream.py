@@ -1,7 +1,5 @@
 """The stream's protocol, spoken by a client of ours in CRIU's place."""
 
-from __future__ import annotations
-
 import array
 import os
 import select

@@ -1,7 +1,5 @@
 """System V objects on their way back: made before CRIU runs, gone when it fails."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

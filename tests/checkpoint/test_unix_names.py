@@ -1,7 +1,5 @@
 """Names of UNIX sockets, inside of the session and outside, through a real return."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 

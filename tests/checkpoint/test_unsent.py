@@ -1,7 +1,5 @@
 """Data that a connection of the session has not sent yet, through real returns."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

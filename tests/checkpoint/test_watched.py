@@ -1,7 +1,5 @@
 """Folders that a session watches: found by their handles, not by a search."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import tempfile

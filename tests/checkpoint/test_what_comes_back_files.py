@@ -1,7 +1,5 @@
 """Every kind of open file: kept, refused before it is touched, or told as lost."""
 
-from __future__ import annotations
-
 from jupyterhub_gpu_reclaim.checkpoint import preflight
 from tests.checkpoint.kinds.files import KINDS
 

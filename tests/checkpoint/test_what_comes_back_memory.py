@@ -3,8 +3,6 @@
 All programs of one outcome live in one session, so that it takes seconds.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight

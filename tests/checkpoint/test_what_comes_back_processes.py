@@ -1,7 +1,5 @@
 """Every row of ``kinds.processes``, with real CRIU."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Every kind of socket and option: kept, refused before anything, or told as lost."""
 
-from __future__ import annotations
-
 import ast
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight

@@ -4,8 +4,6 @@ The cluster is a double of the API server (``tests/support/cluster.py``), which 
 each object by Kubernetes' own schemas.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 

@@ -1,7 +1,5 @@
 """``agents check``: what ``helm test`` says of agents, real but for what they save."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 import threading

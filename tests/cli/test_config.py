@@ -1,7 +1,5 @@
 """``config check``: reads a file as the Hub does, says what is wrong, makes nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from jupyterhub_gpu_reclaim.cli.main import main

@@ -1,7 +1,5 @@
 """The store of the agent's key: commands refuse another, ``init`` begins one."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which sessions are meant, for how long, and how a wish has ended: all pure."""
 
-from __future__ import annotations
-
 import re
 import time
 from argparse import ArgumentTypeError
@@ -24,8 +22,7 @@ ADA, BOB = SessionKey("ada"), SessionKey("bob", "train")
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("90", 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400)],
+    ("text", "expected"), [("90", 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400)]
 )
 def test_time_is_understood(text, expected):
     assert sessions.seconds(text) == expected

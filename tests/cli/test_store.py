@@ -75,10 +75,7 @@ def test_verify_of_good_store_is_0(run, run_json):
     code, out, _ = run("verify")
     assert code == 0
     assert out == "3 verified, 0 damaged\n"
-    assert run_json("verify", "ada-1") == (
-        0,
-        {"verified": ["ada-1"], "damage": []},
-    )
+    assert run_json("verify", "ada-1") == (0, {"verified": ["ada-1"], "damage": []})
 
 
 def test_verify_names_checkpoint_file_and_object(run, run_json, store):

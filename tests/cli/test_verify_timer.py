@@ -1,7 +1,5 @@
 """The timer that reads the store: what its unit runs finds damage, and fails then."""
 
-from __future__ import annotations
-
 import configparser
 import os
 import shlex

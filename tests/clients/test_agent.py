@@ -1,7 +1,5 @@
 """The agent's client on the agent's real routes, over a socket and over TCP."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Agents of a cluster: one name in all certificates, whatever the address is."""
 
-from __future__ import annotations
-
 import ssl
 
 import pytest

@@ -1,7 +1,5 @@
 """In whose name the service asks its agents, and what it does if one knows better."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What all clients share: a caller that leaves is heard by the far part, and no log."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

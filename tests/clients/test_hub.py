@@ -1,7 +1,5 @@
 """The Hub's client: what each answer of the Hub means to us."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

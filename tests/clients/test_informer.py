@@ -1,7 +1,5 @@
 """The mirror of pods: late, patient, and unknown rather than wrong."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Pods as a real API server tells them, decoded."""
 
-from __future__ import annotations
-
 import msgspec
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey

@@ -1,7 +1,5 @@
 """The Hub's client of the service: time limits, refusals, broken streams."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -5,8 +5,6 @@ nodes are needed, and the right to make namespaces, cluster roles and to cordon 
 while the tests run, nodes are cordoned, one after the other.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,21 +4,17 @@ Pure: objects from files and options, for ``conftest.py`` to apply, and for
 ``tests/kubernetes_manifests`` to hold against the schemas where there is no cluster.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jupyterhub_gpu_reclaim.cli import agent_secrets
 from tests.cluster import store
 from tests.support import helm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PASSWORD = "open sesame"
 API_TOKEN = "token-of-the-test-service-0123456789"

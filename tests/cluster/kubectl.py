@@ -1,7 +1,5 @@
 """``kubectl`` for tests: each call has a limit, and tells why it failed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -6,8 +6,6 @@
         --cluster-image registry.local:5000/gpu-reclaim-cluster-tests:0.1.0
 """
 
-from __future__ import annotations
-
 #: What an image is for, and what it is unless it is given: all of them are in one.
 ROLES = ("agent", "hub", "proxy", "session", "store")
 

@@ -1,7 +1,5 @@
 """An object store in the cluster, for tests: moto's S3 server, behind TLS."""
 
-from __future__ import annotations
-
 import datetime
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sessions of a real cluster are saved and come back on another node."""
 
-from __future__ import annotations
-
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor

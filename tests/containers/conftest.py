@@ -1,7 +1,5 @@
 """A real agent beside real containers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

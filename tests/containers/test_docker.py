@@ -1,7 +1,5 @@
 """A real Hub, service, agent and dockerd: a session moves between containers."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

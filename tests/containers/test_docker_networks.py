@@ -5,17 +5,9 @@ Docker's default network by a published port of the machine. The machine's netwo
 one that the test has made for itself (``tests/support/network.py``).
 """
 
-from __future__ import annotations
-
 import pytest
 
-from tests.support.docker import (
-    agent_beside,
-    daemon,
-    hub_beside,
-    short_folder,
-    suspend,
-)
+from tests.support.docker import agent_beside, daemon, hub_beside, short_folder, suspend
 from tests.support.elsewhere import phase, wait
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.root]

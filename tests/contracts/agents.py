@@ -3,37 +3,29 @@
 Another agent joins with a class like these and a fixture in :data:`AGENTS`.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import pytest
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from simulation.doubles.machine import GIB
 from tests.node.test_rehearsal import HOLDER
+from tests.support import agent as support
 from tests.support import fake_cards
 from tests.support.agent import COUNTER, Place, goes_on, running_agent, wait_for
 from tests.support.fake_cards import FAKE, computes
 from tests.support.simulated_node import TOKEN, Nodes, simulated_nodes
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from jupyterhub_gpu_reclaim.common.models import SessionKey
-    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
-    from tests.support import agent as support
-
-AGENTS = [
-    pytest.param("real_agent", marks=pytest.mark.root),
-    "agent_on_doubles",
-]
+AGENTS = [pytest.param("real_agent", marks=pytest.mark.root), "agent_on_doubles"]
 
 
 class AgentUnderContract(Protocol):
@@ -166,9 +158,7 @@ class AgentOnDoubles:
 
 
 @pytest.fixture(scope="module")
-def agents_program(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[support.Agent]:
+def agents_program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[support.Agent]:
     """The program, one for all tests of a module; with a false driver."""
     false_driver = fake_cards.library(tmp_path_factory)
     with (

@@ -11,13 +11,7 @@ from simulation.doubles.memory_backend import MemoryBackend
 from tests.support.faulty_backend import FailsEveryThird
 from tests.support.object_store import served
 
-BACKENDS = [
-    "folder",
-    "memory",
-    "s3",
-    "retried",
-    "ahead",
-]
+BACKENDS = ["folder", "memory", "s3", "retried", "ahead"]
 _numbers = itertools.count()
 
 

@@ -1,27 +1,22 @@
 """The Hubs that have to keep the contract; another joins as another agent does."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey, StartPlan, StopPlan
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Hub
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
 from simulation.doubles.network import Server, Wire
 from simulation.loop import Program
 from simulation.programs import HubOverWire
 from tests.support.mock_hub import TOKEN, add_user, api_url
 from tests.support.simulated_hub import started
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Hub
 
 #: Whom each of them knows.
 ANN, BOB = SessionKey("ann"), SessionKey("bob")

@@ -1,7 +1,5 @@
 """What every agent must do, run on the real one and on each double."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import aclosing
 
@@ -19,12 +17,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from tests.contracts.agents import (
-    AGENTS,
-    agent_on_doubles,
-    agents_program,
-    real_agent,
-)
+from tests.contracts.agents import AGENTS, agent_on_doubles, agents_program, real_agent
 
 __all__ = ["agent_on_doubles", "agents_program", "real_agent"]
 

@@ -4,8 +4,6 @@ On every backend: a pack of the last generation is not what was written any more
 the next generation is whole nevertheless, or is not committed.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

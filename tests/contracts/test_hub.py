@@ -1,34 +1,20 @@
 """What every Hub must do, run on JupyterHub itself and on the simulator's."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import HubState, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from tests.contracts.hubs import (
-    ANN,
-    BOB,
-    hub_of_the_simulator,
-    real_hub,
-)
+from tests.contracts.hubs import ANN, BOB, hub_of_the_simulator, real_hub
 from tests.support.mock_hub import configured_mockhub_instance, hub_app, mock_hub
 from tests.support.simulated_hub import run
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from pathlib import Path
-
-__all__ = [
-    "configured_mockhub_instance",
-    "hub_app",
-    "mock_hub",
-    "real_hub",
-]
+__all__ = ["configured_mockhub_instance", "hub_app", "mock_hub", "real_hub"]
 
 LAB = SessionKey("ann", "lab")
 

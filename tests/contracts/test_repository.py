@@ -1,9 +1,8 @@
 """What every store must do, run on the real one and on the simulation's."""
 
-from __future__ import annotations
-
 import random
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,9 +22,6 @@ from simulation.doubles.store import RepositoryInMemory, StoreInMemory
 from simulation.loop import Program
 from tests.store.doubles import KEYS
 from tests.support.manual_clock import ManualClock
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ANN = SessionKey("ann")
 

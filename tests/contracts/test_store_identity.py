@@ -1,7 +1,5 @@
 """A place that is not the store is used for nothing, on each kind of place (law 14)."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

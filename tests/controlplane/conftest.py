@@ -1,7 +1,5 @@
 """All parts of the service over the simulator's parts, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 
 from simulation.loop import VirtualLoop

@@ -1,7 +1,5 @@
 """History of a user's sessions, in sentences."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

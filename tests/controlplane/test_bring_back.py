@@ -1,7 +1,5 @@
 """What was put aside comes back by a person's word, beside a running session, too."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -65,9 +63,7 @@ async def test_bring_back_of_what_is_gone_is_refused_and_changes_nothing(world):
     assert world.node.works() == ["new"]
 
 
-async def test_bring_back_that_waits_for_the_store_does_not_hit_the_next_session(
-    world,
-):
+async def test_bring_back_that_waits_for_the_store_does_not_hit_the_next_session(world):
     controller, _ = await world.started("old")
     saved = await world.suspend(controller)
     await controller.users.start_fresh(KEY, "ada")
@@ -110,9 +106,7 @@ async def test_bring_back_while_it_runs_saves_it_first_and_loses_nothing(world):
     assert world.node.contents(other.id) == "now"
 
 
-async def test_bring_back_while_it_runs_and_it_cannot_be_saved_leaves_it_running(
-    world,
-):
+async def test_bring_back_while_it_runs_and_it_cannot_be_saved_leaves_it_running(world):
     controller, _ = await world.started("old")
     saved = await world.suspend(controller)
     await world.resume(controller, "now")

@@ -1,7 +1,5 @@
 """What people and the spawner ask, phase by phase."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

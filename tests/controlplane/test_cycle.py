@@ -1,7 +1,5 @@
 """One session through its life, with agent, spawner, journal and loops."""
 
-from __future__ import annotations
-
 import asyncio
 
 from jupyterhub_gpu_reclaim.common.models import Decision, Failure

@@ -1,7 +1,5 @@
 """An order to delete what is saved says what is gone and what is kept until when."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

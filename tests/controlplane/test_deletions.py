@@ -1,7 +1,5 @@
 """A deleted server: ordered once, carried out whoever is away, never inherited."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

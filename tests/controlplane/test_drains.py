@@ -1,7 +1,5 @@
 """A node is drained: what runs there is saved, the idle first, and nothing is lost."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Parts that fail, fall silent or come back late: RUNNING or SUSPENDED in the end."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 

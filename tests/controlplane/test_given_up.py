@@ -4,8 +4,6 @@ Nobody can tell from outside whether it was used: it is taken over, never ended 
 alone, and what it came from is kept until it is known to have answered.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -14,10 +12,7 @@ from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.models import Failure
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.actions import failure_of
-from tests.controlplane.test_faults import (
-    begin_return,
-    restored_behind_the_hub,
-)
+from tests.controlplane.test_faults import begin_return, restored_behind_the_hub
 from tests.support.simulated import KEY
 
 

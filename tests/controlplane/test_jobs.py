@@ -1,7 +1,5 @@
 """A scheduled job of a suspended session: told, and its session resumed in time."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The journal: what is written comes back."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 
@@ -17,10 +15,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.journal import (
-    audit_log,
-    schema,
-)
+from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import PRUNED_LINES, Journal
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     AuditRow,

@@ -1,7 +1,5 @@
 """Limits on "keep": how long, and for whom."""
 
-from __future__ import annotations
-
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused

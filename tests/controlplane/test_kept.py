@@ -1,7 +1,5 @@
 """What each checkpoint is kept for, and until when: the table of ``retention``."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

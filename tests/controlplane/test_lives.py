@@ -1,7 +1,5 @@
 """What was asked of a session, or noted of it, does not hit the next one."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """One service at a time works on a journal, and each has a term of its own."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What is said of a checkpoint is in the store, and outlives the journal."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

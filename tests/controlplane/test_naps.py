@@ -1,7 +1,5 @@
 """Naps and wakes: ordered, observed, failed, and found again after any crash."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

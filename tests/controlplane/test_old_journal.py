@@ -4,8 +4,6 @@ The journal is copied at one moment and put back at a later one, as a backup, a 
 snapshot or a rolled-back machine does it; agent, store and Hub go on as they are.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
@@ -157,13 +155,7 @@ def test_newest_of_none_is_none():
 
 @pytest.mark.parametrize(
     ("ids", "its"),
-    [
-        ([""], False),
-        (["s"], True),
-        (["t", "i-c"], True),
-        (["t"], False),
-        (["c"], True),
-    ],
+    [([""], False), (["s"], True), (["t", "i-c"], True), (["t"], False), (["c"], True)],
 )
 def test_checkpoint_is_known_by_its_id_its_session_or_its_incarnation(ids, its):
     assert lineage.is_of(info("c", 3, session="s"), ids) is its

@@ -1,7 +1,5 @@
 """A person's order that cannot be begun is called off: later it would surprise."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

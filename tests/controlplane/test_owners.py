@@ -1,7 +1,5 @@
 """A user's name that another account of the Hub has now: nothing is inherited."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """The phase, computed from those who know."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -20,12 +18,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-from jupyterhub_gpu_reclaim.controlplane.phase import (
-    State,
-    derive,
-    differs,
-    question,
-)
+from jupyterhub_gpu_reclaim.controlplane.phase import State, derive, differs, question
 
 KEY = SessionKey("ann")
 ASIDE = Aside(until=None)

@@ -1,7 +1,5 @@
 """The table of phases: what it forbids, and that nothing is released uncommitted."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from hypothesis import given

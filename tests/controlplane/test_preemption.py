@@ -1,7 +1,5 @@
 """What is lacking for those who wait, given all that is on its way already."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -192,12 +190,7 @@ def test_nap_in_a_pod_still_holds_a_gpu_that_its_suspend_frees(sessions, pod, na
     sessions.journal.save(row)
     nap = Nap(begun=1.0, gpus=[GpuSample(uuid="a", name="A100", memory=5)])
     tree = Tree(
-        incarnation="i1",
-        key=ADA,
-        state=TreeState.NAPPING,
-        init_pid=1,
-        pod=pod,
-        nap=nap,
+        incarnation="i1", key=ADA, state=TreeState.NAPPING, init_pid=1, pod=pod, nap=nap
     )
     sessions.note_nap(ADA, tree)
     assert [gpu.name for gpu in snapshot_of(sessions, row).gpus] == names

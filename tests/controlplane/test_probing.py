@@ -1,7 +1,5 @@
 """An administrator's probe in the service: it spares its session, and no other."""
 
-from __future__ import annotations
-
 import asyncio
 
 from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey

@@ -1,7 +1,5 @@
 """An order to renew a login: for one session, once, and for a day."""
 
-from __future__ import annotations
-
 import contextlib
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey

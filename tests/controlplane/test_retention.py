@@ -1,7 +1,5 @@
 """The administrator's limits: what they delete, what never, and who is told."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 

@@ -1,7 +1,5 @@
 """Sessions nap for one that wakes and finds its card full; it waits where none may."""
 
-from __future__ import annotations
-
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import Decision, Failure, SessionKey

@@ -1,7 +1,5 @@
 """Rules from what the Hub tells to what a session is warned and suspended by."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """A save point: what a session goes back to when it ends, and nothing before."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

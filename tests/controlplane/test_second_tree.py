@@ -1,7 +1,5 @@
 """Two running trees of one session: reported, left alone, ended by a person's word."""
 
-from __future__ import annotations
-
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused

@@ -1,7 +1,5 @@
 """A small day of ``benchmarks/simulation.py``: many people, few GPUs, nothing lost."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Stamps: the term of the service that orders a capture, and its number there."""
 
-from __future__ import annotations
-
 from tests.support.simulated import DELETED, KEY
 
 

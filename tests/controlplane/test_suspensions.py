@@ -1,7 +1,5 @@
 """What the user of a suspended session is told: why, and a guess of a time."""
 
-from __future__ import annotations
-
 import pytest
 
 from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES

@@ -4,20 +4,13 @@ It stands in the session's environment: a guest of today reads it, and would ste
 every later session of that server with it, for ever.
 """
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 
 import pytest
 
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
-from jupyterhub_gpu_reclaim.common.models import (
-    Failure,
-    Identity,
-    Phase,
-    Placement,
-)
+from jupyterhub_gpu_reclaim.common.models import Failure, Identity, Phase, Placement
 from jupyterhub_gpu_reclaim.controlplane.sessions.tab_keys import TabKeys
 from tests.support.simulated import KEY
 

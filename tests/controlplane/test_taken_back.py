@@ -1,7 +1,5 @@
 """A suspend that is committed and taken back: what the session goes back to then."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

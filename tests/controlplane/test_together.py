@@ -1,7 +1,5 @@
 """Servers of one user that belong together are suspended all or none, and come back."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 

@@ -1,7 +1,5 @@
 """Totals of all sessions, as they are now."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 
@@ -16,10 +14,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import GpuCount
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
-from jupyterhub_gpu_reclaim.controlplane.model.rows import (
-    CheckpointRow,
-    SessionRow,
-)
+from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions import totals
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 from tests.support.manual_clock import ManualClock

@@ -1,7 +1,5 @@
 """Stories of ``docs/explanation/truth.md``: parts of what is known are lost or old."""
 
-from __future__ import annotations
-
 from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.loop.scheduler import ControlLoops
 from tests.support.simulated import KEY

@@ -1,7 +1,5 @@
 """Nobody waits for the sessions of somebody else: turns on each node, for each user."""
 
-from __future__ import annotations
-
 import asyncio
 
 from jupyterhub_gpu_reclaim.common.drain import DrainOrder

@@ -4,26 +4,19 @@ Names are free: a user may ask and order of any server of theirs, and the Hub te
 servers that never were.
 """
 
-from __future__ import annotations
-
 import asyncio
 import types
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from sqlalchemy import func, select
 
 from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
+from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 
 NAMES = 100
 _CONTAINERS = (dict, list, set, frozenset, tuple, deque)

@@ -1,7 +1,5 @@
 """Who comes back while no GPU has room waits their turn, and is never lost."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """A warning from its user's side: given, told, taken back; the look before the end."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The work queue: one worker per key, patience, and nothing that ends it."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,17 +1,17 @@
 """One stack (Hub, proxy, service, agent) for most, with an administrator at it."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from collections.abc import Callable, Iterator
 
 from demo.admin import Admin
 from demo.user import User
@@ -21,9 +21,6 @@ from tests.support.sharing import (
     pytest_runtest_teardown,  # noqa: F401 - a hook
 )
 from tests.support.stack import Stack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _numbers = itertools.count(1)
 

@@ -1,26 +1,21 @@
 """A session is suspended and comes back: kernels, variables, terminals, login."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from websockets.exceptions import WebSocketException
 
+from demo.admin import Admin
 from demo.check import terminal_lives, terminal_pids
 from demo.processes import alive
 from demo.stack import BIN
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from demo.admin import Admin
-    from demo.user import Kernel, User
-    from tests.support.stack import Stack
+from demo.user import Kernel, User
+from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -5,10 +5,8 @@ so that each panel has something to show. What it looks like is drawn by
 ``benchmarks/dashboard_picture.py``.
 """
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import requests
@@ -19,9 +17,6 @@ from tests.monitoring.test_rules import PANELS, PROGRAMS, expressions
 from tests.support import light_server
 from tests.support.prometheus import SCRAPE_SECONDS, asked, scraping
 from tests.support.stack import Stack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PROMETHEUS = PROGRAMS["prometheus"]
 pytestmark = pytest.mark.skipif(

@@ -1,20 +1,14 @@
 """A machine is drained in time: everything on it is safe, what was at work goes on."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
+from demo.admin import Admin
+from demo.user import User
 from tests.e2e.test_cycle import by_command
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from demo.admin import Admin
-    from demo.user import User
-    from tests.support.stack import Stack
+from tests.support.stack import Stack
 
 #: Ten are saved two at a time: half a minute on two idle cores, minutes on busy ones.
 DEADLINE = 150.0
@@ -31,15 +25,10 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.parametrize(
-    ("sessions", "busy"),
-    [(2, 1), pytest.param(10, 3, marks=pytest.mark.long)],
+    ("sessions", "busy"), [(2, 1), pytest.param(10, 3, marks=pytest.mark.long)]
 )
 def test_machine_is_drained_before_its_deadline_and_everything_comes_back(
-    stack: Stack,
-    admin: Admin,
-    new_user: Callable[[], User],
-    sessions: int,
-    busy: int,
+    stack: Stack, admin: Admin, new_user: Callable[[], User], sessions: int, busy: int
 ) -> None:
     users = [new_user() for _ in range(sessions)]
     kernels = []

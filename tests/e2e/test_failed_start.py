@@ -1,11 +1,9 @@
 """A demo that does not start says why in a sentence, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,9 +12,6 @@ from demo.causes import cause
 from demo.stack import StackError
 from demo.user import trail
 from tests.support.stack import Stack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LOGS = {
     "the proxy's port": (

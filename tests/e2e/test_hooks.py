@@ -1,7 +1,5 @@
 """Hooks of a Hub whose sessions are suspended, saved, drained and brought back."""
 
-from __future__ import annotations
-
 import pytest
 
 from demo.admin import Admin

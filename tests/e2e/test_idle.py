@@ -1,21 +1,15 @@
 """Who is at work is not suspended, and who is not is: a real Hub with a rule."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
+from demo.admin import Admin
 from demo.user import User
 from tests.e2e.conftest import IDLE_AFTER, PROMPT_IDLE_AFTER
 from tests.support.hub import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from demo.admin import Admin
-    from tests.support.stack import Stack
+from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(300)
 

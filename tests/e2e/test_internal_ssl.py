@@ -3,9 +3,7 @@
 A server behind TLS, without a Hub, is refused in ``node/test_jupyter_server.py``.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import requests
@@ -15,9 +13,6 @@ from demo.user import User
 from tests.support import light_server
 from tests.support.hub import wait_until
 from tests.support.stack import Stack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class StackWithinTls(Stack):

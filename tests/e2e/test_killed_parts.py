@@ -4,8 +4,6 @@ One session goes through all cases, each time with a new value in its kernel: a 
 that was started cold, or brought back from an older checkpoint, does not know it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -14,21 +12,16 @@ import signal
 import sqlite3
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from websockets.exceptions import WebSocketException
 
+from demo.admin import Admin
 from demo.stack import free_port
-from demo.user import User, UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from demo.admin import Admin
-    from demo.user import Kernel
-    from tests.support.stack import Stack
+from demo.user import Kernel, User, UserError
+from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(400)
 

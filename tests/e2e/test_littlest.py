@@ -6,8 +6,6 @@ repository: ``python -m venv /tmp/tljh``, and with its pip TLJH's checkout, what
 ``GPU_RECLAIM_TLJH=/tmp/tljh``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

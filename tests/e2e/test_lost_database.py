@@ -5,9 +5,7 @@ that has started it, and left alone, with the reason, until an administrator has
 whose it is.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,9 +13,6 @@ from demo.admin import Admin
 from demo.user import User
 from tests.support import light_server
 from tests.support.stack import Stack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

@@ -1,17 +1,12 @@
 """Ten sessions suspended and resumed in turn, all back."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from demo.admin import Admin
-    from demo.user import User
-    from tests.support.stack import Stack
+from demo.admin import Admin
+from demo.user import User
+from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(400)
 

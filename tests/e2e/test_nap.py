@@ -5,20 +5,14 @@ The kernel ends if it runs while its card is away, so what it answers shows that
 not.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
+from demo.admin import Admin
+from demo.user import User
 from jupyterhub_gpu_reclaim.linux import processes
 from tests.e2e.test_cycle import by_command
 from tests.support import fake_cards
-
-if TYPE_CHECKING:
-    from demo.admin import Admin
-    from demo.user import User
-    from tests.support.stack import Stack
+from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -1,24 +1,18 @@
 """Files that went on behind a save point: asked for, moved aside, and put back."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from demo.admin import Admin
+from demo.user import User
 from tests.e2e.test_changed_files import home_of
 from tests.e2e.test_cycle import by_command
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from demo.admin import Admin
-    from demo.user import User
-    from tests.support.stack import Stack
+from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -1,28 +1,21 @@
 """Journal restored from a backup or lost, states put aside: on the whole stack."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets
 import sqlite3
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from demo.admin import Admin
 from demo.processes import alive
 from demo.stack import BIN
-from demo.user import User
+from demo.user import Kernel, User
 from tests.support.agent import wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from demo.admin import Admin
-    from demo.user import Kernel
-    from tests.support.stack import Stack
+from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -6,14 +6,13 @@ in ``test_internal_ssl.py``. These need ``--long``, and most of them
 ``postgresql`` and the program ``traefik``.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil
 import signal
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urljoin
 
 import pytest
@@ -27,12 +26,7 @@ from tests.support.hub import wait_until
 from tests.support.oauth_provider import PERSON, OAuthProvider
 from tests.support.other_hub import OtherHub, WithSubdomains, resolve_localhost
 from tests.support.postgres import Postgres, running_postgres
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.stack import Stack
+from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 

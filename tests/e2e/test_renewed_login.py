@@ -4,21 +4,16 @@ That it is refused before is in ``hub/test_traps.py`` (T7), the order and its bu
 ``service``.
 """
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 import requests
 
+from demo.admin import Admin
+from demo.user import User
 from tests.support.forms import VISIT
 from tests.support.hub import wait_until
-
-if TYPE_CHECKING:
-    from demo.admin import Admin
-    from demo.user import User
-    from tests.support.stack import Stack
+from tests.support.stack import Stack
 
 
 def revoke(admin: Admin, user: str) -> None:

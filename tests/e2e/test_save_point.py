@@ -1,20 +1,14 @@
 """All that runs is saved by one command."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
+from demo.admin import Admin
+from demo.user import User
 from tests.e2e.test_cycle import by_command
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from demo.admin import Admin
-    from demo.user import User
-    from tests.support.stack import Stack
+from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -1,19 +1,13 @@
 """Two named servers of one user belong together, with a connection between them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
+from demo.admin import Admin
+from demo.user import Kernel, User
 from tests.support.hub import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from demo.admin import Admin
-    from demo.user import Kernel, User
-    from tests.support.stack import Stack
+from tests.support.stack import Stack
 
 LISTENS = """
 import socket

@@ -4,8 +4,6 @@
 the frameworks that its users have; what a machine lacks is skipped by name.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import shutil

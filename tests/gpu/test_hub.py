@@ -4,15 +4,14 @@ Sessions are started by the Hub's spawner, judged and saved by the service's own
 and visited over the proxy.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,9 +21,6 @@ from demo.user import User
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 from tests.gpu.conftest import ENVIRONMENT
 from tests.support.agent import criu_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Plays it without a card: everything but what only a card can show.
 SWITCH = "GPU_RECLAIM_WITHOUT_CARD"

@@ -1,13 +1,14 @@
 """The same Hub where sessions nap: its service's own policy, a kernel, a real card."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
+from demo.admin import Admin
+from demo.stack import Stack
+from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
+from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 from tests.gpu.test_hub import (
     GIB,
     ON_THE_CARD,
@@ -22,12 +23,6 @@ from tests.gpu.test_hub import (
     stack,
     used,
 )
-
-if TYPE_CHECKING:
-    from demo.admin import Admin
-    from demo.stack import Stack
-    from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
-    from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 
 __all__ = ["admin", "logs", "nvml", "person", "stack"]  # the fixtures
 pytestmark = pytest.mark.timeout(240)

@@ -5,8 +5,6 @@ moment it writes a JSON line with what can be reached from the process, as
 :func:`reachable` says. A child is let go for good once it has become a program.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -3,22 +3,17 @@
 Whoever has it gets the requests that the proxy sends there, with people's logins.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
 import requests
 
 from tests.hub.test_service_that_fails import came_back
 from tests.support import failing_service
+from tests.support.failing_service import Stack
 from tests.support.hub import wait_until
-
-if TYPE_CHECKING:
-    from tests.support.failing_service import Stack
 
 
 class Thief(threading.Thread):

@@ -1,7 +1,5 @@
 """What a user leaves in a private file system, or makes of its archive, stays there."""
 
-from __future__ import annotations
-
 import io
 import os
 import stat

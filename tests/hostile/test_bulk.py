@@ -1,7 +1,5 @@
 """A session that is large in name only costs no more than what it holds."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -5,8 +5,6 @@ with every capability, who kills what he finds, writes into its memory and lets 
 stopped go on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

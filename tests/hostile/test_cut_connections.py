@@ -1,7 +1,5 @@
 """A session cannot take part in how its cut connections are told to its programs."""
 
-from __future__ import annotations
-
 import socket
 
 from tests.checkpoint.test_resets import READ, RESET, connect, suspend_and_return

@@ -6,8 +6,6 @@ process of ours holds, while it is in the session's pid namespace, may lie on a 
 that the agent sees.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ Each attack is that of somebody who owns the folder and can run programs there w
 session is away (a second server, ssh), before CRIU starts or at any step of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses

@@ -1,7 +1,5 @@
 """What strangers and users ask again and again fills neither journal nor event log."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A user's own server answers the agent with far too much; nobody else notices."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json
@@ -220,9 +218,7 @@ async def test_session_whose_sample_fails_fails_alone(monkeypatch):
     assert all(one.processes is None for one in taken)
 
 
-async def test_sample_that_is_too_large_is_told_as_missing_among_the_others(
-    tmp_path,
-):
+async def test_sample_that_is_too_large_is_told_as_missing_among_the_others(tmp_path):
     class Node:
         async def samples(self):
             return [

@@ -1,7 +1,5 @@
 """Somebody who listens where the service or an agent should, while it is away."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -64,10 +62,7 @@ ORDERS = (
     orders.Cancel(),
     orders.Discard(),
 )
-STREAMS = (
-    orders.Capture(checkpoint="the-one"),
-    orders.Restore(checkpoint="the-one"),
-)
+STREAMS = (orders.Capture(checkpoint="the-one"), orders.Restore(checkpoint="the-one"))
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

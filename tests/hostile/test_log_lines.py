@@ -1,7 +1,5 @@
 """Names, paths, reasons and error bodies of strangers, in the log of our programs."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys

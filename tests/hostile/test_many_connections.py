@@ -1,7 +1,5 @@
 """A session with tens of thousands of connections in everybody's network namespace."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
@@ -10,8 +8,8 @@ import sys
 import threading
 import time
 import tracemalloc
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -29,9 +27,6 @@ from jupyterhub_gpu_reclaim.sampling.connections import Connections
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
 from jupyterhub_gpu_reclaim.sampling.target import SampleTarget
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 PAIRS = 10_000
 #: Opens connections to itself, in as many programs as the limit of open files asks for.
@@ -113,9 +108,7 @@ async def test_session_with_too_many_files_is_missing_alone(crowd):
     assert "connections" not in ada.problem
 
 
-async def test_look_at_connections_does_not_begin_while_the_last_one_hangs(
-    monkeypatch,
-):
+async def test_look_at_connections_does_not_begin_while_the_last_one_hangs(monkeypatch):
     begun, let_go = [], threading.Event()
 
     def hang(pid, inodes):

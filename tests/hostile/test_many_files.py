@@ -3,8 +3,6 @@
 A suspend looks at each open file of each program several times.
 """
 
-from __future__ import annotations
-
 import time
 
 from tests.node import conftest as node_tests

@@ -5,8 +5,6 @@ not reach CRIU. Whatever he does, a session is suspended whole or goes on, and w
 cannot come back leaves nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Names in the file system of a suspended session: sockets, folders it watches."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket
@@ -11,14 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.conftest import criu  # noqa: F401 - a fixture
-from tests.hostile.test_files import (  # noqa: F401 - fixtures
-    SECRET,
-    refuse,
-    replace,
-    saved,
-    secret,
-    victim,
-)
+from tests.hostile.test_files import SECRET, refuse, replace, saved, secret, victim  # noqa: F401 - fixtures
 from tests.support.attacker import UID
 
 

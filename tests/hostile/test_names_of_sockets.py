@@ -4,8 +4,6 @@ its UNIX sockets, which the machine's sessions share.
 The attacker is a program of another user.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import subprocess

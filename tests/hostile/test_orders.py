@@ -1,7 +1,5 @@
 """Forged claims and replayed orders: neither a process nor the past is believed."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

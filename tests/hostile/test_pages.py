@@ -5,8 +5,6 @@ the place of her single-user server, as anybody can; ada, or an administrator, i
 in and opens eve's page. That page has the origin of the service.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -100,10 +98,7 @@ class World:
         self.agent = AgentThatOnlyKeeps(folder, SAVED)
         (folder / "agent.token").write_text("token-of-the-agent")
         config = CONFIG.format(
-            agent=self.agent.address,
-            folder=folder,
-            service=free_port(),
-            server=EVE,
+            agent=self.agent.address, folder=folder, service=free_port(), server=EVE
         )
         self.hub = HubUnderTest(folder, config)
         self.hub.start()

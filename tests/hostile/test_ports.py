@@ -4,8 +4,6 @@ takes the ports of the whole machine.
 The attacker is a program of another user, on the same network.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A user whose name reads as somebody else's, in the audit and on the pages."""
 
-from __future__ import annotations
-
 import pytest
 
 from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES, of_service, of_user

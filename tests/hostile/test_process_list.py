@@ -1,7 +1,5 @@
 """Other users read the command lines of all that ``configure(c)`` starts."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -4,8 +4,6 @@ What is taken for a former server is signalled by root when its user presses Sto
 nobody may get another user's process, or one of root, behind a pid in their state.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from datetime import UTC, datetime, timedelta

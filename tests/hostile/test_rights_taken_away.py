@@ -4,8 +4,6 @@ A demoted administrator of TLJH, or a member of a group with private data, suspe
 session, loses the group, and resumes: CRIU would give each thread its old groups back.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -250,8 +248,7 @@ def test_root_of_before_comes_back_only_with_the_rights_that_made_it(
     monkeypatch.setattr(lost_rights.procfs, "words", lambda *_: words)
     saved = {f"criu/{name}": image for name, image in made.items()}
     there = SimpleNamespace(
-        world=SimpleNamespace(uid=UID, given_groups=[]),
-        checkpoint=Saved(saved),
+        world=SimpleNamespace(uid=UID, given_groups=[]), checkpoint=Saved(saved)
     )
     session = Session("i", SessionKey("ada"), 1, 1, holding=True)
     found, changed = lost_rights.without_lost(session, there, {})

@@ -4,8 +4,6 @@ A container's own root (``sudo`` in an image) has no rights outside, but writes 
 CRIU looks; a login of the same user beside the session writes into its memory.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A file system of a user's own that never answers keeps nobody waiting who looks."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Connections that strangers open and then say little or nothing, without a login."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import resource

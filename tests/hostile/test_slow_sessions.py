@@ -1,15 +1,9 @@
 """Sessions whose own programs keep the agent waiting, or that it cannot look at."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 
-from jupyterhub_gpu_reclaim.common.models import (
-    SessionKey,
-    Tree,
-    TreeState,
-)
+from jupyterhub_gpu_reclaim.common.models import SessionKey, Tree, TreeState
 from jupyterhub_gpu_reclaim.node.sessions import samples
 from jupyterhub_gpu_reclaim.node.sessions.samples import TreeSampler, find_kernels
 from jupyterhub_gpu_reclaim.sampling.target import SampleTarget

@@ -1,7 +1,5 @@
 """Odd addresses and names without a login; what is asked must never be our fault."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

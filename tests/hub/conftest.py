@@ -5,26 +5,22 @@ has left as a new one would be, is the next test's (:class:`Left`); a test that 
 person whom nobody knows takes ``name``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import requests
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from demo.user import User
 from tests.support.hub import HubUnderTest, proxy_command
 from tests.support.relaunching_service import RelaunchingService
-
-if TYPE_CHECKING:
-    from demo.user import User
 
 #: A server that says who and where it is.
 PROGRAM = """

@@ -1,7 +1,5 @@
 """The login of a session that was put aside: valid again with it, and only then."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.hub.test_lost_database import REVOKED, rows, start, tokens

@@ -1,7 +1,5 @@
 """What else ends idle servers or kernels is seen where a Hub sets it, and judged."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What a real Hub tells when servers and users are deleted, renamed and made anew."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

@@ -1,7 +1,5 @@
 """What Docker is asked for: the session's init in it, and nothing else changed."""
 
-from __future__ import annotations
-
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import Refused

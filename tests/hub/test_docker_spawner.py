@@ -1,7 +1,5 @@
 """DockerSpawner with the session's init, without a Hub and without containers."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

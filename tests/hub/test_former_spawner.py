@@ -3,8 +3,6 @@
 Sessions are real processes; what saves them is the double (``relaunching_service.py``).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

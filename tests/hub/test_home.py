@@ -1,7 +1,5 @@
 """The Hub's home page says what its buttons do: resume what is saved, or start."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

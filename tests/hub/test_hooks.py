@@ -1,7 +1,5 @@
 """An administrator's hooks: those of an end run at an end, which a suspend is not."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

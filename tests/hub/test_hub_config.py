@@ -1,7 +1,5 @@
 """``configure(c)``: it adds, never overwrites, and a real Hub takes what it makes."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -130,11 +128,7 @@ def test_settings_in_their_own_sections_reach_the_service(tmp_path):
     [
         ("idel_after", 1800, "IdlePolicy.idel_after is not a setting; did you mean"),
         ("idle_after", "30m", "IdlePolicy.idle_after must be a duration"),
-        (
-            "idle_after",
-            60,
-            "is '60' in c.IdlePolicy.idle_after, and '1800'",
-        ),
+        ("idle_after", 60, "is '60' in c.IdlePolicy.idle_after, and '1800'"),
     ],
 )
 def test_setting_in_its_section_that_is_wrong_is_said(tmp_path, name, value, said):

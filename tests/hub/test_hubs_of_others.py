@@ -1,7 +1,5 @@
 """Hubs as they are: their authenticators, roles, lists; called as in the tutorial."""
 
-from __future__ import annotations
-
 import html
 import os
 import re

@@ -1,7 +1,5 @@
 """A server that is deleted while it starts: an answer in time, and nothing is left."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """What users of LocalProcessSpawner expect: identity, home, shell, limits, log."""
 
-from __future__ import annotations
-
 import json
 import os
 import pwd

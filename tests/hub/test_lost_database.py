@@ -1,7 +1,5 @@
 """A Hub whose database is lost, or is a backup: who may let sessions back in."""
 
-from __future__ import annotations
-
 import sqlite3
 
 import pytest

@@ -1,7 +1,5 @@
 """A Hub whose packages are not of our choice says what it lacks."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

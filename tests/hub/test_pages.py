@@ -1,7 +1,5 @@
 """The Hub's pages in a real browser: a person's visit resumes, nothing else does."""
 
-from __future__ import annotations
-
 import os
 import signal
 

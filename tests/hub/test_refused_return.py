@@ -5,8 +5,6 @@ the two choices on the page, leaves no token behind, and never counts as a failu
 the Hub, which would end it (trap T16).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 

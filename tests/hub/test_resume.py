@@ -1,7 +1,5 @@
 """A server under a real Hub is suspended and resumed: what people and programs see."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A suspended session whose Hub has as many servers as it may have."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.hub import HubUnderTest, wait_until

@@ -1,7 +1,5 @@
 """Whatever is wrong with our service, the Hub starts, lives, and starts servers."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

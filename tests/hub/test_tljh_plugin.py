@@ -4,8 +4,6 @@ The order and the values are those of TLJH 2.0's ``jupyterhub_config.py``; TLJH 
 is tried in ``test_tljh.py``.
 """
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The list with causes and with the traps that are only documented:
 ``docs/reference/jupyterhub-traps.md``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

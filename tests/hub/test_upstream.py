@@ -1,7 +1,5 @@
 """JupyterHub's own tests of its spawner, with ours in its place."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

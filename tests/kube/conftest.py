@@ -1,11 +1,9 @@
 """A cluster of two nodes on 127.0.0.1, and the service's side of it."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -30,9 +28,6 @@ from tests.support.nodes import (
     Node,
     agents_certificate,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MODEL = "nvidia.com/gpu.product"
 ADA = SessionKey("ada")

@@ -1,7 +1,5 @@
 """The real schemas of Kubernetes, for objects as they go over the wire."""
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from typing import Any

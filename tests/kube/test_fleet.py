@@ -1,7 +1,5 @@
 """The agents of a cluster as one: orders to their node, and what nobody answers."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

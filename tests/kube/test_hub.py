@@ -1,7 +1,5 @@
 """A real Hub, the real KubeSpawner and the real service, on the cluster's double."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """What a cluster says of a node that is about to go, and that it is heeded."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 
@@ -9,11 +7,7 @@ from jupyterhub_gpu_reclaim.common.drain import NodeNotice
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients.agent_router import AgentRouter
-from jupyterhub_gpu_reclaim.service.clients.node_notices import (
-    KINDS,
-    TAINTS,
-    notice_of,
-)
+from jupyterhub_gpu_reclaim.service.clients.node_notices import KINDS, TAINTS, notice_of
 from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION, ClusterNode
 from tests.kube.conftest import session_pod
 

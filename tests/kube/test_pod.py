@@ -1,7 +1,5 @@
 """The pod of a session: what is changed, what stays, and what is refused."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

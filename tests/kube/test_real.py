@@ -4,8 +4,6 @@ A Hub with KubeSpawner, the service, an agent with CRIU and a store, and pods th
 containers of runc, named as a kubelet names them.
 """
 
-from __future__ import annotations
-
 import secrets
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """KubeSpawner with the session's init, on the cluster's double, without a Hub."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from types import SimpleNamespace
@@ -523,11 +521,7 @@ def resources(cluster):
 
 @pytest.mark.parametrize(
     "today",
-    [
-        profiles(choice="july", image="quay.io/jupyter/base:july"),
-        profiles()[:1],
-        [],
-    ],
+    [profiles(choice="july", image="quay.io/jupyter/base:july"), profiles()[:1], []],
     ids=["image bumped", "profile gone", "no profiles"],
 )
 async def test_a_return_whose_choice_is_not_offered_any_more_is_as_it_was(

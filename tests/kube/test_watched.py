@@ -1,7 +1,5 @@
 """What the API server tells of pods, in sentences."""
 
-from __future__ import annotations
-
 import pytest
 
 from jupyterhub_gpu_reclaim.hub.kube.pod_events import lives, obstacle, sentence

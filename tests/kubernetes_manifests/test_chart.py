@@ -1,7 +1,5 @@
 """``charts/jupyterhub-gpu-reclaim``: what Helm makes of values, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

@@ -3,8 +3,6 @@
 The images themselves are built nowhere in these tests: there is no registry here.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import re
 import shutil

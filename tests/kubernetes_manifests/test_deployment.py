@@ -1,7 +1,5 @@
 """What the tests on a real cluster would deploy, as far as that shows without one."""
 
-from __future__ import annotations
-
 import base64
 import json
 from urllib.parse import urlsplit

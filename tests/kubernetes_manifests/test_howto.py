@@ -1,7 +1,5 @@
 """``docs/how-to/kubernetes.md`` names only what there is."""
 
-from __future__ import annotations
-
 import base64
 import os
 import re

@@ -1,7 +1,5 @@
 """What the chart makes without being told more: least rights, each with a reason."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

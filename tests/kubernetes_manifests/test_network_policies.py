@@ -4,8 +4,6 @@ What the policies mean is evaluated (``tests/support/network_policies.py``); no 
 enforces them here.
 """
 
-from __future__ import annotations
-
 import pytest
 from kubespawner import KubeSpawner
 

@@ -3,8 +3,6 @@
 ``docs/how-to/kubernetes-platforms.md`` says so to administrators, and is read here.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import Path

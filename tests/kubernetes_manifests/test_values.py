@@ -3,8 +3,6 @@
 Its schema takes them, and its own program makes a Hub of them that suspends sessions.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

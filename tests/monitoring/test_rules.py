@@ -1,7 +1,5 @@
 """Alert rules and dashboard: they ask for metrics that there are, and fire as told."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re
@@ -16,11 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jupyterhub_gpu_reclaim.common import metrics_file
 from jupyterhub_gpu_reclaim.common.models import Step
-from jupyterhub_gpu_reclaim.common.node_status import (
-    CardStatus,
-    NodeHealth,
-    NodeStatus,
-)
+from jupyterhub_gpu_reclaim.common.node_status import CardStatus, NodeHealth, NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
     Counters,

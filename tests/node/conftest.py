@@ -1,7 +1,5 @@
 """A real agent, real sessions with a real Jupyter server, real CRIU and store."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

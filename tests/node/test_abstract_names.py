@@ -5,8 +5,6 @@ gives the numbers of ended namespaces to new ones, and all sessions begin at the
 pids, so two sessions come to want one name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import socket

@@ -1,7 +1,5 @@
 """A session's downloads that a suspend has cut, through the agent's HTTP calls."""
 
-from __future__ import annotations
-
 import socket
 import sys
 

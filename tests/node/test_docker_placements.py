@@ -1,7 +1,5 @@
 """Who is believed to be a container's session, and what Docker's silence means."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import socketserver

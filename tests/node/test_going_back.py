@@ -1,7 +1,5 @@
 """Programs of a save point never write into files that have gone on since."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 import sys

@@ -1,7 +1,5 @@
 """Nobody uses memory that is not there, or that somebody else was promised."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

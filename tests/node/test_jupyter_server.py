@@ -1,7 +1,5 @@
 """A server that speaks TLS is refused before anything of its session is touched."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import sys

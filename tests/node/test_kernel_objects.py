@@ -1,7 +1,5 @@
 """What the kernel keeps beside a program's memory, through the agent's HTTP calls."""
 
-from __future__ import annotations
-
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds import system_v

@@ -4,8 +4,6 @@ A page that is shown before that starts a kernel in the place of the restored on
 cell is run.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """The agent's program where only the Hub's side is installed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

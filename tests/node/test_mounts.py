@@ -1,7 +1,5 @@
 """Sessions with mounts below a private folder come back, with real CRIU."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

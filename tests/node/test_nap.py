@@ -15,9 +15,7 @@ from pathlib import Path
 import pytest
 from websockets.sync.client import connect
 
-from jupyterhub_gpu_reclaim.common.models import (
-    TreeState,
-)
+from jupyterhub_gpu_reclaim.common.models import TreeState
 from jupyterhub_gpu_reclaim.linux import processes, ptrace
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from tests.node.test_undo import fill, full_disk

@@ -1,7 +1,5 @@
 """How a restore ended is told once; the same call tries anew after it."""
 
-from __future__ import annotations
-
 import subprocess
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The units themselves, under a real systemd (``tests/support/real_systemd.py``)."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

@@ -1,18 +1,13 @@
 """What would not come back is not suspended: a real agent, real programs, real CRIU."""
 
-from __future__ import annotations
-
 import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.checkpoint.test_rehearsal import LIKE_A_USER, places_there
 from tests.support.agent import goes_on, wait_for
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.shares_an_agent
 

@@ -68,10 +68,7 @@ def test_call_with_a_huge_body_is_refused(agent):
 
 @pytest.mark.parametrize(
     "order",
-    [
-        *("capture", "restore", "nap", "wake"),
-        *("thaw", "release", "kill", "cancel"),
-    ],
+    [*("capture", "restore", "nap", "wake"), *("thaw", "release", "kill", "cancel")],
 )
 def test_order_for_an_unknown_session_is_not_found(agent, order):
     response = agent.post(f"{UNKNOWN}/{order}", {"checkpoint": "cp"})

@@ -1,7 +1,5 @@
 """A save point: the session stands still for a copy, and goes on."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

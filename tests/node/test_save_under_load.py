@@ -4,8 +4,6 @@
 what was measured so.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

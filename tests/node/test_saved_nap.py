@@ -3,8 +3,6 @@
 Agent, CRIU and store are real; the card is false.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

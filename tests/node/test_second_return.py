@@ -1,7 +1,5 @@
 """A session comes back from one checkpoint twice, unless its files went on."""
 
-from __future__ import annotations
-
 import sys
 import time
 

@@ -5,8 +5,6 @@ reads them), and each session as its Hub starts it. Where both inherit the same 
 as everywhere else in the tests, nothing that a return lowers or cannot give is seen.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

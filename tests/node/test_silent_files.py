@@ -1,7 +1,5 @@
 """A session's file lies on a file system that stops answering: that is said at once."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

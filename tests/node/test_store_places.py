@@ -1,7 +1,5 @@
 """A real session saved into an object store."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

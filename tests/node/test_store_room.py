@@ -1,10 +1,8 @@
 """A store with little room: what is refused at once, what is tried, what it leaves."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +12,6 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
 from tests.support.agent import goes_on, running_agent, wait_for
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GB = 10**9
 MB = 10**6

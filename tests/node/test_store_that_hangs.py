@@ -1,7 +1,5 @@
 """A user comes back while the store hangs: the session runs at once all the same."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -1,7 +1,5 @@
 """What the store's settings open, and what they refuse at the start."""
 
-from __future__ import annotations
-
 import base64
 import os
 import re
@@ -261,11 +259,7 @@ def test_settings_that_make_no_sense_are_refused_in_words(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("store_url", "relative/path"),
-        ("compression", "rar"),
-    ],
+    ("name", "value"), [("store_url", "relative/path"), ("compression", "rar")]
 )
 def test_value_that_makes_no_sense_is_refused_when_it_is_set(name, value):
     with pytest.raises(TraitError):

@@ -1,7 +1,5 @@
 """A real agent whose store is not mounted for a while: nothing is done or lost."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """A session that would not come back is not stopped for that again and again."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

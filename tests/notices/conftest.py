@@ -1,7 +1,5 @@
 """A journal, and receivers that are real: a web server and a mail server."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 

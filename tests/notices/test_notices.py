@@ -1,7 +1,5 @@
 """From the audit to real receivers: once, in time, and never in anybody's way."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac

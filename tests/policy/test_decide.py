@@ -3,12 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyterhub_gpu_reclaim.common.models import (
-    Decision,
-    Phase,
-    SessionKey,
-    Usage,
-)
+from jupyterhub_gpu_reclaim.common.models import Decision, Phase, SessionKey, Usage
 from jupyterhub_gpu_reclaim.policy.decide import Decider, SessionSnapshot
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy

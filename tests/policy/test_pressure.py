@@ -4,12 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traitlets import TraitError
 
-from jupyterhub_gpu_reclaim.common.models import (
-    GpuSample,
-    Phase,
-    SessionKey,
-    Usage,
-)
+from jupyterhub_gpu_reclaim.common.models import GpuSample, Phase, SessionKey, Usage
 from jupyterhub_gpu_reclaim.policy.decide import Decider, SessionSnapshot
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy

@@ -1,7 +1,5 @@
 """The word of an administrator's probe: what is not understood is use."""
 
-from __future__ import annotations
-
 import pytest
 
 from jupyterhub_gpu_reclaim.policy.decide import Decider

@@ -26,9 +26,7 @@ def test_no_limit_drops_nothing():
 
 def test_age_drops_what_is_older_and_says_so():
     found = drop(
-        [kept("old", age=31), kept("new", age=29)],
-        Retention(seconds=30 * DAY),
-        NOW,
+        [kept("old", age=31), kept("new", age=29)], Retention(seconds=30 * DAY), NOW
     )
     assert [(each.id, each.why) for each in found] == [
         ("old", "checkpoints are kept for 30 d")

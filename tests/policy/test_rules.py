@@ -1,7 +1,5 @@
 """Rules: whom they are for, which one decides, and what is not known."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Samples of a real Jupyter server in a session; of one that hangs; of none."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import json
@@ -13,10 +11,11 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -36,9 +35,6 @@ from tests.support import bridge
 from tests.support.agent import Jupyter, Place, free_port, wait_for
 from tests.support.long_stories import but
 from tests.support.other_machine import ADDRESS, OUR_ADDRESS, PORT, other_machine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 EXTENSION = "jupyterhub_gpu_reclaim.lab.server_extension"
 PROXY = "jupyter_server_proxy"

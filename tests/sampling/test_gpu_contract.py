@@ -1,7 +1,5 @@
 """What NVIDIA's library tells of a session's GPUs: known, or missing, never made up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 The answers are those of jupyter-scheduler 2.12.1, shortened.
 """
 
-from __future__ import annotations
-
 import os
 from datetime import datetime
 from typing import ClassVar

@@ -74,11 +74,7 @@ PEOPLE = {
     "token-ada": {"kind": "user", "name": "ada", "scopes": [ACCESS]},
     "token-bob": {"kind": "user", "name": "bob", "scopes": [ACCESS]},
     "token-root": {"kind": "user", "name": "root", "scopes": [ACCESS, MANAGE]},
-    "token-hub-admin": {
-        "kind": "user",
-        "name": "boss",
-        "scopes": [ACCESS, STOPS_ALL],
-    },
+    "token-hub-admin": {"kind": "user", "name": "boss", "scopes": [ACCESS, STOPS_ALL]},
     "token-teacher": {
         "kind": "user",
         "name": "ted",

@@ -1,7 +1,5 @@
 """The program by itself: what keeps it from working is one sentence to every caller."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """The sessions page in a real browser: live, within its policy, small and dark too."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -28,11 +26,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Step,
     Usage,
 )
-from jupyterhub_gpu_reclaim.common.node_status import (
-    CardStatus,
-    NodeHealth,
-    NodeStatus,
-)
+from jupyterhub_gpu_reclaim.common.node_status import CardStatus, NodeHealth, NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import GpuCount
 
@@ -580,8 +574,7 @@ async def test_times_are_the_readers_own(service, tab):
     """In Nepal, where nobody's server is: a quarter of an hour off."""
     kept = "Kept until 2026-01-02 03:04 UTC at the request of ada."
     service.control.put(
-        "ada",
-        verdict=Decision(reclaim=False, code="kept", message=kept),
+        "ada", verdict=Decision(reclaim=False, code="kept", message=kept)
     )
     page = await tab("token-ada", timezone_id="Asia/Kathmandu", locale="en-GB")
     await expect(page.get_by_text("Kept until 2 Jan 2026, 08:49 at")).to_be_visible()

@@ -1,7 +1,5 @@
 """What a card says, for each phase of a session."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """The command line against the service's real routes: what it asks, prints, returns."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

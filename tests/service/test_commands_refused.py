@@ -1,7 +1,5 @@
 """What goes wrong before or at the service: a sentence, its code, an exit code."""
 
-from __future__ import annotations
-
 import pytest
 from jupyterhub.services.auth import HubOAuth
 from tornado.httpserver import HTTPServer

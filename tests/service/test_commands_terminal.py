@@ -1,7 +1,5 @@
 """The command line on a terminal: it asks before it takes many, and shows steps."""
 
-from __future__ import annotations
-
 import os
 
 from jupyterhub_gpu_reclaim.cli import sessions

@@ -1,7 +1,5 @@
 """A drain ordered by command, by button and over the API."""
 
-from __future__ import annotations
-
 import asyncio
 import configparser
 import json

@@ -1,7 +1,5 @@
 """Server-sent events: the state first, then changes, only what one may see."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

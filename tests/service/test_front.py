@@ -1,7 +1,5 @@
 """What answers while the service does not work: it has no login to ask for."""
 
-from __future__ import annotations
-
 import json
 import socket
 

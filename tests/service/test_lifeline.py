@@ -1,7 +1,5 @@
 """The service ends with its parent, and is alone on its state folder."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import select

@@ -1,7 +1,5 @@
 """The managers' further pages: log, messages, colours, and the tables' library."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from dataclasses import replace
@@ -9,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.models import (
-    Failure,
-    Phase,
-)
+from jupyterhub_gpu_reclaim.common.models import Failure, Phase
 from jupyterhub_gpu_reclaim.service.web.pages import STATIC_FILES
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -52,10 +47,7 @@ async def test_codes_link_to_the_documentation_where_that_is_known(
         service.app.settings["context"] = replace(context, message_url=url)
     lost = Failure(code="file_missing", message="The file is gone.")
     service.control.put("ada", phase=Phase.SUSPENDED, failure=lost)
-    for path, code in (
-        ("sessions/ada/-", "file_missing"),
-        ("log?before=x", "invalid"),
-    ):
+    for path, code in (("sessions/ada/-", "file_missing"), ("log?before=x", "invalid")):
         page = (await root.get(path)).body.decode()
         link = f'<a href="https://docs.example/messages#{code}"><code>{code}</code></a>'
         assert (link in page) is known, path

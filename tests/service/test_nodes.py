@@ -1,7 +1,5 @@
 """The nodes' health: who is silent and since when, the strip, and the page of nodes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys
@@ -13,11 +11,7 @@ import pytest
 from jupyterhub_gpu_reclaim.common.drain import Drain, NodeNotice
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.findings import finding
-from jupyterhub_gpu_reclaim.common.models import (
-    Event,
-    Failure,
-    Phase,
-)
+from jupyterhub_gpu_reclaim.common.models import Event, Failure, Phase
 from jupyterhub_gpu_reclaim.common.node_status import (
     CardStatus,
     NodeHealth,
@@ -223,10 +217,7 @@ def test_strip_says_in_a_word_what_is_well_and_in_a_sentence_what_is_not():
     absent = finding(Reason.STORE_ABSENT, why="/mnt/s holds no store")
     unmounted = msgspec.structs.replace(UP, findings=[absent], store_free=None)
     told, tone = parts([up, NodeHealth(node="b", status=unmounted)])["Store"]
-    assert (told, tone) == (
-        f"{absent.message.removesuffix('.')} (as b sees it)",
-        "bad",
-    )
+    assert (told, tone) == (f"{absent.message.removesuffix('.')} (as b sees it)", "bad")
     full = msgspec.structs.replace(UP, store_free=0)
     told = parts([up, NodeHealth(node="b", status=full)])["Store"]
     short = "Not enough room in the store: more needed, 0 B of 4.0 TB free"

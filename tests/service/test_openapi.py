@@ -1,7 +1,5 @@
 """The OpenAPI document: complete, and true when strangers' tools try it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Health and metrics: who may see them, and what they say from the start."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
@@ -10,11 +8,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from jupyterhub_gpu_reclaim.common.models import Finding, Phase, Step
-from jupyterhub_gpu_reclaim.common.node_status import (
-    CardStatus,
-    NodeHealth,
-    NodeStatus,
-)
+from jupyterhub_gpu_reclaim.common.node_status import CardStatus, NodeHealth, NodeStatus
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
     Counters,
     GpuCount,
@@ -172,12 +166,7 @@ def test_metrics_of_risk_say_what_would_be_lost():
 def test_metrics_of_nodes_tell_of_agents_cards_and_disks():
     cards = [CardStatus(name="A100"), CardStatus(name="A100"), CardStatus(name="T4")]
     one = NodeStatus(
-        host="1",
-        version="1",
-        cards=cards,
-        state_free=5,
-        store_free=7,
-        store_capacity=9,
+        host="1", version="1", cards=cards, state_free=5, store_free=7, store_capacity=9
     )
     cannot = Finding(code="criu_missing", message="No CRIU.", fatal=True)
     other = NodeStatus(host="2", version="1", findings=[cannot])

@@ -1,7 +1,5 @@
 """The managers' pages, and the history: who sees what."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -10,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.models import (
-    Phase,
-    SessionKey,
-)
+from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.decide.room import CrowdedCard
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import GpuCount
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import StoreUse

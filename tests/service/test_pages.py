@@ -1,7 +1,5 @@
 """The pages, as a browser without JavaScript uses them, and their safety."""
 
-from __future__ import annotations
-
 import re
 import sys
 from html import unescape

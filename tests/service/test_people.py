@@ -1,7 +1,5 @@
 """The API for persons and programs: what they see, what they may do, and errors."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The administrator's probe is run: a command, a function, and what goes wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

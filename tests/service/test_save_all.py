@@ -1,7 +1,5 @@
 """``save-all``: every session that goes on is saved, before something risky."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """Settings, environment and scopes: documented, checked, and the least."""
 
-from __future__ import annotations
-
 import pytest
 
 from jupyterhub_gpu_reclaim.common.auth import scopes

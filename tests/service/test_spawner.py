@@ -1,7 +1,5 @@
 """The calls of the spawner: its own secret, the plans, the stream of steps."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

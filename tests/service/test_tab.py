@@ -1,7 +1,5 @@
 """Passes of open tabs: who can make one, and how little it opens."""
 
-from __future__ import annotations
-
 import pytest
 
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens

@@ -5,8 +5,6 @@ service shows of them came the whole way, over the agent's wire format, the jour
 the Hub.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -84,10 +82,7 @@ class Stack:
         self.port = free_port()
         (folder / "agent.token").write_text(TOKEN)
         config = CONFIG.format(
-            agent=self.agent.address,
-            folder=folder,
-            service=self.port,
-            server=SERVER,
+            agent=self.agent.address, folder=folder, service=self.port, server=SERVER
         )
         self.hub = HubUnderTest(folder, config)
         self.hub.start()

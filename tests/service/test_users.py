@@ -1,7 +1,5 @@
 """The history of a user: for that user and managers only, in pages."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """The command says how far it is, also when it is ended before its time."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """What stands for a part in the simulator and in tests takes the part's calls."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

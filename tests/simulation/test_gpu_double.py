@@ -1,7 +1,5 @@
 """The simulated driver: memory goes back only where there is room, and none twice."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 

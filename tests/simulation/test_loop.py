@@ -1,7 +1,5 @@
 """Virtual time, programs that are killed, and code that blocks."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

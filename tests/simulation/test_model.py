@@ -1,7 +1,5 @@
 """The phases on paper: the code has the same, and no order of faults breaks a law."""
 
-from __future__ import annotations
-
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase

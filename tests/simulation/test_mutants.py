@@ -3,8 +3,6 @@
 The seed is one that finds it, not always the first.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from simulation.mutants import MUTANTS

@@ -1,7 +1,5 @@
 """A seed is a run: the same history again, in this process and in any other."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """No law is broken: by seeds that nobody has run before, some for each commit."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the simulated installation does to its accounts."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

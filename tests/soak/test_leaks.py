@@ -1,22 +1,17 @@
 """What the soak counts: each program as itself, and no session that has ended."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from demo import processes
 from soak.leaks import PROGRAMS, Growth, wait_until_collected
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 

@@ -1,7 +1,5 @@
 """What is concluded from a soak: the bound of the rate, and sums over several runs."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The memory of the GPU that the demo and the soak run simulate."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,10 +1,8 @@
 """A short soak with kills passes, and one whose session is another one fails."""
 
-from __future__ import annotations
-
 import random
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,9 +11,6 @@ from soak.run import STACK, Options, Soak
 from soak.zoo import ANIMALS
 from tests.support import light_server
 from tests.support.stack import Stack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.timeout(600)]
 #: Beside other tests all may take longer; on a free machine nothing waits for it.

@@ -1,7 +1,5 @@
 """Every animal tells the same twice, something else after its work, and goes on."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -9,16 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from soak.zoo import ANIMALS, GPU_ANIMALS, Animal
 from tests.support.long_stories import but
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 ROOT = Path(__file__).parents[2]
 FAKE = ROOT / "tests" / "support" / "fake_cuda" / "cuda.c"

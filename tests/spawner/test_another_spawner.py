@@ -1,7 +1,5 @@
 """Another project's spawner with the mixin before it, as the how-to has it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from contextlib import suppress

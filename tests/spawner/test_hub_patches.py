@@ -1,7 +1,5 @@
 """The patches of JupyterHub: applied once, and only to methods that we know."""
 
-from __future__ import annotations
-
 import logging
 import os
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The launcher: a session's own namespaces and cgroup, an init that outlives it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The reporter: every reader hears all lines from the beginning, percents only grow."""
 
-from __future__ import annotations
-
 import asyncio
 
 from jupyterhub_gpu_reclaim.common.models import Step

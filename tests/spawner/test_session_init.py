@@ -1,7 +1,5 @@
 """session_init as pid 1 of a real pid namespace."""
 
-from __future__ import annotations
-
 import ast
 import os
 import signal

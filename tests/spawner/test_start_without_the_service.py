@@ -1,9 +1,7 @@
 """A start while the service does not answer: what may be there is not replaced."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +15,6 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.spawner.known_servers import KnownServers
 from tests.support.simulated_hub import run, started
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ANN = SessionKey("ann")
 

@@ -1,7 +1,5 @@
 """The spawner's pointer: doubt never reads as nothing."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

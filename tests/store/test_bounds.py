@@ -1,7 +1,5 @@
 """Numbers and names that cannot be, sealed by whoever has the key, harm nobody else."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

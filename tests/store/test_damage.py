@@ -155,10 +155,7 @@ def test_swapped_and_doubled_blocks_are_damaged(begin, repository, root):
     good = pack.read_bytes()
     (one, size), (two, _), (three, _) = blocks_of(repository)
     assert (one, two, three) == (0, size, 2 * size)
-    for wrong in (
-        good[two:three] + good[:two] + good[three:],
-        good[:two] * 3,
-    ):
+    for wrong in (good[two:three] + good[:two] + good[three:], good[:two] * 3):
         assert len(wrong) == len(good)
         pack.write_bytes(wrong)
         with pytest.raises(StoreError) as caught:

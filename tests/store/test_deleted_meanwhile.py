@@ -1,7 +1,5 @@
 """A pass that verifies a store beside a service that deletes what has expired."""
 
-from __future__ import annotations
-
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey

@@ -8,11 +8,7 @@ from hypothesis import strategies as st
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.format import (
-    crypto,
-    layout,
-    manifest,
-)
+from jupyterhub_gpu_reclaim.store.format import crypto, layout, manifest
 from jupyterhub_gpu_reclaim.store.format.crypto import Origin
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.format.manifest import Body, IndexRef, PackRef
@@ -72,10 +68,7 @@ def test_manifest_with_any_flipped_bit_is_refused(at, bit):
     data = bytearray(DATA)
     data[at] ^= 1 << bit
     refused(
-        bytes(data),
-        Reason.CHECKPOINT_DAMAGED,
-        Reason.KEY_MISSING,
-        Reason.OTHER_VERSION,
+        bytes(data), Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING, Reason.OTHER_VERSION
     )
 
 

@@ -1,7 +1,5 @@
 """Parts of a store: together they are the whole, and none is read twice."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

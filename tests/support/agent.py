@@ -1,7 +1,5 @@
 """A real agent, sessions in namespaces of their own, and a real Jupyter server."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
@@ -11,8 +9,8 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -23,9 +21,6 @@ from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.linux import processes
 from tests.support import light_modules, preloaded
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 INIT = Path(criu_module.__file__).parents[2] / "session_init" / "session_init.py"
 MOUNTS = """

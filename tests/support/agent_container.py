@@ -1,7 +1,5 @@
 """An agent in a container as its DaemonSet has it: the node's processes, its rights."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,8 +5,6 @@ changes something in it as that user could, and brings the session back: in a pl
 its own each time, from the same image.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil
@@ -14,24 +12,14 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.linux import capabilities
-from tests.checkpoint.conftest import (
-    REPL,
-    Engine,
-    Image,
-    Places,
-    World,
-    fingerprints,
-)
+from tests.checkpoint.conftest import REPL, Engine, Image, Places, World, fingerprints
 from tests.checkpoint.test_other_user import GID, UID, built_shim
-
-if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 
 SECRET = "the secret of another user"
 

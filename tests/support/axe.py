@@ -4,8 +4,6 @@ Called by browser tests. It looks at the page as it is now, so a test shows firs
 it wants to have looked at (a dialog, another width, the dark colours).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

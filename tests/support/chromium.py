@@ -1,14 +1,11 @@
 """Debian's Chromium, as the tests start it."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from demo.user import User
+from demo.user import User
 
 PATH = "/usr/bin/chromium"
 ARGUMENTS = [

@@ -7,8 +7,6 @@ lists. Every object that it takes or makes is held against the real schemas
 programs: a ``Node`` (``nodes.py``) is told of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json

@@ -3,8 +3,6 @@
 Used by the tests of ``cli_sessions``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """containerd in a folder of its own, an image without a registry, sessions in it."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

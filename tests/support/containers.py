@@ -1,8 +1,6 @@
 """Containers as a node of a cluster has them, made by runc: a root of overlay layers,
 namespaces, groups named as the kubelet names them, a filter, few capabilities."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Docker in a folder of its own, with an image that no registry has been asked for."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -10,8 +8,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -25,9 +23,6 @@ from tests.support.containerd import FOLDERS, entry, packed
 from tests.support.containers import run
 from tests.support.elsewhere import reclaim, suspended, wait
 from tests.support.hub import HubUnderTest, proxy_command
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 IMAGE = "test/session:1"
 #: Containers have the machine's network, or one without anything in it.
@@ -193,10 +188,7 @@ def daemon(folder: Path, network: Sequence[str] = NO_NETWORK):
 
 def options(docker: Docker) -> tuple[str, str]:
     """What the agent of that machine is started with."""
-    return (
-        "--AgentApp.placement=docker",
-        f"--AgentApp.docker_socket={docker.socket}",
-    )
+    return ("--AgentApp.placement=docker", f"--AgentApp.docker_socket={docker.socket}")
 
 
 def agent_beside(folder: Path, docker: Docker):

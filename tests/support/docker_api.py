@@ -1,7 +1,5 @@
 """The part of Docker's API that a spawner uses, over TCP, without any container."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import re

@@ -1,7 +1,5 @@
 """Whether a double still takes the calls of what it stands for."""
 
-from __future__ import annotations
-
 import inspect
 
 

@@ -1,7 +1,5 @@
 """The cluster's double beside a Hub under test, and what is asked of its service."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import threading

@@ -1,21 +1,16 @@
 """A Hub with our service and its own limits shortened, for tests that make it fail."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import requests
 
 from demo.stack import free_port
 from tests.support.hub import HubUnderTest, proxy_command
-
-if TYPE_CHECKING:
-    from tests.support.relaunching_service import RelaunchingService
+from tests.support.relaunching_service import RelaunchingService
 
 #: What the Hub runs before every Python of the service: see ``Stack.hold``.
 SITE = """

@@ -1,7 +1,5 @@
 """Programs with a false card under a false driver (``fake_cuda``), for a real agent."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

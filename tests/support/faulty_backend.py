@@ -1,17 +1,11 @@
 """Faults of stores, by name."""
 
-from __future__ import annotations
-
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
-from jupyterhub_gpu_reclaim.store.backend import Unavailable
+from jupyterhub_gpu_reclaim.store.backend import Backend, Unavailable
 from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from jupyterhub_gpu_reclaim.store.backend import Backend
 
 _T = TypeVar("_T")
 

@@ -5,8 +5,6 @@ when the fault is found. Only one that starts programs can be here: a test that 
 either fails or does not. All others are run once.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import pytest

@@ -1,7 +1,5 @@
 """The service's pages as a person without scripts has them: cookies and forms."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from urllib.parse import urlencode

@@ -10,8 +10,6 @@ mounts it at FOLDER, says "up", and serves it. MUTE: the number of a request tha
 takes and never answers, from SIGUSR1 on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno
@@ -20,10 +18,7 @@ import signal
 import struct
 import subprocess
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 LOOKUP, GETATTR, READ, FLUSH = 1, 3, 15, 25
 _INIT, _OPEN, _WRITE, _STATFS, _RELEASE, _OPENDIR = 26, 14, 16, 17, 18, 27

@@ -1,7 +1,5 @@
 """Drivers without a card, named by their fault, and programs that hold a false one."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -4,21 +4,17 @@ The program is the one that ``scripts/helm`` has put into ``.cache``, else that 
 PATH.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
 import subprocess
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "charts" / "jupyterhub-gpu-reclaim"

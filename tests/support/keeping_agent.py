@@ -3,18 +3,12 @@
 Its fault: it has no sessions, and what it keeps stays until it is deleted.
 """
 
-from __future__ import annotations
-
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
 from tests.support.unix_server import UnixServer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
 
 #: What the agent shares with the service.
 TOKEN = "token-of-the-agent"

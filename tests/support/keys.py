@@ -3,8 +3,6 @@
 ``CODE`` stands alone, so that it can be run in a session.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 CODE = """

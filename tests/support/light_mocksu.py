@@ -3,8 +3,6 @@
 They start a hundred, and each would import for a second what it never uses.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

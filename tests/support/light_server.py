@@ -8,8 +8,6 @@ JupyterLab answers with an empty page. With a browser a test takes :data:`WITH_L
 ``make demo-check`` starts, saves and brings back the whole server.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import os

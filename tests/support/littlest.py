@@ -10,8 +10,6 @@ and configurable-http-proxy for traefik.
 Prints what it saw, as JSON.
 """
 
-from __future__ import annotations
-
 import grp
 import json
 import os

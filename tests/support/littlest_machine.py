@@ -7,23 +7,19 @@ demoted while suspended; both units are started again meanwhile. Then the power 
 while one session is suspended, one runs, and one runs that has a save point.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from demo.admin import Admin
 from demo.user import Kernel, User, UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 URL = os.environ.get("GPU_RECLAIM_TLJH_URL", "http://127.0.0.1")
 PLAIN, BOSS, SAVED, LATE = (

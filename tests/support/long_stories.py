@@ -1,13 +1,9 @@
 """Which of many cases run at each push: the others are long stories."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 def but(cases: Iterable[Any], *each_push: Any) -> list[Any]:

@@ -1,21 +1,16 @@
 """A MariaDB of its own for a test, where Debian's package and a driver are there."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import sqlalchemy
 from sqlalchemy.exc import OperationalError
 
 from tests.support.agent import wait_for
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class MariaDB:

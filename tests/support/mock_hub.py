@@ -12,8 +12,6 @@ sessions, of which a real Hub's log and process are part. Such tests stand on
 ``tests/support/hub.py``.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -10,8 +10,6 @@ when a test has killed the agent that would have taken its ports out.
 Threads that run already stay where they are.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os

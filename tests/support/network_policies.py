@@ -6,13 +6,9 @@ policies names gets through, and nothing else. No address blocks. Nothing is enf
 this: it tells what policies mean.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 @dataclass(frozen=True)

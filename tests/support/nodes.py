@@ -5,8 +5,6 @@ A pod whose container begins with our init becomes a place on a machine of the s
 tree runs. What is saved is in one store for all nodes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import hashlib
@@ -17,7 +15,7 @@ import tempfile
 from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
@@ -26,12 +24,10 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.node.http.routes import make_application
 from jupyterhub_gpu_reclaim.service.settings.placement import AGENT_NAME
 from jupyterhub_gpu_reclaim.session_init import session_init
+from simulation.doubles.machine import Place
 from tests.support.certificates import certificate
 from tests.support.cluster import NAMESPACE, Cluster, now
 from tests.support.simulated_node import TOKEN, simulated_nodes
-
-if TYPE_CHECKING:
-    from simulation.doubles.machine import Place
 
 SERVER_PORT, AGENT_PORT = 8888, 8099
 AGENT_LABELS = {"app.kubernetes.io/name": "gpu-reclaim-agent"}

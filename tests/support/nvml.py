@@ -1,7 +1,5 @@
 """NVIDIA's library as it answered on an H200 (driver 580.159.04), and its faults."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pynvml

@@ -1,7 +1,5 @@
 """An OAuth 2 provider that knows by a cookie who asks, with numbered tokens."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import threading

@@ -1,7 +1,5 @@
 """A real object store's protocol on this machine: moto's S3 server, in a process."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import http.server
@@ -12,14 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import boto3
 
 from demo.stack import free_port
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LOGIN = {"access_key_id": "AKIAOFATEST", "secret_access_key": "a-very-secret-key"}
 

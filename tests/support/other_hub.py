@@ -1,17 +1,13 @@
 """The stack with a Hub that is set up in another way, as others have theirs."""
 
-from __future__ import annotations
-
 import socket
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.support import light_server
 from tests.support.stack import Stack
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 class OtherHub(Stack):

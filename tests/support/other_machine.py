@@ -1,17 +1,12 @@
 """Another machine, as far as TCP can tell: a network of its own on a cable to ours."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.support.hub import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 OUR_ADDRESS, ADDRESS, PORT = "10.77.0.1", "10.77.0.2", 5432
 #: It takes whoever calls, and sends back what it is sent.

@@ -5,12 +5,8 @@ From https://kubernetes.io/docs/concepts/security/pod-security-standards (Kubern
 the API server's own admission judges by the same rules. For pods of Linux, as JSON.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 LEVELS = ("restricted", "baseline", "privileged")
 _ADDED = {
@@ -18,7 +14,7 @@ _ADDED = {
     *("NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
 }
 _SELINUX = {
-    *("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"),
+    *("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
 }
 _VOLUMES = {
     *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"),

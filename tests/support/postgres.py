@@ -1,20 +1,15 @@
 """A PostgreSQL of its own for a test, where Debian's package and a driver are there."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Postgres:

@@ -7,8 +7,6 @@ left out everywhere, and of such an agent CRIU has the tests' shim
 (``tests/checkpoint/test_other_user.py``).
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -85,9 +83,7 @@ def of_unit(text: str) -> ProcessRights:
         bounding &= ~bits(*_TAKES[name])
     left = bool(values.get("User")) and bool(_FILTERED & yes)
     return ProcessRights(
-        bounding,
-        bits(*_LEFT_BY_SYSTEMD) if left else 0,
-        "NoNewPrivileges" in yes,
+        bounding, bits(*_LEFT_BY_SYSTEMD) if left else 0, "NoNewPrivileges" in yes
     )
 
 

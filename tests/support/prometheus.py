@@ -1,23 +1,17 @@
 """A real Prometheus that scrapes a stack as ``docs/how-to/operate.md`` says."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import requests
 import yaml
 
 from demo.admin import Admin
-from demo.stack import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from demo.stack import Stack
+from demo.stack import Stack, free_port
 
 SCRAPE_SECONDS = 1
 RULES = Path(__file__).parents[2] / "etc/prometheus"

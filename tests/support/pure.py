@@ -3,15 +3,12 @@
 They get the marker ``pure``. A room is listed whole where nearly all of it is.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import pytest
 
 from tests.support import root
-
-if TYPE_CHECKING:
-    import pytest
 
 TESTS = Path(__file__).parents[1]
 ROOMS: Final = {

@@ -4,19 +4,15 @@ One home for everybody, bound at ``/home/ann``. Nothing is pulled: the root of e
 container is this machine's, under an overlay.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tests.support.cluster import NAMESPACE, Cluster
 from tests.support.containers import ENTRY_POINT, Pod
 from tests.support.nodes import AGENT_LABELS, digest, notebook
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class KubePod(Pod):

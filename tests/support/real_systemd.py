@@ -11,8 +11,6 @@ its systemd: ``GPU_RECLAIM_SYSTEMD=FOLDER``, made by ``debootstrap --variant=min
 --include=systemd,systemd-sysv,dbus trixie FOLDER`` on another file system (a tmpfs).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -5,8 +5,6 @@ resume: the old token, the old port, a tree under a holding init, progress, refu
 So the Hub's side can be tested in seconds and without CRIU. Attributes steer it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

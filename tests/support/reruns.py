@@ -7,8 +7,6 @@ at first would never end: a Hub runs on, and a browser's event loop stays the th
 in which no asynchronous test can run any more.
 """
 
-from __future__ import annotations
-
 import pytest
 import pytest_rerunfailures
 

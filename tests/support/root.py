@@ -4,16 +4,11 @@ A test that is skipped for whoever is not root tells so itself, in its fixtures 
 ``skipif``. The files of ``FILES`` try what an ordinary user may not do without asking.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import CodeType
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import CodeType
-
-    import pytest
+import pytest
 
 TESTS = Path(__file__).parents[1]
 #: What a test or a fixture calls that skips where nobody is root.

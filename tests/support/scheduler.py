@@ -1,7 +1,5 @@
 """Which process runs which tests: those that share something, in one."""
 
-from __future__ import annotations
-
 from xdist.scheduler import LoadFileScheduling
 
 from tests.support import sharing

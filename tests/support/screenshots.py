@@ -3,14 +3,11 @@
 ``pytest --screenshots DIR`` has the browser tests make them; otherwise none is made.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import pytest
+import pytest
 
 _FOLDER = "GPU_RECLAIM_SCREENSHOTS"
 

@@ -5,17 +5,12 @@ end. The files of a group run one after the other in one process (``scheduler.py
 what they ask for with the same settings is the same one. It ends with the last of them.
 """
 
-from __future__ import annotations
-
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from contextlib import AbstractContextManager
 
 TESTS = Path(__file__).parents[1]
 #: In this order.
@@ -38,10 +33,7 @@ GROUPS = (
         "browser/test_pages.py",
         "browser/test_tab.py",
     ),
-    (
-        "e2e/test_old_journal.py",
-        "e2e/test_killed_parts.py",
-    ),
+    ("e2e/test_old_journal.py", "e2e/test_killed_parts.py"),
 )
 _ORDER = [file for group in GROUPS for file in group]
 _NUMBERS = {file: number for number, group in enumerate(GROUPS) for file in group}

@@ -9,16 +9,15 @@ A folder's tests run on the simulator's loop if its ``conftest.py`` has the fixt
 :func:`world` and a ``pytest_asyncio_loop_factories``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import inspect
 import random
 import tempfile
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,26 +31,29 @@ from jupyterhub_gpu_reclaim.common.errors import (
     RolledBack,
     StoreError,
 )
-from jupyterhub_gpu_reclaim.common.models import Decision, KernelSample, SessionKey
+from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
+    Failure,
+    KernelSample,
+    Mark,
+    Sample,
+    SessionKey,
+    SessionView,
+)
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from jupyterhub_gpu_reclaim.node.workflows import recovery
 from simulation import runner
 from simulation.doubles.hub import ServerRow
 from simulation.doubles.kernel import MEMORY, installed
+from simulation.doubles.machine import Place, ProgramTree
 from simulation.doubles.network import Server
+from simulation.doubles.store import Saved
 from simulation.loop import MONDAY, VirtualLoop, pause
 from simulation.plan import Plan
 from simulation.world import HubApi, ServiceApi
 from simulation.world import World as Installation
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from jupyterhub_gpu_reclaim.common.models import Failure, Mark, Sample, SessionView
-    from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
-    from simulation.doubles.machine import Place, ProgramTree
-    from simulation.doubles.store import Saved
 
 KEY = SessionKey("ada")
 DELETED = Deletion(user="ada")  # without a file

@@ -4,11 +4,11 @@ The mixin and its lifecycle are the real ones. It runs in virtual time, by :func
 or in real time, where programs reach it by the Hub's REST API (:func:`serve`).
 """
 
-from __future__ import annotations
-
 import itertools
 import random
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
@@ -22,10 +22,6 @@ from simulation.doubles.kernel import replaced
 from simulation.doubles.machine import GIB, Machine, Machines, Place, ProgramTree
 from simulation.doubles.network import Server, Weather
 from simulation.doubles.spawner import substitutes
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
-    from pathlib import Path
 
 #: The service's token, and that of a person who manages.
 TOKEN, MANAGER = "hub-token", "root-token"

@@ -1,7 +1,5 @@
 """The demo's stack, whose Hub and agent start quickly (see ``preloaded``)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from demo.stack import Stack as DemoStack

@@ -4,8 +4,6 @@ Called by those names. A unit is a process of the user that was asked for; prope
 other than its environment do nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import pwd

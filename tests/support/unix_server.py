@@ -1,17 +1,11 @@
 """A threaded HTTP server at a UNIX socket, for doubles of our own programs."""
 
-from __future__ import annotations
-
 import os
 import socketserver
 import threading
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from socket import AF_UNIX
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from http.server import BaseHTTPRequestHandler
-    from pathlib import Path
 
 
 class UnixServer(ThreadingHTTPServer):

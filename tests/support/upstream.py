@@ -5,10 +5,9 @@ from ``SimpleLocalProcessSpawner``, which is ours before they import it. What ca
 pass is in ``upstream_differences.py``; ``tests/hub/test_upstream.py`` runs it.
 """
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import jupyterhub.spawner
@@ -18,9 +17,6 @@ from jupyterhub_gpu_reclaim.hub.local.spawner import SimpleReclaimLocalSpawner
 from jupyterhub_gpu_reclaim.hub.spawner.state import KEY
 from tests.support import light_mocksu
 from tests.support.upstream_differences import FAILS, RACES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 jupyterhub.spawner.SimpleLocalProcessSpawner = SimpleReclaimLocalSpawner
 #: Seconds that a busy machine may take where a test expects a server at once.

@@ -5,8 +5,6 @@ and passes fails the run (``tests/hub/test_upstream.py``), and so does a name th
 is not: the list cannot become longer than the truth.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 #: Module and test → why it does not pass.
@@ -34,5 +32,5 @@ RACES: Final = {
         "it expects that a cancelled start leaves something to stop, slowly (202); ours"
         " has undone itself by then (204), unless the machine is busy;"
         " tests/hub/test_interrupted_start.py has what must hold"
-    ),
+    )
 }

@@ -1,7 +1,5 @@
 """The admin panel's words are the package's own: the same sizes and durations."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The modules of an open tab, as far as they need no page: syntax, words, numbers."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from datetime import UTC, datetime

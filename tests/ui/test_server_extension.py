@@ -1,7 +1,5 @@
 """The extension of a session's own server: it hands a tab its pass, and nobody else."""
 
-from __future__ import annotations
-
 import contextlib
 import filecmp
 import os

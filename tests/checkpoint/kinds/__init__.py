@@ -4,8 +4,6 @@ Each module has a table for one part. The tests try every row with real CRIU;
 ``docs/generate.py`` makes ``docs/reference/what-comes-back.md`` of them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Open files: flags, types, states, and mappings."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from tests.checkpoint.kinds import Kind, Outcome
@@ -764,12 +762,7 @@ _MAPPINGS: Final = [
 ]
 
 _OTHERS: Final = [
-    _row(
-        "fanotify",
-        "fd = checked(libc.fanotify_init(0, 0))",
-        "flags(fd)",
-        "refused",
-    ),
+    _row("fanotify", "fd = checked(libc.fanotify_init(0, 0))", "flags(fd)", "refused"),
     Kind("/dev/kmsg", "kept"),
     Kind("other devices (GPUs: see there)", "refused"),
     _row(

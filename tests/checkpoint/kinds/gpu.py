@@ -1,7 +1,5 @@
 """What a program can have of a GPU; ``tests/gpu`` tries it, on a machine with one."""
 
-from __future__ import annotations
-
 from tests.checkpoint.kinds import Kind
 
 KINDS = [

@@ -6,8 +6,6 @@ the return as before it, unless it is lost.
 
 # ruff: noqa: E501 - programs, of which nobody reads more than a line
 
-from __future__ import annotations
-
 from tests.checkpoint.kinds import Kind
 
 #: What every program of the table can use.
@@ -798,9 +796,7 @@ show(lambda: (1))
 """,
     ),
     Kind(
-        "shadow stacks",
-        "kept",
-        "By CRIU; not tried, as no machine of ours has them.",
+        "shadow stacks", "kept", "By CRIU; not tried, as no machine of ours has them."
     ),
     Kind("uprobes", "refused", "While somebody traces the program by them."),
     Kind(

@@ -4,8 +4,6 @@ Most rows set something up and look at it by one expression, before and after. T
 that are refused only set it up.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tests.checkpoint.kinds import Kind
@@ -471,9 +469,7 @@ _REFUSED = (
         " ctypes.c_long(0)) != ctypes.c_void_p(-1).value",
     ),
     refused(
-        "a namespace of its own",
-        "foreign_namespace",
-        "check(libc.unshare(0x04000000))",
+        "a namespace of its own", "foreign_namespace", "check(libc.unshare(0x04000000))"
     ),
     refused(
         "a debugger",

@@ -5,8 +5,6 @@ changed, each on a socket of its own, and must come back. :data:`OF_THE_KERNEL` 
 those that may not be compared.
 """
 
-from __future__ import annotations
-
 from tests.checkpoint.kinds import Kind
 
 #: By level: what CRIU works with (repair mode), what the kernel changes by itself, what
@@ -191,11 +189,7 @@ STATES = [
     Kind(
         "unread data of a TCP connection",
         "kept",
-        program=_later(
-            _PAIR + "client.send(b'waits')",
-            "b'waits'",
-            "server.recv(99)",
-        ),
+        program=_later(_PAIR + "client.send(b'waits')", "b'waits'", "server.recv(99)"),
     ),
     Kind(
         "TCP connection that one end has shut down",
@@ -222,10 +216,7 @@ STATES = [
     Kind(
         "TCP connection, reading shut down",
         "kept",
-        program=_program(
-            _PAIR + "client.shutdown(socket.SHUT_RD)",
-            "client.recv(9)",
-        ),
+        program=_program(_PAIR + "client.shutdown(socket.SHUT_RD)", "client.recv(9)"),
     ),
     Kind(
         "TCP connection to a program outside",
@@ -269,8 +260,7 @@ STATES = [
         "multicast group (IP_ADD_MEMBERSHIP)",
         "kept",
         program=_program(
-            _MEMBER + "one.setsockopt(socket.IPPROTO_IP, 35, group)",
-            "reached()",
+            _MEMBER + "one.setsockopt(socket.IPPROTO_IP, 35, group)", "reached()"
         ),
     ),
     Kind(
@@ -319,9 +309,7 @@ STATES = [
         "UNIX stream with unread data",
         "kept",
         program=_later(
-            "a, b = socket.socketpair(); a.send(b'waits')",
-            "b'waits'",
-            "b.recv(99)",
+            "a, b = socket.socketpair(); a.send(b'waits')", "b'waits'", "b.recv(99)"
         ),
     ),
     Kind(
@@ -423,9 +411,7 @@ STATES = [
         "lost",
         "one to a socket with a path finds itself cut, as where its server has ended",
         _later(
-            _UNIX,
-            "'not yet'",
-            "select.select([listener], [], [], 0.1)[0] or 'cut'",
+            _UNIX, "'not yet'", "select.select([listener], [], [], 0.1)[0] or 'cut'"
         ),
     ),
     Kind(
@@ -482,11 +468,7 @@ STATES = [
         "of one that was there, the other end reads as root's; new ones, to the same"
         " listener too, say what they should",
     ),
-    Kind(
-        "TCP connection that is just being made",
-        "lost",
-        "it reads as reset",
-    ),
+    Kind("TCP connection that is just being made", "lost", "it reads as reset"),
     Kind(
         "abstract UNIX name",
         "kept",
