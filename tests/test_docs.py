@@ -267,7 +267,7 @@ def words_of_the_code() -> set[str]:
         for folder in ("benchmarks", "tests")
         for path in (ROOT / folder).rglob("*.py")
     )
-    names: set[str] = set()
+    names = {reason.value for reason in Reason}
     for path in (*files, *tools):
         if path != Path(__file__):
             names.update(re.findall(r"[a-z][a-z0-9_]*", path.read_text()))

@@ -11,27 +11,32 @@ from typing import Any, Self
 
 
 class Reason(Enum):
-    """A stable code with its sentence; ``value`` is the code."""
+    """A stable code with its sentence; ``value`` is the code: the name in small."""
 
     template: str
     hint: str
     retryable: bool
 
-    def __new__(
-        cls, code: str, template: str, hint: str = "", retryable: bool = False
-    ) -> Self:
+    def __new__(cls, template: str, hint: str = "", retryable: bool = False) -> Self:
         member = object.__new__(cls)
-        member._value_ = code
+        member._value_ = len(cls.__members__)  # two may have the same sentence
         member.template = template
         member.hint = hint
         member.retryable = retryable
         return member
 
+    @property
+    def value(self) -> str:
+        return self.name.lower()
+
+    @classmethod
+    def _missing_(cls, value: object) -> Reason | None:
+        return cls.__members__.get(str(value).upper())
+
     @classmethod
     def of(cls, code: str) -> Reason:
         """The member with that code; ``INTERNAL`` for a code of another release."""
-        found = cls._value2member_map_.get(code)
-        return found if isinstance(found, Reason) else cls.INTERNAL
+        return cls.__members__.get(code.upper(), cls.INTERNAL)
 
     def sentence(self, **facts: Any) -> str:
         """The sentence for a person; a fact that is missing shows as its name.
@@ -51,234 +56,161 @@ class Reason(Enum):
 
     # --- why a session is not reclaimed now (policy and guards) ------------------
     KERNEL_BUSY = (
-        "kernel_busy",
         "Kernel {name} is busy.",
-        ("Nothing to do: it is at work. If the cell never ends, interrupt the kernel."),
+        "Nothing to do: it is at work. If the cell never ends, interrupt the kernel.",
     )
     KERNEL_UNKNOWN = (
-        "kernel_unknown",
         "The state of kernel {name} is not known, so it may be working.",
         "A kernel that has just started or restarted reports no state for a few seconds.",
         True,
     )
     PROMPT_OPEN = (
-        "prompt_open",
-        (
-            "A cell of kernel {name} has been waiting for an answer for {age} (counts as"
-            " idle after {limit})."
-        ),
+        "A cell of kernel {name} has been waiting for an answer for {age} (counts as idle after {limit}).",
         "Answer it, or interrupt the kernel.",
     )
     RECENTLY_ACTIVE = (
-        "recently_active",
         "Last used {age} ago ({what}); counts as idle after {idle_after}.",
         "Nothing to do.",
     )
     CPU_BUSY = (
-        "cpu_busy",
-        (
-            "Its programs use {percent:.0f} % of a processor core (more than {limit:.0f} %"
-            " counts as work{rule})."
-        ),
+        "Its programs use {percent:.0f} % of a processor core (more than {limit:.0f} % counts as work{rule}).",
         "Nothing to do: it is at work.",
     )
     GPU_BUSY = (
-        "gpu_busy",
-        (
-            "Its GPU was up to {percent:.0f} % busy in the last {idle_after} (more than"
-            " {limit:.0f} % counts as work{rule})."
-        ),
+        "Its GPU was up to {percent:.0f} % busy in the last {idle_after} (more than {limit:.0f} % counts as work{rule}).",
         "Nothing to do: it is at work.",
     )
     DATA_MOVES = (
-        "data_moves",
-        (
-            "It is writing or transferring {rate} per second (more than {limit} counts as"
-            " work{rule})."
-        ),
+        "It is writing or transferring {rate} per second (more than {limit} counts as work{rule}).",
         "Nothing to do: it is at work.",
     )
     PAGE_USED = (
-        "page_used",
-        (
-            "A page of one of its programs sent up to {rate} per second in the last"
-            " {idle_after} (more than {limit} counts as use{rule})."
-        ),
+        "A page of one of its programs sent up to {rate} per second in the last {idle_after} (more than {limit} counts as use{rule}).",
         "Nothing to do. If nobody looks at that page, close it.",
     )
     SAMPLES_MISSING = (
-        "samples_missing",
         "There is no recent measurement of this session, so it counts as in use.",
         "Look at the agent's log on the session's machine.",
         True,
     )
     NO_JUPYTER = (
-        "no_jupyter",
         "Its server is not a Jupyter server, so nobody can see whether it is in use.",
         "With IdlePolicy.without_jupyter it is judged by processor, GPU and data.",
     )
     WINDOW_TOO_SHORT = (
-        "window_too_short",
         "Watched for {watched} so far; it takes {idle_after} to know that it is idle.",
         "Nothing to do: wait.",
         True,
     )
     TOO_YOUNG = (
-        "too_young",
         "Started {age} ago; sessions are left alone for {limit}.",
         "Nothing to do.",
     )
     COOLING_DOWN = (
-        "cooling_down",
         "Resumed {age} ago; it is left alone for {limit} after that{rule}.",
         "Nothing to do.",
     )
     RULED_OUT = (
-        "ruled_out",
         "Never suspended automatically (rule for {rule}).",
         "Nothing to do; the administrator has set this.",
     )
     JOB_DUE = (
-        "job_due",
         "A scheduled job is due at {due} (kept running for it{rule}).",
         "Nothing to do; pause the job in JupyterLab's list of jobs to let the session go.",
     )
     PROBE = (
-        "probe",
         "The administrator's own probe: {said}.",
         "Nothing to do; if the probe is silent, the administrator looks at the service's log.",
         True,
     )
     RULES_UNKNOWN = (
-        "rules_unknown",
         "It is not known which rules apply to this session: {what} cannot be looked up now.",
-        (
-            "If that lasts, look at the service's log; its role at the Hub needs the scope"
-            " read:users:groups."
-        ),
+        "If that lasts, look at the service's log; its role at the Hub needs the scope read:users:groups.",
         True,
     )
     KEPT = (
-        "kept",
         "Kept until {until} at the request of {by}.",
         "Nothing to do. 'Keep no longer' ends it at once.",
     )
     OPTED_OUT = (
-        "opted_out",
         "Never suspended when idle (set by {by}).",
         "An administrator can press 'Suspend when idle again'.",
     )
     QUIET_HOURS = (
-        "quiet_hours",
         "No session is suspended between {start} and {end}.",
         "Nothing to do.",
     )
     OPERATION_IN_FLIGHT = (
-        "operation_in_flight",
         "Another operation on this session is under way ({operation}).",
         "Wait for it to end.",
         True,
     )
     BACKING_OFF = (
-        "backing_off",
         "The last attempt failed ({why}); it is not tried again for {wait}.",
         "Remove what it names. Suspend now tries again at once.",
         True,
     )
     CONNECTED_OUTSIDE = (
-        "connected_outside",
-        (
-            "Its programs are connected to {others}; last used {age} ago, counts as idle"
-            " after {limit} while they are{rule}."
-        ),
+        "Its programs are connected to {others}; last used {age} ago, counts as idle after {limit} while they are{rule}.",
         "A suspend would end these connections.",
     )
     CONNECTED = (
-        "connected",
         "Open browser connections: {count}{rule}.",
         "Close the page to have the session suspended.",
     )
     IDLE_OFF = (
-        "idle_off",
         "Idle sessions are not suspended automatically here{rule}.",
         "Nothing to do. Suspend now works all the same.",
     )
     IDLE = (
-        "idle",
         "Idle for {idle} (counts as idle after {idle_after}).",
         "Nothing to do: it will be suspended.",
     )
     PRESSURE = (
-        "pressure",
         "Idle for {idle}, and somebody is waiting for a GPU ({count} in the queue).",
         "Nothing to do: it will be suspended.",
     )
     NODE_DRAINS = (
-        "node_drains",
         "{node} is being drained{why}: the sessions on it are suspended.",
         "Nothing to do: it comes back as it was.",
     )
     TOGETHER_BUSY = (
-        "together_busy",
         "It is suspended only together with {member}, which is to stay: {why}",
         "Nothing to do: both are suspended when that is over.",
     )
-    NOBODY_WAITS = (
-        "nobody_waits",
-        "Nobody is waiting for this session's GPU.",
-        "Nothing to do.",
-    )
-    NAP_OFF = (
-        "nap_off",
-        "Idle sessions do not nap automatically here{rule}.",
-        "Nothing to do.",
-    )
+    NOBODY_WAITS = ("Nobody is waiting for this session's GPU.", "Nothing to do.")
+    NAP_OFF = ("Idle sessions do not nap automatically here{rule}.", "Nothing to do.")
     NAP_IDLE = (
-        "nap_idle",
         "Idle for {idle} (naps after {nap_after}).",
         "Nothing to do: it will nap, and wake when it is used.",
     )
     NAP_WOKEN = (
-        "nap_woken",
         "It has been awake for {awake}; it naps after {nap_after} of that.",
         "Nothing to do.",
     )
     NAP_ROOM = (
-        "nap_room",
         "Idle for {idle}; another session on its GPU is waking and needs the memory.",
         "Nothing to do: it will nap, and wake when it is used.",
     )
-    NAP_ROOM_OFF = (
-        "nap_room_off",
-        "Sessions here do not nap for others that wake.",
-        "Nothing to do.",
-    )
+    NAP_ROOM_OFF = ("Sessions here do not nap for others that wake.", "Nothing to do.")
     NAP_MADE_ROOM = (
-        "nap_made_room",
         "It napped for another session {age} ago; not again within {limit}{rule}.",
         "Nothing to do.",
     )
     NAP_WAITS = (
-        "nap_waits",
         "It is waking and waits for memory on GPU {card}: {needed} needed, {free} free.",
         "It goes on by itself as soon as there is room.",
         True,
     )
     NAP_WAKING = (
-        "nap_waking",
         "It is waking and waits for memory on its GPU.",
         "Nothing to do: it wakes as soon as there is room.",
     )
     GPU_CROWDED = (
-        "gpu_crowded",
-        (
-            "GPU {card} has too many sessions: {wakes} times in the last hour a session"
-            " woke and none could nap to make room."
-        ),
+        "GPU {card} has too many sessions: {wakes} times in the last hour a session woke and none could nap to make room.",
         "Lower the number of sessions for each GPU, or suspend sooner.",
     )
     NAP_SHORT = (
-        "nap_short",
         "Its last nap lasted {lasted}: what woke it was not a person using it.",
         "Nothing to do. If a panel or a dashboard wakes it, close that.",
         True,
@@ -286,1140 +218,734 @@ class Reason(Enum):
 
     # --- preflight: what cannot be suspended ------------------------------------
     CRIU_MISSING = (
-        "criu_missing",
         "CRIU is not installed on this machine.",
         "Run: jupyterhub-gpu-reclaim criu install",
     )
     CRIU_TOO_OLD = (
-        "criu_too_old",
         "CRIU {version} is too old; {minimum} or later is needed.",
         "Run: jupyterhub-gpu-reclaim criu install",
     )
     CRIU_UNUSABLE = (
-        "criu_unusable",
         "CRIU does not work on this machine: {why}.",
         "Run: jupyterhub-gpu-reclaim criu check",
     )
     ARCHITECTURE_UNTRIED = (
-        "architecture_untried",
-        (
-            "This machine's processors ({architecture}) have not been tried: sessions on"
-            " them may come back with wrong results."
-        ),
+        "This machine's processors ({architecture}) have not been tried: sessions on them may come back with wrong results.",
         "To try it all the same: AgentApp.try_architecture.",
     )
     ARCHITECTURE_UNKNOWN = (
-        "architecture_unknown",
         "Sessions on this machine's processors ({architecture}) cannot be suspended.",
         "Run sessions that are to be suspended on x86-64 machines.",
     )
     CRIU_NOT_INSTALLED = (
-        "criu_not_installed",
         "CRIU could not be installed: {why}.",
         "Remove the cause, then run: jupyterhub-gpu-reclaim criu install",
         True,
     )
     CAPABILITY_MISSING = (
-        "capability_missing",
         "The agent lacks {capability}, which it needs to suspend sessions of {user}.",
-        (
-            "Let the agent have it: no CapabilityBoundingSet or NoNewPrivileges in its"
-            " systemd unit; securityContext in its DaemonSet. The session needs no change."
-        ),
+        "Let the agent have it: no CapabilityBoundingSet or NoNewPrivileges in its systemd unit; securityContext in its DaemonSet. The session needs no change.",
     )
     IO_URING = (
-        "io_uring",
         "Process {pid} ({name}) uses io_uring, which cannot be suspended.",
-        (
-            "Let a seccomp profile forbid it, as Kubernetes' RuntimeDefault does;"
-            " UV_USE_IO_URING=0 helps for libuv before 1.49 (Node 20) alone."
-        ),
+        "Let a seccomp profile forbid it, as Kubernetes' RuntimeDefault does; UV_USE_IO_URING=0 helps for libuv before 1.49 (Node 20) alone.",
     )
     USERFAULTFD = (
-        "userfaultfd",
         "Process {pid} ({name}) uses userfaultfd, which cannot be suspended.",
         "End that program.",
     )
     USER_NAMESPACE = (
-        "user_namespace",
-        (
-            "Process {pid} ({name}) lives in a user namespace of its own, which cannot be"
-            " suspended."
-        ),
-        ("End that program, or start it without its sandbox or rootless container."),
+        "Process {pid} ({name}) lives in a user namespace of its own, which cannot be suspended.",
+        "End that program, or start it without its sandbox or rootless container.",
     )
     FOREIGN_NAMESPACE = (
-        "foreign_namespace",
-        (
-            "Process {pid} ({name}) lives in a {kind} namespace of its own, which cannot"
-            " be suspended."
-        ),
+        "Process {pid} ({name}) lives in a {kind} namespace of its own, which cannot be suspended.",
         "End that program, or start it without its sandbox.",
     )
     DEVICE_OPEN = (
-        "device_open",
         "Process {pid} ({name}) holds {device} open, which cannot be suspended.",
         "Close that device, or end the program.",
     )
     TRACED = (
-        "traced",
         "Process {pid} ({name}) is being traced by a debugger.",
         "Detach the debugger.",
         True,
     )
     CONFINED = (
-        "confined",
-        (
-            "Process {pid} ({name}) is confined by Landlock, and would come back without"
-            " that protection."
-        ),
+        "Process {pid} ({name}) is confined by Landlock, and would come back without that protection.",
         "End it, or start it without that sandbox.",
     )
     BESIDE_RUNNING = (
-        "beside_running",
-        (
-            "Process {pid} ({name}), which runs in the session's container beside its"
-            " programs, could not be stopped."
-        ),
+        "Process {pid} ({name}), which runs in the session's container beside its programs, could not be stopped.",
         "End it, then try again.",
         True,
     )
     LEFT_OUT = (
-        "left_out",
-        (
-            "Process {pid} ({name}) has lost its parent and cannot be suspended with the"
-            " others; it would be lost."
-        ),
+        "Process {pid} ({name}) has lost its parent and cannot be suspended with the others; it would be lost.",
         "End it, or wait until it is done.",
         True,
     )
     DANGEROUS_RIGHTS = (
-        "dangerous_rights",
-        (
-            "The session's programs may use {capability}, with which they could reach"
-            " the agent while it suspends them."
-        ),
-        (
-            "Start it without (Kubernetes: securityContext.capabilities), or let the"
-            " administrator trust it (AgentApp.trusted_capabilities)."
-        ),
+        "The session's programs may use {capability}, with which they could reach the agent while it suspends them.",
+        "Start it without (Kubernetes: securityContext.capabilities), or let the administrator trust it (AgentApp.trusted_capabilities).",
     )
     GHOST_TOO_LARGE = (
-        "ghost_too_large",
-        (
-            "Process {pid} ({name}) holds the deleted file {path} of {size}, larger than"
-            " {limit}."
-        ),
+        "Process {pid} ({name}) holds the deleted file {path} of {size}, larger than {limit}.",
         "Let the program close that file, or end the program.",
     )
     FILES_SILENT = (
-        "files_silent",
-        (
-            "The file system at {path} ({kind}), in which process {pid} ({name}) has a"
-            " file or folder open, does not answer."
-        ),
+        "The file system at {path} ({kind}), in which process {pid} ({name}) has a file or folder open, does not answer.",
         "Mount it again, or end that program.",
         True,
     )
     HANDLE_UNSUPPORTED = (
-        "handle_unsupported",
         "Process {pid} ({name}) holds {kind}, which cannot be suspended.",
         "End that program.",
     )
     IPC_UNSUPPORTED = (
-        "ipc_unsupported",
         "It has {kind}, which cannot be suspended.",
         "Remove it (ipcrm, mq_unlink), or end the program that uses it.",
     )
     PROCESS_UNSUPPORTED = (
-        "process_unsupported",
         "Process {pid} ({name}) {what}, which cannot be suspended.",
         "End that program.",
     )
     SOCKET_UNSUPPORTED = (
-        "socket_unsupported",
         "Process {pid} ({name}) holds a {kind} socket, which cannot be suspended.",
         "End that program.",
     )
     SOCKET_UNREAD = (
-        "socket_unread",
-        (
-            "Process {pid} ({name}) has not read yet what waits in {where}, which cannot"
-            " be suspended with it."
-        ),
+        "Process {pid} ({name}) has not read yet what waits in {where}, which cannot be suspended with it.",
         "It is tried again; a program that never reads it keeps its session running.",
         True,
     )
     MULTIPATH_TCP = (
-        "multipath_tcp",
         "Process {pid} ({name}) holds a multipath TCP socket, which cannot be suspended.",
         "Go 1.24 and later listen so by default: start it with GODEBUG=multipathtcp=0.",
     )
     UNIX_OUTSIDE = (
-        "unix_outside",
-        (
-            "Process {pid} ({name}) is connected by a UNIX socket to a program outside"
-            " of the session ({where}), which cannot be suspended."
-        ),
+        "Process {pid} ({name}) is connected by a UNIX socket to a program outside of the session ({where}), which cannot be suspended.",
         "Close that connection, or end that program.",
         True,
     )
     GPU_UNSUPPORTED = (
-        "gpu_unsupported",
-        (
-            "Process {pid} ({name}) uses its GPU in a way that the driver cannot checkpoint, such"
-            " as managed memory."
-        ),
+        "Process {pid} ({name}) uses its GPU in a way that the driver cannot checkpoint, such as managed memory.",
         "End that program, or let it use ordinary GPU memory.",
     )
     GPU_BUSY_TOO_LONG = (
-        "gpu_busy_too_long",
-        (
-            "Process {pid} ({name}) did not finish its work on the GPU within"
-            " {seconds:.0f} s."
-        ),
+        "Process {pid} ({name}) did not finish its work on the GPU within {seconds:.0f} s.",
         "It is tried again; a long computation on the GPU has to end first.",
         True,
     )
     GPU_STOPPED = (
-        "gpu_stopped",
         "Process {pid} ({name}) is stopped, and the driver can checkpoint its GPU only while it runs.",
         "Let it continue (fg), or end it.",
         True,
     )
-    GPU_UNUSED = (
-        "gpu_unused",
-        "No program of the session uses a GPU.",
-        "Nothing to do.",
-    )
+    GPU_UNUSED = ("No program of the session uses a GPU.", "Nothing to do.")
     NAP_FAILED = (
-        "nap_failed",
         "The session could not nap: {why}.",
         "Nothing to do: it is tried again. The agent's log says more.",
         True,
     )
     NAP_CROWDED = (
-        "nap_crowded",
-        (
-            "The programs with a GPU have more than {limit} connections and pipes open,"
-            " too many to watch for what wakes them."
-        ),
+        "The programs with a GPU have more than {limit} connections and pipes open, too many to watch for what wakes them.",
         "Close some of them, or suspend the session.",
     )
     GPU_BEGUN = (
-        "gpu_begun",
         "Process {pid} ({name}) has just begun to use a GPU.",
         "Nothing to do: it is tried again.",
         True,
     )
     GPU_STALE_CHILD = (
-        "gpu_stale_child",
-        (
-            "Process {pid} ({name}) has inherited a GPU from its parent and could not be"
-            " made to give it up."
-        ),
-        (
-            "It is tried again. Programs that use a GPU should start others "
-            "by spawn, not fork."
-        ),
+        "Process {pid} ({name}) has inherited a GPU from its parent and could not be made to give it up.",
+        "It is tried again. Programs that use a GPU should start others by spawn, not fork.",
         True,
     )
     GPU_FAILED = (
-        "gpu_failed",
         "The driver could not checkpoint the GPU of process {pid} ({name}).",
-        (
-            "It is tried again. If it goes on, ask the administrator to look "
-            "at the agent's log."
-        ),
+        "It is tried again. If it goes on, ask the administrator to look at the agent's log.",
         True,
     )
     GPU_STUCK = (
-        "gpu_stuck",
         "Process {pid} ({name}) did not get its GPU memory back.",
         "Ask the administrator to look at the agent's log.",
         True,
     )
     GPU_DRIVER_SILENT = (
-        "gpu_driver_silent",
         "The GPU driver of this machine does not answer.",
         "Ask the administrator to look at the agent's log.",
         True,
     )
     GPU_SMALL_PAGES = (
-        "gpu_small_pages",
-        (
-            "Huge pages are '{setting}' on this machine; with 'always', GPUs are emptied"
-            " and filled faster."
-        ),
+        "Huge pages are '{setting}' on this machine; with 'always', GPUs are emptied and filled faster.",
         "Run: echo always > /sys/kernel/mm/transparent_hugepage/enabled",
     )
     FEW_WATCHES = (
-        "few_watches",
-        (
-            "Linux lets all programs of one user id on this machine have {limit} inotify"
-            " instances together; where they are used up, no session that watches a"
-            " folder is suspended or resumed."
-        ),
+        "Linux lets all programs of one user id on this machine have {limit} inotify instances together; where they are used up, no session that watches a folder is suspended or resumed.",
         "Run: sysctl -w fs.inotify.max_user_instances=8192; and put it in /etc/sysctl.d.",
     )
     CGROUPS_DENIED = (
-        "cgroups_denied",
         "The agent may not {what} the control groups of its node: {why}.",
-        (
-            "The agent's pod needs hostPID and what its manifest gives it; SELinux may"
-            " forbid it all the same."
-        ),
+        "The agent's pod needs hostPID and what its manifest gives it; SELinux may forbid it all the same.",
     )
     GPU_MIG = (
-        "gpu_mig",
         "GPU {card} is divided (MIG), which the driver cannot checkpoint.",
         "Run sessions that are to be suspended on GPUs without MIG.",
     )
     GPU_MPS = (
-        "gpu_mps",
-        (
-            "Process {pid} ({name}) shares its GPU with others through NVIDIA's MPS, which"
-            " the driver cannot checkpoint."
-        ),
+        "Process {pid} ({name}) shares its GPU with others through NVIDIA's MPS, which the driver cannot checkpoint.",
         "Start it without MPS: set CUDA_MPS_PIPE_DIRECTORY to an empty folder before.",
     )
     GPU_PROFILED = (
-        "gpu_profiled",
         "Process {pid} ({name}) was profiled with {tool}, so its GPU cannot be suspended.",
         "Start the program, or restart the kernel, without it.",
     )
     GPU_IPC = (
-        "gpu_ipc",
-        (
-            "Process {pid} ({name}) has opened GPU memory that was shared with it (CUDA"
-            " IPC), which the driver could not restore."
-        ),
+        "Process {pid} ({name}) has opened GPU memory that was shared with it (CUDA IPC), which the driver could not restore.",
         "End that process, or let it close the memory while the other one lives.",
         True,
     )
     GPU_IPC_UNKNOWN = (
-        "gpu_ipc_unknown",
-        (
-            "Process {pid} ({name}) and {others} more use a GPU, and this machine's driver"
-            " does not tell whether they share its memory (CUDA IPC), which it could not"
-            " restore."
-        ),
+        "Process {pid} ({name}) and {others} more use a GPU, and this machine's driver does not tell whether they share its memory (CUDA IPC), which it could not restore.",
         "Let one process alone use a GPU, or ask the administrator for another driver.",
         True,
     )
     GPU_PEERS = (
-        "gpu_peers",
-        (
-            "Process {pid} ({name}) has memory on several GPUs that can read each other's,"
-            " which the driver could not restore."
-        ),
+        "Process {pid} ({name}) has memory on several GPUs that can read each other's, which the driver could not restore.",
         "Let each process see one GPU (CUDA_VISIBLE_DEVICES), or end that one.",
         True,
     )
     ROOT_UNSUPPORTED = (
-        "root_unsupported",
         "The root file system of its container ({kind}) is of a kind that cannot be suspended.",
         "Use the overlayfs snapshotter, or a read-only root file system.",
     )
     VOLUME_ENDS = (
-        "volume_ends",
         "Everything in {path} would be lost: that volume ends with its container.",
         "Move it to your home, or ask the administrator for a lasting volume there.",
         True,
     )
     NO_TREE = (
-        "no_tree",
         "There is no running program to suspend in this session.",
         "Start the server again.",
     )
     NOT_ENOUGH_MEMORY = (
-        "not_enough_memory",
-        (
-            "Not enough free memory {where}: {needed} needed, {free} free, {missing}"
-            " missing."
-        ),
+        "Not enough free memory {where}: {needed} needed, {free} free, {missing} missing.",
         "Wait until other sessions have ended or been suspended.",
         True,
     )
     STORE_FULL = (
-        "store_full",
         "Not enough room in the store: {needed} needed, {free} free.",
-        (
-            "Make room: 'jupyterhub-gpu-reclaim store ls' lists what is kept, largest"
-            " users on the page of the store; or lower ReclaimService.keep_days."
-        ),
+        "Make room: 'jupyterhub-gpu-reclaim store ls' lists what is kept, largest users on the page of the store; or lower ReclaimService.keep_days.",
         True,
     )
     PORT_IN_USE = (
-        "port_in_use",
         "Port {port}, which the suspended session needs, is taken by {holder}.",
-        (
-            "Try again in a minute. If it is a program of your own, end it; the"
-            " administrator finds its name in the agent's log."
-        ),
+        "Try again in a minute. If it is a program of your own, end it; the administrator finds its name in the agent's log.",
         True,
     )
     TOO_MANY_PORTS = (
-        "too_many_ports",
-        (
-            "Its programs are bound to {count} ports, and the suspended sessions of"
-            " this user keep {held}; one user may keep {limit}."
-        ),
+        "Its programs are bound to {count} ports, and the suspended sessions of this user keep {held}; one user may keep {limit}.",
         "End programs that listen, or delete suspended sessions that you do not need.",
     )
     PORTS_SHORT = (
-        "ports_short",
-        (
-            "Its programs are bound to {count} ports, and suspended sessions keep"
-            " {held} of this machine; all together may keep {limit}."
-        ),
+        "Its programs are bound to {count} ports, and suspended sessions keep {held} of this machine; all together may keep {limit}.",
         "Try again when others have come back or been deleted.",
         True,
     )
     NAME_IN_USE = (
-        "name_in_use",
-        (
-            "The socket name {name}, which the suspended session needs, is taken by"
-            " {holder}."
-        ),
-        (
-            "Try again when that program has ended. If it is one of your own, end it;"
-            " the administrator finds its name in the agent's log."
-        ),
+        "The socket name {name}, which the suspended session needs, is taken by {holder}.",
+        "Try again when that program has ended. If it is one of your own, end it; the administrator finds its name in the agent's log.",
         True,
     )
 
     # --- operations ----------------------------------------------------------------
     CAPTURE_FAILED = (
-        "capture_failed",
         "The session could not be suspended: {why}.",
-        (
-            "It is tried again. If it goes on, ask the administrator to look "
-            "at the agent's log."
-        ),
+        "It is tried again. If it goes on, ask the administrator to look at the agent's log.",
         True,
     )
     WOULD_NOT_RETURN = (
-        "would_not_return",
         "It keeps running: once suspended, it could not have come back. {why}",
         "Close what is named, or end that program; then it can be suspended.",
     )
     RESTORE_FAILED = (
-        "restore_failed",
         "The suspended session could not be resumed ({why}); it is kept.",
         "Try again, or start fresh; the suspended session is kept for a while.",
         True,
     )
     TIMED_OUT = (
-        "timed_out",
         "The step '{step}' took longer than {seconds:.0f} s.",
-        (
-            "It is tried again. If it goes on, ask the administrator about "
-            "that step's limit."
-        ),
+        "It is tried again. If it goes on, ask the administrator about that step's limit.",
         True,
     )
-    CANCELLED = (
-        "cancelled",
-        "The operation was called off.",
-        "Nothing to do.",
-        True,
-    )
+    CANCELLED = ("The operation was called off.", "Nothing to do.", True)
     ORDER_LATE = (
-        "order_late",
-        (
-            "The order came {late} after the session was seen idle; it may be in use"
-            " again, so it goes on."
-        ),
+        "The order came {late} after the session was seen idle; it may be in use again, so it goes on.",
         "Nothing to do: the session is measured again.",
         True,
     )
     ORDER_OVERTAKEN = (
-        "order_overtaken",
         "The session was saved since this order was given, so it goes on.",
         "Nothing to do; if it is to be suspended now, order it once more.",
         True,
     )
     FORMER_SERVICE = (
-        "former_service",
-        (
-            "This request is of a service that has been replaced (its term: {term}; the"
-            " agent serves term {obeyed})."
-        ),
-        (
-            "Nothing to do: the service that works now gives its own orders. Give yours to"
-            " that one, not to an agent."
-        ),
+        "This request is of a service that has been replaced (its term: {term}; the agent serves term {obeyed}).",
+        "Nothing to do: the service that works now gives its own orders. Give yours to that one, not to an agent.",
         True,
     )
     AGENT_RESTARTED = (
-        "agent_restarted",
         "The agent was restarted in the middle of it.",
         "Nothing to do: it is tried again.",
         True,
     )
     SAVED_FOUND = (
-        "saved_found",
-        (
-            "Found a checkpoint of this session from {when} that the service had no"
-            " record of."
-        ),
+        "Found a checkpoint of this session from {when} that the service had no record of.",
         "Resume it, or start fresh; nothing is deleted meanwhile.",
     )
     SAVED_OLDER = (
-        "saved_older",
-        (
-            "The newest checkpoint of this session is not in the store; the newest one"
-            " there is from {when}."
-        ),
-        (
-            "Bring the older one back, ask the administrator for the newer one, or start"
-            " fresh."
-        ),
+        "The newest checkpoint of this session is not in the store; the newest one there is from {when}.",
+        "Bring the older one back, ask the administrator for the newer one, or start fresh.",
     )
     SESSION_RUNS = (
-        "session_runs",
-        (
-            "The session is running. If you say so, it is suspended first, and then the"
-            " other checkpoint is resumed."
-        ),
-        ("To have it suspended first: --save-running, or the page's Bring back."),
+        "The session is running. If you say so, it is suspended first, and then the other checkpoint is resumed.",
+        "To have it suspended first: --save-running, or the page's Bring back.",
     )
     ENDED_SINCE_SAVED = (
-        "ended_since_saved",
-        ("The session ended {ended}{how}; its last save point is from {when}."),
+        "The session ended {ended}{how}; its last save point is from {when}.",
         "Resume it as it was then, or start fresh; nothing is deleted meanwhile.",
     )
     ENDED_AFTER_RETURN = (
-        "ended_after_return",
         "The session ended soon after it came back; its checkpoint is kept.",
         "Resume it once more, or start fresh; the checkpoint is kept.",
     )
     SESSION_ENDED = (
-        "session_ended",
         "The session's programs ended by themselves ({how}).",
         "Start it again; its log may tell why it ended.",
     )
     SESSION_KILLED = (
-        "session_killed",
         "The session's programs were ended by {signal}, which the Hub did not send.",
         "Start it again; the machine's log may tell who sent it.",
     )
     SESSION_OUT_OF_MEMORY = (
-        "session_out_of_memory",
         "Linux ended the session's programs because its memory was used up.",
         "Start it again, with more memory if that is offered.",
     )
     SESSION_DISRUPTED = (
-        "session_disrupted",
         "The session's pod on {node} was ended, and not by the Hub: {why}.",
         "Start it again; 'jupyterhub-gpu-reclaim drain' saves a node's sessions first.",
     )
     RELEASE_FAILED = (
-        "release_failed",
         "The suspended session's programs did not end: {why}.",
-        ("Ask the administrator to look for processes in state D on that machine."),
+        "Ask the administrator to look for processes in state D on that machine.",
         True,
     )
     NOT_CAPTURED = (
-        "not_captured",
         "This session has not been suspended, so its programs are not ended.",
         "Nothing to do: the session goes on.",
     )
     WENT_ON = (
-        "went_on",
-        (
-            "Somebody let the session go on after it was suspended (process {who}), so it"
-            " runs, and its checkpoint is dropped."
-        ),
+        "Somebody let the session go on after it was suspended (process {who}), so it runs, and its checkpoint is dropped.",
         "Nothing to do: it is suspended again later.",
     )
     TOGETHER_FAILED = (
-        "together_failed",
         "It is suspended only together with {member}, which was not: {why}",
         "Nothing to do here: it goes on. See to the other one, then try again.",
         True,
     )
     FILE_MISSING = (
-        "file_missing",
         "The {what} {path}, which the session had open, is gone.",
         "Put it back, then try again.",
         True,
     )
     FILE_DENIED = (
-        "file_denied",
-        (
-            "The {what} {path}, which the session had open, may not be opened by its"
-            " user now ({why})."
-        ),
+        "The {what} {path}, which the session had open, may not be opened by its user now ({why}).",
         "Give its user the right to open it, or move what is in its place, then try again.",
         True,
     )
     FILE_SWAPPED = (
-        "file_swapped",
-        (
-            "Something other than the {path} that had been checked came back, so the"
-            " session was ended again."
-        ),
+        "Something other than the {path} that had been checked came back, so the session was ended again.",
         "Try again while no other program changes those files.",
         True,
     )
     FILE_SHRANK = (
-        "file_shrank",
         "The file {path}, which the session had open, has become shorter.",
         "Put the file back as it was, then try again.",
         True,
     )
     FILE_CHANGED = (
-        "file_changed",
-        (
-            "Files that its programs had open for writing, or mapped, have changed since"
-            " the session was saved: {path}."
-        ),
-        (
-            "Put back what was there when it was saved, from a copy or a snapshot, then"
-            " try again; or start fresh."
-        ),
+        "Files that its programs had open for writing, or mapped, have changed since the session was saved: {path}.",
+        "Put back what was there when it was saved, from a copy or a snapshot, then try again; or start fresh.",
         True,
     )
     FILES_NEWER = (
-        "files_newer",
-        (
-            "Since {when}, when it was saved, files have changed that its programs were"
-            " writing: {path}."
-        ),
-        (
-            "It can come back with these files as they were then. The newer ones are"
-            " moved into a folder beside them, and stay."
-        ),
+        "Since {when}, when it was saved, files have changed that its programs were writing: {path}.",
+        "It can come back with these files as they were then. The newer ones are moved into a folder beside them, and stay.",
     )
     FILE_IN_USE = (
-        "file_in_use",
-        (
-            "The file {path} would be put back as it was, but another program has it"
-            " open: {who}."
-        ),
+        "The file {path} would be put back as it was, but another program has it open: {who}.",
         "End that program, or close the file there, then try again.",
         True,
     )
     FILE_LOCKED = (
-        "file_locked",
-        (
-            "The file {path}, on which the session has a lock, is locked by another"
-            " program now."
-        ),
+        "The file {path}, on which the session has a lock, is locked by another program now.",
         "End that program, or wait until it has unlocked the file, then try again.",
         True,
     )
     LIBRARY_CHANGED = (
-        "library_changed",
         "The library {path}, which the session has loaded, was replaced.",
         "Put the former version back, then try again.",
         True,
     )
     CPU_MISMATCH = (
-        "cpu_mismatch",
         "This machine's processor lacks {features}, which the session uses.",
         "Resume it on a machine with a processor like its own.",
     )
     PAGE_SIZE_MISMATCH = (
-        "page_size_mismatch",
-        (
-            "This machine's Linux has memory pages of {here} KiB; the session was suspended"
-            " on one with pages of {there} KiB."
-        ),
+        "This machine's Linux has memory pages of {here} KiB; the session was suspended on one with pages of {there} KiB.",
         "Resume it on a machine with such a Linux.",
     )
     KERNEL_TOO_OLD = (
-        "kernel_too_old",
         "This machine's Linux {here} is older than {there}, where it was suspended.",
         "Resume it on a machine with that Linux or a newer one.",
     )
     GPU_MISMATCH = (
-        "gpu_mismatch",
         "The session needs {needed}; here {here}.",
         "Resume it on a machine with that GPU.",
     )
     GPU_DRIVER_MISMATCH = (
-        "gpu_driver_mismatch",
         "The session was suspended with GPU driver {there}; here it is {here}.",
         "Resume it on a machine with that driver, or put that driver back.",
     )
     NODE_MISMATCH = (
-        "node_mismatch",
         "The session needs a machine with {label}={wanted}; its profile asks for {given}.",
         "Resume it with the profile that it was started with.",
     )
     NOT_PLACED = (
-        "not_placed",
         "No machine could take the session within {seconds:.0f} s: {why}.",
         "Try again when a GPU is free.",
         True,
     )
     POD_ENDED = (
-        "pod_ended",
         "The session's pod ended before its programs ran: {why}.",
         "The pod's events tell an administrator more; the image needs python3.",
     )
     POD_REJECTED = (
-        "pod_rejected",
         "Machine {node} did not take the session's pod: {why}.",
         "Try again: another machine, or this one a little later, may take it.",
         True,
     )
     CONTAINER_REFUSED = (
-        "container_refused",
         "Docker refused the session's container: {why}.",
         "Ask the administrator to check the image or the setting that it names.",
         True,
     )
     POD_REFUSED = (
-        "pod_refused",
         "The cluster refused the session's pod: {why}.",
         "Ask the administrator to change the quota, policy or webhook behind it.",
         True,
     )
     POD_CHANGED = (
-        "pod_changed",
         "The session's pod was changed after it was made ready to resume the session.",
         "Ask the administrator which hook of KubeSpawner does that.",
     )
     GPU_MEMORY = (
-        "gpu_memory",
         "GPU {card} has too little free memory: {needed} needed, {free} free.",
         "Wait until somebody else's session is suspended or ends.",
         True,
     )
     GPU_WAIT_OVER = (
-        "gpu_wait_over",
         "No GPU came free for the session within {limit}; it is kept.",
         "Try again later.",
         True,
     )
     MEMORY_LIMIT = (
-        "memory_limit",
         "The session needs {needed} of memory; the limit here is {limit}.",
         "Start it with the profile that it had before.",
     )
     SERVER_TLS = (
-        "server_tls",
         "The session's server speaks TLS, so it could not be resumed; it is left alone.",
-        (
-            "The administrator can switch JupyterHub.internal_ssl off, or take the"
-            " certificate out of the server's configuration."
-        ),
+        "The administrator can switch JupyterHub.internal_ssl off, or take the certificate out of the server's configuration.",
     )
     IMAGE_MISMATCH = (
-        "image_mismatch",
         "The session ran from image {there}; here it is {here}.",
-        ("Ask the administrator to put the former image back; or start fresh."),
+        "Ask the administrator to put the former image back; or start fresh.",
     )
     USER_MISMATCH = (
-        "user_mismatch",
         "The suspended session belongs to user id {there}; here it would be {here}.",
-        ("Ask the administrator to give the former user id back; or start fresh."),
+        "Ask the administrator to give the former user id back; or start fresh.",
     )
     RENAMED = (
-        "renamed",
         "The session is {there}, and its programs cannot become {here}.",
-        (
-            "Ask an administrator to give the old name back, resume under it, and copy"
-            " what you need; or start fresh."
-        ),
+        "Ask an administrator to give the old name back, resume under it, and copy what you need; or start fresh.",
     )
     RIGHTS_MISMATCH = (
-        "rights_mismatch",
         "The suspended session has rights that its new place does not give: {what}.",
         "Start it with the same profile as before.",
     )
     RIGHTS_CHANGED = (
-        "rights_changed",
-        (
-            "Its user has lost {lost} meanwhile, and some of its programs have the rights"
-            " of another user, or more than their user's own."
-        ),
+        "Its user has lost {lost} meanwhile, and some of its programs have the rights of another user, or more than their user's own.",
         "Ask your administrator to give that back, or start fresh.",
     )
     TOKEN_REVOKED = (
-        "token_revoked",
-        (
-            "The Hub does not know the login of the suspended session any more: it was"
-            " revoked, or the Hub has another database. It is not resumed."
-        ),
-        (
-            "An administrator can restore the login on the session's page or"
-            " with 'jupyterhub-gpu-reclaim renew-login'; or start fresh."
-        ),
+        "The Hub does not know the login of the suspended session any more: it was revoked, or the Hub has another database. It is not resumed.",
+        "An administrator can restore the login on the session's page or with 'jupyterhub-gpu-reclaim renew-login'; or start fresh.",
     )
     NOT_ADOPTED = (
-        "not_adopted",
         "A session of {user} is running already. It is left alone, and goes on: {why}.",
-        (
-            "If it is yours, an administrator can let you back in, on the session's"
-            " page or with 'jupyterhub-gpu-reclaim renew-login'; then start your"
-            " server again."
-        ),
+        "If it is yours, an administrator can let you back in, on the session's page or with 'jupyterhub-gpu-reclaim renew-login'; then start your server again.",
     )
     CHECKPOINT_DAMAGED = (
-        "checkpoint_damaged",
         "The checkpoint is damaged: {why}.",
         "Ask the administrator to look at the store.",
     )
     CHECKPOINT_MISSING = (
-        "checkpoint_missing",
         "There is no checkpoint {checkpoint}.",
         "Bring another checkpoint back, or start fresh.",
     )
     CHECKPOINT_EXISTS = (
-        "checkpoint_exists",
         "There is a checkpoint {checkpoint} already; it is never written over.",
         "Nothing to do.",
     )
     KEY_MISSING = (
-        "key_missing",
         "The master key is missing or cannot be used: {why}.",
-        (
-            "Copy it back, or mount its folder: it is used as soon as it is there."
-            " Until then nothing that is suspended can be read; delete nothing."
-        ),
+        "Copy it back, or mount its folder: it is used as soon as it is there. Until then nothing that is suspended can be read; delete nothing.",
         True,
     )
     SAVED_DROPPED = (
-        "saved_dropped",
         "The checkpoint was deleted by the administrator's rules: {why}.",
         "The next start is a new one.",
     )
     STORE_FAILED = (
-        "store_failed",
         "The store of checkpoints does not work: {why}.",
         "The agent's log says more: journalctl -u jupyterhub-gpu-reclaim-agent.",
         True,
     )
     STORE_UNREACHABLE = (
-        "store_unreachable",
         "The store of checkpoints cannot be used now: {why}.",
         "Look at the network, and at the store itself; the agent's log says more.",
         True,
     )
     STORE_ABSENT = (
-        "store_absent",
         "The store of suspended sessions is not there: {why}.",
         "It is used as soon as it is there; what is suspended is kept in it.",
         True,
     )
     STORE_DENIED = (
-        "store_denied",
         "The store of checkpoints refuses what the agent asks: {why}.",
         "Ask the administrator to correct the store's login, its rights or its options.",
         True,
     )
     SECOND_TREE = (
-        "second_tree",
         "Programs of this session are running that the Hub does not know of ({incarnation}). They have not been saved, so they are left alone.",
-        (
-            "An administrator can look at them, and end them on the session's page or"
-            " with 'jupyterhub-gpu-reclaim end-tree'."
-        ),
+        "An administrator can look at them, and end them on the session's page or with 'jupyterhub-gpu-reclaim end-tree'.",
     )
     STATE_FULL = (
-        "state_full",
         "The agent's state folder on the session's machine cannot be written.",
         "Make room on that disk; until then the session is neither suspended nor lost.",
         True,
     )
     CHECKPOINT_BUSY = (
-        "checkpoint_busy",
         "The suspended session is being resumed already.",
         "Wait until it is back.",
         True,
     )
     FORMER_ACCOUNT = (
-        "former_account",
-        (
-            "The name {user} belonged to another account of this Hub before, which has"
-            " left suspended sessions. The name alone does not make them yours."
-        ),
-        (
-            "Start fresh to begin anew. If they are yours, because the Hub has lost its"
-            " users for example, ask your administrator to resume them for you first."
-        ),
+        "The name {user} belonged to another account of this Hub before, which has left suspended sessions. The name alone does not make them yours.",
+        "Start fresh to begin anew. If they are yours, because the Hub has lost its users for example, ask your administrator to resume them for you first.",
     )
     RENAME_SUSPENDED = (
-        "rename_suspended",
         "A suspended server cannot be renamed: its address and login are part of it.",
         "Resume it or delete the suspended session first.",
     )
 
     CULLED = (
-        "culled",
         "{by} stopped it for being idle, and nothing of it was saved.",
         "Have that culler ask us first, or take it out: docs/how-to/cullers.md.",
     )
     USER_SUSPENDED = (
-        "user_suspended",
         "{user} has a suspended session, and is not deleted by a culler.",
         "A person can delete that session, or the user on the Hub's page.",
     )
     USER_MISSING = (
-        "user_missing",
         "There is no system user {user} on this machine.",
         "Ask the administrator to add it, or to set run_as_hub_user.",
     )
     LAUNCH_FAILED = (
-        "launch_failed",
         "The session could not be started. {why}",
         "The Hub's log tells an administrator more.",
     )
     START_DENIED = (
-        "start_denied",
         "The Hub does not let this session start now. {why}",
         "Your suspended session is kept; your administrator can say what it needs.",
     )
     START_FAILED = (
-        "start_failed",
         "The Hub's own configuration failed before the session could resume ({what}).",
         "The Hub's log has the details.",
     )
     PROFILE_GONE = (
-        "profile_gone",
         "What the session was started with is not offered to you any more ({why}).",
         "Ask your administrator to offer it again, or start fresh.",
     )
     CONTAINER_UNSUITABLE = (
-        "container_unsuitable",
         "A session in this container could not be suspended: {why}.",
         "Ask the administrator to change the spawner's settings.",
     )
     POD_UNSUITABLE = (
-        "pod_unsuitable",
         "A session in this pod could not be suspended: {why}.",
         "Ask the administrator to change the profile, or its hook.",
     )
 
     # --- parts that do not answer --------------------------------------------------
     AGENT_UNREACHABLE = (
-        "agent_unreachable",
         "The machine's agent does not answer.",
-        (
-            "On that machine, as root: systemctl restart jupyterhub-gpu-reclaim-agent."
-            " If it does not stay up, its log ends with the reason: journalctl -u"
-            " jupyterhub-gpu-reclaim-agent."
-        ),
+        "On that machine, as root: systemctl restart jupyterhub-gpu-reclaim-agent. If it does not stay up, its log ends with the reason: journalctl -u jupyterhub-gpu-reclaim-agent.",
         True,
     )
     AGENT_UNTRUSTED = (
-        "agent_untrusted",
         "The agent's certificate is refused: {why}.",
         "Nothing is asked of it until the administrator has given it a valid one.",
         True,
     )
     NODE_CLOSED = (
-        "node_closed",
-        (
-            "This machine has been closed for maintenance since {since}, so no session"
-            " starts until it is opened again."
-        ),
-        (
-            "Suspended sessions are kept. For the administrator:"
-            " 'jupyterhub-gpu-reclaim undrain' opens it."
-        ),
+        "This machine has been closed for maintenance since {since}, so no session starts until it is opened again.",
+        "Suspended sessions are kept. For the administrator: 'jupyterhub-gpu-reclaim undrain' opens it.",
         True,
     )
     UNKNOWN_NODE = (
-        "unknown_node",
         "There is no node {node} with an agent.",
         "The page of nodes lists them; a new one is there after some seconds.",
     )
     NOT_DRAINED = (
-        "not_drained",
         "{node} is not being drained.",
         "The page of nodes shows which ones are.",
     )
     NODE_SILENT = (
-        "node_silent",
         "The agent on {node} does not answer.",
-        (
-            "See how it is: kubectl -n gpu-reclaim get pods -o wide. If that machine is"
-            " lost, the session is free as soon as Kubernetes has removed its pod; its"
-            " checkpoints are kept."
-        ),
+        "See how it is: kubectl -n gpu-reclaim get pods -o wide. If that machine is lost, the session is free as soon as Kubernetes has removed its pod; its checkpoints are kept.",
         True,
     )
     NODE_UNTRUSTED = (
-        "node_untrusted",
         "The certificate of the agent on {node} is refused: {why}.",
         "Nothing is asked of it until the administrator has given it a valid one.",
         True,
     )
     ENDING_UNSEEN = (
-        "ending_unseen",
         "The session's pod is being deleted, and the agent on {node} does not answer.",
-        (
-            "The session is free as soon as that machine is back, or Kubernetes has"
-            " removed its pod; its checkpoints are kept."
-        ),
+        "The session is free as soon as that machine is back, or Kubernetes has removed its pod; its checkpoints are kept.",
         True,
     )
     NO_AGENT = (
-        "no_agent",
         "No agent is ready on any node of the cluster.",
         "Is the DaemonSet of the agents running?",
         True,
     )
     CLUSTER_UNREACHABLE = (
-        "cluster_unreachable",
         "The API server of Kubernetes does not answer.",
         "It is asked again. If it goes on, ask the administrator.",
         True,
     )
     DOCKER_SILENT = (
-        "docker_silent",
         "Docker does not answer on the session's machine.",
         "Is dockerd running there? The agent reaches it by AgentApp.docker_socket.",
         True,
     )
     CLUSTER_FORBIDS = (
-        "cluster_forbids",
         "Kubernetes does not let the service {verb} {resource}.",
         "Ask the administrator to compare the account's role with the chart's.",
     )
     SERVICE_UNREACHABLE = (
-        "service_unreachable",
-        (
-            "The service that keeps suspended sessions does not answer, and there is a"
-            " suspended session; it is not replaced by a new one."
-        ),
+        "The service that keeps suspended sessions does not answer, and there is a suspended session; it is not replaced by a new one.",
         "Try again in a minute; the Hub's log tells an administrator the reason.",
         True,
     )
     JOURNAL_HELD = (
-        "journal_held",
-        (
-            "Another service holds the journal of the sessions; this one does nothing"
-            " until that one has ended."
-        ),
-        (
-            "During an update that takes seconds. Otherwise two Hubs share one journal_url."
-        ),
+        "Another service holds the journal of the sessions; this one does nothing until that one has ended.",
+        "During an update that takes seconds. Otherwise two Hubs share one journal_url.",
         True,
     )
     SAVED_UNKNOWN = (
-        "saved_unknown",
-        (
-            "The service that keeps suspended sessions does not answer, so it is not"
-            " known whether yours is suspended; it is not replaced by a new one."
-        ),
+        "The service that keeps suspended sessions does not answer, so it is not known whether yours is suspended; it is not replaced by a new one.",
         "Try again in a minute; the Hub's log tells an administrator the reason.",
         True,
     )
     SERVICE_STARTING = (
-        "service_starting",
         "The service that suspends and resumes sessions is starting.",
         "It takes a few seconds; try again.",
         True,
     )
     SERVICE_BROKEN = (
-        "service_broken",
         "The service that suspends and resumes sessions cannot work. {why}",
-        (
-            "Nothing is lost: suspended sessions are kept. For the administrator: the"
-            " Hub's log says more, and so does 'jupyterhub-gpu-reclaim config check'."
-        ),
+        "Nothing is lost: suspended sessions are kept. For the administrator: the Hub's log says more, and so does 'jupyterhub-gpu-reclaim config check'.",
         True,
     )
-    SETTING_INVALID = ("setting_invalid", "{what}")
-    STATE_UNUSABLE = ("state_unusable", "{what}")
+    SETTING_INVALID = ("{what}",)
+    STATE_UNUSABLE = ("{what}",)
     OTHER_VERSION = (
-        "other_version",
         "{what} has version {version}; this release reads version {known} alone.",
         "For the administrator: install the release that wrote it.",
     )
     HUB_REFUSED = (
-        "hub_refused",
         "The Hub refused: {why}.",
         "The Hub's log tells an administrator more.",
     )
-    HUB_UNREACHABLE = (
-        "hub_unreachable",
-        "The Hub does not answer.",
-        "Try again in a minute.",
-        True,
-    )
+    HUB_UNREACHABLE = ("The Hub does not answer.", "Try again in a minute.", True)
     API_UNREACHABLE = (
-        "api_unreachable",
         "The service at {url} does not answer: {why}.",
         "Is that its address (--url or GPU_RECLAIM_URL), and is the Hub running?",
         True,
     )
     STILL_WAITING = (
-        "still_waiting",
         "It is not done after {limit}; it goes on in the background.",
-        (
-            "Whether a machine or its store holds it up: jupyterhub-gpu-reclaim nodes;"
-            " if that lasts, it is called off. Else see how far it is:"
-            " jupyterhub-gpu-reclaim sessions"
-        ),
+        "Whether a machine or its store holds it up: jupyterhub-gpu-reclaim nodes; if that lasts, it is called off. Else see how far it is: jupyterhub-gpu-reclaim sessions",
         True,
     )
 
     # --- callers -------------------------------------------------------------------
     UNKNOWN_SESSION = (
-        "unknown_session",
         "There is no session {session}.",
         "'jupyterhub-gpu-reclaim sessions' lists all that exist.",
     )
     WRONG_PHASE = (
-        "wrong_phase",
         "A session that is {phase} cannot {action}.",
         "Look at the session again: it may have changed meanwhile.",
     )
-    INVALID = ("invalid", "{what}")
-    FORBIDDEN = (
-        "forbidden",
-        "You may not do that.",
-        "Ask an administrator.",
-    )
+    INVALID = ("{what}",)
+    FORBIDDEN = ("You may not do that.", "Ask an administrator.")
     PLAIN_HTTP = (
-        "plain_http",
         "This page needs HTTPS: without it, other people's pages could use your login.",
         "Open it by https; the administrator's setting for it is `trust_plain_http`.",
     )
     TWO_LOGINS = (
-        "two_logins",
         "Your browser sent two logins for this page; another page may have set one.",
         "Delete this site's cookies in your browser, and log in again.",
     )
     TAB_KEY_OVER = (
-        "tab_key_over",
         "This tab belongs to an earlier start of the session, or its key was revoked.",
         "Reload the page. After a revocation, start the session fresh.",
     )
     UNAUTHENTICATED = (
-        "unauthenticated",
         "Log in first; if you have, reload the page.",
         "Programs send 'Authorization: token <token of the Hub>'.",
     )
     TOKEN_UNKNOWN = (
-        "token_unknown",
         "The Hub does not know this token: it has expired, was revoked, or belongs to another Hub.",
         "Make a new one on the Hub's Token page.",
     )
     TOO_OFTEN = (
-        "too_often",
         "This session was changed very often just now.",
         "Wait a minute, then try again.",
         True,
     )
     TOO_MANY_STREAMS = (
-        "too_many_streams",
         "Too many event streams are open.",
         "Close some of the pages that show sessions.",
         True,
     )
     INTERNAL = (
-        "internal",
         "Something went wrong on our side; the log has the details.",
-        ("Try again. If it happens again, ask the administrator to report it."),
+        "Try again. If it happens again, ask the administrator to report it.",
         True,
     )
 
