@@ -62,7 +62,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
-    """Collect garbage from now on."""
     gc.enable()
 
 

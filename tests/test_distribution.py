@@ -33,7 +33,6 @@ def run(*command: object) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist, and the wheel as it is built from the sdist."""
     if find_spec("hatch_vcs") is None:
         pytest.skip("needs hatch-vcs: scripts/bootstrap test")
     folder = tmp_path_factory.mktemp("dist")
@@ -113,7 +112,6 @@ print(json.dumps(answers))
 def answers(
     environment: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """What a program in the environment finds."""
     state = tmp_path_factory.mktemp("state") / "state"
     python = environment / "bin" / "python"
     said = run(python, "-P", "-c", PROGRAM, json.dumps(QUESTIONS), state)

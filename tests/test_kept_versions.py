@@ -14,8 +14,6 @@ ADA = SessionKey("ada")
 
 
 class Checkpoint:
-    """Has files of the next version."""
-
     def read(self, name):
         return b'{"version": 2}'
 

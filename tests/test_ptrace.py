@@ -28,7 +28,6 @@ PR_GET_DUMPABLE = 3
 
 @pytest.fixture
 def program():
-    """A program that sleeps, in two threads."""
     code = "import threading, time; threading.Thread(target=time.sleep, args=(99,))"
     child = subprocess.Popen([sys.executable, "-c", f"{code}.start(); time.sleep(99)"])
     wait_until(lambda: len(ptrace.tasks(child.pid)) == 2, 60)
@@ -137,7 +136,6 @@ def goes_on(child) -> None:
 
 
 def ticks(pid: int) -> list[int]:
-    """What each of its threads has computed."""
     return [int(procfs.stat(pid, tid)[11]) for tid in sorted(ptrace.tasks(pid))]
 
 
@@ -154,7 +152,6 @@ def test_registers_are_put_back_however_late(computing):
 
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
-    """Registers are kept in a folder, as an agent does it."""
     monkeypatch.setattr(ptrace, "kept", KeptRegisters())
     ptrace.kept.use(tmp_path / "held")
     return tmp_path / "held"

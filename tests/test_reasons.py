@@ -70,7 +70,6 @@ def is_text(node: ast.AST) -> bool:
 
 
 def mistakes(reason: Reason, call: ast.Call) -> Iterator[str]:
-    """What is wrong with a call that says that reason."""
     given = {each.arg: each.value for each in call.keywords}
     wanted = fields(reason)
     if None not in given:  # **facts

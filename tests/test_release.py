@@ -225,7 +225,6 @@ def commit(folder):
 
 
 def checked(folder, capsys, tag="0.1.0"):
-    """The exit status, and what is missing."""
     main = runpy.run_path(str(folder / "scripts" / "release-check"))["main"]
     status = main(tag, TODAY)
     missing, _, by_hand = capsys.readouterr().out.partition("By hand:\n")

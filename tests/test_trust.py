@@ -25,7 +25,6 @@ RIGHTS = re.compile(
 
 
 def column(head: str, at: int = 0) -> list[str]:
-    """What stands in code in a column of the table with that head."""
     [table] = re.findall(
         rf"^\| {head} \|.*\n\|---.*\n((?:\|.*\n)+)", PAGE, re.MULTILINE
     )

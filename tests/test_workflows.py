@@ -43,7 +43,6 @@ def test_actions_are_pinned_and_a_job_may_do_no_more_than_it_needs() -> None:
 
 
 def lines(workflow: Path) -> list[str]:
-    """What its steps run."""
     jobs = yaml.safe_load(workflow.read_text())["jobs"].values()
     return [step["run"] for job in jobs for step in job["steps"] if "run" in step]
 

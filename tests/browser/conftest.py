@@ -8,16 +8,11 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import sys
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from playwright.sync_api import sync_playwright
 
 from demo.admin import Admin
@@ -111,7 +106,6 @@ def sign_in(
 
 
 def notebook_of(*cells: str) -> str:
-    """A notebook file with these cells."""
     kernel = {
         "display_name": "Python 3 (ipykernel)",
         "language": "python",

@@ -76,7 +76,6 @@ class Somebody:
         return tab
 
     def kernels(self) -> list[str]:
-        """The kernels that the server runs."""
         return [one["id"] for one in self.server.json("GET", "kernels")]
 
 

@@ -86,7 +86,6 @@ def test_language_server_hears_of_all_open_documents_again_after_the_return(
     page.locator(".jp-DirListing-item", has_text="two.py").dblclick(timeout=90_000)
 
     def heard() -> set[tuple[str, str]]:
-        """Which of its programs has heard of which text."""
         lines = language.read_text().splitlines() if language.exists() else []
         return {(line.split()[0], text) for line in lines for text in line.split()[2:3]}
 

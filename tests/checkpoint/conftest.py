@@ -90,7 +90,6 @@ class Place:
         return (head + mark).decode()
 
     def read_rest(self) -> str:
-        """Everything up to the end of a place that has ended."""
         while data := os.read(self.output, 65536):
             self.seen += data
         rest, self.seen = self.seen.decode(), b""
@@ -419,20 +418,16 @@ def engine(criu, tmp_path) -> Engine:
 
 @pytest.fixture(scope="module")
 def shared_engine(criu, tmp_path_factory) -> Engine:
-    """With a folder for a whole module."""
     return Engine(criu, tmp_path_factory.mktemp("engine"))
 
 
 @dataclass
 class Saved:
-    """A session that has ended, and what was saved of it."""
-
     world: World
     image: Image
     result: DumpResult
 
     def back(self, engine: Engine, place: Place) -> World:
-        """All of it, in that place."""
         engine.await_free(place, self.image)
         restored = engine.restore(place, self.image, self.result)
         proceed(restored, self.result.stopped)
@@ -440,7 +435,6 @@ class Saved:
 
 
 def save(world: World, engine: Engine) -> Saved:
-    """Dump a session and end it."""
     image = engine.image()
     result = engine.dump(world.place, image.sink)
     world.place.kill()

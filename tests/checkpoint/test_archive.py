@@ -73,7 +73,6 @@ def picture(path: Path) -> dict:
 
 @pytest.fixture
 def source(tmp_path) -> Path:
-    """One of everything."""
     top = tmp_path / "source"
     deep = top / "a" / "b"
     deep.mkdir(parents=True)

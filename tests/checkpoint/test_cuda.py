@@ -18,7 +18,6 @@ from tests.support.agent import wait_for
 
 @pytest.fixture
 def pair():
-    """Two live processes."""
     if os.geteuid() != 0:
         pytest.skip("needs root: ptrace")
     made = [subprocess.Popen(["sleep", "100"]) for _ in range(2)]
@@ -35,7 +34,6 @@ def empty(driver, tasks, **options):
 
 
 def stands(process) -> bool:
-    """A signal is on its way for a moment."""
     return wait_for(lambda: processes.is_stopped(process))
 
 
@@ -123,7 +121,6 @@ class Looking(gpu.WellDriver):
 
 @pytest.fixture
 def program():
-    """A program of several threads."""
     if os.geteuid() != 0:
         pytest.skip("needs root: ptrace")
     command = [sys.executable, "-c", THREADS]

@@ -64,7 +64,6 @@ def begin_sleep():
 
 
 def terminal(*shell: str) -> str:
-    """Code that opens a terminal with that shell."""
     return f"shell = {shell}" + _TERMINAL
 
 

@@ -87,7 +87,6 @@ class ImageThatCallsOff(Image):
 
 
 def assert_runs(world):
-    """The tree runs, its terminal, connections and all."""
     assert world("one.sendall(b'again'); two.recv(100)").endswith(b"again")
     assert {p.state for p in world.place.tree.processes} <= {"S", "R"}
 
@@ -293,7 +292,6 @@ def kill_criu(step, number):
 
 
 def ancestors(pid):
-    """Its parent, and so on."""
     found = []
     while pid > 1:
         pid = int(procfs.status(pid).get("PPid", "0"))

@@ -196,8 +196,6 @@ def test_memory_comes_back_in_huge_pages_where_the_kernel_takes_advice(
 
 
 class ImageThatCannotCopy(Image):
-    """Fails in the middle of the copying."""
-
     def copy(self, name, pieces, stop):
         super().copy(name, pieces[:1], stop)
         raise StoreError(Reason.CHECKPOINT_DAMAGED, why="a flipped bit")

@@ -35,7 +35,6 @@ sys.stdin.read()
 
 @pytest.fixture
 def connected(tmp_path):
-    """Connect this process to a program of that name."""
     opened = []
 
     def connect(name: str) -> int:

@@ -26,7 +26,6 @@ def kept(tmp_path):
 
 
 def end(kept: HeldPorts) -> None:
-    """What its agent's end does."""
     for checkpoint in list(kept._sockets):
         kept._close(checkpoint)
 

@@ -23,7 +23,6 @@ from tests.support import keys
 
 
 def read(tree):
-    """What is read of a tree that stands."""
     kind = attributes.ProcessAttributes()
     kind.before_dump(Dump(tree.init.pid, tree, contextlib.ExitStack()))
     return kind._saved

@@ -25,8 +25,6 @@ ROOT = Credentials(0, 0)
 
 
 class File(io.BytesIO):
-    """A file of a store."""
-
     def take_pipe(self, pipe: int) -> int:
         while data := os.read(pipe, 1 << 16):
             self.write(data)
@@ -51,7 +49,6 @@ class Keeper:
         yield self.stored[name]
 
     def contents(self, folder) -> dict[str, bytes]:
-        """Name below the folder → what was kept of it."""
         files = self.kept.deliver(self.file, Cancel())
         self.kept.close()
         prefix = os.fsencode(folder) + b"/"

@@ -100,35 +100,6 @@ def only(snapshot: Snapshot, **options):
     return found
 
 
-def test_examine_program_with_everything_that_is_supported_finds_nothing(run, tmp_path):
-    snapshot = run(f"""
-        import fcntl, mmap, pty, select, signal, subprocess, tempfile, threading
-        keep = [os.eventfd(1), os.memfd_create("m"), os.pidfd_open(os.getpid())]
-        keep += [os.open(f"/dev/{{n}}", os.O_RDWR) for n in ("null", "zero", "full")]
-        keep += [open(f"/dev/{{n}}", "rb") for n in ("random", "urandom", "ptmx")]
-        keep += [pty.openpty(), os.pipe(), socket.socketpair(), select.epoll()]
-        keep += [call(253), call(283, 1, 0)]  # inotify, timerfd
-        mask = (ctypes.c_ulong * 2)()
-        keep += [call(289, -1, mask, 8, 0)]  # signalfd
-        keep += [socket.create_server(("127.0.0.1", 0)), socket.socket(type=2)]
-        keep += [socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)]
-        file = open({str(tmp_path / "locked")!r}, "w")
-        fcntl.flock(file, fcntl.LOCK_EX)
-        ghost = tempfile.TemporaryFile()
-        ghost.write(b"x" * 100_000)
-        shared = mmap.mmap(-1, 1 << 20)
-        server = socket.socket(socket.AF_UNIX)
-        server.bind({str(tmp_path / "sock")!r})
-        server.listen()
-        client = socket.socket(socket.AF_UNIX)
-        client.connect({str(tmp_path / "sock")!r})
-        accepted = server.accept()
-        waiting = socket.socket(socket.AF_UNIX)
-        waiting.connect({str(tmp_path / "sock")!r})
-        """)
-    assert examine(snapshot) == []
-
-
 def test_examine_no_program_is_no_tree():
     init = Process(os.getpid(), 1, 0, "init", "S", 1, 0)
     assert only(Snapshot(init, ())).code == "no_tree"
@@ -161,18 +132,6 @@ def test_examine_userfaultfd_is_found(run):
     assert only(run("keep = call(323, 0)")).code == "userfaultfd"
 
 
-def test_examine_performance_counter_is_found(run):
-    found = only(
-        run("""
-        attributes = ctypes.create_string_buffer(112)
-        attributes[0], attributes[4] = 1, 112  # a software event
-        keep = call(298, attributes, 0, -1, -1, 0)
-        """)
-    )
-    assert found.code == "handle_unsupported"
-    assert "a performance counter" in found.message
-
-
 PACKETS = {
     "pipe": "keep = os.pipe2(os.O_DIRECT)",
     "FIFO": """
@@ -191,11 +150,6 @@ def test_examine_pipe_that_keeps_packets_apart_is_found(run, tmp_path, kind):
     assert "a pipe that keeps packets apart" in found.message
 
 
-def test_examine_file_that_is_read_past_the_cache_is_supported(run, tmp_path):
-    path = str(tmp_path / "file")
-    assert examine(run(f"keep = os.open({path!r}, os.O_CREAT | os.O_DIRECT)")) == []
-
-
 #: A namespace of its own, as a session has it.
 ALONE = "assert libc.unshare(0x08000000) == 0\n"
 
@@ -205,25 +159,6 @@ def examine_alone(run, code: str) -> list[str]:
     snapshot = run(ALONE + textwrap.dedent(code))
     found = preflight.examine(snapshot.root.pid, snapshot)
     return [one.message for one in found if one.code != "foreign_namespace"]
-
-
-def test_examine_system_v_objects_of_its_own_are_saved(run):
-    code = """
-        libc.shmat.restype = ctypes.c_void_p
-        address = libc.shmat(libc.shmget(0, 4096, 0o1600), None, 0)
-        assert libc.semget(1, 1, 0o1600) >= 0 and libc.msgget(1, 0o1600) >= 0
-        """
-    assert examine_alone(run, code) == []
-
-
-def test_examine_part_of_a_segment_is_found(run):
-    code = """
-        libc.shmat.restype = ctypes.c_void_p
-        address = libc.shmat(libc.shmget(0, 8192, 0o1600), None, 0)
-        assert libc.munmap(ctypes.c_void_p(address), 4096) == 0
-        """
-    (said,) = examine_alone(run, code)
-    assert "Process 321 (prog) holds a part of a segment of System V shared" in said
 
 
 def test_examine_message_queue_that_nobody_holds_is_found(run):
@@ -309,12 +244,6 @@ own = os.open("/dev/tty", os.O_RDWR)
 """
 
 
-def test_examine_dev_tty_of_ones_own_terminal_is_fine(run):
-    """It is opened by its own name (``terminals``)."""
-    watched = "watch = select.epoll(); watch.register(own)"
-    assert examine(run(DEV_TTY + watched)) == []
-
-
 def test_examine_dev_tty_of_a_terminal_that_is_left_is_found(run):
     leave = "import signal; signal.signal(1, signal.SIG_IGN); "
     found = only(run(DEV_TTY + leave + "fcntl.ioctl(own, termios.TIOCNOTTY)"))
@@ -356,12 +285,6 @@ def test_examine_tunnel_is_found_only_with_its_interface(run):
         fcntl.ioctl(keep, 0x400454CA, struct.pack("16sH22x", b"grtest%d", 1))
         """)
     assert only(snapshot).code == "device_open"
-
-
-def test_examine_traced_process_is_found(run):
-    snapshot = run("libc.ptrace(0, 0, 0, 0)")
-    found = only(snapshot)
-    assert (found.code, found.retryable) == ("traced", True)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,6 @@ class Then:
 
 
 def contents(folder: Path) -> set[bytes]:
-    """What all files below a folder hold."""
     return {one.read_bytes() for one in folder.rglob("*") if one.is_file()}
 
 

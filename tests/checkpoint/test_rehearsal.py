@@ -46,7 +46,6 @@ libc.capset(head, struct.pack("6I", *words))
 
 @pytest.fixture
 def dumped(places, engine):
-    """A world that stands, dumped."""
     stood = []
 
     def dumped(setup: str):
@@ -64,7 +63,6 @@ def dumped(places, engine):
 
 
 def places_there(parent: int | None = None) -> list[int]:
-    """Places that this process, or that one, has made and not ended."""
     line = ["pgrep", "-f", PROGRAM.name, "-P", str(parent or os.getpid())]
     found = subprocess.run(line, capture_output=True, text=True, check=False)
     return [int(word) for word in found.stdout.split()]

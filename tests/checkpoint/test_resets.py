@@ -118,7 +118,6 @@ HALF = b"HTTP/1.0 200 OK\r\n\r\nhalf"
 
 
 def entries_of(image):
-    """Of what comes back."""
     entries = list(images.file_entries(image["files.img"]))
     inet.close_external(entries, (), image.gone)
     return entries

@@ -28,8 +28,6 @@ class Machine:
 
 
 class StoreInMemory:
-    """Keeps what is written to its files."""
-
     def __init__(self) -> None:
         self.files = {}
 
@@ -48,7 +46,6 @@ class StoreInMemory:
 
 
 def piped(staged, data: bytes) -> None:
-    """Have a file take that from a pipe."""
     end, begin = os.pipe()
 
     def feed() -> None:
@@ -71,7 +68,6 @@ def piped(staged, data: bytes) -> None:
 
 
 def written(staged, data: bytes) -> None:
-    """Write that in blocks, as an archive does."""
     for at in range(0, len(data), 1 << 20):
         staged.write(data[at : at + (1 << 20)])
 

@@ -20,8 +20,6 @@ MUCH = "import os; much = bytearray(os.urandom(8 << 20))"
 
 
 class Whole:
-    """A file of a store in memory."""
-
     def __init__(self, sink) -> None:
         self.write, self.close = sink.write, sink.close
 
@@ -33,8 +31,6 @@ class Whole:
 
 
 class Stored(Image):
-    """Files of a store in memory."""
-
     @contextlib.contextmanager
     def file(self, name: str):
         sink = Whole(self.sink(name))
@@ -44,7 +40,6 @@ class Stored(Image):
 
 @pytest.fixture
 def world(places):
-    """One that stands."""
     world = places.world()
     world(MUCH)
     stop(world)

@@ -353,7 +353,6 @@ def test_fail_before_anybody_comes_closes_the_door(tmp_path):
 
 
 def read_from(client, name):
-    """Ask for an image, as CRIU does, and read all of it."""
     client.ask(name)
     assert client.exists() is True
     read_end, write_end = os.pipe()

@@ -48,7 +48,6 @@ def saved(shared_places, shared_engine):
 
 
 def there(place) -> dict[str, list[int]]:
-    """Numbers of the objects in a place."""
     tables = system_v.look(place.init_pid).tables
     return {
         kind: [one[f"{name}id"] for one in tables[kind]]
@@ -163,7 +162,6 @@ def test_images_that_are_off_are_told_and_never_believed(saved):
 
 
 def copy_of(image):
-    """A copy of an image."""
     other = type(image)()
     other.update(image)
     return other

@@ -50,7 +50,6 @@ def make(world, name: str, size: int, waits: int = 0) -> str:
 
 
 def number(world, name: str, first: str) -> None:
-    """CRIU restores what has the lower number first."""
     order = (0, 1) if first == "sender" else (1, 0)
     world(
         f"for end in {order}:\n"
@@ -137,7 +136,6 @@ time.sleep(600)
 
 @pytest.fixture
 def networks():
-    """Two networks of their own, each by a process that is in it."""
     command = ["unshare", "--net", "sh", "-c", "ip link set lo up; echo; read x"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     made = [subprocess.Popen(command, **pipes) for _ in range(2)]

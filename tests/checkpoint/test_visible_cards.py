@@ -23,7 +23,6 @@ sys.stdin.read()
 
 @pytest.fixture
 def driver(tmp_path):
-    """What the driver tells of four cards."""
     for minor in range(4):
         folder = tmp_path / "driver" / "gpus" / f"0000:{minor:02}:00.0"
         folder.mkdir(parents=True)

@@ -41,8 +41,6 @@ def go_on(number):
 
 
 class Rows:
-    """Rows of the table, each a program of one session."""
-
     def __init__(self, world, folder, kinds: list[ProcessKind]) -> None:
         self.world = world
         self.kinds = kinds

@@ -18,8 +18,6 @@ SAME = os.urandom(2_000_000)
 
 
 class Store:
-    """A folder, its keys, and what was put into it."""
-
     def __init__(self, folder) -> None:
         self.root = folder / "store"
         self.key_file = folder / "master.key"

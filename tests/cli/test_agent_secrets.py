@@ -38,7 +38,6 @@ async def api(cluster):
 
 
 def kept(cluster):
-    """The files of each Secret."""
     return {
         name: {file: base64.b64decode(text) for file, text in one["data"].items()}
         for (_, name), one in cluster.objects["secrets"].items()

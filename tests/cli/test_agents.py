@@ -19,10 +19,7 @@ from tests.support.simulated_node import TOKEN, simulated_nodes
 
 
 class Credulous(RequestHandler):
-    """Answers everybody."""
-
     def get(self) -> None:
-        """Tell how it is, as an agent does."""
         self.write({"host": "open", "version": "0", "criu": "4.2", "cards": []})
 
 

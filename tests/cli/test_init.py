@@ -70,7 +70,6 @@ def act(agents_file, capsys):
 
 @pytest.fixture
 def begun(act):
-    """The id of a store that was begun."""
     code, told = act("init", "--json")
     assert code == 0, told
     return json.loads(told)["store"]

@@ -1,15 +1,11 @@
 """The agent's client on the agent's real routes, over a socket and over TCP."""
 
 import asyncio
-import sys
-from pathlib import Path
 
 import pytest
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 from tornado.web import Application, RequestHandler
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import Unreachable

@@ -19,7 +19,6 @@ from tests.support.simulated_node import TOKEN, simulated_nodes
 
 @pytest.fixture
 async def agent(tmp_path, request):
-    """An agent on an address that its certificate does not know."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     hours = -1.0 if "expired" in request.node.name else 1.0
     context.load_cert_chain(certificate(tmp_path, NAME, hours=hours))

@@ -1,11 +1,8 @@
 """In whose name the service asks its agents, and what it does if one knows better."""
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import StoreError, Unreachable

@@ -41,7 +41,6 @@ class Scripted(RequestHandler):
 
 @pytest.fixture
 def client(tmp_path):
-    """A client of a scripted service."""
     ANSWERS.clear()
     SEEN.clear()
     server = HTTPServer(Application([(".*", Scripted)]))

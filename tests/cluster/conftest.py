@@ -67,8 +67,6 @@ def _patient(http):
 
 
 class ClusterHub:
-    """The Hub in the cluster, and all that a test asks about it."""
-
     def __init__(self, wanted, kubectl):
         self.wanted = wanted
         self.kubectl = kubectl
@@ -87,7 +85,6 @@ class ClusterHub:
         return self._lines[-1]
 
     def close(self):
-        """End the lines."""
         for line in self._lines:
             line.close()
 
@@ -121,7 +118,6 @@ class ClusterHub:
 
     # --- people and programs
     def user(self, name):
-        """Somebody who is logged in."""
         user = User(self._line().url, name, deployment.PASSWORD)
         _patient(user.http)
         user.login()
@@ -155,7 +151,6 @@ class ClusterHub:
 
     # --- the cluster
     def pods(self, user):
-        """The pods of a user's sessions: one, or none."""
         found = self.kubectl.json(
             "-n", self.wanted.hub, "get", "pods", "-l", "gpu-reclaim/incarnation"
         )
@@ -163,7 +158,6 @@ class ClusterHub:
         return [pod for pod in found if pod["metadata"]["annotations"][name] == user]
 
     def pod(self, user):
-        """The one pod."""
         found = self.pods(user)
         assert len(found) == 1, found
         return found[0]
@@ -201,7 +195,6 @@ class ClusterHub:
 
     @contextlib.contextmanager
     def cordoned(self, *nodes):
-        """No new pods there, for a while."""
         try:
             for node in nodes:
                 self.kubectl.run("cordon", node)
@@ -253,7 +246,6 @@ class ClusterHub:
         self.rolled_out(self.wanted.agents, "daemonset/gpu-reclaim-agent")
 
     def agents_log(self):
-        """What the agents that are there now have logged."""
         label = "app.kubernetes.io/name=gpu-reclaim-agent"
         return self.kubectl.tried(
             *("-n", self.wanted.agents, "logs", "--tail=-1", "-l", label),
@@ -287,7 +279,6 @@ class ClusterHub:
 
 @pytest.fixture(scope="session")
 def nodes(wanted):
-    """Two nodes that take pods."""
     found = [node["metadata"]["name"] for node in Kubectl().nodes()]
     assert len(found) >= 2, f"two nodes that are ready are needed, there are {found}"
     return found
@@ -295,7 +286,6 @@ def nodes(wanted):
 
 @pytest.fixture(scope="session")
 def hub(wanted, nodes, pytestconfig):
-    """The Hub, the agents and the store."""
     kubectl = Kubectl()
     hub = ClusterHub(wanted, kubectl)
     try:

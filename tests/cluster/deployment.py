@@ -66,8 +66,6 @@ c.KubeSpawner.init_containers = [{{
 
 @dataclass(frozen=True)
 class Wanted:
-    """The options, and a name for this run."""
-
     run: str
     images: dict[str, str]
     policy: str = "IfNotPresent"
@@ -78,17 +76,14 @@ class Wanted:
 
     @property
     def hub(self) -> str:
-        """The namespace of the Hub and the sessions."""
         return f"{self.run}-hub"
 
     @property
     def agents(self) -> str:
-        """The namespace of the agents and the store."""
         return f"{self.run}-agents"
 
     @property
     def values(self) -> dict[str, Any]:
-        """Of the chart."""
         return {
             "image": {"registry": "given-by-the-options"},
             "hub": {"namespace": self.hub},
@@ -99,7 +94,6 @@ class Wanted:
 
 
 def namespaces(wanted: Wanted) -> list[dict[str, Any]]:
-    """First of all."""
     level = {"pod-security.kubernetes.io/enforce": "privileged"}
     told = [{"name": wanted.agents, "labels": level}, {"name": wanted.hub}]
     return [{"apiVersion": "v1", "kind": "Namespace", "metadata": one} for one in told]
@@ -162,7 +156,6 @@ def _pods(one: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _as_agent(pod: dict[str, Any], wanted: Wanted) -> None:
-    """Without what the nodes do not have."""
     [container] = pod["containers"]
     added = container["securityContext"]["capabilities"]["add"]
     for name in wanted.without:
@@ -170,7 +163,6 @@ def _as_agent(pod: dict[str, Any], wanted: Wanted) -> None:
 
 
 def _as_hub(pod: dict[str, Any], wanted: Wanted) -> None:
-    """Its state on the volume that is given."""
     [container] = pod["containers"]
     [state] = [v for v in pod["volumes"] if v["name"] == "state"]
     del state["persistentVolumeClaim"]

@@ -116,7 +116,6 @@ class Forward:
             raise AssertionError(f"no port-forward: {Path(told.name).read_text()}")
 
     def close(self) -> None:
-        """End it."""
         self._closed.set()
         self._end()
 

@@ -23,7 +23,6 @@ boto3.client(
 
 
 def options(endpoint: str) -> dict[str, str]:
-    """The agents' options.json."""
     authority = "/etc/gpu-reclaim/store/ca.crt"
     region = {"region": "us-east-1", "root_certificate": authority}
     return {"endpoint": endpoint, **region, **LOGIN}

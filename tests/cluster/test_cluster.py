@@ -84,7 +84,6 @@ class Work:
         self.hub.wait(lambda: self.hub.phase(self.user.name) == "running", 300)
 
     def check(self):
-        """Everything is as it was."""
         assert [one["id"] for one in self.server.json("GET", "kernels")] == [
             self.kernel.id
         ]

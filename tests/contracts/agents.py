@@ -29,8 +29,6 @@ AGENTS = [pytest.param("real_agent", marks=pytest.mark.root), "agent_on_doubles"
 
 
 class AgentUnderContract(Protocol):
-    """An agent, and where its sessions come from."""
-
     agent: Agent
 
     def run(self, key: SessionKey) -> str:

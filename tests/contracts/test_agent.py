@@ -30,7 +30,6 @@ def node(request):
 
 
 async def last(events) -> Event:
-    """The event that a stream ends with."""
     seen = [event async for event in events]
     assert all(event.step is not None for event in seen[:-1])
     assert seen[-1].step is None
@@ -53,7 +52,6 @@ async def captured(node, key=ANN, checkpoint="c1") -> str:
 
 
 async def released(node, key=ANN, checkpoint="c1") -> str:
-    """A session of which only the checkpoint is left."""
     name = await captured(node, key, checkpoint)
     assert (
         await node.agent.order(name, orders.Release(checkpoint))
@@ -466,7 +464,6 @@ async def check_words(node) -> None:
 
 
 async def check_identity(node) -> None:
-    """It is inside the checkpoint."""
     await node.agent.identity("c1")
     with pytest.raises(NotFound) as caught:
         await node.agent.identity("c3")

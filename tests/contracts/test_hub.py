@@ -25,7 +25,6 @@ def hub(real_hub):
 
 
 async def reaches(hub, key: SessionKey, state: HubState) -> None:
-    """Wait until a server is in that state."""
     now = asyncio.get_running_loop().time
     until = now() + 20
     while await hub.server(key) is not state:

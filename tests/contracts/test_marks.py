@@ -18,8 +18,6 @@ GONE_ON = GoneOn(incarnation="i2", since=1234.5)
 
 
 class Counted(BackendProxy):
-    """Counts what is asked of it."""
-
     def __init__(self, backend):
         super().__init__(backend)
         self.calls = []

@@ -41,7 +41,6 @@ class FolderVolume:
         self.aside.rename(self.root)
 
     def below(self):
-        """What was written while it was not mounted."""
         return [path for path in self.root.rglob("*") if path.is_file()]
 
 
@@ -85,7 +84,6 @@ def check(volume, keys=KEYS):
 
 @pytest.fixture
 def store(volume):
-    """A store with an identity, and one checkpoint."""
     check(volume).begin()
     place = identified(volume.place, KEYS, "the place")
     made = Repository(place, clock=ManualClock(), keys=KEYS)
@@ -185,7 +183,6 @@ def test_store_that_was_put_back_from_a_backup_is_the_same(store, volume):
 
 
 def contents(volume):
-    """All objects of a volume that is not mounted now."""
     if isinstance(volume, Bucket):
         (first,) = [key for key in volume.aside if key.endswith("identity")]
         prefix = first.removesuffix("identity")

@@ -9,7 +9,6 @@ import pytest
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import (
-    CheckpointInfo,
     Failure,
     Phase,
     SessionKey,
@@ -24,16 +23,11 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     Keeping,
     SessionRow,
 )
+from tests.support.checkpoints import checkpoint
 
 KEY = SessionKey("ada@example.org", "big one")
-INFO = CheckpointInfo(
-    id="ckpt-1",
-    key=KEY,
-    incarnation="i1",
-    generation=3,
-    created=5.0,
-    logical_bytes=7,
-    stored_bytes=6,
+INFO = checkpoint(
+    "ckpt-1", KEY, generation=3, created=5.0, logical_bytes=7, stored_bytes=6
 )
 ROW = SessionRow(
     key=KEY,

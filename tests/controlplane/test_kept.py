@@ -5,7 +5,6 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import (
     Aside,
-    CheckpointInfo,
     Failure,
     GoneOn,
     Phase,
@@ -17,6 +16,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     Keeping,
     SessionRow,
 )
+from tests.support.checkpoints import checkpoint
 
 KEY = SessionKey("ada")
 NOW, GRACE, ASIDE = 1000.0, 10.0, 100.0
@@ -27,17 +27,8 @@ ASKED = Failure(code="saved_found", message="")
 def saved(of: str, incarnation: str = "i2", parent: str = "", **facts) -> CheckpointRow:
     """The row of a checkpoint; its number is the last letter of its id."""
     row = {x: facts.pop(x) for x in ("keeping", "expires") if x in facts}
-    info = CheckpointInfo(
-        id=of,
-        key=KEY,
-        incarnation=incarnation,
-        generation=int(of[-1]),
-        created=1.0,
-        logical_bytes=1,
-        stored_bytes=1,
-        parent=parent,
-        **facts,
-    )
+    facts |= {"generation": int(of[-1]), "parent": parent}
+    info = checkpoint(of, KEY, incarnation, **facts)
     return CheckpointRow(info=info, **row)
 
 

@@ -18,7 +18,6 @@ UNSAID = Saved._field_defaults["mark"]
 
 
 def word(world, checkpoint):
-    """What the store says of a checkpoint."""
     return world.node.said(checkpoint).aside
 
 
@@ -102,7 +101,6 @@ async def test_mark_of_a_higher_term_raises_that_of_the_service(world):
 
 
 def back(world, checkpoint):
-    """What has come back from a checkpoint, as the store says."""
     gone_on = world.node.said(checkpoint).gone_on
     return gone_on.incarnation if gone_on else ""
 

@@ -21,7 +21,6 @@ async def started(world, **more):
 
 
 async def napping(world, **more):
-    """The same, napping."""
     tree, controller = await started(world, **more)
     await controller.users.nap(KEY, "root")
     await world.reaches(controller, "napping")

@@ -6,9 +6,9 @@ snapshot or a rolled-back machine does it; agent, store and Hub go on as they ar
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
 from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
+from tests.support.checkpoints import checkpoint
 from tests.support.simulated import DELETED, KEY
 
 
@@ -114,19 +114,8 @@ async def test_journal_put_back_after_that_was_left_as_well_finds_nothing(
 # --- the order of checkpoints ---------------------------------------------------------
 
 
-def info(name, generation, *, term=0, parent="", created=1.0, session=""):
-    return CheckpointInfo(
-        id=name,
-        key=KEY,
-        incarnation=f"i-{name}",
-        term=term,
-        generation=generation,
-        created=created,
-        logical_bytes=1,
-        stored_bytes=1,
-        parent=parent,
-        session=session,
-    )
+def info(name, generation, **more):
+    return checkpoint(name, KEY, f"i-{name}", generation=generation, **more)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,6 @@ async def _refused(controller, incarnation: str, owner: str) -> None:
 
 
 async def _left_by_the_old_one(world):
-    """A suspended session of the old account."""
     controller = await world.controller()
     await _starts(world, controller, "i1", OLD)
     await controller.users.opt_out(KEY, True, "root")
@@ -245,7 +244,6 @@ async def test_manager_brings_back_for_who_has_no_session_yet(world):
 
 
 async def _running_of_the_old_one(world):
-    """A session of the old account that runs."""
     controller = await world.controller()
     await _starts(world, controller, "i1", OLD)
     return controller

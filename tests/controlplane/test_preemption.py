@@ -5,7 +5,6 @@ from itertools import pairwise
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import (
-    CheckpointInfo,
     Decision,
     GpuSample,
     Nap,
@@ -24,6 +23,7 @@ from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+from tests.support.checkpoints import checkpoint
 from tests.support.manual_clock import ManualClock
 
 ADA, BOB, EVE, ZOE = (SessionKey(name) for name in ("ada", "bob", "eve", "zoe"))
@@ -64,16 +64,7 @@ def put(sessions, key, phase=Phase.RUNNING, gpus=0, **more):
     now, kept = sessions.clock.now(), []
     if not phase.live and phase is not Phase.SUSPENDING:
         cards = [GpuSample(uuid=f"GPU-{n}", name="A100") for n in range(gpus)]
-        info = CheckpointInfo(
-            id=f"c-{key.user}",
-            key=key,
-            incarnation="i",
-            generation=1,
-            created=now,
-            logical_bytes=1,
-            stored_bytes=1,
-            gpus=cards,
-        )
+        info = checkpoint(f"c-{key.user}", key, created=now, gpus=cards)
         kept, more["checkpoint"] = [CheckpointRow(info=info)], info.id
     row = SessionRow(key=key, phase=phase, since=now, **more)
     sessions.journal.save(row, None, kept)

@@ -65,7 +65,6 @@ class Crowd:
         await self.world.reaches(self.controller, wanted, key)
 
     def wake(self, key):
-        """Its user runs a cell."""
         self.trees[key].unread += 1
 
     def facts(self, key):
@@ -80,7 +79,6 @@ class Crowd:
         return [line.what for line in lines].count("makes room")
 
     async def leaves(self, key):
-        """Its user stops it."""
         await self.world.hub.stop(key)
 
 

@@ -40,8 +40,6 @@ def told():
 
 @pytest.fixture
 def ruled(world, told):
-    """A service with rules, and a session that it has seen."""
-
     async def start(*rules, **settings):
         world.change(**settings)
         policies = SessionPolicies(Rules(rules=list(rules)), told, told)

@@ -94,8 +94,6 @@ async def test_login_that_is_revoked_while_the_session_runs_revokes_the_key(worl
 
 
 class Memory:
-    """A journal of marks, and one session."""
-
     phase = Phase.RUNNING
 
     def session(self, key):

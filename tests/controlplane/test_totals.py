@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import (
-    CheckpointInfo,
     GpuSample,
     Phase,
     Sample,
@@ -17,6 +16,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions import totals
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+from tests.support.checkpoints import checkpoint
 from tests.support.manual_clock import ManualClock
 
 ADA, BOB = SessionKey("ada"), SessionKey("bob", "train")
@@ -59,16 +59,8 @@ def hold(sessions: Sessions, key: SessionKey, card: str, percent: float | None) 
 
 def suspended(sessions, key: SessionKey, since: float, *cards: str) -> None:
     """A session that has left these cards to others."""
-    info = CheckpointInfo(
-        id=f"c-{key.user}",
-        key=key,
-        incarnation="i",
-        generation=1,
-        created=1.0,
-        logical_bytes=1,
-        stored_bytes=1,
-        gpus=[GpuSample(uuid=f"GPU-{n}", name=each) for n, each in enumerate(cards)],
-    )
+    gpus = [GpuSample(uuid=f"GPU-{n}", name=each) for n, each in enumerate(cards)]
+    info = checkpoint(f"c-{key.user}", key, gpus=gpus)
     row = SessionRow(key=key, phase=Phase.SUSPENDED, since=since, checkpoint=info.id)
     sessions.journal.save(row, None, [CheckpointRow(info=info)])
 
@@ -107,15 +99,7 @@ def test_gpus_are_counted_by_node_model_and_what_is_done_with_them(sessions):
 
 def test_store_use_is_summed_up_by_user_with_the_largest_first(sessions):
     for name, key, stored in (("c1", ADA, 5), ("c2", BOB, 9), ("c3", ADA, 1)):
-        info = CheckpointInfo(
-            id=name,
-            key=key,
-            incarnation="i",
-            generation=1,
-            created=1.0,
-            logical_bytes=100,
-            stored_bytes=stored,
-        )
+        info = checkpoint(name, key, logical_bytes=100, stored_bytes=stored)
         sessions.journal.keep([CheckpointRow(info=info)])
     found = totals.store_use(sessions)
     assert [(use.user, use.checkpoints, use.stored_bytes) for use in found] == [

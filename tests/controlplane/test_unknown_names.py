@@ -93,7 +93,6 @@ def held(root: object) -> int:
 
 
 def written(control: Controller) -> int:
-    """Rows of all tables."""
     journal = control._sessions.journal
     tables = schema.metadata.sorted_tables
     counts = [

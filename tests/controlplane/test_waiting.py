@@ -28,7 +28,6 @@ async def saved(world):
 
 
 def room_for(world, sessions: int) -> None:
-    """The card has room for so many of them in all."""
     machine = world.node.machine
     machine.taken_by_others = machine.capacity - sessions * HELD
 

@@ -19,8 +19,6 @@ def _unless_busy(view, now):
 
 @pytest.fixture
 def warned(world):
-    """A session that is warned, and its controller."""
-
     async def warn(decide=None, **settings):
         world.change(**settings)
         await world.running("tensors")

@@ -2,16 +2,11 @@
 
 import contextlib
 import itertools
-import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from collections.abc import Callable, Iterator
 
 from demo.admin import Admin
 from demo.user import User

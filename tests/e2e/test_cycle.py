@@ -95,7 +95,6 @@ def by_command(stack: Stack, admin: Admin, *line: str) -> list[dict[str, Any]]:
 
 
 def events_until(stack: Stack, user: str, last: str) -> list[tuple[str, str]]:
-    """Events of a user in the event log and who was behind each, once one is there."""
     deadline = time.monotonic() + 60
     while True:
         lines = (stack.folder / "events.jsonl").read_text().splitlines()

@@ -41,7 +41,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def prometheus(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of one that scrapes the stack."""
     with scraping(stack, tmp_path_factory.mktemp("prometheus"), str(PROMETHEUS)) as url:
         yield url
 
@@ -73,7 +72,6 @@ def test_every_panel_has_something_to_show_and_no_alert_fires(
 
 
 def _up(prometheus: str) -> bool:
-    """Whether it has scraped the service."""
     try:
         return bool(asked(prometheus, "jupyterhub_gpu_reclaim_build_info"))
     except requests.ConnectionError:

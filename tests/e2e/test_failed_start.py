@@ -79,7 +79,6 @@ def taken() -> Iterator[int]:
 
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a short path: sockets stand in it."""
     return tmp_path_factory.mktemp("s")
 
 

@@ -163,7 +163,6 @@ def in_background(work: Callable[[], object]) -> None:
 
 
 def reach(moment: str, admin: Admin, somebody: Somebody) -> None:
-    """Bring the session to that moment of its life."""
     if moment == "running":
         return
     if moment in {"capturing", "captured"}:

@@ -32,7 +32,6 @@ shift && "$@"
 
 @pytest.fixture(scope="module")
 def seen():
-    """What the scenario saw."""
     with tempfile.TemporaryDirectory(prefix="littlest-") as name:
         Path(name).chmod(0o755)
         machine = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]

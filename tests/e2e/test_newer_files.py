@@ -14,7 +14,8 @@ from tests.e2e.test_changed_files import home_of
 from tests.e2e.test_cycle import by_command
 from tests.support.stack import Stack
 
-pytestmark = pytest.mark.timeout(300)
+#: ``node/test_going_back.py`` has it without a Hub.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 THEN = """
 import mmap, sqlite3
@@ -59,7 +60,6 @@ def rows(folder: Path, mode: str) -> int:
 
 
 def refused(admin: Admin, user: User, code: str) -> str:
-    """What is said of a return that was refused with that code."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         view = admin.session(user.name)
@@ -70,9 +70,7 @@ def refused(admin: Admin, user: User, code: str) -> str:
     raise AssertionError(view)
 
 
-@pytest.mark.parametrize(
-    "mode", ["wal", pytest.param("delete", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("mode", ["wal", "delete"])
 def test_session_goes_back_with_its_files_and_nothing_newer_is_gone(
     stack: Stack, admin: Admin, user: User, mode: str
 ) -> None:

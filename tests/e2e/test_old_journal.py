@@ -41,7 +41,6 @@ class Somebody:
         return self.user.name
 
     def work(self) -> str:
-        """Set another value."""
         self.value = secrets.token_hex(8)
         with self.kernel:
             self.kernel.run(f"x = {self.value!r}")
@@ -70,13 +69,11 @@ def somebody(user: User) -> Somebody:
 
 
 def journal_of(stack: Stack) -> Path:
-    """The service's database."""
     (found,) = stack.folder.rglob("journal.sqlite")
     return found
 
 
 def hub_of(stack: Stack) -> Path:
-    """The Hub's database."""
     return stack.folder / "jupyterhub.sqlite"
 
 
@@ -153,40 +150,6 @@ def test_journal_restored_from_before_the_suspend_brings_the_session_back(
 
 
 @pytest.mark.long
-def test_journal_restored_from_an_older_generation_brings_the_newer_one_back(
-    stack: Stack, admin: Admin, somebody: Somebody, tmp_path: Path
-) -> None:
-    admin.suspend(somebody.name)
-    copy = back_up(journal_of(stack), tmp_path / "copy.sqlite")
-    assert somebody.visit() == somebody.value
-    admin.wait(somebody.name, phase="running")
-    newer = somebody.work()
-    admin.suspend(somebody.name)
-    restart_with(stack, copy)
-    assert somebody.visit() == newer
-
-
-@pytest.mark.long
-def test_both_databases_of_before_a_return_what_came_back_runs_on(
-    stack: Stack, admin: Admin, somebody: Somebody, tmp_path: Path
-) -> None:
-    name = somebody.name
-    admin.wait(name, phase="running")
-    journal = back_up(journal_of(stack), tmp_path / "journal.sqlite")
-    hub = back_up(hub_of(stack), tmp_path / "hub.sqlite")
-    admin.suspend(name)
-    assert somebody.visit() == somebody.value
-    admin.wait(name, phase="running")
-    newer = somebody.work()
-    mine = incarnations_of(stack, name)
-    restart_with(stack, journal, hub)
-    somebody.user.start_server()  # the Hub's page asks whether to
-    assert somebody.visit() == newer
-    assert incarnations_of(stack, name) == mine
-    admin.wait(name, phase="running")
-
-
-@pytest.mark.long
 def test_both_databases_of_before_a_session_it_is_listed_and_joined(
     stack: Stack, admin: Admin, user: User, tmp_path: Path
 ) -> None:
@@ -204,7 +167,6 @@ def test_both_databases_of_before_a_session_it_is_listed_and_joined(
 
 
 def incarnations_of(stack: Stack, name: str) -> list[str]:
-    """What runs of a user."""
     trees = stack.trees()
     return [tree["incarnation"] for tree in trees if tree["key"]["user"] == name]
 

@@ -195,8 +195,6 @@ c.JupyterHub.load_roles = c.JupyterHub.load_roles + [
 
 
 class Visitor(User):
-    """Whom the provider knows already."""
-
     def login(self) -> None:
         self.http.cookies.set(PERSON, self.name, domain="127.0.0.1", path="/")
         page = self.http.get(f"{self.base}/hub/login?next=/hub/home", timeout=30)
@@ -220,7 +218,6 @@ def with_oauth(folder: Path, provider: OAuthProvider) -> Iterator[OtherHub]:
 
 @pytest.fixture
 def ada(with_oauth: OtherHub) -> Visitor:
-    """Whose server runs."""
     ada = Visitor(with_oauth.url, "ada", "")
     ada.login()
     ada.start_server()

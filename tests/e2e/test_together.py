@@ -36,7 +36,8 @@ except OSError as error:
     print(type(error).__name__)
 """
 
-pytestmark = pytest.mark.timeout(300)
+#: ``controlplane/test_together.py`` has it without programs.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 def test_two_servers_go_together_or_not_at_all_and_come_back_together(

@@ -81,8 +81,6 @@ places = pytest.fixture(make_places)
 
 
 class Session:
-    """A program in a session that runs what it is told."""
-
     def __init__(self, agent: Agent, places, cards: str = "0") -> None:
         self._agent, self._places = agent, places
         self._generation = 0
@@ -163,7 +161,6 @@ class Session:
         return info["id"]
 
     def come_back(self, checkpoint: str) -> None:
-        """Bring it back in another place."""
         self.place = self._places("hold")
         events = self._agent.restore(self.place, checkpoint)
         assert events[-1].get("tree"), events[-1]

@@ -183,7 +183,6 @@ def person(stack: Stack, work: Work) -> Person:
 
 @pytest.fixture(autouse=True)
 def logs(stack: Stack) -> Iterator[None]:
-    """Shown with a test that fails."""
     yield
     print(told(stack))
 
@@ -201,7 +200,6 @@ def used(nvml: Nvml) -> int:
 
 
 def metric(admin: Admin, name: str) -> float:
-    """One of the service's metrics, with its labels."""
     url = f"{admin.stack.url}/services/gpu-reclaim/metrics"
     answer = admin.user.http.get(url, headers=admin.headers, timeout=60)
     assert answer.ok, answer.text

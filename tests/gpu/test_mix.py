@@ -47,8 +47,6 @@ KINDS = ("train", "DeviceMemory", "Streams", "train", "PinnedMemory", "TwoProces
 
 
 class Program:
-    """One program in a session, and what it must say."""
-
     def __init__(self, session: Session, kind: str, losses: list[float]) -> None:
         self.session, self.kind, self.losses = session, kind, losses
         self.done = 0

@@ -64,7 +64,6 @@ def make_next(number: int) -> list[int]:
 
 
 def with_number(session, number: int):
-    """A session in a namespace of that number, which nobody has any more."""
     for _ in range(TRIES):
         with ThreadPoolExecutor(1) as thread:
             held = thread.submit(make_next, number).result()

@@ -159,7 +159,6 @@ def test_three_sessions_that_do_not_fit_on_the_card_take_turns(session):
 
 
 def _card() -> tuple[int, int]:
-    """Bytes that are free on the first card, and all of it."""
     nvml = Nvml()
     try:
         card = nvml.measure(time.time())[0]

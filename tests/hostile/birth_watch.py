@@ -19,7 +19,6 @@ WALL = 0x40000000
 
 
 def mounts(pid: int | str = "self") -> set[str]:
-    """The ids of the mounts that a process sees."""
     return {
         line.split()[0]
         for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
@@ -27,7 +26,6 @@ def mounts(pid: int | str = "self") -> set[str]:
 
 
 def mount_of(descriptor: int) -> str:
-    """The id of the mount that a descriptor of ours lies in."""
     text = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
     return text.partition("mnt_id:")[2].split()[0]
 

@@ -79,7 +79,6 @@ class Impostor:
         )
 
     def heard(self, count: int) -> set[str]:
-        """All that so many connections have told it."""
         return {self.process.stdout.readline() for _ in range(count)}
 
 
@@ -135,7 +134,6 @@ async def test_impostor_of_an_agent_hears_no_token_and_no_order(impostor, open_f
 
 
 def asked_by_a_stranger(path) -> str:
-    """What became of it."""
     words = [sys.executable, "-c", STRANGER, str(path)]
     return subprocess.run(words, capture_output=True, text=True, check=False).stderr
 

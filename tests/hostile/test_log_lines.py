@@ -24,7 +24,6 @@ HOSTILE = [
 
 @pytest.fixture
 def log():
-    """What a program of ours writes."""
     stream = io.StringIO()
     former = logging.lastResort
     logs.set_up("DEBUG", stream)

@@ -51,7 +51,6 @@ def open_files(pid: int) -> int:
 
 @pytest.fixture(scope="module")
 def crowd() -> Iterator[list[int]]:
-    """Its programs."""
     if os.geteuid() != 0:
         pytest.skip("needs root: reads who holds which socket")
     with subprocess.Popen(

@@ -72,7 +72,6 @@ class Thief:
             self.first.append(int(line))
 
     def end(self) -> list[int]:
-        """Which ports it had."""
         self._popen.kill()
         more, _ = self._popen.communicate(timeout=20)
         return self.first + [int(one) for one in more.split() if one != "up"]

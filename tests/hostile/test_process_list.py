@@ -1,11 +1,8 @@
 """Other users read the command lines of all that ``configure(c)`` starts."""
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from demo.stack import free_port
 from tests.support.hub import HubUnderTest, wait_until

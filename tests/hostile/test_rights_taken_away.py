@@ -69,7 +69,6 @@ def given(*groups, uid=0):
 
 
 def rights(place):
-    """The groups of each thread of the session."""
     found = []
     for process in place.tree.processes:
         for task in (Path("/proc") / str(process.pid) / "task").iterdir():

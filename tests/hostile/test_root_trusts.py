@@ -35,7 +35,6 @@ from tests.support.attacker import (
 
 
 def in_mounts_of(place, command: str) -> str:
-    """What that prints, run in the mount namespace of a place."""
     init = str(place.init_pid)
     done = subprocess.run(
         ["nsenter", "-t", init, "-m", "sh", "-c", command],

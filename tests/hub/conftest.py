@@ -9,14 +9,10 @@ import contextlib
 import itertools
 import os
 import signal
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from demo.user import User
 from tests.support.hub import HubUnderTest, proxy_command
@@ -164,7 +160,6 @@ class Left:
         return None
 
     def take_suspended(self, service: RelaunchingService) -> User | None:
-        """Somebody whose server is suspended."""
         while self.suspended:
             person, saved = self.suspended.pop()
             if self._phase(person) == "suspended" and self._lets_in(person, saved):
@@ -233,13 +228,11 @@ def service_in(folder):
 
 @pytest.fixture(scope="session")
 def shared_service(tmp_path_factory):
-    """The double that all tests share."""
     yield from service_in(tmp_path_factory.mktemp("hub"))
 
 
 @pytest.fixture
 def own_service(tmp_path):
-    """A double for a test with a Hub of its own."""
     yield from service_in(tmp_path)
 
 
@@ -279,7 +272,6 @@ def service(shared_service):
 
 @pytest.fixture(scope="session")
 def left(shared_hub):
-    """Sessions of tests before."""
     return Left(shared_hub)
 
 

@@ -13,7 +13,6 @@ PROGRAM = ["python3", "-m", "jupyterhub_idle_culler"]
 
 
 def said(*words, name="jupyterhub-idle-culler", **more):
-    """What is said of a service with this command."""
     return cullers.early([{"name": name, "command": list(words), **more}], TIMES)
 
 

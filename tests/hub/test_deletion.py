@@ -11,7 +11,6 @@ from tests.support.hub import wait_until
 
 
 def _orders(service) -> list[dict]:
-    """What the spawner has written down for the service."""
     orders = []
     for file in Path(service.token_file).parent.glob("deletions/*.json"):
         with contextlib.suppress(FileNotFoundError):  # the service removes what it took

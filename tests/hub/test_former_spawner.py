@@ -46,7 +46,6 @@ def begin(hub, user):
 
 @pytest.fixture
 def hubs(own_service):
-    """A Hub that is restarted with one spawner or the other."""
     folder = own_service.folder
     common = f"\nFOLDER = {str(folder)!r}\n{SERVICE}c.Spawner.poll_interval = 1\n"
     hub = HubUnderTest(folder, common + FORMER)

@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 
 def buttons(person) -> dict[str, tuple[str, str]]:
     """The links of the home page that start something: id to (words, address)."""
@@ -26,11 +24,6 @@ def test_home_of_a_suspended_session_says_resume_and_since_when(suspended):
     assert href == f"/hub/spawn/{suspended.name}"
 
 
-@pytest.mark.long
-def test_home_of_a_running_session_is_the_hubs_own(amy):
-    assert buttons(amy)["start"] == ("My Server", f"/user/{amy.name}")
-
-
 def test_home_without_a_saved_session_says_start(hub, name):
     assert buttons(hub.user(name))["start"][0] == "Start My Server"
 
@@ -49,12 +42,6 @@ def test_home_says_resume_for_the_named_servers_that_are_saved(hub, service, amy
     words, href = found["start-small-2"]
     assert re.fullmatch(r"resume \(suspended (just now|\d+ s ago)\)", words)
     assert href == f"/hub/spawn/{amy.name}/small-2"
-
-
-@pytest.mark.long
-def test_home_after_a_restart_of_the_hub_still_says_resume(hub, suspended):
-    hub.restart()
-    assert buttons(suspended)["start"][0].startswith("Resume my session (suspended ")
 
 
 def test_pages_of_the_site_are_under_ours_and_hide_none(hub, suspended, name):

@@ -73,7 +73,6 @@ def started(hub, person):
 
 
 def _start_with(hub, person, card, give):
-    """Start the person's server anew, with a card."""
     hub.stop_server(person.name)
     give(person, card)
     person.start_server()
@@ -216,15 +215,6 @@ def test_link_of_a_course_leads_to_the_session_that_comes_back(hub, suspended):
     assert page.status_code == 200
     assert page.url.endswith(f"/user/{suspended.name}/api/status?of=the+course")
     assert suspended.logins == 1
-
-
-def test_options_that_come_with_a_return_are_not_used(hub, service, amy, hooks):
-    service.capture(amy.name)
-    hub.stop_server(amy.name)
-    before = hub.server(amy.name)["user_options"]
-    assert hub.api("POST", f"users/{amy.name}/server", json={"size": "xl"}).ok
-    wait_until(lambda: hub.server(amy.name)["ready"], 60, hub.log)
-    assert hub.server(amy.name)["user_options"] == before
 
 
 def _activity(hub, person):

@@ -16,7 +16,6 @@ def rows(hub, query, *values):
 
 
 def tokens(hub, user):
-    """Notes of all API tokens of a user."""
     query = (
         "select t.note from api_tokens t join users u on u.id = t.user_id"
         " where u.name = ? and t.note like 'Server at%'"
@@ -33,7 +32,6 @@ def start(hub, name):
 
 @pytest.fixture
 def lost(hub, suspended):
-    """The suspended person, at a Hub that has lost its database meanwhile."""
     hub.terminate()
     (hub.folder / "jupyterhub.sqlite").unlink()
     hub.start()

@@ -1,14 +1,10 @@
 """The Hub's pages in a real browser: a person's visit resumes, nothing else does."""
 
-import os
-import signal
-
 import pytest
 from playwright.sync_api import sync_playwright
 
 from tests.support import chromium as chromium_program
 from tests.support.axe import problems
-from tests.support.hub import wait_until
 from tests.support.long_stories import but
 from tests.support.screenshots import shoot_both
 
@@ -178,17 +174,6 @@ def test_restore_is_told_and_left_where_no_event_comes(service, suspended, tab):
     tab.locator("#gpu-reclaim-steps", has_text="Reading the memory").wait_for()
     service.hold_restore.set()
     tab.wait_for_url(f"**/user/{suspended.name}/lab**", wait_until="commit")
-
-
-@pytest.mark.long  # test_traps.py has it without a browser (T1)
-def test_visit_right_after_the_processes_died_ends_in_the_session(
-    hub, service, amy, tab
-):
-    service.capture(amy.name)
-    os.kill(service.init(amy.name), signal.SIGKILL)  # the route still stands
-    tab.goto(f"/user/{amy.name}/lab")
-    comes_to_lab(tab, 90)
-    wait_until(lambda: service.called("placed") == 1, 60)
 
 
 def test_delete_of_a_suspended_server_asks_for_its_session_first(

@@ -1,13 +1,8 @@
 """A server under a real Hub is suspended and resumed: what people and programs see."""
 
-import json
-import threading
 from pathlib import Path
 
-import pytest
 import requests
-
-from tests.support.hub import wait_until
 
 
 def test_suspended_server_comes_back_with_cookie_token_and_port(hub, service, amy):
@@ -40,29 +35,6 @@ def test_programs_never_wake_a_suspended_server(hub, service, suspended):
     assert page.status_code == 424
     assert f"/hub/spawn/{suspended.name}" in page.text
     assert not service.called("plan-start")
-
-
-@pytest.mark.long
-def test_progress_of_a_resume_shows_bytes_and_seconds(hub, service, suspended):
-    service.hold_restore.clear()
-    hub.api("POST", f"users/{suspended.name}/server")
-    wait_until(lambda: service.called("placed"), 30, hub.log)
-    page = suspended.http.get(f"{hub.url}/hub/spawn-pending/{suspended.name}")
-    assert "Bringing your session back" in page.text
-    threading.Timer(1, service.hold_restore.set).start()
-    answer = suspended.hub(
-        "GET", f"users/{suspended.name}/server/progress", stream=True
-    )
-    events = [
-        json.loads(line.removeprefix(b"data: "))
-        for line in answer.iter_lines()
-        if line.startswith(b"data: ")
-    ]
-    said = [event["message"] for event in events]
-    assert any("Reading the memory: 4.0 GB of 4.0 GB, 1.5 s" in text for text in said)
-    assert events[-1]["ready"]
-    percents = [event["progress"] for event in events]
-    assert percents == sorted(percents)
 
 
 def test_proxys_error_page_is_503_and_reloads_for_people_only(hub):

@@ -24,14 +24,12 @@ def shared(tmp_path_factory):
 
 @pytest.fixture
 def dead(shared):
-    """That Hub, ended."""
     shared.hub.terminate()
     return shared
 
 
 @pytest.fixture
 def stack(shared):
-    """That Hub, with a service that works."""
     if not shared.lives():
         shared.start()
     wait_until(shared.ready, 90, shared.hub.log)
@@ -40,7 +38,6 @@ def stack(shared):
 
 @pytest.fixture
 def own(tmp_path):
-    """A Hub of a test's own."""
     yield from failing_service.stack(tmp_path)
 
 

@@ -86,7 +86,6 @@ def gone(service, user, name=""):
 
 
 def asked_by_our_service(hub, user):
-    """Let our service ask for a stop."""
     return requests.delete(
         f"{hub.url}/hub/api/users/{user}/server",
         headers={"Authorization": f"token {SERVICE_TOKEN}"},

@@ -54,8 +54,6 @@ def _connect(ip: str) -> AgentClient:
 
 
 class Service:
-    """What the service has of a cluster."""
-
     def __init__(self, api: Api, *, node_labels=(MODEL,)) -> None:
         clock = SystemClock()
         self.api = api
@@ -110,7 +108,6 @@ async def service_of(cluster: Cluster, folder: Path, user: str = "service"):
 
 @pytest.fixture
 async def service(cluster, tmp_path):
-    """The service's side of that cluster."""
     async with service_of(cluster, tmp_path) as service:
         await service.knows(lambda pods: True)
         yield service

@@ -27,7 +27,6 @@ def _serializer() -> ApiClient:
 
 
 def as_json(thing: Any) -> Any:
-    """An object of the client as it is sent."""
     return _serializer().sanitize_for_serialization(thing)
 
 

@@ -11,8 +11,6 @@ from jupyterhub_gpu_reclaim.service.clients.agents import Agents
 
 
 class Pods:
-    """The pods of two agents that run."""
-
     def now(self):
         return [
             SimpleNamespace(

@@ -59,7 +59,6 @@ def expanded(word: str) -> str:
 
 
 def variables(container) -> dict[str, str | None]:
-    """What its programs find in their environment."""
     return {
         each["name"]: expanded(each["value"]) if each.get("value") else None
         for each in container["env"]

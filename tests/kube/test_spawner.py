@@ -33,8 +33,6 @@ HUB = SimpleNamespace(
 
 
 class WithoutHub:
-    """Without what only a Hub has."""
-
     def get_env(self):
         return {"JUPYTERHUB_API_TOKEN": "fresh"}
 
@@ -305,7 +303,6 @@ QUOTA = (
 
 
 def returning(spawner):
-    """That spawner, which is to hold a place for what is saved."""
     identity = Identity(api_token="saved", port=SERVER_PORT)
     launch = replace(spawner.reclaim_launch, mode="hold", identity=identity)
     spawner.reclaim_launch = launch
@@ -493,7 +490,6 @@ def profiles(*, image="quay.io/jupyter/base:june", gpus="1", choice="june"):
 
 
 async def started_as(make, chosen, **more):
-    """What is remembered of a fresh start that has ended."""
     spawner = make(kind=Reclaiming, **more)
     spawner.user_options = chosen
     await SessionPodSpawner.start(spawner)

@@ -24,7 +24,6 @@ RECIPES.append(ROOT / "tests" / "cluster" / "Dockerfile")
 
 
 def lines(recipe):
-    """Its instructions, with their continuations."""
     text = re.sub(r"^\s*#.*\n", "", recipe.read_text(), flags=re.MULTILINE)
     return re.sub(r"\\\n\s*", "", text).splitlines()
 

@@ -49,7 +49,6 @@ def decoded(secret):
 
 @pytest.fixture(scope="module")
 def secrets():
-    """What the hook makes."""
     return agent_secrets.new(agent_secrets.Wanted())
 
 

@@ -263,8 +263,6 @@ def test_fill_that_waits_for_room_is_called_off(sleeper):
 
 
 class SlowDriver(gpu.WellDriver):
-    """Fills when it is told to."""
-
     def __init__(self, *pids: int) -> None:
         super().__init__(*pids)
         self.filling: list[int] = []
@@ -423,8 +421,6 @@ def test_a_session_without_a_gpu_needs_nothing(sleeper):
 
 
 class FourCards(gpu.WellDriver):
-    """A node of which a pod has a part."""
-
     def cards(self) -> list[Card]:
         return [Card(f"{number:032x}", "NVIDIA Test") for number in range(4)]
 

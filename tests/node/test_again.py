@@ -35,8 +35,6 @@ class SteppedClock:
 
 
 class Attempts:
-    """What was tried, and how each attempt ends."""
-
     def __init__(self, *ends: ReclaimError | None, stage: Stage = Stage.FAILED) -> None:
         self.ends = list(ends)
         self.operation = Operation("capture", SessionKey(user="ann", server=""), "cp")

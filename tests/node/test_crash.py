@@ -18,7 +18,6 @@ RESTORE_STEPS = ["check", "files", "programs", "memory", "answer"]
 
 
 def at(step: str, state: str):
-    """Whether an event is about that."""
     return lambda event: (
         event.get("step")
         and (event["step"]["step"], event["step"]["state"]) == (step, state)
@@ -113,20 +112,6 @@ def test_recovery_captured_tree_is_found_and_one_that_goes_on_is_not_called_save
 
     assert agent.tree(counter)["state"] == "running"
     assert agent.get("/v1/checkpoints").json() == []
-    assert goes_on(counter)
-
-
-@pytest.mark.long
-@pytest.mark.shares_an_agent(False)
-def test_recovery_state_and_store_lost_stopped_tree_goes_on(agent, counter):
-    agent.capture(counter, "cp")
-    agent.kill()
-    shutil.rmtree(agent.folder / "state")
-    shutil.rmtree(agent.folder / "store")
-
-    agent.start()
-
-    assert agent.tree(counter)["state"] == "running"
     assert goes_on(counter)
 
 

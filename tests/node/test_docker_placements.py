@@ -27,8 +27,6 @@ def group(container):
 
 
 class Docker(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    """The list of containers, as Docker answers it."""
-
     daemon_threads = True
 
     def __init__(self, path):

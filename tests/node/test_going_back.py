@@ -58,7 +58,6 @@ class Session:
         return saved[-1]["checkpoint"]
 
     def go_back(self, name: str, **more) -> dict:
-        """End it, and bring it back from there."""
         self.place.kill()
         self.place = self.places("hold")
         self._number = self._saved

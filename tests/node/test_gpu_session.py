@@ -78,22 +78,6 @@ def test_agent_killed_while_memory_moves_out_lets_no_program_run_without_it(
     assert holders(session)
 
 
-@pytest.mark.long  # as in ``test_nap``, where an agent is killed in a wake
-def test_agent_killed_while_memory_moves_back_lets_no_program_run_without_it(
-    agent, driver, start
-):
-    session = start("large")
-    computes(session)
-    assert agent.capture(session, "cp")[-1]["checkpoint"]
-    thaw = f"/v1/sessions/{session.incarnation}/thaw"
-    killed_while_it_moves(agent, driver, "1", lambda: agent.post(thaw))
-    assert session.alive
-    agent.start()
-    assert agent.post(thaw).json()["state"] == "running"
-    computes(session)
-    assert holders(session) == 1
-
-
 @pytest.mark.parametrize("step", but(["gpu", "dump", "commit"], "gpu"))
 def test_agent_killed_in_a_capture_the_next_one_fills_the_card(agent, start, step):
     # A child that just gives up its devices may end with the agent (linux/ptrace).
@@ -189,51 +173,12 @@ def test_a_child_that_is_forked_after_the_survey_gives_up_its_devices_too(
     computes(place, "pcl")
 
 
-@pytest.mark.long
-def test_a_program_that_inherited_a_card_by_accident_comes_back_without_it(
-    agent, start, places
-):
-    """As orted does, which MPI starts: it is another program, and has no use for it."""
-    session = start("launches")
-    computes(session, "pe")
-    assert holders(session) == 2
-    assert agent.capture(session, "cp")[-1].get("checkpoint")
-    path = f"/v1/sessions/{session.incarnation}/release"
-    assert agent.post(path, {"checkpoint": "cp"}).status_code == 200
-
-    place = places("hold")
-    assert agent.restore(place, "cp")[-1]["tree"]
-
-    computes(place, "pe")
-    assert holders(place) == 1
-
-
 def opens(place) -> bool:
     """Whether one has the driver's library and the card, as in the midst of cuInit."""
     return any(
         held_by(one.pid) and "/libcuda.so" in procfs.text(one.pid, "maps")
         for one in place.tree.processes
     )
-
-
-@pytest.mark.long
-@own_agent
-@pytest.mark.usefixtures("counting")
-def test_a_program_that_begins_to_use_a_card_meanwhile_is_saved_as_well(
-    agent, start, places
-):
-    """As the compilers of PyTorch do, where a suspend is asked for at once."""
-    session = start("begins")
-    computes(session, "p")
-    assert agent.capture(session, "cp")[-1].get("checkpoint")
-    path = f"/v1/sessions/{session.incarnation}/release"
-    assert agent.post(path, {"checkpoint": "cp"}).status_code == 200
-
-    place = places("hold")
-    assert agent.restore(place, "cp")[-1]["tree"]
-
-    computes(place, "pi")
-    assert holders(place) == 2
 
 
 @own_agent

@@ -32,7 +32,6 @@ FIRST, SECOND = Term(number=1, holder="a"), Term(number=2, holder="b")
 
 
 def asked(agent, term: str, method: str, path: str, **more) -> httpx.Response:
-    """A request of a service of that term."""
     with agent.client() as client:
         return client.request(method, path, headers={TERM: term}, **more)
 
@@ -140,7 +139,6 @@ async def test_file_that_is_not_understood_is_none(tmp_path, text):
 
 @pytest.fixture
 def node(recovery):
-    """The node's calls alone."""
     return LocalNode(
         placements=recovery.placements,
         operations=recovery.operations,

@@ -45,8 +45,6 @@ def server(agent, jupyter, folder):
 
 
 class Restoring(threading.Thread):
-    """A restore under way."""
-
     def __init__(self, agent, place) -> None:
         super().__init__(daemon=True)
         self.events: list[dict] = []

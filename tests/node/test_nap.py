@@ -15,9 +15,7 @@ from pathlib import Path
 import pytest
 from websockets.sync.client import connect
 
-from jupyterhub_gpu_reclaim.common.models import TreeState
 from jupyterhub_gpu_reclaim.linux import processes, ptrace
-from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from tests.node.test_undo import fill, full_disk
 from tests.support.agent import running_agent, wait_for
 from tests.support.fake_cards import (
@@ -59,7 +57,6 @@ def state(agent, place) -> str:
 
 
 def program(place):
-    """The one that uses the card."""
     return place.tree.server
 
 
@@ -312,26 +309,6 @@ def test_program_that_takes_a_card_beside_a_nap_is_captured_and_filled_alone(
         assert server.run(kernel, "has_card()") == "True"
 
 
-@pytest.mark.long
-def test_program_that_only_asks_how_the_gpu_is_runs_on(
-    agent, session, driver, device, jupyter
-):
-    """A server that shows it, for one: it would take the page with it."""
-    agent.post(f"/v1/sessions/{session.incarnation}/kill")
-    server = jupyter()
-    first, second = server.start_kernel("a.ipynb"), server.start_kernel("b.ipynb")
-    take_card(server, first, driver, device)
-    asks = f"""import os, pathlib
-held = os.open("{device}", os.O_RDWR)
-pathlib.Path("{driver}", str(os.getpid())).write_text("0 0")"""
-    server.run(second, asks)
-    assert nap(agent, server.place).get("tree")
-    assert server.run(second, "20 + 3") == "23"
-    assert state(agent, server.place) == "napping"
-    wake(agent, server.place)
-    assert server.run(first, "has_card()") == "True"
-
-
 def test_key_in_the_terminal_of_a_program_wakes_it_and_its_shell(
     agent, session, driver, device, jupyter
 ):
@@ -360,19 +337,3 @@ def test_key_in_the_terminal_of_a_program_wakes_it_and_its_shell(
         terminal.send(json.dumps(["stdin", "echo a$((1 + 1))b\r"]))
         wait_for(lambda: "a2b" in terminal.recv(30))
     assert "is woken by SIGINT" in agent.said()
-
-
-async def test_service_is_told_of_a_nap_and_of_what_it_moved(agent, session):
-    nap(agent, session)
-    client = AgentClient(agent.listen, agent.token)
-    try:
-        trees = {one.incarnation: one for one in await client.trees()}
-        tree = trees[session.incarnation]  # others have ended in other tests
-        assert (tree.state, tree.runs) == (TreeState.NAPPING, True)
-        assert tree.nap.begun <= time.time()
-        assert await client.tree(session.incarnation) == tree
-        (sample,) = await client.samples()
-        assert sample.incarnation == session.incarnation
-    finally:
-        client.close()
-    assert state(agent, session) == "napping"

@@ -12,8 +12,6 @@ from tests.support.fake_cards import take_card
 
 
 class Kernels:
-    """Two kernels with a card each in one session."""
-
     def __init__(self, agent, server, driver, device) -> None:
         self.agent, self.server = agent, server
         self.first = server.start_kernel("a.ipynb")
@@ -63,7 +61,6 @@ def kernels(shared):
 
 @pytest.fixture
 def own(counting, device, agent, jupyter):
-    """Of one test alone."""
     return Kernels(agent, jupyter(), counting, device)
 
 
@@ -107,13 +104,3 @@ def test_agent_killed_while_another_one_falls_asleep_wakes_them_all(own, beside)
     assert not own.settled("running")["nap"]
     for kernel in (own.first, own.second, beside):
         assert own.answers(kernel)
-
-
-@pytest.mark.long
-def test_kernel_that_is_restarted_wakes_the_other(own):
-    own.order("nap")
-    path = f"api/kernels/{own.first}/restart"
-    assert own.server.client.post(path).status_code == 200
-    assert own.server.run(own.first, "6 * 7") == "42"
-    own.settled("running")
-    assert own.answers(own.second)

@@ -24,7 +24,6 @@ IP_LOCAL_PORT_RANGE = 51  # <linux/in.h>, Linux 6.3
 
 
 def bound() -> set[int]:
-    """Ports of sockets that are bound and no more."""
     with Diag(os.getpid()) as diag:
         unused = {TcpState.CLOSE, TcpState.BOUND_INACTIVE}
         return {one.local.port for one in diag.sockets() if one.state in unused}

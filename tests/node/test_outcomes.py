@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure, SessionKey
+from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
 from jupyterhub_gpu_reclaim.node.session import Session
 from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
+from tests.support.checkpoints import checkpoint
 
 KEY = SessionKey("ada")
 
@@ -26,15 +27,7 @@ def holding():
 
 @pytest.fixture
 def outcomes(tmp_path):
-    info = CheckpointInfo(
-        id="cp",
-        key=KEY,
-        incarnation="inc-0",
-        generation=1,
-        created=1.0,
-        logical_bytes=1,
-        stored_bytes=1,
-    )
+    info = checkpoint("cp", KEY, "inc-0")
     store = SimpleNamespace(info=lambda checkpoint: info)
     records = Records(tmp_path / "records")
     return Outcomes(placements=None, records=records, store=store)

@@ -157,19 +157,6 @@ def test_files_that_are_renamed_or_deleted_while_it_is_saved_are_no_obstacle(
     assert goes_on(place)
 
 
-@pytest.mark.long
-def test_second_save_point_stores_what_has_changed(agent, jupyter):
-    server = jupyter()
-    kernel = server.start_kernel()
-    server.run(kernel, MUCH)
-    first, second = (
-        agent.save(server.place, f"cp-{number}", number)[-1]["checkpoint"]
-        for number in (1, 2)
-    )
-    assert first["stored_bytes"] > 300 << 20
-    assert second["stored_bytes"] < 0.05 * second["logical_bytes"]
-
-
 # In the commit a save of ``test_store_that_hangs`` is called off.
 @pytest.mark.parametrize("step", but(STEPS, "dump"))
 def test_what_else_is_ordered_calls_it_off_and_it_goes_on(agent, counter, step):

@@ -142,7 +142,6 @@ def test_session_at_work_is_saved_again_and_again_and_loses_nothing(agent, jupyt
 
 
 def tell(infos, took: float) -> None:
-    """The numbers, for who measures."""
     still = [info["frozen_seconds"] for info in infos]
     stored = [info["stored_bytes"] / (1 << 20) for info in infos]
     whole = infos[-1]["logical_bytes"] / (1 << 20)

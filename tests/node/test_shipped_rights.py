@@ -52,15 +52,12 @@ AGENTS = {
 
 @dataclass(frozen=True)
 class Session:
-    """What a Hub starts a session with."""
-
     given: ProcessRights
     uid: int = UID
     groups: tuple[int, ...] = (GID,)
     no_new_privileges: bool = False
 
     def options(self) -> list[str]:
-        """For its init."""
         words = ["--uid", str(self.uid), "--gid", str(GID if self.uid else 0)]
         words += ["--groups", ",".join(map(str, self.groups))]
         return [*words, "--no-new-privileges", str(int(self.no_new_privileges))]
@@ -134,7 +131,6 @@ def python() -> str:
 
 
 def rights_of(place) -> list[dict[str, str]]:
-    """What the kernel tells of the rights of each thread."""
     found = []
     for process in place.tree.processes:
         for task in (Path("/proc") / str(process.pid) / "task").iterdir():

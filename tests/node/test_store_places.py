@@ -17,7 +17,6 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def s3(server):
-    """With an empty bucket."""
     server.bucket("sessions")
     yield server
     for name in names(server):

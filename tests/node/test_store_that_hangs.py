@@ -46,7 +46,6 @@ def s3(shared_agent):
 
 @pytest.fixture(scope="module")
 def gate(shared_agent, s3):
-    """The agent's store is a bucket behind this one."""
     made, agent = Gate(), shared_agent
     with faulty(s3.endpoint, made) as endpoint:
         options = {**s3.options, "endpoint": endpoint}
@@ -66,7 +65,6 @@ def gate(shared_agent, s3):
 
 @pytest.fixture
 def agent(agent, gate, s3):
-    """It leaves nothing in its store."""
     yield agent
     gate.open()
     for one in agent.get("/v1/checkpoints").json():
@@ -81,7 +79,6 @@ def names(s3) -> list[str]:
 
 @pytest.fixture
 def large(places):
-    """A counter with much memory."""
     place = places("start", sys.executable, "-I", "-S", "-c", LARGE, env={})
     wait_for(lambda: place.output.stat().st_size)
     return place

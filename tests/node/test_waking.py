@@ -31,7 +31,6 @@ class Napper:
         self.begin()
 
     def begin(self) -> None:
-        """A kernel anew."""
         self.kernel = self.server.start_kernel(f"{uuid.uuid4().hex}.ipynb")
         take_card(self.server, self.kernel, *self._card)
         # It would think about the answer for seconds, once it is awake.
@@ -48,7 +47,6 @@ class Napper:
 
     @property
     def known(self) -> dict:
-        """What the server says of the kernel."""
         kernels = self.server.kernels()
         return next(one for one in kernels if one["id"] == self.kernel)
 
@@ -57,7 +55,6 @@ class Napper:
         return self.agent.tree(self.server.place)["state"]
 
     def nap(self) -> None:
-        """Nap, with nothing under way."""
         self.agent.hear()
         wait_for(lambda: self.state == "running", PATIENCE)
         self.client.kernel_info(reply=True, timeout=PATIENCE)

@@ -76,7 +76,6 @@ def with_all_extensions(folder: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module", name="server")
 def server_fixture():
-    """One server with a kernel for all tests that leave it as it is."""
     with serving(with_all_extensions) as server:
         yield server
 
@@ -459,7 +458,6 @@ ASK = {"store_history": False, "allow_stdin": True, "silent": False}
 
 
 def send(page, kind: str, channel: str, **content) -> None:
-    """Send a message to a kernel as a page does."""
     header = {"msg_id": uuid.uuid4().hex, "msg_type": kind, "session": "page"}
     empty = {"parent_header": {}, "metadata": {}, "buffers": []}
     message = {"content": content, "channel": channel, "header": header}
@@ -467,7 +465,6 @@ def send(page, kind: str, channel: str, **content) -> None:
 
 
 def hears(page, kind: str) -> dict:
-    """The content of the next message of that kind."""
     while (heard := json.loads(page.recv(30)))["msg_type"] != kind:
         pass
     return heard["content"]

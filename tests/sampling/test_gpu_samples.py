@@ -11,8 +11,6 @@ from jupyterhub_gpu_reclaim.sampling.target import SampleTarget
 
 
 class Cards:
-    """One card, with this very process on it."""
-
     def __init__(self) -> None:
         self.asked: list[float] = []
 

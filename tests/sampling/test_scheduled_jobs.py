@@ -75,8 +75,6 @@ def test_next_of_several_counts_and_paused_ones_do_not():
 
 
 class Server(RequestHandler):
-    """A Jupyter server, with a scheduler or without."""
-
     answers: ClassVar[dict[str, object]] = {}
     asked: ClassVar[list[str]] = []
 
@@ -94,7 +92,6 @@ class Server(RequestHandler):
 
 
 async def samples_of(answers, count=1):
-    """Take samples of a server that answers so."""
     status = {"connections": 0, "started": "2026-11-29T16:21:08.401707Z"}
     Server.asked.clear()
     Server.answers = {"api/status": status, **answers}

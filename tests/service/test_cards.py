@@ -6,7 +6,6 @@ import pytest
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import (
-    CheckpointInfo,
     Decision,
     Failure,
     GpuSample,
@@ -22,14 +21,13 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.web.cards import ago, ahead, card
+from tests.support.checkpoints import checkpoint
 
 NOW = 1_700_000_000.0
 ADA = SessionKey("ada", "train")
-SAVED = CheckpointInfo(
-    id="c1",
-    key=ADA,
-    incarnation="i1",
-    generation=1,
+SAVED = checkpoint(
+    "c1",
+    ADA,
     created=NOW - 120,
     logical_bytes=1_500_000_000,
     stored_bytes=400_000_000,

@@ -24,7 +24,6 @@ class Reader:
         return {name: value.strip() for name, colon, value in fields if colon}
 
     async def event(self) -> tuple[str, object]:
-        """The next real event."""
         while True:
             fields = await self.block()
             if "event" in fields:

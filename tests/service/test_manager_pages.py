@@ -1,7 +1,6 @@
 """The managers' further pages: log, messages, colours, and the tables' library."""
 
 import hashlib
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +8,6 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import Failure, Phase
 from jupyterhub_gpu_reclaim.service.web.pages import STATIC_FILES
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from tests.support.forms import Browser
 
 STATIC = Path(STATIC_FILES["path"])

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import sys
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -28,12 +26,9 @@ from jupyterhub_gpu_reclaim.service.lost_nodes import LostNodes
 from jupyterhub_gpu_reclaim.service.node_watch import NodeWatch
 from jupyterhub_gpu_reclaim.service.web import health
 from tests.service.conftest import PREFIX
+from tests.support.forms import Browser
 from tests.support.manual_clock import ManualClock
 from tests.support.simulated import KEY
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from tests.support.forms import Browser
 
 GB = 10**9
 UP = NodeStatus(

@@ -10,7 +10,6 @@ from jupyterhub_gpu_reclaim.cli.sessions import save_all
 from jupyterhub_gpu_reclaim.cli.sessions.save_all import AT_ONCE, Round, State
 from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.models import (
-    CheckpointInfo,
     Failure,
     KeptState,
     Phase,
@@ -20,6 +19,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Step,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from tests.support.checkpoints import checkpoint
 from tests.support.commands import unused
 
 ADA, BOB, CY = SessionKey("ada"), SessionKey("bob", "train"), SessionKey("cy")
@@ -28,17 +28,8 @@ NOW = time.time()
 
 
 def save_point(key: SessionKey, at: float, id_: str = "c1", **more) -> dict:
-    """What a view has of a save point that was committed then."""
-    info = CheckpointInfo(
-        id=id_,
-        key=key,
-        incarnation="i1",
-        generation=1,
-        created=at,
-        logical_bytes=1,
-        stored_bytes=1,
-        steps=[Step(step="save", title="Saving", state="done", seconds=60.0)],
-    )
+    step = Step(step="save", title="Saving", state="done", seconds=60.0)
+    info = checkpoint(id_, key, created=at, steps=[step])
     name = more.pop("name", "")
     kept = KeptState(
         id=id_, generation=1, created=at, keeping="superseded", name=name, **more

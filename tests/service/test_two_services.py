@@ -21,8 +21,6 @@ from pathlib import Path
 import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.models import HubState, Placement, SessionKey
@@ -172,7 +170,6 @@ class World:
             await asyncio.sleep(0.05)
 
     def phase(self) -> str:
-        """What stands in the database."""
         where = f"file:{self.folder}/journal.sqlite?mode=ro"
         with closing(sqlite3.connect(where, uri=True)) as database:
             found = database.execute("SELECT phase FROM sessions").fetchall()
@@ -195,14 +192,12 @@ async def world(tmp_path, programs):
 
 
 async def _running(world: World, service: Service) -> None:
-    """A session that the service has taken up."""
     world.works = service.client
     await world.hub.start(KEY)
     await world.until(lambda: world.phase() == "running" and not world.hub.pending)
 
 
 async def _says_that_it_waits(second: Service, first: Service) -> None:
-    """On every page, and to programs."""
     assert await second.get("healthz") == await first.get("healthz")
     for path in ("readyz", "api/sessions", "metrics", "api/nothing"):
         status, text = await second.get(path)

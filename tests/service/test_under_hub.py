@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -18,25 +17,18 @@ import pytest
 import requests
 from msgspec.structs import replace
 
-from jupyterhub_gpu_reclaim.common.auth.scopes import STOPS_ALL
-from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, HubState, SessionKey
-from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from demo.stack import free_port
+from jupyterhub_gpu_reclaim.common.auth.scopes import STOPS_ALL
+from jupyterhub_gpu_reclaim.common.models import HubState, SessionKey
+from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
+from tests.support.checkpoints import checkpoint
 from tests.support.hub import HubUnderTest, wait_until
 from tests.support.keeping_agent import TOKEN, AgentThatOnlyKeeps
 
 PAGE = "/services/gpu-reclaim/"
-SAVED = CheckpointInfo(
-    id="ckpt-of-ada",
-    key=SessionKey("ada", "train"),
-    incarnation="i1",
-    generation=3,
-    created=1_700_000_000.0,
-    logical_bytes=1_500_000_000,
-    stored_bytes=400_000_000,
+WHEN = {"generation": 3, "created": 1_700_000_000.0}
+SAVED = checkpoint(
+    "ckpt-of-ada", SessionKey("ada", "train"), logical_bytes=1_500_000_000, **WHEN
 )
 #: Of people who are deleted while the service cannot be asked, or are not.
 DORA, EMIL = (
@@ -91,11 +83,9 @@ class Stack:
 
     @property
     def service(self) -> str:
-        """The service through the proxy."""
         return self.hub.url + PAGE
 
     def pids(self) -> list[int]:
-        """Processes of the service."""
         return [
             pid
             for pid in self.hub.marked()
@@ -104,7 +94,6 @@ class Stack:
         ]
 
     def token(self, user: str, **more: object) -> dict[str, str]:
-        """A Hub token of that user, as a header."""
         if self.hub.api("GET", f"users/{user}").status_code == 404:
             assert self.hub.api("POST", f"users/{user}").ok
         made = self.hub.api("POST", f"users/{user}/tokens", json=more)

@@ -58,8 +58,6 @@ def row_of_stopped_server(hub, user) -> orm.Spawner:
 
 
 class Hub:
-    """A Hub that starts no other service."""
-
     def __init__(self) -> None:
         self.log, self.config = logging.getLogger("JupyterHub"), Config()
 

@@ -28,6 +28,7 @@ from jupyterhub_gpu_reclaim.store.format import manifest
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
 from jupyterhub_gpu_reclaim.store.format.manifest import IndexRef
 from tests.store.doubles import KEYS
+from tests.support.checkpoints import checkpoint
 
 ADA = SessionKey("ada")
 STEP = Step(step="dump", title="Saving the memory")
@@ -171,16 +172,7 @@ def journal(tmp_path_factory):
 def test_whatever_is_taken_can_be_shown_and_written_down(journal, data):
     """Any number and text in the facts: refused, or good for journal and pages."""
     facts = msgspec.to_builtins(
-        CheckpointInfo(
-            id="c1",
-            key=ADA,
-            incarnation="i",
-            generation=2,
-            created=1.5,
-            logical_bytes=10,
-            stored_bytes=5,
-            steps=[STEP],
-        )
+        checkpoint("c1", ADA, created=1.5, logical_bytes=10, steps=[STEP])
     )
     for field in data.draw(st.sets(st.sampled_from(sorted(facts)), max_size=3)):
         value = facts[field]

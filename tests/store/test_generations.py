@@ -56,7 +56,6 @@ def changed(plain, share, seed=1):
 
 
 def on_disk(backend):
-    """Bytes of all packs and indexes."""
     return sum(entry.length for entry in backend.list("packs/"))
 
 

@@ -15,8 +15,6 @@ ONE, TWO = b"1" * 32, b"2" * 32
 
 
 class Service:
-    """A key service of an admin's."""
-
     def wrap(self, data_key, checkpoint):
         return "kms", data_key[::-1]
 

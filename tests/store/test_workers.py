@@ -229,7 +229,6 @@ def test_copy_to_another_process_puts_every_byte_in_its_place(saved):
 
 
 def shared_memory() -> int:
-    """Descriptors of shared memory that this process has."""
     found = 0
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the folder's own

@@ -14,7 +14,6 @@ s3 = pytest.fixture(scope="session")(served)
 
 @pytest.fixture
 def bucket(s3):
-    """The name of an empty bucket."""
     name = f"bucket-{next(_numbers)}"
     s3.bucket(name)
     return name

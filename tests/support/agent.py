@@ -85,7 +85,6 @@ class Agent:
             wait_for(self._answers)
 
     def words(self) -> list[str]:
-        """Its command line."""
         return [
             "jupyterhub-gpu-reclaim-agent",
             f"--listen={self.listen}",
@@ -218,7 +217,6 @@ def refused_agent(folder: Path, *words: str) -> str:
 
 
 def running_agent(folder: Path) -> Agent:
-    """An agent that has been started."""
     if os.geteuid() != 0:
         pytest.skip("needs root: the agent enters namespaces")
     made = Agent(folder, criu_folder())
@@ -391,7 +389,6 @@ class Jupyter:
         return self.client.get("api/kernels?no_track_activity=1").json()
 
     def channel(self, kernel: str, session: str):
-        """A connection to a kernel, of the tab with that session id."""
         url = self.url.replace("http", "ws")
         return connect(
             f"{url}api/kernels/{kernel}/channels?session_id={session}",
@@ -430,7 +427,6 @@ class Jupyter:
         return session
 
     def listen(self, kernel: str, session: str) -> str:
-        """What the server has kept for that tab."""
         text = ""
         with (
             self.channel(kernel, session) as channel,

@@ -30,7 +30,6 @@ class AgentContainer(Agent):
         self.output = -1
 
     def start(self, *options: str) -> None:
-        """Start it, once."""
         words = [
             *(sys.executable, "-m", "jupyterhub_gpu_reclaim.node"),
             *(f"--listen={self.listen}", PLACEMENT),
@@ -89,7 +88,6 @@ class AgentContainer(Agent):
         self._runc("delete", "--force", self.id)
 
     def remove(self) -> None:
-        """Nothing of it is left."""
         with contextlib.suppress(AssertionError):
             self.end_container()
         if self.output >= 0:

@@ -19,13 +19,10 @@ NAME = "tests.support.bridge"
 
 
 class BridgeHandler(APIHandler):
-    """Keeps its connections to programs."""
-
     _open: ClassVar[dict[str, IOStream]] = {}
 
     @authenticated
     async def post(self, port: str) -> None:
-        """Send it on."""
         if port not in self._open:
             self._open[port] = await TCPClient().connect("127.0.0.1", int(port))
         await self._open[port].write(self.request.body)

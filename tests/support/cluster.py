@@ -24,8 +24,6 @@ NAMESPACE = "hub"
 
 
 class Cluster:
-    """Objects and their history."""
-
     def __init__(self) -> None:
         self.objects: dict[str, dict[tuple[str, str], dict[str, Any]]] = {
             resource: {} for resource in KINDS
@@ -58,7 +56,6 @@ class Cluster:
         return self.url
 
     async def close(self) -> None:
-        """End it and its nodes."""
         self.cut_watches()
         for node in self.nodes:
             await node.close()
@@ -99,7 +96,6 @@ class Cluster:
             await self.server.close_all_connections()
 
     def come_back(self) -> None:
-        """It listens again, where it did."""
         self.server = HTTPServer(application(self))
         port = int(self.url.rpartition(":")[2])
         self.server.add_sockets(bind_sockets(port, "127.0.0.1"))
@@ -150,11 +146,9 @@ class Cluster:
         self.news = asyncio.Event()
 
     def pod(self, name: str) -> dict[str, Any] | None:
-        """A pod as it is now."""
         return self.objects["pods"].get((NAMESPACE, name))
 
     def session_pods(self) -> list[dict[str, Any]]:
-        """The pods of users."""
         return [
             pod
             for pod in self.objects["pods"].values()
@@ -162,7 +156,6 @@ class Cluster:
         ]
 
     def say(self, pod: dict[str, Any], reason: str, message: str) -> None:
-        """An event about a pod."""
         name = pod["metadata"]["name"]
         self.put(
             "events",
@@ -229,7 +222,6 @@ class Cluster:
         node.run(pod)
 
     def schedule_again(self) -> None:
-        """Try those that wait."""
         for pod in list(self.objects["pods"].values()):
             waits = pod["status"].get("phase") == "Pending"
             if waits and "nodeName" not in pod["spec"]:
@@ -302,7 +294,6 @@ class Cluster:
 
 
 def _avoided(pod: dict[str, Any]) -> set[str]:
-    """Nodes that it does not prefer, by name."""
     rules = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     terms = rules.get("preferredDuringSchedulingIgnoredDuringExecution") or ()
     return {

@@ -26,7 +26,6 @@ KINDS = {
 
 
 def application(cluster: Cluster) -> Application:
-    """All paths that are asked for."""
     bound = {"cluster": cluster}
     kinds = "|".join(KINDS)
     return Application(

@@ -50,8 +50,6 @@ class Command:
 
 
 class Typed:
-    """A command on a terminal of its own."""
-
     def __init__(self, service, *line: str) -> None:
         self.ours, theirs = pty.openpty()
         code = "import sys; from jupyterhub_gpu_reclaim.cli.main import main as run;"

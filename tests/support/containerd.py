@@ -100,8 +100,6 @@ def image() -> bytes:
 
 
 class Containerd:
-    """The program, with the image in it."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "containerd"
         self.folder.mkdir(exist_ok=True)

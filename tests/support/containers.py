@@ -94,18 +94,15 @@ class Ordered:
         return {"pod": self.uid}
 
     def call(self, agent: Agent, order: str, *, image="", **body) -> list[dict]:
-        """Order the agent something that has events."""
         path = f"/v1/sessions/{self.incarnation}/{order}"
         hint = {**self.hint, "key": KEY, "image": image}
         return agent.events(path, {"hint": hint, **body})
 
     def order(self, agent: Agent, order: str, body=()) -> httpx.Response:
-        """Order the agent something that has none."""
         path = f"/v1/sessions/{self.incarnation}/{order}"
         return agent.post(path, {"hint": self.hint, **dict(body)})
 
     def seen(self, agent: Agent) -> dict:
-        """What the agent says of it."""
         return agent.get(f"/v1/sessions/{self.incarnation}?pod={self.uid}").json()
 
 
@@ -324,7 +321,6 @@ class PodJupyter(Jupyter):
         wait_for(self.answers)
 
     def move(self, place: Pod) -> None:
-        """It lives in that pod now."""
         self.client.close()
         self.place = place
         self.url = f"http://{place.ip}:{PORT}{self.PREFIX}"

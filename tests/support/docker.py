@@ -69,8 +69,6 @@ configure(
 
 
 class Docker:
-    """The daemon, and what is asked of it."""
-
     def __init__(self, folder: Path, network: Sequence[str]) -> None:
         self.network = network
         self.folder = folder / "docker"
@@ -152,7 +150,6 @@ class Docker:
         return made
 
     def remove(self, container: str) -> None:
-        """End a container."""
         self.ask("DELETE", f"/containers/{container}?force=1")
 
     def stop(self) -> None:
@@ -178,7 +175,6 @@ def short_folder():
 
 
 def daemon(folder: Path, network: Sequence[str] = NO_NETWORK):
-    """One daemon, or the reason why there is none."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("dockerd", "containerd"))):
         pytest.skip("needs root and dockerd: apt-get install docker.io")
     made = Docker(folder, network)
@@ -187,12 +183,10 @@ def daemon(folder: Path, network: Sequence[str] = NO_NETWORK):
 
 
 def options(docker: Docker) -> tuple[str, str]:
-    """What the agent of that machine is started with."""
     return ("--AgentApp.placement=docker", f"--AgentApp.docker_socket={docker.socket}")
 
 
 def agent_beside(folder: Path, docker: Docker):
-    """The machine's agent."""
     made = Agent(folder, criu_folder())
     made.start(*options(docker))
     yield made

@@ -36,8 +36,6 @@ configure(
 
 
 class Elsewhere:
-    """The cluster in a thread of its own."""
-
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)

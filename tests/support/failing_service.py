@@ -59,7 +59,6 @@ class Stack:
         self.hub.start()
 
     def ask(self, path: str) -> requests.Response:
-        """Ask the service through the proxy."""
         url = f"{self.hub.url}/services/gpu-reclaim/{path}"
         return requests.get(url, timeout=20, allow_redirects=False)
 
@@ -92,7 +91,6 @@ class Stack:
 
 
 def stack(tmp_path):
-    """A Hub that has not been started."""
     if os.geteuid() != 0:
         pytest.skip("sessions in namespaces of their own need root")
     if proxy_command() is None:

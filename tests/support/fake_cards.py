@@ -58,7 +58,6 @@ def counting(driver, library, monkeypatch):
 
 @contextlib.contextmanager
 def device_file():
-    """A file that stands for the device."""
     path = Path(f"/dev/nvidia-test-{os.getpid()}-{time.monotonic_ns()}")
     path.write_bytes(b"")
     yield path
@@ -66,7 +65,6 @@ def device_file():
 
 
 def device():
-    """Such a file for one test."""
     with device_file() as path:
         yield path
 
@@ -107,7 +105,6 @@ def start(driver, device, agent, places):
 
 
 def take_card(server, kernel: str, driver: Path, device: Path) -> None:
-    """Let a kernel of a Jupyter server have the false card."""
     server.run(kernel, f"import os; os.environ['FALSE_CARD'] = '{driver}:{device}'")
     server.run(kernel, (FAKE / "cell.py").read_text())
 

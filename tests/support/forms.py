@@ -52,8 +52,6 @@ class Browser:
 
 
 class Tags(HTMLParser):
-    """Which tags and attributes a page has."""
-
     def __init__(self, html: str) -> None:
         super().__init__()
         self.seen: list[tuple[str, dict[str, str | None]]] = []

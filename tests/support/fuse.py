@@ -110,7 +110,6 @@ class FuseServer:
         self.here = self._server.stdout.readline() == b"up\n"
 
     def stop(self) -> None:
-        """From now on nobody is answered."""
         self._server.send_signal(signal.SIGSTOP)
 
     def fall_mute(self) -> None:
@@ -118,11 +117,9 @@ class FuseServer:
         self._server.send_signal(signal.SIGUSR1)
 
     def go_on(self) -> None:
-        """It answers again."""
         self._server.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
-        """Who waits for it gets an error."""
         self._server.kill()
         self._server.wait()
         self._server.stdout.close()

@@ -21,8 +21,6 @@ CARD = Card(uuid="ab" * 16, name="NVIDIA Test")
 
 
 class WellDriver:
-    """Does what the driver does, to the processes that it was told of."""
-
     def __init__(self, *pids: int) -> None:
         self.states = dict.fromkeys(pids, CudaState.RUNNING)
         self.calls: list[tuple[str, int]] = []
@@ -45,7 +43,6 @@ class WellDriver:
         return self.states.get(pid)
 
     def thread(self, pid: int) -> int | None:
-        """Its last one, where it has several."""
         *_, last = [None, *sorted(ptrace.tasks(pid))[1:]]
         return last
 
@@ -74,8 +71,6 @@ class WellDriver:
 
 
 class AbsentDriver(WellDriver):
-    """A machine without a card."""
-
     def present(self) -> bool:
         return False
 
@@ -133,8 +128,6 @@ class PeersOfOneProcess(WellDriver):
 
 
 class TightLippedDriver(WellDriver):
-    """Does not tell who shares memory."""
-
     def memory(self, pids) -> dict[int, Memory]:
         raise DriverError("memory", 500, "the driver answers 0x1b to 0x80")
 
@@ -199,8 +192,6 @@ class CardTaken(WellDriver):
 
 
 class SilentDriver(WellDriver):
-    """Answers nothing at all."""
-
     def state(self, pid: int, *, seconds: float = 0) -> CudaState | None:
         raise DriverError("state", None, "no answer in 20 s")
 

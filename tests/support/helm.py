@@ -37,7 +37,6 @@ def merged(base: Any, more: Any) -> Any:
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file of manifests."""
     return [one for one in yaml.safe_load_all(path.read_text()) if one]
 
 
@@ -74,7 +73,6 @@ def text(
     namespace: str = "gpu-reclaim",
     upgrade: bool = False,
 ) -> str:
-    """All that is rendered, hooks included."""
     words = ("template", "--is-upgrade") if upgrade else ("template",)
     status, output, errors = _ask(values, namespace, *words)
     assert status == 0, errors
@@ -101,7 +99,6 @@ def hooks(
 
 
 def hook_of(one: dict[str, Any]) -> str:
-    """Of which hooks an object is."""
     return str((one["metadata"].get("annotations") or {}).get(HOOK, ""))
 
 
@@ -115,7 +112,6 @@ def refusal(values: Mapping[str, Any], *, namespace: str = "gpu-reclaim") -> str
 def notes(
     values: Mapping[str, Any] | None = None, *, namespace: str = "gpu-reclaim"
 ) -> str:
-    """What is told at the end of an installation."""
     words = ("install", "--dry-run=client", "-o", "json")
     status, output, errors = _ask(values, namespace, *words)
     assert status == 0, errors
@@ -123,12 +119,10 @@ def notes(
 
 
 def hub_values(values: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """The same as values of Zero to JupyterHub."""
     return dict(yaml.safe_load(notes(values, **more)))
 
 
 def one_of(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    """The one object of that kind, to be changed at will."""
     [found] = [one for one in objects if one["kind"] == kind]
     return copy.deepcopy(found)
 
@@ -136,7 +130,6 @@ def one_of(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
 def agents(
     values: Mapping[str, Any] | None = None, **more: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pod of the DaemonSet, and its container."""
     pod = one_of(rendered(values, **more), "DaemonSet")["spec"]["template"]["spec"]
     [container] = pod["containers"]
     return pod, container

@@ -163,7 +163,6 @@ class HubUnderTest:
         self._end(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """SIGTERM: an orderly shutdown."""
         self._end(signal.SIGTERM)
 
     def restart(self, how: str = "kill") -> None:
@@ -219,7 +218,6 @@ class HubUnderTest:
         self._read_from = path.stat().st_size if path.exists() else 0
 
     def user(self, name: str) -> User:
-        """A person who is logged in."""
         user = User(self.url, name, PASSWORD)
         user.login()
         return user
@@ -241,7 +239,6 @@ class HubUnderTest:
         return dict(found) if found else None
 
     def stop_server(self, user: str, name: str = "") -> requests.Response:
-        """Ask the Hub to stop a server and wait until it has."""
         where = f"servers/{quote(name)}" if name else "server"
         answer = self.api("DELETE", f"users/{quote(user)}/{where}")
         wait_until(lambda: self._stopped(user, name), 60, self.log)

@@ -73,6 +73,5 @@ def tab_to(page: Page, label: str) -> None:
 
 
 def press(page: Page, label: str, key: str = "Enter") -> None:
-    """Go to what has that name by Tab, and press a key there."""
     tab_to(page, label)
     page.keyboard.press(key)

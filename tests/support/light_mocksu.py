@@ -14,7 +14,6 @@ COMMAND = [sys.executable, __file__]
 
 
 def main() -> None:
-    """Become that server."""
     sys.modules.update((name, LeftOut(name)) for name in LEFT_OUT)
     from jupyterhub.tests.mocksu import main as serve
 

@@ -156,7 +156,6 @@ class LittlestStack(Stack):
         super()._run(part, command, env)
 
     def start_hub(self) -> None:
-        """Start it as its unit does."""
         [config] = self.python.parents[1].glob("lib/*/site-packages/tljh")
         jupyterhub = [self.python, "-m", "jupyterhub", "--upgrade-db", "-f"]
         unit = ["unshare", "--mount", "--", "sh", "-c", UNIT, "unit"]
@@ -173,7 +172,6 @@ class LittlestStack(Stack):
         return requests.get(f"{self.url}/hub/health", timeout=60).ok
 
     def restart_hub(self) -> None:
-        """End it and start it again."""
         self.end("hub", signal.SIGTERM)
         self.start_hub()
 
@@ -191,12 +189,10 @@ class LittlestStack(Stack):
 
 
 def groups_of(user: str) -> list[str]:
-    """The groups that a system user was added to."""
     return [group.gr_name for group in grp.getgrall() if user in group.gr_mem]
 
 
 def look(kernel: Kernel) -> dict[str, Any]:
-    """How the session is placed."""
     seen = kernel.run(LOOK)
     return dict(json.loads(seen.text or json.dumps({"error": seen.error})))
 
@@ -276,7 +272,6 @@ def scenario(stack: LittlestStack) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Install, run, print."""
     folder, hub_env = map(Path, sys.argv[1:])
     folder.mkdir()  # users start what lies in it
     stack = LittlestStack(folder, hub_env)

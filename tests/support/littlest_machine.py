@@ -46,8 +46,6 @@ print(json.dumps({
 
 
 class Machine:
-    """The users, the administrator, and what was seen."""
-
     def __init__(self, file: Path) -> None:
         self.file = file
         self.seen: dict[str, Any] = {"rows": [], "passwords": {}, "looks": {}}
@@ -107,7 +105,6 @@ class Machine:
         return self.user(name)
 
     def user(self, name: str) -> User:
-        """Log in."""
         user = User(URL, name, self.seen["passwords"][name])
         self.until(lambda: user.login() or True)
         return user
@@ -138,17 +135,14 @@ class Machine:
         return ", ".join(f"{key}: {had[key]} → {has[key]}" for key in other)
 
     def suspend(self, name: str) -> None:
-        """Suspend it once it may be."""
         self.admin.wait(name, phase="running", seconds=PATIENCE)
         self.admin.suspend(name, seconds=PATIENCE)
         assert not (left := self.processes(name)), f"processes {left} are left"
 
     def kernel(self, user: User) -> Kernel:
-        """The kernel that was started there."""
         return user.server().kernel(self.seen["looks"][user.name][0])
 
     def processes(self, name: str) -> str:
-        """The pids of what runs as that user."""
         words = ["pgrep", "--euid", f"jupyter-{name}"]
         return subprocess.run(words, capture_output=True, text=True, check=False).stdout
 
@@ -159,7 +153,6 @@ class Machine:
 
 
 def look(kernel: Kernel) -> dict[str, Any]:
-    """What the kernel has, and how it is placed."""
     with kernel:
         told = kernel.run(LOOK).text
     # Beside it IPython may tell that its history's file is newer than a save point.
@@ -259,7 +252,6 @@ def after(machine: Machine) -> None:
 
 
 def delete(machine: Machine) -> None:
-    """Delete the users, with all that is theirs."""
     for name in (PLAIN, BOSS, SAVED, LATE):
         machine.admin.user.hub("DELETE", f"users/{name}/server")
         machine.until(lambda n=name: not machine.processes(n))

@@ -44,7 +44,6 @@ class MariaDB:
         return self._url.format(name)
 
     def close(self) -> None:
-        """End it."""
         self._process.kill()
         self._process.wait()
 

@@ -118,7 +118,6 @@ async def mock_hub(hub_app, tmp_path, monkeypatch):
 
 
 def add_user(hub, name: str):
-    """A user of that Hub, who may do what every user may."""
     user = orm.User(name=name)
     hub.db.add(user)
     hub.db.commit()
@@ -127,5 +126,4 @@ def add_user(hub, name: str):
 
 
 def api_url(hub) -> str:
-    """Where a Hub answers its services."""
     return hub.hub.api_url.rstrip("/")

@@ -36,7 +36,6 @@ _ADDRESSES = itertools.count(2)
 
 @cache
 def agents_certificate() -> Path:
-    """What all agents' doubles show, and what vouches for it."""
     return certificate(Path(tempfile.mkdtemp(prefix="agents-")), AGENT_NAME)
 
 
@@ -57,8 +56,6 @@ def address(port: int) -> tuple[str, socket.socket]:
 
 
 class Node:
-    """A machine of the cluster."""
-
     def __init__(self, cluster: Cluster, name: str, labels: dict[str, str]) -> None:
         self.cluster, self.name, self.labels = cluster, name, labels
         self.schedulable = True
@@ -106,7 +103,6 @@ class Node:
 
     @property
     def places(self) -> dict[str, Place]:
-        """The sessions there, by incarnation."""
         return self.simulated.machine.places
 
     def works(self, user: str = "") -> list[str]:
@@ -162,7 +158,6 @@ class Node:
 
     # --- the kubelet
     def run(self, pod: dict[str, Any]) -> None:
-        """Start a pod's containers."""
         uid = pod["metadata"]["uid"]
         if self.rejects is not None:
             reason, message = self.rejects
@@ -196,7 +191,6 @@ class Node:
             self.simulated.run(key, f"work of {name}", name, login=login, **place)
 
     async def _follow(self, pod: dict[str, Any], ip: str, init: Any) -> None:
-        """The container is dead as soon as its init is."""
         while init is None or init.incarnation in self.places:
             await asyncio.sleep(0.02)
         killed = {"exitCode": 137, "reason": "Error"}

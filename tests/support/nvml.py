@@ -60,8 +60,6 @@ class Recorded:
 
 
 class SilentAboutIdle(Recorded):
-    """Measures only who worked."""
-
     def nvmlDeviceGetProcessUtilization(self, handle: int, since: int):  # noqa: N802
         return [measured(BUSY_PID, 86, 21)]
 
@@ -74,8 +72,6 @@ class NoMeasurement(Recorded):
 
 
 class IdleCard(NoMeasurement):
-    """Has measured nobody, and the card does nothing."""
-
     def nvmlDeviceGetUtilizationRates(self, handle: int):  # noqa: N802
         return SimpleNamespace(gpu=0, memory=0)
 
@@ -155,8 +151,6 @@ class Shared(Recorded):
 
 
 class SharedIdle(Shared):
-    """The same, and nobody works."""
-
     def nvmlDeviceGetUtilizationRates(self, handle: int):  # noqa: N802
         return SimpleNamespace(gpu=0, memory=0)
 
@@ -169,8 +163,6 @@ class NoLibrary(Recorded):
 
 
 class NoDriver(Recorded):
-    """A machine without a card."""
-
     def nvmlInit(self) -> None:  # noqa: N802
         raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 

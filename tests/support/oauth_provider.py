@@ -74,6 +74,5 @@ class OAuthProvider:
         }
 
     def close(self) -> None:
-        """End it."""
         self._server.shutdown()
         self._server.server_close()

@@ -27,7 +27,6 @@ class OtherHub(Stack):
         self._lines = lines
 
     def start_hub(self) -> None:
-        """Write the configuration, and start the Hub with it."""
         of_demo = f"load_subconfig({str(self._demo)!r})\nc = get_config()\n"
         settings = f"settings = {self.settings!r}\n"
         self.config.write_text(of_demo + settings + self._lines)
@@ -47,7 +46,6 @@ class WithSubdomains(OtherHub):
         self.url = f"http://hub.localhost:{self.port}"
 
     def host_of(self, user: str) -> str:
-        """The address of a user's servers."""
         return f"http://{user}.hub.localhost:{self.port}"
 
     @property

@@ -49,7 +49,6 @@ def _containers(pod: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _contexts(pod: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Those of the pod and of each container."""
     yield pod.get("securityContext") or {}
     for container in _containers(pod):
         yield container.get("securityContext") or {}

@@ -42,7 +42,6 @@ class Postgres:
         return f"postgresql+psycopg://postgres@/{name}?host={self._folder}"
 
     def close(self) -> None:
-        """End it."""
         self._run("pg_ctl", "-D", f"{self._folder}/data", "-m", "immediate", "stop")
 
     def _run(self, program: str, *words: str) -> None:

@@ -79,7 +79,6 @@ class Started:
             return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -135,7 +134,6 @@ class _Server:
         self._process.wait(60)
 
     def ask(self, request: bytes, descriptors: list[int]) -> int:
-        """The pid of what it has started."""
         socket.send_fds(self._socket, [request], descriptors)
         self._socket.settimeout(60)
         answer = self._socket.recv(16)

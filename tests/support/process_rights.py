@@ -43,14 +43,11 @@ _FILTERED = {*_TAKES, "ProtectKernelTunables", "SystemCallFilter"}
 
 
 def bits(*names: str) -> int:
-    """A set of capabilities, by their names."""
     return sum(1 << capabilities.NAMES.index(one.removeprefix("CAP_")) for one in names)
 
 
 @dataclass(frozen=True)
 class ProcessRights:
-    """What a process of root is started with."""
-
     bounding: int = ALL
     inheritable: int = 0
     no_new_privileges: bool = False
@@ -69,7 +66,6 @@ def _written(some: int) -> str:
 
 
 def of_unit(text: str) -> ProcessRights:
-    """What systemd gives a unit."""
     lines = [line.strip() for line in text.splitlines() if "=" in line]
     values = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
     yes = {name for name, value in values.items() if value in {"yes", "true", "1"}}

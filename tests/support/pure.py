@@ -41,7 +41,6 @@ NOT: Final = {"store/test_workers.py", "store/test_crash.py"}
 
 
 def mark(items: list[pytest.Item]) -> None:
-    """Give the marker to each that is."""
     listed = {
         Path(room, f"test_{name}.py").as_posix()
         for room, names in FILES.items()

@@ -24,7 +24,6 @@ class KubePod(Pod):
 
     @property
     def uid(self) -> str:
-        """The one that the API server gave it."""
         return str(self._manifest["metadata"]["uid"])
 
     @uid.setter
@@ -48,8 +47,6 @@ class KubePod(Pod):
 
 
 class RealNode:
-    """A machine of the cluster: this one."""
-
     def __init__(
         self, cluster: Cluster, folder: Path, agent: tuple[str, int], name: str = "real"
     ) -> None:
@@ -79,14 +76,12 @@ class RealNode:
         )
 
     async def close(self) -> None:
-        """End what is left."""
         for task in self._tasks:
             task.cancel()
         for container in self.containers.values():
             container.delete()
 
     def run(self, pod: dict[str, Any]) -> None:
-        """Start a pod's container."""
         self.pods[pod["metadata"]["uid"]] = pod
         task = asyncio.get_running_loop().create_task(self._follow(pod))
         self._tasks.add(task)
@@ -126,7 +121,6 @@ class RealNode:
         self.cluster.put("pods", pod)
 
     def end(self, pod: dict[str, Any]) -> None:
-        """The pod was deleted."""
         uid = pod["metadata"]["uid"]
         self.pods.pop(uid, None)
         made = self.containers.pop(uid, None)

@@ -269,7 +269,6 @@ def _cycle(agent: Agent, user: str) -> dict[str, Any]:
 
 
 def _rights(agent: Agent, place: Any) -> dict[str, str]:
-    """Of the agent, or of a session's server."""
     if place is None:
         words = ["systemctl", "show", "--property=MainPID", "--value", UNIT.name]
         pid = int(subprocess.run(words, capture_output=True, check=True).stdout)

@@ -65,7 +65,6 @@ class RelaunchingService:
         self._server = UnixServer(self.path, handler)
 
     def down(self) -> None:
-        """Refuse connections, as a service that is not there."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -79,7 +78,6 @@ class RelaunchingService:
         self.down()
 
     def called(self, name: str) -> int:
-        """How often a call was made."""
         return sum(1 for call, _ in self.calls if call == name)
 
     # --- what a real service would do through the agent ------------------------------
@@ -173,7 +171,6 @@ class RelaunchingService:
     # --- the calls -------------------------------------------------------------------
 
     def answer(self, call: str, body: dict[str, Any]) -> tuple[int, Any]:
-        """One call's status and body."""
         key = _key(body)
         time.sleep(self.late.get(call, 0))
         self.calls.append((call, body))
@@ -211,7 +208,6 @@ class RelaunchingService:
         return 204, None
 
     def events(self, key: Key) -> Any:
-        """The progress of a restore."""
         step = {"step": "memory", "title": "Reading the memory"}
         yield {"step": {**step, "state": "begun", "total_bytes": 4_000_000_000}}
         self.restored[key].wait(60)
@@ -276,7 +272,6 @@ def _key(body: dict[str, Any]) -> Key:
 
 
 def find_init(folder: Path, user: str, server: str = "") -> int:
-    """The newest init of that session of the Hub in that folder."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -297,7 +292,6 @@ def find_init(folder: Path, user: str, server: str = "") -> int:
 
 
 def children(pid: int) -> list[int]:
-    """Direct children."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -306,7 +300,6 @@ def children(pid: int) -> list[int]:
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all below it."""
     return [pid, *(each for child in children(pid) for each in tree(child))]
 
 

@@ -41,14 +41,12 @@ FOLDERS = {"browser", "e2e", "hub"}
 
 
 def mark(items: list[pytest.Item]) -> None:
-    """Give the marker to each that needs it."""
     for item in items:
         if needs_root(item):
             item.add_marker("root")
 
 
 def needs_root(item: pytest.Item) -> bool:
-    """Whether a test has to be left to root."""
     path = item.path.relative_to(TESTS)
     listed = path.parts[0] in FOLDERS or path.as_posix() in FILES
     reasons = [one.kwargs.get("reason", "") for one in item.iter_markers("skipif")]
@@ -57,7 +55,6 @@ def needs_root(item: pytest.Item) -> bool:
 
 
 def _codes(item: pytest.Item) -> Iterator[CodeType]:
-    """Those of a test and of all its fixtures."""
     functions = [getattr(item, "function", None)]
     fixtures = getattr(item, "_fixtureinfo", None)
     if fixtures is not None:

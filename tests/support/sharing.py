@@ -22,8 +22,6 @@ GROUPS = (
         "e2e/test_idle.py",
         "e2e/test_nap.py",
         "e2e/test_newer_files.py",
-        "e2e/test_many.py",
-        "e2e/test_renewed_login.py",
         "e2e/test_save_point.py",
         "e2e/test_together.py",
     ),
@@ -60,14 +58,12 @@ class Shared:
         self._ends = ExitStack()
 
     def get(self, begin: Callable[..., AbstractContextManager[Any]], **settings: Any):
-        """What was begun so already, or is now."""
         key = f"{begin.__qualname__} {sorted(settings.items())}"
         if key not in self._made:
             self._made[key] = self._ends.enter_context(begin(**settings))
         return self._made[key]
 
     def end(self) -> None:
-        """End all, the last one first."""
         self._made.clear()
         self._ends.close()
 

@@ -243,16 +243,13 @@ class Machine:
 
     @property
     def places(self) -> dict[str, Place]:
-        """The inits there, by incarnation."""
         return self.machine.places
 
     @property
     def saved(self) -> dict[str, Saved]:
-        """What is committed, by its id."""
         return self._of.store.saved
 
     def called(self, name: str) -> list[str]:
-        """The calls of that name that an agent has had."""
         return [each for each in self.switches.calls if each.split()[0] == name]
 
     def used(self, at: float) -> None:
@@ -284,11 +281,9 @@ class Machine:
         self._of.ledger.contents[info.id] = self.contents(info.id)
 
     def said(self, checkpoint: str) -> Mark:
-        """What is said of it in the store."""
         return self.saved[checkpoint].mark[1]
 
     def contents(self, checkpoint: str) -> str:
-        """What a checkpoint holds."""
         return codec.decode(self.saved[checkpoint].files[MEMORY], dict)["contents"]
 
     def living(self, key: SessionKey = KEY) -> list[Place]:
@@ -296,7 +291,6 @@ class Machine:
         return [p for p in self.places.values() if p.key == key and p.tree is not None]
 
     def works(self, key: SessionKey = KEY) -> list[str]:
-        """What these hold in memory."""
         return [place.tree.contents for place in self.living(key) if place.tree]
 
     def works_on(self, contents: str, key: SessionKey = KEY) -> None:
@@ -306,42 +300,34 @@ class Machine:
         place.tree.contents = contents
 
     def run(self, key: SessionKey, contents: str, incarnation: str = "") -> Place:
-        """Something that runs there, and that no Hub has started."""
         tree = self._of._new_tree(self.machine, key, "a-login", 8888)
         tree.contents = contents
         name = incarnation or f"i-{self._of.name()}"
         return self.machine.add(key, name, tree=tree, session=f"s-{name}")
 
     def hold(self, key: SessionKey, incarnation: str, session: str = "") -> Place:
-        """An init that waits for a tree."""
         return self.machine.add(key, incarnation, tree=None, session=session)
 
     def end(self, incarnation: str) -> None:
-        """Its programs have ended, by whomever."""
         self.machine.end(self.places[incarnation], "fault: a test")
 
 
 class Hub:
-    """The Hub, as people see it."""
-
     def __init__(self, installation: _Installation) -> None:
         self._of = installation
         self.states = _States(installation)
 
     @property
     def process(self) -> Any:
-        """The running one."""
         assert self._of.hub is not None
         return self._of.hub
 
     @property
     def plans(self) -> list[str]:
-        """What the service has told its spawners to do."""
         return self._of.plans
 
     @property
     def orders(self) -> list[str]:
-        """What the service has ordered."""
         return self._of.orders
 
     def run(self, key: SessionKey = KEY) -> None:
@@ -367,11 +353,9 @@ class Hub:
         return self.process._spawner(key).reclaim_pointer.incarnation
 
     def pointer(self, key: SessionKey = KEY) -> str:
-        """The checkpoint that the Hub remembers."""
         return self.process._spawner(key).reclaim_pointer.checkpoint
 
     def account(self, key: SessionKey = KEY) -> str:
-        """Of that user, as its spawner tells it."""
         if key.user not in self._of.database.accounts:
             self._of.add_account(key.user)
         return self._of.database.accounts[key.user]
@@ -388,13 +372,11 @@ class Hub:
         return self.plans[-1].partition(" ")[2]
 
     async def stop(self, key: SessionKey = KEY) -> None:
-        """*Stop My Server*."""
         self._of.ledger.give_up_all(key)
         await self.process.stop(key)
         await self.settled(key)
 
     async def settled(self, key: SessionKey = KEY) -> None:
-        """Wait until the Hub has done what it is at."""
         while key in self.process.pending:
             await asyncio.sleep(0.05)
 
@@ -485,7 +467,6 @@ class World:
         self.installation.ledger.give_up_all(key)
 
     def is_dead(self, controller: Controller) -> bool:
-        """Whether that service was killed."""
         services = self.installation.services
         return all(each.controller is not controller for each in services)
 
@@ -512,11 +493,9 @@ class World:
         return await self.controller()
 
     def backup(self) -> Any:
-        """The journal as it is now."""
         return self.installation.copy_journal()
 
     async def journal_put_back(self, controller: Controller, backup: Any) -> Controller:
-        """A new service, with an older journal."""
         await self.kill(controller)
         self.installation.put_journal(backup)
         return await self.controller()
@@ -583,7 +562,6 @@ class World:
         return controller, incarnation
 
     async def suspended(self, contents: str = "work", **settings: Any) -> Controller:
-        """One that was suspended by its user."""
         controller, _ = await self.started(contents, **settings)
         await controller.users.suspend(KEY, "ada")
         await self.reaches(controller, "suspended")
@@ -613,12 +591,10 @@ class World:
         return value
 
     def check(self) -> None:
-        """The simulator's laws."""
         violations = self.installation.history.violations
         assert not violations, violations
 
     def close(self) -> None:
-        """End all programs."""
         for program in self.installation.programs:
             program.kill()
         recovery._kept.clear()

@@ -28,7 +28,6 @@ TOKEN, MANAGER = "hub-token", "root-token"
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Run to the end, in simulated time."""
     with replaced(substitutes(loop.LoopClock())):
         loop.run(work)
 

@@ -32,8 +32,6 @@ TOKEN = "agent-token"
 
 
 class Nodes:
-    """All nodes of a test, and their store."""
-
     def __init__(self) -> None:
         self.machines = Machines()
         self.kernel = Kernel(self.machines, random.Random(1), self._wrong)
@@ -47,11 +45,9 @@ class Nodes:
         self._names = 0
 
     def add(self, name: str = "memory") -> Node:
-        """One more."""
         return Node(self, name, len(self.machines.by_name) + 1)
 
     def name(self) -> str:
-        """A new one, for an incarnation."""
         self._names += 1
         return f"i-{self._names}"
 
@@ -69,8 +65,6 @@ class Nodes:
 
 
 class Node:
-    """One machine and its agent."""
-
     def __init__(self, nodes: Nodes, name: str, number: int) -> None:
         self.nodes = nodes
         self.machine = Machine(name, number, 16 * GIB, _nothing)
@@ -101,7 +95,6 @@ class Node:
         return self.machine.add(key, name, tree=tree, **more)
 
     def hold(self, key: SessionKey, incarnation: str = "", **more) -> Place:
-        """An init that waits for a tree."""
         return self.machine.add(
             key, incarnation or self.nodes.name(), tree=None, **more
         )
@@ -116,7 +109,6 @@ class Node:
 
 @contextmanager
 def simulated_nodes() -> Iterator[Nodes]:
-    """Nodes, for as long as the block lasts."""
     nodes = Nodes()
     with installed(nodes.kernel, random.Random("names"), []):
         yield nodes

@@ -34,6 +34,5 @@ class UnixServer(ThreadingHTTPServer):
         os.close(folder)
 
     def close(self) -> None:
-        """Stop listening."""
         self.shutdown()
         self.server_close()

@@ -12,12 +12,9 @@ from pathlib import Path
 import pytest
 import requests
 
+from demo.stack import free_port
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from demo.stack import free_port
 from tests.support.hub import wait_until
 
 SECRET = b"secret-of-spawner-and-service"

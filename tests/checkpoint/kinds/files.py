@@ -330,63 +330,17 @@ _TYPES: Final = [
     ),
 ]
 
-_OWN: Final = (
-    "attr/current",
-    "autogroup",
-    "auxv",
-    "cgroup",
-    "clear_refs",
-    "cmdline",
-    "comm",
-    "coredump_filter",
-    "cpuset",
-    "environ",
-    "fd",
-    "fdinfo",
-    "io",
-    "limits",
-    "loginuid",
-    "maps",
-    "mem",
-    "mountinfo",
-    "mounts",
-    "mountstats",
-    "net/tcp",
-    "ns",
-    "numa_maps",
-    "oom_adj",
-    "oom_score",
-    "oom_score_adj",
-    "pagemap",
-    "personality",
-    "root",
-    "sched",
-    "schedstat",
-    "sessionid",
-    "smaps",
-    "smaps_rollup",
-    "stat",
-    "statm",
-    "status",
-    "syscall",
-    "task",
-    "timens_offsets",
-    "timers",
-    "timerslack_ns",
-    "uid_map",
-    "wchan",
-)
-_WRITTEN: Final = (
-    "autogroup",
-    "clear_refs",
-    "comm",
-    "coredump_filter",
-    "mem",
-    "oom_adj",
-    "oom_score_adj",
-    "sched",
-    "timerslack_ns",
-)
+_OWN: Final = """
+    attr/current autogroup auxv cgroup clear_refs cmdline comm coredump_filter
+    cpuset environ fd fdinfo io limits loginuid maps mem mountinfo mounts mountstats
+    net/tcp ns numa_maps oom_adj oom_score oom_score_adj pagemap personality root
+    sched schedstat sessionid smaps smaps_rollup stat statm status syscall task
+    timens_offsets timers timerslack_ns uid_map wchan
+"""
+_WRITTEN: Final = """
+    autogroup clear_refs comm coredump_filter mem oom_adj oom_score_adj sched
+    timerslack_ns
+"""
 
 _OF_PROCESSES: Final = [
     *(
@@ -398,7 +352,7 @@ _OF_PROCESSES: Final = [
             "    except OSError as error:\n        return error.errno",
             "flags(fd), os.readlink(f'/proc/self/fd/{fd}'), begins()",
         )
-        for name in _OWN
+        for name in _OWN.split()
         if name != "clear_refs"
     ),
     *(
@@ -408,7 +362,7 @@ _OF_PROCESSES: Final = [
             "except FileNotFoundError:\n    fd = 0\n",
             "flags(fd), os.readlink(f'/proc/self/fd/{fd}')",
         )
-        for name in _WRITTEN
+        for name in _WRITTEN.split()
     ),
     _row(
         "/proc/self/mem as Julia has it",

@@ -21,7 +21,6 @@ CHANGED = RANDOM[4096:] + TEXT[:100]
 
 
 def make(root: Path) -> None:
-    """Write the sample."""
     repository = Repository(FolderBackend(root), clock=ManualClock(), keys=KEYS)
     for generation, contents in enumerate(
         (

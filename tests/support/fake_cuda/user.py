@@ -3,8 +3,7 @@
 Arguments: the folder for the driver's state, the file that stands for the device, and
 "forks" (another child as soon as it is locked), "imports" (a second such program is
 started, which has memory of the first one open), "large" (its memory moves slowly),
-"alone" (no child), "launches" (another program inherits the device, which is opened
-anew here), "begins" (a second such program begins as soon as this one is locked),
+"alone" (no child), "begins" (a second such program begins as soon as this is locked),
 "slow" (a second such program has the device open for a while before the driver knows
 it) or "deaf" (a second one that it never knows).
 """
@@ -21,13 +20,6 @@ from pathlib import Path
 folder, device, *words = sys.argv[1:]
 state = Path(folder, str(os.getpid()))
 seconds = 0.7 if "large" in words else 0.0
-#: Another program, as whoever starts one without a thought for what it inherits.
-LAUNCHED = """
-import os, time
-while True:
-    time.sleep(0.02)
-    os.write(1, b"e")
-"""
 
 
 def start_second(word: str) -> Path:
@@ -68,12 +60,6 @@ def begin_when_locked() -> None:
 letter = "i" if {"imported", "begun", "slower"} & {*words} else "p"
 if "imported" in words:
     state.with_suffix(".imports").touch()
-elif "launches" in words:
-    os.set_inheritable(held.value, True)
-    subprocess.Popen([sys.executable, "-I", "-S", "-c", LAUNCHED], close_fds=False)
-    again = os.open(device, os.O_RDWR)
-    os.dup2(again, held.value)
-    os.close(again)
 elif {"slower", "deafer"} & {*words}:
     time.sleep(2 if "slower" in words else 1000)
 elif not {"alone", "begins", "begun", "slow", "deaf"} & {*words} and os.fork() == 0:
