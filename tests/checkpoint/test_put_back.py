@@ -178,12 +178,7 @@ CALLS = (
 
 
 class Failing:
-    """The operating system, of which one call fails.
-
-    Args:
-        number: which.
-        killed: whether the agent ends there, so that each later one fails as well.
-    """
+    """The operating system, of which one call fails."""
 
     def __init__(self, number: int, *, killed: bool) -> None:
         self.number, self.killed, self.count = number, killed, 0

@@ -51,12 +51,7 @@ class AgentUnderContract(Protocol):
 
 
 class RealAgent:
-    """The agent's program, and counters in namespaces, which CRIU captures.
-
-    Args:
-        program: its agent; card and driver are false.
-        device: stands for the card's file.
-    """
+    """The agent's program, and counters in namespaces, which CRIU captures."""
 
     def __init__(self, program: support.Agent, device: Path) -> None:
         self.agent = AgentClient(program.listen, program.token)

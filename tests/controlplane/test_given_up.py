@@ -18,11 +18,7 @@ from tests.support.simulated import KEY
 
 @pytest.fixture
 def given_up(world):
-    """Call a return off without an answer; its service ends, and it runs as i2.
-
-    Returns:
-        A function that does so, and returns the checkpoint.
-    """
+    """Call a return off without an answer; its service ends, and it runs as i2."""
 
     async def make():
         first = await world.suspended("saved")

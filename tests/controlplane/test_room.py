@@ -33,13 +33,7 @@ class Gives:
 
 
 class Crowd:
-    """Three sessions of 7 GiB on a card of 16: Ada's naps, Bob's and Eve's are awake.
-
-    Args:
-        world: where they run.
-        gives: those that may nap for others.
-        more: of the controller.
-    """
+    """Sessions of 7 GiB on a card of 16: Ada's naps, Bob's and Eve's are awake."""
 
     def __init__(self, world, *gives: SessionKey, **more) -> None:
         self.world, self.policy, self.more = world, Gives(*gives), more

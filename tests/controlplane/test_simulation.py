@@ -69,12 +69,14 @@ def test_naps_serve_more_than_killing_and_lose_nobody():
         assert hours["memory_idle"] <= hours["memory_held"] <= hours["seated"]
 
 
+@pytest.mark.long
 def test_host_memory_that_is_short_refuses_naps():
     day = _shared_day("naps", host_gb=20.0, people=8)
     assert day["naps_failed"] > 0
     assert day["lost"] == 0
 
 
+@pytest.mark.long
 def test_save_points_and_drains_lose_no_more_work_with_a_node():
     day = {"gpus": 6, "spot": 1, "people": 15, "beat": 300.0, "seed": 1}
     nothing, unsaved = _day("nothing", **day), _day("naps", **day)

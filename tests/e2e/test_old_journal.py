@@ -87,13 +87,7 @@ def back_up(database: Path, copy: Path) -> Path:
 
 
 def restart_with(stack: Stack, copy: Path | None, hubs: Path | None = None) -> None:
-    """Hub and service end; the journal is that copy, or none; they start again.
-
-    Args:
-        stack: the stack.
-        copy: of the journal.
-        hubs: of the Hub's database; None: that stays as it is.
-    """
+    """Hub and service end; the journal is that copy, or none; they start again."""
     journal, service = journal_of(stack), stack.service_pids()
     assert service
     stack.kill("hub")

@@ -164,15 +164,6 @@ def test_file_of_dangerous_name_is_bad_request(begin, name):
         begin().file(name)
 
 
-def test_commit_with_open_file_fails_and_leaves_nothing(root, begin, repository):
-    writer = begin()
-    writer.file("pages.img").write(RANDOM)
-    with pytest.raises(StoreError, match="not written to its end"):
-        writer.commit()
-    assert files_under(root) == []
-    assert repository.list() == []
-
-
 def test_abort_beside_writing_threads_leaves_nothing(root, begin):
     writer = begin()
     begun = threading.Barrier(5, timeout=30)

@@ -31,17 +31,6 @@ def put(backend, name, data):
     writer.abandon()
 
 
-def test_object_is_not_seen_before_it_is_finished(s3, bucket):
-    backend = open_backend(spec(s3, bucket))
-    writer = backend.create("packs/a/0")
-    writer.write(BIG)
-    assert backend.list("packs/") == []
-    with pytest.raises(ObjectMissing):
-        backend.length("packs/a/0")
-    writer.finish()
-    assert backend.length("packs/a/0") == len(BIG)
-
-
 def test_object_that_is_abandoned_leaves_no_parts_in_the_bucket(s3, bucket):
     backend = open_backend(spec(s3, bucket))
     writer = backend.create("packs/a/0")

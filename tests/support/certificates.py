@@ -13,14 +13,7 @@ from cryptography.x509.oid import NameOID
 def certificate(
     folder: Path, name: str, address: str = "", *, hours: float = 1.0
 ) -> Path:
-    """A certificate for that name, signed by itself; the file with it and its key.
-
-    Args:
-        folder: where the file is made.
-        name: the server's.
-        address: an IP address that it is for, instead of the name.
-        hours: that it is valid for from now on; below 0: it has expired.
-    """
+    """A certificate for that name, signed by itself; the file with it and its key."""
     server = (
         x509.IPAddress(ipaddress.ip_address(address)) if address else x509.DNSName(name)
     )

@@ -21,11 +21,7 @@ def turn_bit(backend: Backend, name: str, at: int) -> None:
 
 
 class FailsEveryThird(BackendProxy):
-    """Every third call, of it or of its writers, is :class:`~.backend.Unavailable`.
-
-    Args:
-        backend: does the other two.
-    """
+    """Every third call, of it or of its writers, is :class:`~.backend.Unavailable`."""
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend, self._fail_or)

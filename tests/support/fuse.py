@@ -92,12 +92,7 @@ def serve(folder: str, mute: int) -> None:
 
 
 class FuseServer:
-    """A mount of it and its server.
-
-    Args:
-        folder: where; an empty one.
-        mute: see above; by default it answers all.
-    """
+    """A mount of it and its server."""
 
     here: bool  #: whether there is such a thing on this machine
 

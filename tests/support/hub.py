@@ -87,13 +87,7 @@ def proxy_command() -> str | None:
 
 
 class HubUnderTest:
-    """One Hub with its proxy.
-
-    Args:
-        folder: for everything it writes.
-        config: Python that is appended to the configuration (``c`` is there).
-        env: added to the environment of the Hub.
-    """
+    """One Hub with its proxy."""
 
     def __init__(
         self, folder: Path, config: str = "", env: dict[str, str] | None = None
@@ -245,11 +239,7 @@ class HubUnderTest:
         return answer
 
     def cull(self, *options: str, until: Any = None, rounds: int = 3) -> int:
-        """Run jupyterhub-idle-culler for a few rounds, or until something is so.
-
-        Returns:
-            0 when it ran until it was ended.
-        """
+        """Run jupyterhub-idle-culler for a few rounds, or until something is so."""
         looks = self._looks_of_cullers() + rounds + 1  # who looks again has ended one
         enough = until or (lambda: self._looks_of_cullers() >= looks)
         with (self.folder / "culler.log").open("ab") as log:

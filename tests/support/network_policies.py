@@ -13,13 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Party:
-    """A pod, as policies see it.
-
-    Attributes:
-        namespace: where it is.
-        labels: its own.
-        ports: those with a name, by that name.
-    """
+    """A pod, as policies see it."""
 
     namespace: str
     labels: Mapping[str, str]

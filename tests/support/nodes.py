@@ -115,11 +115,7 @@ class Node:
 
     # --- the agent's pod
     def start_agent(self, shown: Path | None = None) -> None:
-        """A new pod of the DaemonSet, with an address of its own.
-
-        Args:
-            shown: its certificate; None: that of all agents.
-        """
+        """A new pod of the DaemonSet, with an address of its own."""
         ip, bound = address(AGENT_PORT)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(shown or agents_certificate())
@@ -203,14 +199,7 @@ class Node:
         ended: dict[str, Any] | None = None,
         which: tuple[str, ...] = (),
     ) -> None:
-        """Report its containers as they are.
-
-        Args:
-            pod: the one.
-            ip: its address.
-            ended: how those have ended that end now.
-            which: their names; empty: all.
-        """
+        """Report its containers as they are."""
         known = self.cluster.pod(pod["metadata"]["name"])
         if known is None or known["metadata"]["uid"] != pod["metadata"]["uid"]:
             return

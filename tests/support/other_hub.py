@@ -11,11 +11,7 @@ from tests.support.stack import Stack
 
 
 class OtherHub(Stack):
-    """Whose Hub has some lines of configuration beside the demo's.
-
-    Args:
-        lines: Python; ``c`` is the configuration, and ``settings`` the stack's.
-    """
+    """Whose Hub has some lines of configuration beside the demo's."""
 
     def __init__(self, folder: Path, lines: str, **settings: Any) -> None:
         command = settings.pop("server", light_server.COMMAND)

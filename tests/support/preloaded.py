@@ -56,11 +56,7 @@ class Started:
         self._lock = threading.Lock()
 
     def wait(self, timeout: float = _LONG_SECONDS) -> int:
-        """Wait for its end; its exit status, as of :meth:`poll`.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not ended in time.
-        """
+        """Wait for its end; its exit status, as of :meth:`poll`."""
         until = time.monotonic() + timeout
         while (status := self.poll()) is None:
             if time.monotonic() > until:
@@ -92,13 +88,7 @@ class Started:
 def start(
     program: str, words: list[str], *, log: int, env: dict[str, str], cwd: Path
 ) -> Started:
-    """Start a program in a session of its own; it reads nothing.
-
-    Args:
-        program: a function without arguments, ``module:name``.
-        words: what it finds in ``sys.argv``.
-        log: where it writes, a descriptor that stays the caller's.
-    """
+    """Start a program in a session of its own; it reads nothing."""
     ours, theirs = socket.socketpair()
     with theirs:
         request = {"program": program, "words": words, "env": env, "cwd": str(cwd)}

@@ -19,13 +19,7 @@ RULES = Path(__file__).parents[2] / "etc/prometheus"
 
 @contextlib.contextmanager
 def scraping(stack: Stack, folder: Path, program: str) -> Iterator[str]:
-    """Its address, while it scrapes each second.
-
-    Args:
-        stack: what is scraped.
-        folder: for its settings, its data and its log.
-        program: where it is.
-    """
+    """Its address, while it scrapes each second."""
     (folder / "token").write_text(Admin(stack).headers["Authorization"].split()[1])
     scrape = {
         "job_name": "gpu-reclaim",

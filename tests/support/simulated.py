@@ -404,12 +404,7 @@ class _States:
 
 
 class World:
-    """Machine, store and Hub, which last; services, which come and go.
-
-    Attributes:
-        settings: limits of the services that are started from now on.
-        verdict: what the policy says of every session.
-    """
+    """Machine, store and Hub, which last; services, which come and go."""
 
     def __init__(self, folder: Path, loop: VirtualLoop, nodes: int) -> None:
         plan = Plan(1, (KEY,), nodes=nodes, naps=True, rehearsed=True)
@@ -435,12 +430,7 @@ class World:
         return MONDAY + self.installation.loop.time() + self.installation.skew
 
     async def controller(self, writes: int = 0, **more: Any) -> Controller:
-        """A new service on the same journal.
-
-        Args:
-            writes: it is killed before or after a write, so many from now on; 0: not.
-            more: what its controller is given otherwise.
-        """
+        """A new service on the same journal."""
         of = self.installation
         of.settings = self.settings
         changes = {"decide": lambda view, now: [self.verdict], **more}
@@ -537,13 +527,7 @@ class World:
     async def running(
         self, contents: str = "work", key: SessionKey = KEY, gpu: int = 0
     ) -> str:
-        """A session that the Hub has started, on whatever machine; its incarnation.
-
-        Args:
-            contents: what it has in memory.
-            key: whose.
-            gpu: bytes that it has on the card.
-        """
+        """A session that the Hub has started, on whatever machine; its incarnation."""
         await self.hub.start(key)
         (place,) = self.installation.machines.of_session(key)
         assert place.tree is not None

@@ -39,14 +39,7 @@ def started(
     users: Sequence[str],
     machine: Machine | None = None,
 ) -> HubProcess:
-    """A Hub that runs.
-
-    Args:
-        folder: an empty one.
-        service: has the calls that the spawner makes; they are not delayed or lost.
-        users: whom it knows.
-        machine: where sessions are started; None: one of its own.
-    """
+    """A Hub that runs."""
     machine = machine or Machine("node1", 1, 16 * GIB, lambda *_: None)
     machines = Machines()
     machines.by_name[machine.name] = machine

@@ -80,15 +80,7 @@ class Node:
     def run(
         self, key: SessionKey, contents: str = "work", incarnation: str = "", **more
     ) -> Place:
-        """A session that was started there.
-
-        Args:
-            key: whose.
-            contents: stands for its memory.
-            incarnation: its name; empty: a new one.
-            more: bytes that it has on the GPU (``gpu``), its token and port
-                (``login``), and what else a :class:`Place` has.
-        """
+        """A session that was started there."""
         gpu, login = more.pop("gpu", 0), more.pop("login", ("a-login", 8888))
         tree = ProgramTree(contents, *login, gpu, on_gpu=gpu > 0)
         name = incarnation or self.nodes.name()

@@ -9,12 +9,7 @@ from socket import AF_UNIX
 
 
 class UnixServer(ThreadingHTTPServer):
-    """Answers from the moment at which it is made; ``address`` is as settings have it.
-
-    Args:
-        path: of the socket, which is made anew.
-        handler: of its requests.
-    """
+    """Answers as soon as it is made; ``address`` is as settings have it."""
 
     address_family = AF_UNIX
     daemon_threads = True

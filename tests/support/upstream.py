@@ -24,11 +24,7 @@ PATIENCE = 60
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is listed, and compare models of servers without what is ours.
-
-    Raises:
-        UsageError: a name is listed that there is not.
-    """
+    """Mark what is listed, and compare models of servers without what is ours."""
     names: set[str] = set()
     modules: set[Any] = set()
     for item in items:
