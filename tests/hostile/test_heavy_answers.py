@@ -140,7 +140,7 @@ async def test_long_names_that_are_real_are_cut():
 
 async def test_answers_that_are_remembered_have_a_limit():
     """A server that names other notebooks each time fills nobody's memory."""
-    sampler, answers = Sampler(SystemClock()), dict(FINE)
+    sampler, answers = Sampler(SystemClock(), answer_seconds=60.0), dict(FINE)
     async with serving(answers) as port:
         target = session(port)
         for turn in range(10):

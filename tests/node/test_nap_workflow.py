@@ -225,6 +225,7 @@ async def test_wake_that_waits_says_so_and_goes_on_as_soon_as_there_is_room(
     short = accelerator.shortage_of(counter.incarnation)
     assert (short.place, short.cards[0].needed, short.cards[0].free) == (1, 60, 50)
 
+    accelerator.room_seconds = 60
     waiting = asyncio.ensure_future(run(recovery, counter, accelerator, "wake"))
     operation = await recovery.operations.next(counter.incarnation, "wake", 5)
     async for event in operation.follow():

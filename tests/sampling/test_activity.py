@@ -108,7 +108,7 @@ def watched(server, port: int | None = None, **changes) -> SampleTarget:
     return SampleTarget(**values | changes)
 
 
-def sample(*sessions: SampleTarget, seconds: float = 5.0) -> list[Sample]:
+def sample(*sessions: SampleTarget, seconds: float = 60.0) -> list[Sample]:
     async def take() -> list[Sample]:
         sampler = Sampler(SystemClock(), answer_seconds=seconds)
         try:
@@ -157,7 +157,7 @@ async def test_sample_of_one_proxied_program_says_so_and_counts_its_own_work(sta
     server.add_sockets(sockets)
     address = ServerAddress(sockets[0].getsockname()[1], "/", "secret")
     me = os.getpid()
-    sampler = Sampler(SystemClock())
+    sampler = Sampler(SystemClock(), answer_seconds=60.0)
     try:
         (taken,) = await sampler.sample_all(
             [SampleTarget("i", SessionKey("ann"), me, me, [me], address)]
@@ -182,7 +182,7 @@ async def test_sample_of_an_idle_server_only_asks_whether_all_is_as_before():
     address = ServerAddress(sockets[0].getsockname()[1], "/", "secret")
     me = os.getpid()
     one = SampleTarget("i", SessionKey("ann"), me, me, [me], address)
-    sampler = Sampler(SystemClock())
+    sampler = Sampler(SystemClock(), answer_seconds=60.0)
     states = []
     for state in ("idle", "idle", "busy"):
         Heard.kernels[:] = [kernel | {"execution_state": state}]
@@ -357,7 +357,7 @@ def test_sample_of_an_idle_jupyter_server_is_not_modified(server):
     """What Jupyter answers has a name, and the same name while nothing happens."""
 
     async def take() -> list[Sample]:
-        sampler = Sampler(SystemClock())
+        sampler = Sampler(SystemClock(), answer_seconds=60.0)
         try:
             return [(await sampler.sample_all([watched(server)]))[0] for _ in range(2)]
         finally:
@@ -491,13 +491,16 @@ def test_cell_that_waits_for_an_answer_is_told_until_it_has_one(server):
 
     with server.channel(kernel, "page") as page:
         begun = time.time()
-        work = "input('name'); import time; time.sleep(1.5); input('age')"
+        work = "import os, time\ninput('name')\n"
+        work += "while not os.path.exists('go on'): time.sleep(0.01)\n"
+        work += "input('age')"
         send(page, "execute_request", "shell", code=work, **ASK)
         assert hears(page, "input_request")["prompt"] == "name"
         assert begun - 1 < asked() < time.time() + 1
         send(page, "input_reply", "stdin", value="ada")
         wait_for(lambda: asked() is None)  # it works again
     # The page has gone meanwhile; the next question is kept for it.
+    (server.home / "go on").touch()
     second = wait_for(asked)
     with server.channel(kernel, "page") as page:
         assert hears(page, "input_request")["prompt"] == "age"
@@ -514,7 +517,7 @@ def looks(server, between, count: int = 2) -> list[Sample]:
     """Samples by one sampler, with something done before each but the first."""
 
     async def take() -> list[Sample]:
-        sampler = Sampler(SystemClock())
+        sampler = Sampler(SystemClock(), answer_seconds=60.0)
         taken = await sampler.sample_all([watched(server)])
         for _ in range(count - 1):
             await asyncio.to_thread(between)

@@ -36,7 +36,7 @@ def watched(name: str, *pids: int) -> SampleTarget:
     return SampleTarget(name, SessionKey(name), me, me, list(pids), None)
 
 
-async def take(cards, *sessions: SampleTarget, seconds: float = 5.0):
+async def take(cards, *sessions: SampleTarget, seconds: float = 60.0):
     sampler = Sampler(SystemClock(), cards, answer_seconds=seconds)
     try:
         return await sampler.sample_all(list(sessions))
@@ -56,7 +56,7 @@ async def test_each_session_gets_its_own_part_of_one_look():
 
 async def test_a_second_look_right_after_reaches_back_far_enough():
     cards = Cards()
-    sampler = Sampler(SystemClock(), cards)
+    sampler = Sampler(SystemClock(), cards, answer_seconds=60.0)
     now = SystemClock().now()
     for _ in range(2):
         await sampler.sample_all([watched("ann", os.getpid())])

@@ -100,7 +100,7 @@ async def samples_of(answers, count=1):
     server.add_sockets(sockets)
     address = ServerAddress(sockets[0].getsockname()[1], "/", "secret")
     me = os.getpid()
-    sampler = Sampler(SystemClock())
+    sampler = Sampler(SystemClock(), answer_seconds=60.0)
     try:
         return [
             (
