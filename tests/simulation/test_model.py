@@ -51,14 +51,18 @@ def test_table_of_the_code_is_the_one_on_paper():
 
 
 @pytest.mark.timeout(900)
-def test_no_order_of_two_faults_breaks_a_law_or_keeps_a_session_from_rest():
-    found = explore(start(faults=2))
+@pytest.mark.parametrize(
+    ("faults", "suspends"), but([(1, 2), (2, 1), (2, 2)], (1, 2), (2, 1))
+)
+def test_no_order_of_faults_breaks_a_law_or_keeps_a_session_from_rest(faults, suspends):
+    found = explore(start(faults=faults, suspends=suspends))
     assert found.states > 10_000
     taken = {(one, other) for one, other in found.moves if one is not other}
     assert all(is_step(*move) or in_two(*move) for move in taken)
     meant = {(one, PAPER[one, how]) for one, how in PAPER if PAPER[one, how] is not one}
     naps = {(one, other) for one, other in meant if Phase.NAPPING in {one, other}}
-    assert meant - taken - naps <= NOT_IN_THE_MODEL
+    if faults == suspends == 2:
+        assert meant - taken - naps <= NOT_IN_THE_MODEL
 
 
 @pytest.mark.long

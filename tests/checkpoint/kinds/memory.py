@@ -6,7 +6,7 @@ the return as before it, unless it is lost.
 
 # ruff: noqa: E501 - programs, of which nobody reads more than a line
 
-from tests.checkpoint.kinds import Kind
+from tests.checkpoint.kinds import Kind, Outcome
 
 #: What every program of the table can use.
 PRELUDE = '''
@@ -105,13 +105,34 @@ def table(kind, *numbers):
     return [[word for name, word in zip(names, line.split()) if name not in but] for line in lines if int(line.split()[1]) in numbers]
 '''
 
+_FILE = """
+import tempfile
+file = tempfile.NamedTemporaryFile()
+file.write(b"hello" * 4096), file.flush()
+"""
+
+_SEALED = """
+import fcntl
+def sealed():
+    return fcntl.fcntl(file, 1034), oct(os.fstat(file).st_mode), os.pread(file, 5, 0)
+"""
+
+#: What most of them look at.
+SEEN = "get(one), flags(one)"
+
+
+def _kind(outcome: Outcome):
+    def kind(name: str, setup: str, look: str = "1", note: str = "") -> Kind:
+        return Kind(name, outcome, note, f"{setup}\nshow(lambda: ({look}))\n")
+
+    return kind
+
+
+kept, lost, refused = _kind("kept"), _kind("lost"), _kind("refused")
+
 KINDS: list[Kind] = [
-    Kind(
+    kept(
         "kernel AIO (io_setup)",
-        "kept",
-        "Used by aiofile, caio, MySQL and MariaDB. A request that is under way while memory"
-        " is saved, or waits for a descriptor (IOCB_CMD_POLL), never tells its end. A small"
-        " ring does not come back on a machine with more processors.",
         _AIO
         + """
 import tempfile
@@ -132,14 +153,12 @@ def look():
         reap(contexts[0])
     submit(contexts[1], (7, 1, file.fileno(), out, 0, event), (8, 1, file.fileno(), out, 5, event))
     return found, [flags(one.value) for one in contexts]
-show(look)
 """,
+        "look()",
+        "Used by aiofile, caio, MySQL and MariaDB. A request that is under way while memory is saved, or waits for a descriptor (IOCB_CMD_POLL), never tells its end. A small ring does not come back on a machine with more processors.",
     ),
-    Kind(
+    kept(
         "System V semaphores",
-        "kept",
-        "With number, key, owner and mode. What a program had the kernel undo at its"
-        " end (SEM_UNDO) is not undone after a return.",
         _IPC
         + """
 number = libc.semget(0x5EED, 3, 0o1640)
@@ -151,13 +170,12 @@ def look():
     values = (ctypes.c_ushort * 3)()
     libc.semctl(number, 0, 13, values)
     return values[:], libc.semget(0x5EED, 3, 0), table("sem", number, other)
-show(look)
 """,
+        "look()",
+        "With number, key, owner and mode. What a program had the kernel undo at its end (SEM_UNDO) is not undone after a return.",
     ),
-    Kind(
+    kept(
         "waiting for a System V semaphore or message",
-        "kept",
-        "",
         '''
 number, queue, late = libc.semget(0, 1, 0o600), libc.msgget(0, 0o600), libc.semget(0, 1, 0o600)
 def waiting(work):
@@ -180,13 +198,11 @@ waits = [
 def look():
     change(number, 1), change(late, 1), libc.msgsnd(queue, struct.pack("q", 1) + b"five!", 5, 0)
     return [os.read(one, 100) for one in waits]
-show(look)
 ''',
+        "look()",
     ),
-    Kind(
+    kept(
         "System V message queues",
-        "kept",
-        "With their messages.",
         _IPC
         + """
 number = libc.msgget(-5, 0o1660)
@@ -199,13 +215,12 @@ def look():
         size = libc.msgrcv(number, room, 8500, at, 0o44000)
         seen.append((struct.unpack_from("q", room)[0], room.raw[8 : 8 + size][:9], size))
     return seen, libc.msgget(-5, 0), table("msg", number)
-show(look)
 """,
+        "look()",
+        "With their messages.",
     ),
-    Kind(
+    kept(
         "System V shared memory",
-        "kept",
-        "Attached or not, also removed but still attached; not a part of a segment.",
         _IPC
         + """
 def segment(key, size):
@@ -238,22 +253,13 @@ def look():
     seen += [flags(one) for one in (address, address + 4096, address + 8192, reading, dying)],
     seen += faults(lambda: put(reading, b"x")), faults(lambda: put(address + 4096, b"x")),
     return seen, libc.shmget(0x4E1D, 0, 0), table("shm", loose, held, gone)
-show(look)
 """,
+        "look()",
+        "Attached or not, also removed but still attached; not a part of a segment.",
     ),
-    Kind(
-        "private anonymous memory",
-        "kept",
-        "",
-        """
-one = put(area(), b"hello")
-show(lambda: (get(one), flags(one)))
-""",
-    ),
-    Kind(
+    kept("private anonymous memory", 'one = put(area(), b"hello")', SEEN),
+    kept(
         "shared anonymous memory, also with a child",
-        "kept",
-        "",
         """
 one = put(area(SHARED | ANONYMOUS), b"hello")
 child = writer(lambda: put(one + 4096, b"child"))
@@ -262,13 +268,11 @@ def look():
     while get(one + 4096) != b"child":
         time.sleep(0.01)
     return get(one), flags(one)
-show(lambda: (look()))
 """,
+        "look()",
     ),
-    Kind(
+    kept(
         "memory that a child has in common with its parent (copy on write)",
-        "kept",
-        "",
         """
 one = put(area(), b"hello")
 reading, writing = os.pipe()
@@ -277,239 +281,117 @@ if not os.fork():
     while True:
         signal.pause()
 os.read(reading, 1)
-show(lambda: (get(one), flags(one)))
 """,
+        SEEN,
     ),
-    Kind(
+    kept(
         "a private mapping of a file, written to",
-        "kept",
-        "",
-        """
-import tempfile
-file = tempfile.NamedTemporaryFile()
-file.write(b"hello" * 4096), file.flush()
-one = put(area(PRIVATE, RW, 16384, file.fileno()) , b"mine!")
-
-show(lambda: (get(one), get(one + 4096), os.pread(file.fileno(), 5, 0), flags(one)))
-""",
+        _FILE + 'one = put(area(PRIVATE, RW, 16384, file.fileno()) , b"mine!")',
+        "get(one), get(one + 4096), os.pread(file.fileno(), 5, 0), flags(one)",
     ),
-    Kind(
+    kept(
         "a shared mapping of a file",
-        "kept",
-        "",
-        """
-import tempfile
-file = tempfile.NamedTemporaryFile()
-file.write(b"hello" * 4096), file.flush()
-one = put(area(SHARED, RW, 16384, file.fileno()), b"ours!")
-
-show(lambda: (get(one), os.pread(file.fileno(), 5, 0), flags(one)))
-""",
+        _FILE + 'one = put(area(SHARED, RW, 16384, file.fileno()), b"ours!")',
+        "get(one), os.pread(file.fileno(), 5, 0), flags(one)",
     ),
-    Kind(
+    kept(
         "a shared mapping for reading alone",
-        "kept",
-        "",
-        """
-import tempfile
-file = tempfile.NamedTemporaryFile()
-file.write(b"hello" * 4096), file.flush()
-plain = os.open(file.name, os.O_RDONLY)
-one = area(SHARED, 1, 16384, plain)
-
-show(lambda: (get(one), flags(one)))
-""",
+        _FILE
+        + "plain = os.open(file.name, os.O_RDONLY); one = area(SHARED, 1, 16384, plain)",
+        SEEN,
     ),
-    Kind(
+    kept(
         "a mapping beyond the end of its file",
-        "kept",
-        "",
-        """
-import tempfile
-file = tempfile.NamedTemporaryFile()
-file.write(b"hello" * 4096), file.flush()
-one = put(area(SHARED, RW, 1 << 20, file.fileno()), b"ours!")
-
-show(lambda: (get(one), flags(one), faults(lambda: get(one + (512 << 10)))))
-""",
+        _FILE + 'one = put(area(SHARED, RW, 1 << 20, file.fileno()), b"ours!")',
+        "get(one), flags(one), faults(lambda: get(one + (512 << 10)))",
     ),
-    Kind(
+    kept(
         "a mapping of a file from its middle, moved and grown (mremap)",
-        "kept",
-        "",
-        """
-import tempfile
-file = tempfile.NamedTemporaryFile()
-file.write(b"hello" * 4096), file.flush()
+        _FILE
+        + """
 one = area(PRIVATE, RW, 8192, file.fileno(), offset=4096)
 two = put(area(), b"hello")
 one = libc.mremap(ctypes.c_void_p(one), ctypes.c_size_t(8192), ctypes.c_size_t(12288), 1)
 two = libc.mremap(ctypes.c_void_p(two), ctypes.c_size_t(16384), ctypes.c_size_t(1 << 20), 1)
-
-show(lambda: (get(one), get(two), flags(one), flags(two), faults(lambda: put(two + (1 << 20) - 5, b'there'))))
 """,
+        "get(one), get(two), flags(one), flags(two), faults(lambda: put(two + (1 << 20) - 5, b'there'))",
     ),
-    Kind(
+    kept(
         "a memfd",
-        "kept",
-        "",
-        """
-import fcntl
-def sealed():
-    return fcntl.fcntl(file, 1034), oct(os.fstat(file).st_mode), os.pread(file, 5, 0)
-file = call(319, b"name", 0)
-os.ftruncate(file, 16384)
-one = put(area(SHARED, RW, 16384, file), b"hello")
-
-show(lambda: (sealed(), get(one), flags(one)))
-""",
+        _SEALED
+        + 'file = call(319, b"name", 0); os.ftruncate(file, 16384); one = put(area(SHARED, RW, 16384, file), b"hello")',
+        "sealed(), get(one), flags(one)",
     ),
-    Kind(
+    kept(
         "a sealed memfd",
-        "kept",
-        "",
-        """
-import fcntl
-def sealed():
-    return fcntl.fcntl(file, 1034), oct(os.fstat(file).st_mode), os.pread(file, 5, 0)
-file = call(319, b"name", 2)
-os.ftruncate(file, 16384)
-one = put(area(SHARED, RW, 16384, file), b"hello")
-libc.munmap(ctypes.c_void_p(one), 16384)
-fcntl.fcntl(file, 1033, 0xE)
-one = area(PRIVATE, 1, 16384, file)
-show(lambda: (sealed(), get(one), flags(one)))
-""",
+        _SEALED
+        + 'file = call(319, b"name", 2); os.ftruncate(file, 16384); one = put(area(SHARED, RW, 16384, file), b"hello"); libc.munmap(ctypes.c_void_p(one), 16384); fcntl.fcntl(file, 1033, 0xE); one = area(PRIVATE, 1, 16384, file)',
+        "sealed(), get(one), flags(one)",
     ),
-    Kind(
+    refused(
         "a memfd that is sealed against writes, and mapped shared",
-        "refused",
-        "",
-        """
-import fcntl
-def sealed():
-    return fcntl.fcntl(file, 1034), oct(os.fstat(file).st_mode), os.pread(file, 5, 0)
-file = call(319, b"name", 2)
-os.ftruncate(file, 16384)
-one = put(area(SHARED, RW, 16384, file), b"hello")
-libc.munmap(ctypes.c_void_p(one), 16384)
-fcntl.fcntl(file, 1033, 0xE)
-one = area(SHARED, 1, 16384, file)
-show(lambda: (sealed(), get(one), flags(one)))
-""",
+        _SEALED
+        + 'file = call(319, b"name", 2); os.ftruncate(file, 16384); one = put(area(SHARED, RW, 16384, file), b"hello"); libc.munmap(ctypes.c_void_p(one), 16384); fcntl.fcntl(file, 1033, 0xE); one = area(SHARED, 1, 16384, file)',
+        "sealed(), get(one), flags(one)",
     ),
-    Kind(
+    kept(
         "a memfd that cannot be run (MFD_NOEXEC_SEAL)",
-        "kept",
-        "",
-        """
-import fcntl
-def sealed():
-    return fcntl.fcntl(file, 1034), oct(os.fstat(file).st_mode), os.pread(file, 5, 0)
-file = call(319, b"name", 8)
-os.ftruncate(file, 16384)
-one = put(area(SHARED, RW, 16384, file), b"hello")
-
-show(lambda: (sealed(), get(one), flags(one)))
-""",
+        _SEALED
+        + 'file = call(319, b"name", 8); os.ftruncate(file, 16384); one = put(area(SHARED, RW, 16384, file), b"hello")',
+        "sealed(), get(one), flags(one)",
     ),
-    Kind(
+    kept(
         "a memfd of huge pages",
-        "kept",
-        "",
-        """
-import fcntl
-def sealed():
-    return fcntl.fcntl(file, 1034), oct(os.fstat(file).st_mode), os.pread(file, 5, 0)
-file = call(319, b"name", 4)
-os.ftruncate(file, 2 << 20)
-one = put(area(SHARED, RW, 2 << 20, file), b"hello")
-
-show(lambda: (sealed(), get(one), flags(one)))
-""",
+        _SEALED
+        + 'file = call(319, b"name", 4); os.ftruncate(file, 2 << 20); one = put(area(SHARED, RW, 2 << 20, file), b"hello")',
+        "sealed(), get(one), flags(one)",
     ),
-    Kind(
+    kept(
         "/dev/zero",
-        "kept",
-        "",
-        """
-file = os.open("/dev/zero", os.O_RDWR)
-one = put(area(SHARED, RW, 16384, file), b"hello")
-two = put(area(PRIVATE, RW, 16384, file), b"there")
-show(lambda: (get(one), get(two), flags(one), flags(two)))
-""",
+        'file = os.open("/dev/zero", os.O_RDWR); one = put(area(SHARED, RW, 16384, file), b"hello"); two = put(area(PRIVATE, RW, 16384, file), b"there")',
+        "get(one), get(two), flags(one), flags(two)",
     ),
-    Kind(
+    kept(
         "huge pages (MAP_HUGETLB)",
-        "kept",
+        'one = put(area(PRIVATE | ANONYMOUS | 0x40000, RW, 2 << 20), b"hello")',
+        SEEN,
         "Where the other machine has as many.",
-        """
-one = put(area(PRIVATE | ANONYMOUS | 0x40000, RW, 2 << 20), b"hello")
-show(lambda: (get(one), flags(one)))
-""",
     ),
-    Kind(
+    kept(
         "memory that grows down (MAP_GROWSDOWN)",
-        "kept",
-        "",
-        """
-one = put(area(PRIVATE | ANONYMOUS | 0x100), b"hello")
-show(lambda: (get(one), flags(one)))
-""",
+        'one = put(area(PRIVATE | ANONYMOUS | 0x100), b"hello")',
+        SEEN,
     ),
-    Kind(
+    kept(
         "locked memory (mlock, MAP_LOCKED)",
-        "kept",
-        "",
-        """
-one = put(area(PRIVATE | ANONYMOUS | 0x2000), b"hello")
-two = put(area(), b"there")
-call(149, two, 8192)
-show(lambda: (get(one), get(two), flags(one), flags(two), flags(two + 8192)))
-""",
+        'one = put(area(PRIVATE | ANONYMOUS | 0x2000), b"hello"); two = put(area(), b"there"); call(149, two, 8192)',
+        "get(one), get(two), flags(one), flags(two), flags(two + 8192)",
     ),
-    Kind(
+    lost(
         "memory that is locked when it is touched (mlock2, MLOCK_ONFAULT)",
-        "lost",
+        'one = put(area(), b"hello"); call(325, one, 16384, 1)',
+        'get(one), line(one, "Locked")',
         "All of it is locked after a return.",
-        """
-one = put(area(), b"hello")
-call(325, one, 16384, 1)
-show(lambda: (get(one), line(one, "Locked")))
-""",
     ),
-    Kind(
+    kept(
         "memory without reservation (MAP_NORESERVE)",
-        "kept",
-        "",
-        """
-one = put(area(PRIVATE | ANONYMOUS | 0x4000), b"hello")
-show(lambda: (get(one), flags(one)))
-""",
+        'one = put(area(PRIVATE | ANONYMOUS | 0x4000), b"hello")',
+        SEEN,
     ),
-    Kind(
+    lost(
         "memory that may be dropped (MAP_DROPPABLE)",
-        "lost",
+        'one = put(area(8 | ANONYMOUS), b"hello")',
+        SEEN,
         "It is dropped, as it may be at any time.",
-        """
-one = put(area(8 | ANONYMOUS), b"hello")
-show(lambda: (get(one), flags(one)))
-""",
     ),
-    Kind(
+    kept(
         "addresses set aside, more of them than the machine has memory",
-        "kept",
+        'one, two = area(protection=0, size=1 << 40), area(PRIVATE | ANONYMOUS | 0x4000, size=1 << 38); put(two, b"hello")',
+        'get(two), call(10, one + (1 << 39), 4096, RW), get(put(one + (1 << 39), b"there")), line(one, "Size"), line(two, "Size")',
         "As MariaDB and Julia do. Not where vm.overcommit_memory is 2.",
-        """
-one, two = area(protection=0, size=1 << 40), area(PRIVATE | ANONYMOUS | 0x4000, size=1 << 38)
-put(two, b"hello")
-show(lambda: (get(two), call(10, one + (1 << 39), 4096, RW), get(put(one + (1 << 39), b"there")), line(one, "Size"), line(two, "Size")))
-""",
     ),
-    Kind(
+    kept(
         "memory that is closed (PROT_NONE), with what is in it",
-        "kept",
-        "",
         """
 one = put(area(), b"hello")
 call(10, one, 16384, 0)
@@ -519,281 +401,112 @@ def look():
         return get(one)
     finally:
         call(10, one, 16384, 0)
-show(lambda: (look(), flags(one), faults(lambda: get(one))))
 """,
+        "look(), flags(one), faults(lambda: get(one))",
     ),
-    Kind(
+    kept(
         "memory for reading alone, for running alone, for both",
-        "kept",
-        "",
         """
 one = [put(area(), b"\\xc3ello") for _ in range(3)]
 for at, protection in zip(one, (1, 4, 5)):
     call(10, at, 16384, protection)
-show(lambda: ([flags(at) for at in one], [faults(lambda: put(at, b'x')) for at in one], get(one[0]), get(one[2])))
 """,
+        "[flags(at) for at in one], [faults(lambda: put(at, b'x')) for at in one], get(one[0]), get(one[2])",
     ),
-    Kind(
+    refused(
         "protection keys (pkey_mprotect)",
-        "refused",
-        "",
-        """
-key = call(330, 0, 2)
-one = put(area(), b"hello")
-call(329, one, 16384, RW, key)
-show(lambda: (line(one, "ProtectionKey")))
-""",
+        'key = call(330, 0, 2); one = put(area(), b"hello"); call(329, one, 16384, RW, key)',
+        'line(one, "ProtectionKey")',
     ),
-    Kind(
+    refused(
         "sealed memory (mseal)",
-        "refused",
-        "",
-        """
-one = put(area(), b"hello")
-two = put(area(), b"there")
-call(462, one, 16384, 0)
-call(10, two, 16384, 1), call(462, two, 16384, 0)
-show(lambda: (get(one), get(two), flags(one), flags(two), libc.munmap(ctypes.c_void_p(one), 4096), libc.mprotect(ctypes.c_void_p(two), 4096, 3)))
-""",
+        'one = put(area(), b"hello"); two = put(area(), b"there"); call(462, one, 16384, 0); call(10, two, 16384, 1), call(462, two, 16384, 0)',
+        "get(one), get(two), flags(one), flags(two), libc.munmap(ctypes.c_void_p(one), 4096), libc.mprotect(ctypes.c_void_p(two), 4096, 3)",
     ),
-    Kind(
+    kept(
         "guard pages (MADV_GUARD_INSTALL)",
-        "kept",
-        "",
-        """
-one = put(area(), b"hello")
-advise(one + 8192, 102, 4096)
-show(lambda: (get(one), faults(lambda: get(one + 8192)), faults(lambda: put(one + 12288, b'x'))))
-""",
+        'one = put(area(), b"hello"); advise(one + 8192, 102, 4096)',
+        "get(one), faults(lambda: get(one + 8192)), faults(lambda: put(one + 12288, b'x'))",
     ),
-    Kind(
-        "MADV_SEQUENTIAL",
-        "kept",
-        "",
-        """
-one = advise(put(area(size=4 << 20), b"hello"), 2, 4 << 20)
-show(lambda: (get(one), flags(one)))
-""",
+    *(
+        kept(
+            f"MADV_{name}",
+            f'one = advise(put(area(size=4 << 20), b"hello"), {number}, 4 << 20)',
+            SEEN,
+        )
+        for name, number in [
+            ("SEQUENTIAL", 2),
+            ("RANDOM", 1),
+            ("DONTFORK", 10),
+            ("WIPEONFORK", 18),
+            ("DONTDUMP", 16),
+            ("MERGEABLE", 12),
+            ("HUGEPAGE", 14),
+            ("NOHUGEPAGE", 15),
+        ]
     ),
-    Kind(
-        "MADV_RANDOM",
-        "kept",
-        "",
-        """
-one = advise(put(area(size=4 << 20), b"hello"), 1, 4 << 20)
-show(lambda: (get(one), flags(one)))
-""",
-    ),
-    Kind(
-        "MADV_DONTFORK",
-        "kept",
-        "",
-        """
-one = advise(put(area(size=4 << 20), b"hello"), 10, 4 << 20)
-show(lambda: (get(one), flags(one)))
-""",
-    ),
-    Kind(
-        "MADV_WIPEONFORK",
-        "kept",
-        "",
-        """
-one = advise(put(area(size=4 << 20), b"hello"), 18, 4 << 20)
-show(lambda: (get(one), flags(one)))
-""",
-    ),
-    Kind(
-        "MADV_DONTDUMP",
-        "kept",
-        "",
-        """
-one = advise(put(area(size=4 << 20), b"hello"), 16, 4 << 20)
-show(lambda: (get(one), flags(one)))
-""",
-    ),
-    Kind(
-        "MADV_MERGEABLE",
-        "kept",
-        "",
-        """
-one = advise(put(area(size=4 << 20), b"hello"), 12, 4 << 20)
-show(lambda: (get(one), flags(one)))
-""",
-    ),
-    Kind(
-        "MADV_HUGEPAGE",
-        "kept",
-        "",
-        """
-one = advise(put(area(size=4 << 20), b"hello"), 14, 4 << 20)
-show(lambda: (get(one), flags(one)))
-""",
-    ),
-    Kind(
-        "MADV_NOHUGEPAGE",
-        "kept",
-        "",
-        """
-one = advise(put(area(size=4 << 20), b"hello"), 15, 4 << 20)
-show(lambda: (get(one), flags(one)))
-""",
-    ),
-    Kind(
+    kept(
         "MADV_COLLAPSE",
-        "kept",
+        'one = area(size=4 << 20); one = put(one + (2 << 20) - one % (2 << 20), b"hello"); advise(one, 25, 2 << 20)',
+        SEEN,
         "Pages are small or huge after a return as the machine has it.",
-        """
-one = area(size=4 << 20)
-one = put(one + (2 << 20) - one % (2 << 20), b"hello")
-advise(one, 25, 2 << 20)
-show(lambda: (get(one), flags(one)))
-""",
     ),
-    Kind(
+    kept(
         "MADV_FREE",
-        "kept",
+        'one = advise(put(area(), b"hello"), 8)',
+        SEEN,
         "What the kernel has not taken by then stays for good.",
-        """
-one = advise(put(area(), b"hello"), 8)
-show(lambda: (get(one), flags(one)))
-""",
     ),
-    Kind(
+    lost(
         "names of memory (PR_SET_VMA_ANON_NAME)",
-        "lost",
-        "",
-        """
-one = put(area(), b"hello")
-call(157, 0x53564D41, 0, one, 16384, b"mine")
-show(lambda: (line(one, "").split()[5:]))
-""",
+        'one = put(area(), b"hello"); call(157, 0x53564D41, 0, one, 16384, b"mine")',
+        'line(one, "").split()[5:]',
     ),
-    Kind(
+    kept(
         "no huge pages at all (PR_SET_THP_DISABLE)",
-        "kept",
-        "",
-        """
-call(157, 41, 1, 0, 0, 0)
-show(lambda: (call(157, 42, 0, 0, 0, 0)))
-""",
+        "call(157, 41, 1, 0, 0, 0)",
+        "call(157, 42, 0, 0, 0, 0)",
     ),
-    Kind(
+    kept(
         "pages in another order (remap_file_pages)",
-        "kept",
-        "",
-        """
-import tempfile
-file = tempfile.NamedTemporaryFile()
-file.write(b"hello" * 4096), file.flush()
-one = area(SHARED, RW, 16384, file.fileno())
-os.pwrite(file.fileno(), b"third", 12288)
-call(216, one, 4096, 0, 3, 0)
-show(lambda: (get(one), get(one + 12288)))
-""",
+        _FILE
+        + 'one = area(SHARED, RW, 16384, file.fileno()); os.pwrite(file.fileno(), b"third", 12288); call(216, one, 4096, 0, 3, 0)',
+        "get(one), get(one + 12288)",
     ),
-    Kind(
+    kept(
         "a mapping in the lowest 2 GiB (MAP_32BIT)",
-        "kept",
-        "",
-        """
-one = put(area(PRIVATE | ANONYMOUS | 0x40), b"hello")
-show(lambda: (get(one), flags(one), one < 1 << 31))
-""",
+        'one = put(area(PRIVATE | ANONYMOUS | 0x40), b"hello")',
+        "get(one), flags(one), one < 1 << 31",
     ),
-    Kind(
+    kept(
         "the heap (brk)",
-        "kept",
-        "",
-        """
-libc.sbrk.restype = ctypes.c_void_p
-one = put(libc.sbrk(8192), b"hello")
-show(lambda: (get(one), libc.sbrk(0)))
-""",
+        'libc.sbrk.restype = ctypes.c_void_p; one = put(libc.sbrk(8192), b"hello")',
+        "get(one), libc.sbrk(0)",
     ),
-    Kind(
-        "private barriers (membarrier)",
-        "kept",
-        "",
-        """
-call(324, 16, 0, 0)
-show(lambda: (call(324, 8, 0, 0)))
-""",
-    ),
-    Kind(
+    kept("private barriers (membarrier)", "call(324, 16, 0, 0)", "call(324, 8, 0, 0)"),
+    kept(
         "write-only and unreadable files, mapped for writing",
-        "kept",
-        "",
-        """
-import tempfile
-file = tempfile.NamedTemporaryFile()
-file.write(b"hello" * 4096), file.flush()
-one = put(area(SHARED, 2, 16384, file.fileno()), b"ours!")
-show(lambda: (os.pread(file.fileno(), 5, 0), line(one, '').split()[1]))
-""",
+        _FILE + 'one = put(area(SHARED, 2, 16384, file.fileno()), b"ours!")',
+        "os.pread(file.fileno(), 5, 0), line(one, '').split()[1]",
     ),
-    Kind(
-        "io_uring",
-        "refused",
-        "",
-        """
-keep = call(425, 8, ctypes.create_string_buffer(120))
-show(lambda: (1))
-""",
-    ),
-    Kind(
-        "userfaultfd",
-        "refused",
-        "",
-        """
-keep = call(323, 0)
-show(lambda: (1))
-""",
-    ),
-    Kind(
+    refused("io_uring", "keep = call(425, 8, ctypes.create_string_buffer(120))"),
+    refused("userfaultfd", "keep = call(323, 0)"),
+    refused(
         "secret memory (memfd_secret)",
-        "refused",
-        "",
-        """
-file = call(447, 0)
-os.ftruncate(file, 16384)
-one = put(area(SHARED, RW, 16384, file), b"hello")
-os.close(file)
-show(lambda: (get(one), flags(one)))
-""",
+        'file = call(447, 0); os.ftruncate(file, 16384); one = put(area(SHARED, RW, 16384, file), b"hello"); os.close(file)',
+        SEEN,
     ),
-    Kind(
+    refused(
         "a performance counter, mapped",
-        "refused",
-        "",
-        """
-attributes = ctypes.create_string_buffer(112)
-attributes[0], attributes[4] = 1, 112
-file = call(298, attributes, 0, -1, -1, 0)
-one = area(SHARED, RW, 8192, file)
-os.close(file)
-show(lambda: (1))
-""",
+        "attributes = ctypes.create_string_buffer(112); attributes[0], attributes[4] = 1, 112; file = call(298, attributes, 0, -1, -1, 0); one = area(SHARED, RW, 8192, file); os.close(file)",
     ),
-    Kind(
+    refused(
         "a BPF map, mapped",
-        "refused",
-        "",
-        """
-file = call(321, 0, ctypes.create_string_buffer(struct.pack("IIIII", 2, 4, 4096, 1, 1024), 128), 128)
-one = area(SHARED, RW, 4096, file)
-os.close(file)
-show(lambda: (1))
-""",
+        'file = call(321, 0, ctypes.create_string_buffer(struct.pack("IIIII", 2, 4, 4096, 1, 1024), 128), 128); one = area(SHARED, RW, 4096, file); os.close(file)',
     ),
-    Kind(
+    refused(
         "a part of a System V segment",
-        "refused",
-        "",
-        """
-one = libc.shmat(libc.shmget(0, 8192, 0o1600), None, 0)
-libc.munmap(ctypes.c_void_p(one), 4096)
-show(lambda: (1))
-""",
+        "one = libc.shmat(libc.shmget(0, 8192, 0o1600), None, 0); libc.munmap(ctypes.c_void_p(one), 4096)",
     ),
     Kind(
         "shadow stacks", "kept", "By CRIU; not tried, as no machine of ours has them."
