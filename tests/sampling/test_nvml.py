@@ -86,10 +86,19 @@ def test_a_card_that_does_not_answer_leaves_every_session_unknown(library):
     assert sample(library, [1]) is None
 
 
-def test_instances_of_a_divided_card_are_told_apart():
+def test_several_cards_are_told_apart():
+    first, second = sample(nvml.TwoCards(), BUSY)
+    assert first.uuid != second.uuid
+    assert first.sm_percent == second.sm_percent == 86
+    assert first.instance is None
+
+
+def test_instances_of_a_divided_card_are_told_apart_and_the_busy_one_is_never_idle():
     cards = Nvml(nvml.Divided()).measure(0)
     assert cards[0].divided
     first, second = samples_of(cards, BUSY + IDLE)
+    assert first.uuid == second.uuid
+    assert second.sm_percent is None or second.sm_percent > 40
     assert (first.instance, first.memory) == (1, 5)
     assert (second.instance, second.memory) == (2, 7)
 
@@ -99,6 +108,7 @@ def test_a_client_of_mps_is_listed_and_its_work_is_not_taken_for_idleness():
     uses = {use.pid: use for use in card.processes}
     assert uses[nvml.BUSY_PID].mps
     assert uses[nvml.BUSY_PID].sm_percent is None
+    assert sample(nvml.Shared(), BUSY)[0].sm_percent is None
     assert not uses[nvml.Shared.server].mps
     assert sample(nvml.SharedIdle(), BUSY)[0].sm_percent == 0
 
