@@ -195,7 +195,9 @@ class Chain:
     def _delete(self) -> None:
         phase = self.admin().session(self.name)["phase"]
         if phase == "suspended":
-            self.admin().call("DELETE", f"sessions/{self.name}/-/saved")
+            self.admin().call(
+                "POST", f"sessions/{self.name}/-/delete", json={"everything": True}
+            )
         elif phase != "stopped":
             raise UserError(f"after its stop it is {phase}")
 

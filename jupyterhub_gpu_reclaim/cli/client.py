@@ -7,7 +7,7 @@ spawner's calls are in ``hub/client.py``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from jupyterhub_gpu_reclaim.common import codec
@@ -73,10 +73,10 @@ class SessionsClient:
         """List every reason for and against a suspend, the deciding one first."""
         return await self._ask("GET", f"sessions/{key.path}/why", list[Decision])
 
-    async def order(self, key: SessionKey, order: Order) -> SessionView:
-        """Give an order, or begin with it. Idempotent."""
+    async def order(self, key: SessionKey, order: Order) -> Any:
+        """Give an order, or begin with it; the answer is of its type. Idempotent."""
         path = f"sessions/{key.path}/{order.kind}"
-        return await self._ask("POST", path, SessionView, order)
+        return await self._ask("POST", path, order.answer, order)
 
     async def saved(self, key: SessionKey) -> list[KeptState]:
         """List a session's checkpoints, the newest generation first."""

@@ -1,18 +1,20 @@
 """What people and programs can order of a session: a class per kind, in one table.
 
-The routes and their document, the commands, their client and the forms are loops over
-:data:`ORDERS`. A new kind is a class here, and a method of ``controlplane.api.users``
-of its name. An order's fields are the body of ``POST
-api/sessions/{user}/{server}/{kind}`` and the options of its command.
+The routes and their document, the commands, their client, the forms and the pages'
+buttons are loops over :data:`ORDERS`. A new kind is a class here, and a method of
+``controlplane.api.users`` of its name. An order's fields are the body of ``POST
+api/sessions/{user}/{server}/{kind}``, the options of its command and the fields of its
+form.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.common.models import Phase, Value
+from jupyterhub_gpu_reclaim.common.models import Phase, SessionView, Value
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 #: Longest time that a session can be kept, in seconds.
 LONGEST_KEEP = 366 * 86400.0
@@ -49,11 +51,47 @@ class Order(Value, frozen=True, kw_only=True):
     #: Whether a manager's word counts for more.
     trusts: ClassVar[bool] = False
     more: ClassVar[str] = ""  #: further sentences of its command's help
+    answer: ClassVar[type] = SessionView
+    label: ClassVar[str]  #: of its button
+    done: ClassVar[str]  #: what the page says once it is given
+    #: Likewise of one that takes another back, or is carried out later.
+    done_else: ClassVar[str] = ""
+    #: What several sessions are then; empty: it is given to one at a time.
+    many: ClassVar[str] = ""
+    #: Whether lists have its button beside each session of its phases.
+    beside: ClassVar[bool] = False
+    #: Failures that its button is there for; none: it is there in each of its phases.
+    cures: ClassVar[tuple[Reason, ...]] = ()
+    #: Whether programs stop, so that people at work are told first.
+    stops: ClassVar[bool] = False
 
     @property
     def needs_manager(self) -> bool:
         """Whether only managers may give this one."""
         return self.for_managers
+
+    @classmethod
+    def by_itself(cls) -> dict[str, Any]:
+        """Return what is sent where nothing is chosen."""
+        metas = {
+            field.name: meta.extra or {}
+            for field in msgspec.structs.fields(cls)
+            for meta in get_args(field.type)[1:]
+        }
+        return {name: m["default"] for name, m in metas.items() if "default" in m}
+
+    @classmethod
+    def fits(cls, view: SessionView) -> bool:
+        """Whether its button makes sense for a session; ``session.js`` has the same."""
+        code = view.failure.code if view.failure else ""
+        if cls.cures:
+            return any(code == each.value for each in cls.cures)
+        return view.phase in cls.phases
+
+    def is_else(self, answer: Any) -> bool:
+        """Whether ``done_else`` is true of this one, by its answer."""
+        del answer
+        return False
 
 
 class Suspend(Order, frozen=True):
@@ -64,6 +102,11 @@ class Suspend(Order, frozen=True):
     asks: ClassVar = "suspend"
     follows: ClassVar = "suspend"
     for_tabs: ClassVar = True
+    label: ClassVar = "Suspend now"
+    done: ClassVar = "Suspending the session."
+    many: ClassVar = "being suspended"
+    beside: ClassVar = True
+    stops: ClassVar = True
 
 
 class Resume(Order, frozen=True):
@@ -76,6 +119,10 @@ class Resume(Order, frozen=True):
     follows: ClassVar = "resume"
     for_tabs: ClassVar = True
     trusts: ClassVar = True
+    label: ClassVar = "Resume"
+    done: ClassVar = "Resuming the session."
+    many: ClassVar = "resuming"
+    beside: ClassVar = True
 
 
 class PutFilesBack(Order, frozen=True):
@@ -90,6 +137,10 @@ class PutFilesBack(Order, frozen=True):
     phases: ClassVar = (Phase.SUSPENDED,)
     follows: ClassVar = "resume"
     trusts: ClassVar = True
+    label: ClassVar = "Bring it back with these files"
+    done: ClassVar = "Resuming the session with its files as they were."
+    beside: ClassVar = True
+    cures: ClassVar = (Reason.FILES_NEWER,)
 
 
 class Save(Order, frozen=True):
@@ -104,6 +155,9 @@ class Save(Order, frozen=True):
     refusals: ClassVar = (400, 404, 409)
     for_tabs: ClassVar = True
     more: ClassVar = "Each stands still for as long as its memory takes to be copied."
+    label: ClassVar = "Save point"
+    done: ClassVar = "The session is being saved; it keeps running."
+    many: ClassVar = "being saved"
 
     name: Annotated[
         str,
@@ -123,6 +177,15 @@ class Nap(Order, frozen=True):
     phases: ClassVar = (Phase.RUNNING,)
     follows: ClassVar = "nap"
     for_managers: ClassVar = True
+    label: ClassVar = "Nap"
+    done: ClassVar = "Its GPU memory is being moved out; the session keeps running."
+    many: ClassVar = "starting to nap"
+    beside: ClassVar = True
+
+    @classmethod
+    def fits(cls, view: SessionView) -> bool:
+        """Where there is GPU memory to move."""
+        return super().fits(view) and bool(view.gpus) and not view.facts.nap
 
 
 class Wake(Order, frozen=True):
@@ -134,6 +197,15 @@ class Wake(Order, frozen=True):
     phases: ClassVar = (Phase.NAPPING,)
     follows: ClassVar = "wake"
     for_managers: ClassVar = True
+    label: ClassVar = "Wake up"
+    done: ClassVar = "Its GPU memory is being moved back."
+    many: ClassVar = "waking"
+    beside: ClassVar = True
+
+    @classmethod
+    def fits(cls, view: SessionView) -> bool:
+        """A warning hides the phase of a nap."""
+        return view.phase.live and bool(view.facts.nap)
 
 
 class Keep(Order, frozen=True):
@@ -146,6 +218,10 @@ class Keep(Order, frozen=True):
     begins: ClassVar = False
     for_tabs: ClassVar = True
     trusts: ClassVar = True
+    label: ClassVar = "Keep for 1 h"
+    done: ClassVar = "The session is kept running."
+    done_else: ClassVar = "The session is no longer kept running."
+    many: ClassVar = "kept for an hour"
 
     seconds: Annotated[
         float,
@@ -158,6 +234,11 @@ class Keep(Order, frozen=True):
         ),
     ]
 
+    def is_else(self, answer: Any) -> bool:
+        """Whether it is kept no longer."""
+        del answer
+        return not self.seconds
+
 
 class OptOut(Order, frozen=True):
     """A user may only take it back."""
@@ -167,6 +248,9 @@ class OptOut(Order, frozen=True):
     asks: ClassVar = "exclude from all policies"
     begins: ClassVar = False
     refusals: ClassVar = (404,)
+    label: ClassVar = "Never suspend when idle"
+    done: ClassVar = "The session will never be suspended when idle."
+    done_else: ClassVar = "The session will be suspended when idle again."
 
     out: Annotated[
         bool, _field("whether it is never suspended by policy", default=True, off=False)
@@ -177,6 +261,11 @@ class OptOut(Order, frozen=True):
         """Nobody else may keep a GPU for ever."""
         return self.out
 
+    def is_else(self, answer: Any) -> bool:
+        """Whether it is in again."""
+        del answer
+        return not self.out
+
 
 class BringBack(Order, frozen=True):
     """The present checkpoint is set aside."""
@@ -186,11 +275,55 @@ class BringBack(Order, frozen=True):
     asks: ClassVar = "bring back"
     phases: ClassVar = tuple(Phase)
     trusts: ClassVar = True
+    label: ClassVar = "Bring it back"
+    done: ClassVar = "Resuming the session from that checkpoint."
 
     checkpoint: Annotated[str, _field("which; `saved` lists them")]
     save_running: Annotated[
         bool, _field("suspend the session first, if it runs; else that is refused")
     ] = False
+
+
+class Left(Value, frozen=True, kw_only=True):
+    """A checkpoint that is still there."""
+
+    checkpoint: str
+    until: float | None = None  #: seconds since the epoch; null: until the reason ends
+    why: str
+
+
+class Deleted(Value, frozen=True, kw_only=True):
+    """The outcome of an order to delete."""
+
+    deleted: list[str]  #: ids of the checkpoints that cannot be brought back any more
+    kept: list[Left]
+
+
+class Delete(Order, frozen=True):
+    """What is kept all the same is told, until when and why."""
+
+    kind: ClassVar = "delete"
+    says: ClassVar = "Delete a checkpoint of the session for good, or all of them"
+    asks: ClassVar = "delete checkpoints of"
+    always_asks: ClassVar = True
+    phases: ClassVar = tuple(Phase)
+    begins: ClassVar = False
+    answer: ClassVar = Deleted
+    label: ClassVar = "Delete for good"
+    done: ClassVar = "It was deleted for good."
+    done_else: ClassVar = (
+        "It cannot be brought back any more, and will be deleted as soon as its machine"
+        " and the store answer."
+    )
+
+    checkpoint: Annotated[
+        str, _field("which; without it, the one that the session is suspended in")
+    ] = ""
+    everything: Annotated[bool, _field("all that the session can do without")] = False
+
+    def is_else(self, answer: Any) -> bool:
+        """Whether nothing is gone yet."""
+        return not answer.deleted
 
 
 class StartFresh(Order, frozen=True):
@@ -202,6 +335,8 @@ class StartFresh(Order, frozen=True):
     )
     asks: ClassVar = "put aside"
     phases: ClassVar = (Phase.SUSPENDED,)
+    label: ClassVar = "Start fresh"
+    done: ClassVar = "The suspended session is put aside."
 
 
 class RenewLogin(Order, frozen=True):
@@ -223,6 +358,10 @@ class RenewLogin(Order, frozen=True):
         " session, for a day, and is noted in its history. It starts nothing: the user"
         " visits the server."
     )
+    label: ClassVar = "Restore its login"
+    done: ClassVar = "The login will be restored when the user next opens the session."
+    beside: ClassVar = True
+    cures: ClassVar = (Reason.NOT_ADOPTED, Reason.TOKEN_REVOKED)
 
 
 class RevokeTabs(Order, frozen=True):
@@ -237,6 +376,11 @@ class RevokeTabs(Order, frozen=True):
     phases: ClassVar = (*LIVE, Phase.SUSPENDING, Phase.SUSPENDED)
     begins: ClassVar = False
     refusals: ClassVar = (404,)
+    label: ClassVar = "Revoke it"
+    done: ClassVar = (
+        "Open tabs of the session can no longer see or steer it here; those of its next"
+        " fresh start can."
+    )
 
 
 class EndTree(Order, frozen=True):
@@ -254,6 +398,8 @@ class EndTree(Order, frozen=True):
         " alone, since the second is in no checkpoint: what it holds in memory is lost."
         " The session itself is never ended like this."
     )
+    label: ClassVar = "End these programs"
+    done: ClassVar = "The programs were ended."
 
     incarnation: Annotated[str, _field("which; the report names them")]
 
@@ -268,6 +414,7 @@ ORDERS: tuple[type[Order], ...] = (
     Keep,
     OptOut,
     BringBack,
+    Delete,
     StartFresh,
     RenewLogin,
     RevokeTabs,

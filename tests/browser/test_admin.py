@@ -82,14 +82,14 @@ def test_admin_suspends_and_resumes_by_keyboard_and_leaves_no_token(
     row.get_by_text("Running").wait_for()
     assert len(tokens_of_panels(admin)) == 1
 
-    tab_to(page, f"Suspend {amy.name}")
+    tab_to(page, f"Suspend now: {amy.name}")
     page.keyboard.press("Enter")
-    page.get_by_role("dialog", name=f"Suspend {amy.name}?").wait_for()
-    tab_to(page, "Suspend")  # it was used a moment ago, so that is asked
+    page.get_by_role("dialog", name=f"Suspend now: {amy.name}?").wait_for()
+    tab_to(page, "Suspend now")  # it was used a moment ago, so that is asked
     page.keyboard.press("Enter")
     row.get_by_text("Suspended", exact=True).wait_for()
     assert admin.session(amy.name)["phase"] == "suspended"
-    resume = row.get_by_role("button", name=f"Resume {amy.name}")
+    resume = row.get_by_role("button", name=f"Resume: {amy.name}")
     resume.wait_for()
     hub_row = page.get_by_test_id(f"user-row-{amy.name}")
     hub_row.get_by_role("button", name="Start Server").wait_for()  # read again

@@ -59,6 +59,11 @@ def told_by_terminal(tab: Page, home: Path, command: str) -> str:
     return wait_for(typed)
 
 
+def entitled(page: Page, words: str) -> None:
+    """Wait until the tab's title is like that."""
+    page.wait_for_function("like => RegExp(like).test(document.title)", arg=words)
+
+
 @pytest.mark.long
 def test_open_tabs_warn_and_keep_then_let_go_wait_calmly_and_come_back_together(
     stack: Stack, admin: Admin, new_name: str, sign_in: Callable[[str], Page]
@@ -80,6 +85,7 @@ def test_open_tabs_warn_and_keep_then_let_go_wait_calmly_and_come_back_together(
     warning.wait_for()
     shoot(front, "tab-warning")
     warning.get_by_text(re.compile(r"^in \d+ s\.$")).wait_for()
+    entitled(front, r"^Suspending in \d+ s · ")
     warning.get_by_role("button", name=re.compile("Keep 1 h, until")).click()
     front.get_by_text("Kept running until").wait_for()
     assert admin.session(new_name)["kept_until"]
@@ -102,6 +108,7 @@ def test_open_tabs_warn_and_keep_then_let_go_wait_calmly_and_come_back_together(
     offer.wait_for()
     dialog = back.get_by_role("dialog", name=saved)
     dialog.wait_for()
+    entitled(back, "^Suspended · ")
     shoot(back, "tab-notebook7-suspended")
     assert all(polls)
     for asked in polls:
@@ -121,6 +128,8 @@ def test_open_tabs_warn_and_keep_then_let_go_wait_calmly_and_come_back_together(
     for tab in (back, front):
         # said, and gone again by the time that the slower of them is asked
         tab.get_by_text("Your session is back.").wait_for(state="attached")
+    for tab in (back, front):
+        entitled(tab, "^(?!Suspend)")
     shoot(back, "tab-notebook7")
     assert offer.count() == 0
     assert output_of(front, 1) == "it is 42"

@@ -70,9 +70,9 @@ def test_sessions_are_picked_suspended_and_deleted_by_an_administrator(
         service.get_by_role("checkbox", name=f"Select {name}, Default server").check()
     service.get_by_text("2 of ").wait_for()
     selected = service.get_by_role("group", name="Selected")
-    selected.get_by_role("button", name="Suspend", exact=True).click()
-    ask = service.get_by_role("dialog", name="Suspend: 2 sessions?")
-    ask.get_by_role("button", name="Suspend: all 2").click()
+    selected.get_by_role("button", name="Suspend now").click()
+    ask = service.get_by_role("dialog", name="Suspend now: 2 sessions?")
+    ask.get_by_role("button", name="Suspend now: all 2").click()
     notice = service.locator("#notice")
     notice.get_by_text("2 sessions are being suspended.").wait_for()
     for name in names:

@@ -121,10 +121,10 @@ def test_manager_puts_a_session_to_nap_and_wakes_it_in_the_hubs_admin_page(
     row.get_by_text("Running").wait_for()
     for button in row.get_by_role("button").all():
         assert "undefined" not in (button.get_attribute("class") or "")
-    row.get_by_role("button", name=f"Let {name} nap").click()
+    row.get_by_role("button", name=f"Nap: {name}").click()
     row.get_by_text("Napping").wait_for()
     shoot(page, "nap-panel")
     assert admin.session(name)["phase"] == "napping"
-    row.get_by_role("button", name=f"Wake {name}").click()
+    row.get_by_role("button", name=f"Wake up: {name}").click()
     row.get_by_text("Running").wait_for()
     assert admin.session(name)["phase"] == "running"

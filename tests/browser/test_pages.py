@@ -192,7 +192,7 @@ def test_service_pages_of_user_and_manager_suspend_and_resume_live(
     manager.goto(f"{stack.url}/services/gpu-reclaim/all")
     name = f"{paige.name}, Default server"
     manager.get_by_role("button", name=f"Resume: {name}").click()
-    manager.get_by_role("button", name=f"Suspend: {name}").wait_for()
+    manager.get_by_role("button", name=f"Suspend now: {name}").wait_for()
     page.locator(running).wait_for()
     assert admin.session(paige.name)["phase"] == "running"
     shoot(manager, "overview-resumed")
@@ -210,7 +210,7 @@ def test_service_pages_of_manager_and_user_suspend_and_resume_live(
     manager = sign_in("admin")
     manager.goto(f"{stack.url}/services/gpu-reclaim/all")
     name = f"{paige.name}, Default server"
-    manager.get_by_role("button", name=f"Suspend: {name}").click()
+    manager.get_by_role("button", name=f"Suspend now: {name}").click()
     ask = manager.get_by_role("dialog")  # it was used a moment ago
     ask.get_by_role("button", name="Suspend").click()
     manager.get_by_role("button", name=f"Resume: {name}").wait_for()

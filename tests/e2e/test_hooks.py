@@ -59,7 +59,7 @@ def test_hooks_of_starts_run_at_returns_and_those_of_ends_at_ends(
         ann.start_server()
         assert run() == ["pre_spawn_hook"]
         admin.suspend("ann")
-        admin.call("DELETE", "sessions/ann/-/saved")
+        admin.call("POST", "sessions/ann/-/delete", json={"everything": True})
         wait_until(lambda: run() == ["post_stop_hook"], 30)
         ann.start_server()
         assert run() == ["pre_spawn_hook"]

@@ -300,8 +300,8 @@ async def test_what_cookies_say_opens_nothing(world, victim):
             const headers = {"X-XSRFToken": token};
             for (const path of ["mine", "all", "api/sessions", "health"])
               got.push(await (await fetch(prefix + path, {headers})).text());
-            const saved = prefix + "api/sessions/ada/train/saved";
-            got.push((await fetch(saved, {method: "DELETE", headers})).status);
+            const gone = prefix + "api/sessions/ada/train/delete";
+            got.push((await fetch(gone, {method: "POST", headers})).status);
             const body = new URLSearchParams({_xsrf: token});
             const button = prefix + "sessions/ada/train/delete";
             got.push((await fetch(button, {method: "POST", body})).status);
@@ -579,7 +579,7 @@ async def test_pass_of_eves_own_tab_and_a_forged_referer_show_nothing_of_adas(
             for (const pass of passes)
               for (const [method, path] of [
                 ["GET", ""], ["GET", "/why"], ["POST", "/suspend"], ["POST", "/resume"],
-                ["DELETE", "/saved"],
+                ["POST", "/delete"],
               ]) {
                 const url = prefix + "api/sessions/ada/train" + path;
                 const how = { method, headers: { [header]: pass } };

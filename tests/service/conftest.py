@@ -45,10 +45,10 @@ from jupyterhub_gpu_reclaim.common.models import (
     StopPlan,
     Waiting,
 )
-from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP
+from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP, Deleted, Left
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage, AuditSentence
-from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted, Left, UserApi
+from jupyterhub_gpu_reclaim.controlplane.api.users import UserApi
 from jupyterhub_gpu_reclaim.service.api.context import Context, Limits, Streams
 from jupyterhub_gpu_reclaim.service.web import pages
 from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY, application
@@ -300,7 +300,7 @@ class SessionsInMemory:
         self,
         key: SessionKey,
         by: str,
-        checkpoint: str | None = None,
+        checkpoint: str = "",
         *,
         everything: bool = False,
     ) -> Deleted:

@@ -237,7 +237,7 @@ async def test_managers_page_is_live_filtered_and_steered_without_a_reload(
     await search.fill("bob")
 
     # by keyboard, while it changes
-    suspend = page.get_by_role("button", name="Suspend: bob, Default server")
+    suspend = page.get_by_role("button", name="Suspend now: bob, Default server")
     await suspend.focus()
     service.control.put("bob", facts={"node": "n1", "opted_out_by": "root"})
     await expect(bob).to_contain_text("(set by root)")
@@ -249,7 +249,7 @@ async def test_managers_page_is_live_filtered_and_steered_without_a_reload(
 
     right, service.control.suspend = service.control.suspend, refuse
     await page.keyboard.press("Enter")
-    ask = page.get_by_role("dialog", name="Suspend: bob/?")
+    ask = page.get_by_role("dialog", name="Suspend now: bob/?")
     await expect(ask).to_contain_text("not known whether it is in use")
     await ask.get_by_role("button", name="Suspend").click()
     await expect(page.locator("#notice")).to_contain_text("cannot be suspended")
@@ -283,7 +283,7 @@ async def test_order_for_many_says_who_is_at_work_and_asks(service, tab):
     await expect(page.get_by_text("4 of 4 selected")).to_be_visible()
     selected = page.get_by_role("group", name="Selected")
     await selected.get_by_role("button", name="Suspend").click()
-    ask = page.get_by_role("dialog", name="Suspend: 3 sessions?")
+    ask = page.get_by_role("dialog", name="Suspend now: 3 sessions?")
     await expect(ask).to_contain_text("1 of them is at work: ada/.")
     await expect(ask).to_contain_text("1 of the 4 selected are in no state for that")
     assert await axe.problems_there(page) == []
@@ -302,7 +302,7 @@ async def test_order_for_many_says_who_is_at_work_and_asks(service, tab):
     await expect(notice).to_contain_text("None of these sessions is in a state for")
     service.control.put("ada", phase=Phase.WARNED)  # the double wants it running
     await selected.get_by_role("button", name="Suspend").click()
-    ask = page.get_by_role("dialog", name="Suspend: ada/?")
+    ask = page.get_by_role("dialog", name="Suspend now: ada/?")
     await ask.get_by_role("button", name="Suspend").click()
     told = "0 sessions are being suspended. 1 not: ada/: A session that is"
     await expect(notice).to_contain_text(told)
@@ -352,7 +352,7 @@ async def test_table_is_grouped_by_card_and_its_sums_follow_without_a_reload(
     await expect(heads.nth(1)).to_contain_text("Without a GPU")
     await expect(page.locator(ROW)).to_have_count(3)
     assert page.url.endswith("by=card")
-    suspend = page.get_by_role("button", name="Suspend: chen")
+    suspend = page.get_by_role("button", name="Suspend now: chen")
     await suspend.focus()
     gpus = [GpuSample(uuid="a1" * 16, memory=31 * 10**9)]
     service.control.put("chen", gpus=gpus)

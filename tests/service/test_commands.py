@@ -47,6 +47,22 @@ def goes_on(control, name: str, *after: dict) -> None:
     setattr(control, name, called)
 
 
+async def test_delete_asks_and_says_what_is_still_there(command, control):
+    control.put("ada")
+    code, _, err = await command("delete", "ada")
+    assert (code, "say --yes if it should" in err) == (2, True)
+    assert control.calls == []
+    code, out, err = await command("delete", "ada", "--checkpoint=c7", "--yes")
+    assert (code, "ada/     done" in out) == (0, True)
+    assert err == (
+        "ada/: c1 is still there. The session came back from it; it is kept in case it"
+        " ends.\n"
+    )
+    assert control.calls == [("discard", SessionKey("ada"), "root", "c7")]
+    _, told = await command.json("delete", "ada", "--everything", "--yes")
+    assert told[0]["kept"] == []
+
+
 # --- nodes ---------------------------------------------------------------------------
 async def test_nodes_are_listed_with_their_faults_and_the_cure_of_each(
     command, control

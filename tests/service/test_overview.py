@@ -79,10 +79,10 @@ async def test_summary_counts_every_checkpoint_that_is_in_the_store(service, roo
 async def test_pin_is_for_managers_and_taken_back_by_all(service, root):
     service.control.put("ada")
     ada = Browser(service, "token-ada")
-    refused = await ada.post("sessions/ada/-/pin", _xsrf=await ada.xsrf(), out="1")
+    refused = await ada.post("sessions/ada/-/opt-out", _xsrf=await ada.xsrf(), out="1")
     assert refused.code == 403
-    await root.post("sessions/ada/-/pin", _xsrf=await root.xsrf(), out="1")
-    await ada.post("sessions/ada/-/pin", _xsrf=await ada.xsrf(), out="0")
+    await root.post("sessions/ada/-/opt-out", _xsrf=await root.xsrf(), out="1")
+    await ada.post("sessions/ada/-/opt-out", _xsrf=await ada.xsrf(), out="0")
     assert service.control.calls == [
         ("opt_out", ADA, True, "root"),
         ("opt_out", ADA, False, "ada"),

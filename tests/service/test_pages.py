@@ -1,5 +1,6 @@
 """The pages, as a browser without JavaScript uses them, and their safety."""
 
+import json
 import re
 import sys
 from html import unescape
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import Failure, KeptState, Phase, SessionKey
-from jupyterhub_gpu_reclaim.service.web.pages import DONE
+from jupyterhub_gpu_reclaim.common.orders import KINDS
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -65,7 +66,7 @@ async def test_page_without_a_session_says_what_to_do(browser):
         (Phase.RUNNING, "suspend", {}, ("suspend", ADA, "ada")),
         (Phase.SUSPENDED, "resume", {}, ("resume", ADA, "ada")),
         (Phase.RUNNING, "keep", {"seconds": "3600"}, ("keep", ADA, 3600.0, "ada")),
-        (Phase.SUSPENDED, "delete", {}, ("discard", ADA, "ada", None)),
+        (Phase.SUSPENDED, "delete", {}, ("discard", ADA, "ada", "")),
         (
             Phase.SUSPENDED,
             "delete",
@@ -155,7 +156,9 @@ async def test_fresh_page_says_what_is_kept_and_starts_fresh(service, browser):
     assert "kept for 7 days" in re.sub(r"\s+", " ", page)
     assert service.control.calls == []
     xsrf = await browser.xsrf()
-    response = await browser.post("sessions/ada/-/fresh", _xsrf=xsrf)
+    response = await browser.post(
+        "sessions/ada/-/start-fresh", _xsrf=xsrf, page="start"
+    )
     assert response.code == 303
     assert response.headers["Location"] == "/hub/spawn/ada"
     assert service.control.calls == [("start_fresh", ADA, "ada")]
@@ -222,7 +225,9 @@ async def test_fresh_page_of_a_renamed_user_says_what_stays_and_starts_fresh(
     assert "stays as it is, under its former name" in page
     assert "kept for" not in page
     xsrf = await browser.xsrf()
-    response = await browser.post("sessions/ada/-/fresh", _xsrf=xsrf)
+    response = await browser.post(
+        "sessions/ada/-/start-fresh", _xsrf=xsrf, page="start"
+    )
     assert response.code == 303, response.body
     assert response.headers["Location"] == "/hub/spawn/ada"
     assert service.control.calls == [("start_fresh", ADA, "ada")]
@@ -279,6 +284,28 @@ async def test_static_files_are_served_without_a_login(service):
         assert response.headers["Cache-Control"] == "no-cache"
 
 
+async def test_scripts_are_sent_the_registry_of_orders(service):
+    sent = (await service.call("static/orders.js", "")).body.decode()
+    table = json.loads(sent.removeprefix("export const ORDERS = ").removesuffix(";\n"))
+    assert list(table) == list(KINDS)
+    assert table["keep"]["body"] == {"seconds": 3600.0}
+    assert table["resume"]["phases"] == ["suspended"]
+    assert table["put-files-back"]["cures"] == ["files_newer"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_form_of_each_kind_is_answered_with_its_sentence(service, kind):
+    phase = next(iter(KINDS[kind].phases))
+    service.control.put("ada", phase=phase)
+    root = Browser(service, "token-root")
+    fields = {"seconds": "60", "out": "1", "checkpoint": "c1", "incarnation": "i2"}
+    fields |= {"save_running": "1", "everything": "0", "name": "mine"}
+    mine = {name: fields[name] for name in KINDS[kind].__struct_fields__}
+    sent = {"accept": "application/json", "_xsrf": await root.xsrf(), **mine}
+    answer = await root.post(f"sessions/ada/-/{kind}", **sent)
+    assert (answer.code, json.loads(answer.body)) == (200, KINDS[kind].done)
+
+
 async def test_address_without_a_page_is_a_page_that_says_so(browser):
     response = await browser.get("nothing/here")
     assert response.code == 404
@@ -332,7 +359,7 @@ async def test_button_of_a_report_is_for_who_manages(
     assert done.code == 303
     assert service.control.calls == [called]
     back = (await root.get(f"sessions/ada/-?done={action}")).body.decode()
-    assert DONE[action] in unescape(back)
+    assert KINDS[action].done in unescape(back)
 
 
 async def test_page_of_a_session_revokes_the_key_of_its_tabs(service, browser):
@@ -344,7 +371,7 @@ async def test_page_of_a_session_revokes_the_key_of_its_tabs(service, browser):
     assert done.code == 303
     assert ("revoke_tabs", ADA, "ada") in service.control.calls
     back = (await browser.get("sessions/ada/-?done=revoke-tabs")).body.decode()
-    assert DONE["revoke-tabs"] in unescape(back)
+    assert KINDS["revoke-tabs"].done in unescape(back)
 
 
 async def test_save_point_is_named_on_the_sessions_page(service):

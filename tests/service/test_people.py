@@ -8,12 +8,14 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import (
     Decision,
+    GpuSample,
     KeptState,
     Phase,
     SessionKey,
     SessionView,
     Waiting,
 )
+from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.service.api import base
 from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY
 
@@ -79,8 +81,8 @@ async def test_server_called_dash_is_not_the_default_server(service):
         ("POST", "resume"),
         ("POST", "keep"),
         ("POST", "start-fresh"),
-        ("DELETE", "saved"),
-        ("DELETE", "saved/c1"),
+        ("POST", "delete"),
+        ("GET", "orders"),
         ("GET", "why"),
     ],
 )
@@ -275,8 +277,9 @@ async def test_body_that_is_too_large_is_not_read(service):
 
 async def test_saved_states_are_deleted_one_or_all(service):
     service.control.put("ada")
-    one = await service.call("api/sessions/ada/-/saved/c7", method="DELETE")
-    everything = await service.call("api/sessions/ada/-/saved", method="DELETE")
+    path = "api/sessions/ada/-/delete"
+    one = await service.call(path, method="POST", body={"checkpoint": "c7"})
+    everything = await service.call(path, method="POST", body={"everything": True})
     assert (one.code, everything.code) == (200, 200)
     assert json.loads(one.body) == {
         "deleted": ["c7"],
@@ -291,8 +294,27 @@ async def test_saved_states_are_deleted_one_or_all(service):
     assert json.loads(everything.body) == {"deleted": ["c7"], "kept": []}
     assert service.control.calls == [
         ("discard", ADA, "ada", "c7"),
-        ("discard", ADA, "ada", None),
+        ("discard", ADA, "ada", ""),
     ]
+
+
+async def test_orders_that_make_sense_are_offered_to_each_who_may_give_them(service):
+    service.control.put("ada", gpus=[GpuSample(uuid="a", name="A100")])
+    path = "api/sessions/ada/-/orders"
+    for token, more, longest in (
+        ("token-ada", set(), 2 * 3600.0),
+        ("token-root", {"nap", "end-tree"}, LONGEST_KEEP),
+    ):
+        told = json.loads((await service.call(path, token)).body)
+        assert more <= told["orders"].keys()
+        assert bool(more) == ("nap" in told["orders"])
+        assert told["longest_keep"] == longest
+        assert told["orders"]["suspend"] == {
+            "label": "Suspend now",
+            "done": "Suspending the session.",
+            "stops": True,
+        }
+        assert "resume" not in told["orders"]
 
 
 async def test_why_tells_the_reasons(service):
@@ -411,7 +433,7 @@ async def test_who_was_refused_a_change_is_told_to_the_event_log(service, failur
     for token, path, method in (
         ("token-ada", "api/sessions/bob/-/suspend", "POST"),
         ("token-bob", "api/sessions/bob/-/resume", "POST"),
-        ("wrong", "api/sessions/bob/-/saved", "DELETE"),
+        ("wrong", "api/sessions/bob/-/delete", "POST"),
         ("token-ada", "api/sessions/bob/-", "GET"),
         ("token-bob", "api/sessions/bob/-/suspend", "POST"),
     ):

@@ -1,6 +1,7 @@
 """The modules of an open tab, as far as they need no page: syntax, words, numbers."""
 
 import json
+import shutil
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.common import text
+from jupyterhub_gpu_reclaim.service.web import pages
 
 STATIC = (
     Path(__file__).parents[2]
@@ -105,11 +107,11 @@ def test_suspend_of_a_session_at_work_is_pressed_twice():
         Object.assign(panel, {{
           said: {{}},
           changed() {{}},
-          service: {{ suspend: async () => {{ said.push("suspend"); return null; }} }},
+          service: {{ order: async (kind) => {{ said.push(kind); return null; }} }},
         }});
         const press = async (view) => {{
           panel.view = view;
-          await panel.suspend();
+          await panel.order("suspend", {{ stops: true }});
           said.push(panel.said.textContent.split(".")[0]);
         }};
         await press({{ usage: {{ busy_kernel: "a" }} }});
@@ -122,10 +124,13 @@ def test_suspend_of_a_session_at_work_is_pressed_twice():
     assert json.loads(node(code)) == ["Kernel a is busy", *ordered, *ordered]
 
 
-def test_admin_panel_knows_a_gpu_that_works_from_the_window_or_the_last_look():
+def test_admin_panel_knows_a_gpu_that_works_from_the_window_or_the_last_look(tmp_path):
+    folder = tmp_path / "static"
+    shutil.copytree(SESSION.parent, folder)
+    (folder / "orders.js").write_bytes(pages.ORDERS_SCRIPT)  # as the service sends it
     views = [{"gpus": [CARD]}, {"usage": {"gpu_percent": 90}}, {"gpus": []}]
     code = f"""
-        import {{ worksOnGpu }} from {json.dumps(SESSION.as_uri())};
+        import {{ worksOnGpu }} from {json.dumps((folder / "session.js").as_uri())};
         console.log(JSON.stringify({json.dumps(views)}.map(worksOnGpu)));
     """
     assert json.loads(node(code)) == [True, True, False]

@@ -23,7 +23,7 @@ from jupyterhub_gpu_reclaim.cli.sessions.connection import ask
 from jupyterhub_gpu_reclaim.cli.sessions.progress import Following, How, Result
 from jupyterhub_gpu_reclaim.common import codec, text
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
-from jupyterhub_gpu_reclaim.common.orders import Keep
+from jupyterhub_gpu_reclaim.common.orders import Delete, Keep
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
@@ -94,7 +94,10 @@ async def _order_all(
             else:
                 how = How.ASKED if given.begins else How.DONE
                 until = asked.kept_until if isinstance(given, Keep) else None
-                found[view.key] = Result(key=view.key, how=how, kept_until=until)
+                kept = tuple(asked.kept) if isinstance(given, Delete) else ()
+                found[view.key] = Result(
+                    key=view.key, how=how, kept_until=until, kept=kept
+                )
 
         await asyncio.gather(*map(give, views))
         if waits:
@@ -111,6 +114,8 @@ def _report(args: argparse.Namespace, results: list[Result]) -> int:
     else:
         say("No session fits.")
     for result in results:
+        for left in result.kept:
+            complain(f"{result.key}: {left.checkpoint} is still there. {left.why}")
         if (failure := result.failure) is not None:
             complain(f"Error: {result.key}: {failure.message} ({failure.code})")
             if failure.hint:

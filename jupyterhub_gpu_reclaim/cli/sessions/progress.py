@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim.common import codec, text
 from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Failure, Phase, SessionKey, Value
+from jupyterhub_gpu_reclaim.common.orders import Left  # noqa: TC001 - msgspec
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Result(Value, frozen=True, kw_only=True):
     seconds: float = 0.0
     stored_bytes: int | None = None
     kept_until: float | None = None
+    kept: tuple[Left, ...] = ()  #: checkpoints that are not deleted yet
     failure: Failure | None = None
 
 

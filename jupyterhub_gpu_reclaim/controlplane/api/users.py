@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,9 +26,8 @@ from jupyterhub_gpu_reclaim.common.models import (
     Decision,
     Phase,
     SessionKey,
-    Value,
 )
-from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP
+from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP, Deleted, Left
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.api import audit_text as story
@@ -80,21 +79,6 @@ _WHY = {
     Keeping.ASIDE: "It was put aside.",
     Keeping.TO_DELETE: "It is deleted as soon as the agent and its store answer.",
 }
-
-
-class Left(Value, frozen=True, kw_only=True):
-    """A checkpoint that is still there."""
-
-    checkpoint: str
-    until: float | None = None  #: seconds since the epoch; null: until the reason ends
-    why: str
-
-
-class Deleted(Value, frozen=True, kw_only=True):
-    """The outcome of an order to delete."""
-
-    deleted: list[str]  #: ids of the checkpoints that cannot be brought back any more
-    kept: list[Left]
 
 
 def _left(row: CheckpointRow) -> Left:
@@ -159,14 +143,16 @@ class UserApi:
 
     async def order(
         self, key: SessionKey, order: Order, by: str, *, manages: bool = False
-    ) -> SessionView:
-        """Carry an order out, or begin to, by the method of its kind."""
+    ) -> Any:
+        """Carry an order out, or begin to, by the method of its kind.
+
+        The answer is of the order's type.
+        """
         fields = {name: getattr(order, name) for name in order.__struct_fields__}
         if order.trusts:
             fields["manages"] = manages
         work = getattr(self, order.kind.replace("-", "_"))
-        view: SessionView = await work(key, by=by, **fields)
-        return view
+        return await work(key, by=by, **fields)
 
     async def suspend(self, key: SessionKey, by: str) -> SessionView:
         """Suspend a running session as soon as possible; the policy is not asked.
@@ -584,7 +570,7 @@ class UserApi:
         self,
         key: SessionKey,
         by: str,
-        checkpoint: str | None = None,
+        checkpoint: str = "",
         *,
         everything: bool = False,
     ) -> Deleted:
@@ -595,7 +581,7 @@ class UserApi:
         Args:
             key: the session.
             by: who asks for it.
-            checkpoint: see ``discard``.
+            checkpoint: see ``discard``; empty: none is named.
             everything: also what was set aside beside it, and the parent of a running
                 session, which is then gone if its programs end in the next minutes.
 
@@ -606,10 +592,10 @@ class UserApi:
         """
         self._check_is_theirs(key, by)
         before = [row.id for row in self._visible(key)]
-        if everything and checkpoint is None:
+        if everything and not checkpoint:
             self._mark_all_unneeded(self._known_row(key), by)
-        if checkpoint is not None or not everything:
-            await self.discard(key, by, checkpoint)
+        else:
+            await self.discard(key, by, checkpoint or None)
         await expiry.collect(self._sessions, self._agent, self._settings.set_aside)
         journal = self._sessions.journal
         rows = [row for each in before if (row := journal.checkpoint(each))]

@@ -52,7 +52,6 @@ _FIELDS = {
         "Name of the server; `-` is the default server, and a name of dashes alone"
         " gets one more of them."
     ),
-    "checkpoint": "Id of one checkpoint.",
     "node": "Name of a node; `-` is the Hub's own machine.",
 }
 

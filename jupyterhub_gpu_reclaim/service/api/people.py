@@ -6,7 +6,7 @@ waits for an operation: it is begun, and the session's view shows its progress.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -22,9 +22,8 @@ from jupyterhub_gpu_reclaim.common.models import (
     Value,
 )
 from jupyterhub_gpu_reclaim.common.node_status import no_return
-from jupyterhub_gpu_reclaim.common.orders import ORDERS, Keep, Order
+from jupyterhub_gpu_reclaim.common.orders import ORDERS, Order
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted
 from jupyterhub_gpu_reclaim.service.api.base import Count, Forbidden, PersonRoute, Route
 from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
 
@@ -41,10 +40,19 @@ NAMED = Query(
 )
 
 
-class KeepLimit(Value, frozen=True, kw_only=True):
-    """The longest time for which a session can be kept."""
+class Button(Value, frozen=True, kw_only=True):
+    """An order that makes sense now, as people are offered it."""
 
-    longest: float  #: seconds from now on; 0: not at all
+    label: str
+    done: str  #: what is said once it is given
+    stops: bool  #: whether programs stop
+
+
+class Offered(Value, frozen=True, kw_only=True):
+    """The orders that the caller may give about a session as it is now."""
+
+    orders: dict[str, Button]  #: by their kinds
+    longest_keep: float  #: seconds from now on; 0: not at all
 
 
 def named_sessions(route: PersonRoute) -> set[SessionKey] | None:
@@ -115,7 +123,7 @@ class Why(PersonRoute):
         self.answer(found)
 
 
-async def give(route: PersonRoute, key: SessionKey, order: Order) -> SessionView:
+async def give(route: PersonRoute, key: SessionKey, order: Order) -> Any:
     """Give an order in the name of the caller; returns before it is done.
 
     Raises:
@@ -128,20 +136,18 @@ async def give(route: PersonRoute, key: SessionKey, order: Order) -> SessionView
     return await users.order(key, order, person.label, manages=person.manages)
 
 
-def _route_of(
-    kind: type[Order], base: type[PersonRoute] = PersonRoute
-) -> type[PersonRoute]:
+def _route_of(kind: type[Order]) -> type[PersonRoute]:
     """Make the route of a kind of orders."""
     status = 202 if kind.begins else 200
     says = kind.says + ("; for administrators" if kind.for_managers else "")
     fields = kind if kind.__struct_fields__ else None
 
-    class Given(base):  # type: ignore[misc,valid-type]
+    class Given(PersonRoute):
         path: ClassVar = f"api/sessions/{{user}}/{{server}}/{kind.kind}"
         for_tabs: ClassVar = kind.for_tabs
 
         @operation(
-            says, body=fields, answer=SessionView, status=status, errors=kind.refusals
+            says, body=fields, answer=kind.answer, status=status, errors=kind.refusals
         )
         async def post(self, user: str, server: str) -> None:
             key = self.key(user, server)
@@ -152,19 +158,31 @@ def _route_of(
     return Given
 
 
-class KeepTime(PersonRoute):
-    """How long a session can be kept."""
+class Offers(PersonRoute):
+    """What can be done with a session."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/orders"
+    for_tabs: ClassVar = True
 
     @operation(
-        "How long you may ask that the session be left alone",
-        answer=KeepLimit,
+        "The orders that you may give about the session as it is now, and how long you"
+        " may ask that it be left alone",
+        answer=Offered,
         errors=(404,),
     )
     async def get(self, user: str, server: str) -> None:
-        """Answer with the time for which the session can be kept."""
-        users = self.context.control.users
-        users.session(self.key(user, server))
-        self.answer(KeepLimit(longest=users.longest_keep(manages=self.person.manages)))
+        """List the orders."""
+        users, person = self.context.control.users, self.person
+        view = users.session(self.key(user, server))
+        found = {
+            each.kind: Button(label=each.label, done=each.done, stops=each.stops)
+            for each in ORDERS
+            if each.fits(view)
+            and (each.for_tabs or person.only is None)
+            and (person.manages or not each.for_managers)
+        }
+        longest = users.longest_keep(manages=person.manages)
+        self.answer(Offered(orders=found, longest_keep=longest))
 
 
 class SessionHistory(PersonRoute):
@@ -202,40 +220,13 @@ class SavedStates(PersonRoute):
         """List the checkpoints."""
         self.answer(self.context.control.users.session(self.key(user, server)).kept)
 
-    @operation(
-        "Delete all checkpoints of the session; what is kept, until when and why",
-        answer=Deleted,
-        errors=(404, 409),
-    )
-    async def delete(self, user: str, server: str) -> None:
-        """Delete the checkpoints for good."""
-        key, by = self.key(user, server), self.person.label
-        self.answer(await self.context.control.users.delete(key, by, everything=True))
-
-
-class SavedOne(PersonRoute):
-    """A checkpoint of a session."""
-
-    path: ClassVar = "api/sessions/{user}/{server}/saved/{checkpoint}"
-
-    @operation(
-        "Delete one checkpoint; what is still kept, until when and why",
-        answer=Deleted,
-        errors=(404, 409),
-    )
-    async def delete(self, user: str, server: str, checkpoint: str) -> None:
-        """Delete the checkpoint for good."""
-        key = self.key(user, server)
-        by = self.person.label
-        self.answer(await self.context.control.users.delete(key, by, checkpoint))
-
 
 ROUTES: tuple[type[Route], ...] = (
     ListSessions,
     ShowSession,
     Why,
-    *(_route_of(kind, KeepTime if kind is Keep else PersonRoute) for kind in ORDERS),
+    Offers,
+    *map(_route_of, ORDERS),
     SessionHistory,
     SavedStates,
-    SavedOne,
 )

@@ -16,7 +16,14 @@ import msgspec
 from jupyterhub_gpu_reclaim.common import text as words
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.node_status import STORE_CODES
-from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP
+from jupyterhub_gpu_reclaim.common.orders import (
+    LONGEST_KEEP,
+    ORDERS,
+    OptOut,
+    Order,
+    Resume,
+    Save,
+)
 from jupyterhub_gpu_reclaim.common.reasons import Reason, plainly
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import WORKING_PERCENT
 
@@ -411,26 +418,25 @@ def _progress(step: Step) -> ProgressLine:
 
 
 def _main_buttons(view: SessionView, *, manages: bool) -> list[Button]:
-    """The main button of the session's state."""
+    """The orders that make sense, what cures its failure first."""
+    fit = [each for each in ORDERS if each.beside and each.fits(view)]
+    fit = [each for each in fit if manages or not each.for_managers]
+    fit.sort(key=lambda each: not each.cures)
+    return [
+        Button(
+            each.kind,
+            _label(each, view),
+            "main" if each is fit[0] and not each.stops else "plain",
+            asks=_suspend_asks(view) if each.stops else "",
+        )
+        for each in fit
+    ]
+
+
+def _label(order: type[Order], view: SessionView) -> str:
     code = view.failure.code if view.failure is not None else ""
-    renew = Button("renew-login", "Restore its login", "main")
-    if view.phase.live:
-        suspend = Button("suspend", "Suspend now", asks=_suspend_asks(view))
-        if not manages:
-            return [suspend]
-        if code == Reason.NOT_ADOPTED.value:
-            return [renew, suspend]
-        if view.facts.nap:
-            return [suspend, Button("wake", "Wake up")]
-        return [suspend, Button("nap", "Nap now")] if view.gpus else [suspend]
-    if view.phase is Phase.SUSPENDED:
-        if manages and code == Reason.TOKEN_REVOKED.value:
-            return [renew, Button("resume", "Try again")]
-        if code == Reason.FILES_NEWER.value:
-            return [Button("put-files-back", "Bring it back with these files", "main")]
-        label = "Try again" if code and not code.startswith("saved_") else "Resume"
-        return [Button("resume", label, "main")]
-    return []
+    again = order is Resume and code and not code.startswith("saved_")
+    return "Try again" if again else order.label
 
 
 def _suspend_asks(view: SessionView) -> str:
@@ -460,9 +466,9 @@ def _more_buttons(
     ]
     if view.kept_until is not None:
         buttons.append(Button("keep", "Keep no longer", sends=("seconds", "0")))
-    buttons.append(Button("save", "Save point"))
+    buttons.append(Button("save", Save.label))
     if view.facts.opted_out_by:
-        buttons.append(Button("pin", "Suspend when idle again", sends=("out", "0")))
+        buttons.append(Button("opt-out", "Suspend when idle again", sends=("out", "0")))
     elif manages:
-        buttons.append(Button("pin", "Never suspend when idle", sends=("out", "1")))
+        buttons.append(Button("opt-out", OptOut.label, sends=("out", "1")))
     return buttons

@@ -6,80 +6,52 @@ same calls as the API's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.models import Phase
-from jupyterhub_gpu_reclaim.common.orders import (
-    KINDS,
-    BringBack,
-    EndTree,
-    Keep,
-    OptOut,
-    Order,
-    Save,
-)
+from jupyterhub_gpu_reclaim.common.decoders import convert
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
+from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey
+from jupyterhub_gpu_reclaim.common.orders import KINDS, Order
 from jupyterhub_gpu_reclaim.common.reasons import ASKS, Reason
 from jupyterhub_gpu_reclaim.service.api.people import give
-from jupyterhub_gpu_reclaim.service.web.pages import DONE, SESSION_PATH, Page
-
-if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.service.web.pages import SESSION_PATH, TOLD, Page
 
 
 class Act(Page):
     """A press of a card's button."""
 
-    async def post(self, user: str, server: str, action: str) -> None:
-        """Do the action and lead back to the page that its button was pressed on."""
-        key = self.key(user, server)
-        action = await self._act(key, action)
+    async def post(self, user: str, server: str, kind: str) -> None:
+        """Give the order and lead back to the page that its button was pressed on."""
+        key, order = self.key(user, server), self._order(KINDS[kind])
+        told = f"{kind}-else" if order.is_else(await give(self, key, order)) else kind
         if self.for_script:
             self.set_header("Content-Type", "application/json")
-            self.finish(codec.encode(DONE[action]))
+            self.finish(codec.encode(TOLD[told]))
         else:
-            self.redirect(self._back(key, action), status=303)
+            self.redirect(self._back(key, told), status=303)
 
-    def _back(self, key: SessionKey, action: str) -> str:
+    def _order(self, kind: type[Order]) -> Order:
+        """The order that the form has the fields of.
+
+        Raises:
+            BadRequest: one is missing, or no such value.
+        """
+        names = self.request.body_arguments.keys() & kind.__struct_fields__
+        said = {name: self.get_body_argument(name) for name in names}
+        try:
+            return convert(said, kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise BadRequest(Reason.INVALID, what=f"Not understood: {error}.") from None
+
+    def _back(self, key: SessionKey, told: str) -> str:
         """The page's address, made here: nothing in a form leads elsewhere."""
         prefix, page = self.context.prefix, self.get_body_argument("page", "mine")
         if page == "start":  # the Hub's page of a start, which shows how it goes
             return self.start_url(key)
         if page == "one":
-            return f"{prefix}sessions/{key.path}?done={action}"
-        return f"{prefix}mine?done={action}"
-
-    async def _act(self, key: SessionKey, action: str) -> str:
-        """Do the action; returns the name of the page's message about it."""
-        if action == "delete":
-            users, by = self.context.control.users, self.person.label
-            checkpoint = self.get_body_argument("checkpoint", "")
-            answer = await users.delete(key, by, checkpoint or None)
-            return action if answer.deleted else "delete-later"
-        order = self._order(action)
-        await give(self, key, order)
-        if isinstance(order, Keep):
-            return "keep" if order.seconds else "keep-off"
-        if isinstance(order, OptOut):
-            return "pin" if order.out else "unpin"
-        return action
-
-    def _order(self, action: str) -> Order:
-        """The order that the form has the fields of."""
-        said = self.get_body_argument
-        match action:
-            case "keep":
-                return Keep(self.seconds())
-            case "pin":
-                return OptOut(said("out", "") == "1")
-            case "save":
-                return Save(said("name", ""))
-            case "bring-back":
-                return BringBack(said("checkpoint", ""), said("save", "") == "1")
-            case "end-tree":
-                return EndTree(said("incarnation", ""))
-            case _:
-                return KINDS[action]()
+            return f"{prefix}sessions/{key.path}?done={told}"
+        return f"{prefix}mine?done={told}"
 
 
 class Fresh(Page):
@@ -106,17 +78,8 @@ class Fresh(Page):
             xsrf=self.xsrf(),
         )
 
-    async def post(self, user: str, server: str) -> None:
-        """Set the checkpoint aside and lead to the Hub's start page."""
-        key = self.key(user, server)
-        await self.context.control.users.start_fresh(key, self.person.label)
-        self.redirect(self.start_url(key), status=303)
-
-
-_ACTIONS = "|".join(each for each in (*KINDS, "pin", "delete") if each in DONE)
-
 
 ROUTES = (
     (f"{SESSION_PATH}/fresh", Fresh),
-    (f"{SESSION_PATH}/({_ACTIONS})", Act),
+    (f"{SESSION_PATH}/({'|'.join(KINDS)})", Act),
 )

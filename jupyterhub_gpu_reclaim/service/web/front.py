@@ -86,7 +86,7 @@ def _closed(words: _Words) -> Application:
         [
             (rf"{base}healthz", Healthz),
             (rf"{base}(readyz|metrics|api/.*)", _Closed),
-            (base + pages.STATIC_PATH, pages.Static, pages.STATIC_FILES),
+            *((base + path, *what) for path, *what in pages.SCRIPTS),
             (r".*", _ClosedPage),
         ],
         context=words,

@@ -15,10 +15,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jupyterhub.services.auth import HubOAuthCallbackHandler
 from tornado.web import HTTPError, StaticFileHandler
 
-from jupyterhub_gpu_reclaim.common import text
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound
+from jupyterhub_gpu_reclaim.common import codec, text
+from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.node_status import no_return
+from jupyterhub_gpu_reclaim.common.orders import ORDERS
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
 from jupyterhub_gpu_reclaim.service.api.base import (
@@ -38,30 +39,9 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Failure, SessionView
     from jupyterhub_gpu_reclaim.service.api.visits import PageLogins
 
-#: Words of the page after a form was taken, by the form's name.
-DONE = {
-    "suspend": "Suspending the session.",
-    "resume": "Resuming the session.",
-    "put-files-back": "Resuming the session with its files as they were.",
-    "save": "The session is being saved; it keeps running.",
-    "nap": "Its GPU memory is being moved out; the session keeps running.",
-    "wake": "Its GPU memory is being moved back.",
-    "keep": "The session is kept running.",
-    "keep-off": "The session is no longer kept running.",
-    "pin": "The session will never be suspended when idle.",
-    "unpin": "The session will be suspended when idle again.",
-    "delete": "It was deleted for good.",
-    "bring-back": "Resuming the session from that checkpoint.",
-    "renew-login": "The login will be restored when the user next opens the session.",
-    "revoke-tabs": (
-        "Open tabs of the session can no longer see or steer it here; those of its next"
-        " fresh start can."
-    ),
-    "end-tree": "The programs were ended.",
-    "delete-later": (
-        "It cannot be brought back any more, and will be deleted as soon as its machine"
-        " and the store answer."
-    ),
+#: What pages say after an order was given, by the name that their address has of it.
+TOLD = {each.kind: each.done for each in ORDERS} | {
+    f"{each.kind}-else": each.done_else for each in ORDERS if each.done_else
 }
 #: The cookie of the chosen colours, and what may be chosen.
 THEME_COOKIE = "gpu-reclaim-theme"
@@ -192,19 +172,7 @@ class Page(PersonRoute, HtmlErrors):
 
     def done(self) -> str:
         """The words for what a form has just done."""
-        return DONE.get(self.get_query_argument("done", ""), "")
-
-    def seconds(self) -> float:
-        """The form's ``seconds``.
-
-        Raises:
-            BadRequest: there is no such number.
-        """
-        try:
-            return float(self.get_body_argument("seconds", ""))
-        except ValueError:
-            what = "The form's 'seconds' must be a number."
-            raise BadRequest(Reason.INVALID, what=what) from None
+        return TOLD.get(self.get_query_argument("done", ""), "")
 
     def xsrf(self) -> str:
         """The proof that the page's forms and scripts send back (``api/visits.py``)."""
@@ -374,11 +342,39 @@ class Static(StaticFileHandler):
         self.set_header("Access-Control-Allow-Origin", "*")
 
 
+class Orders(Route):
+    """The registry of orders, for the scripts of all pages: a module of its own."""
+
+    async def get(self) -> None:
+        """Send it."""
+        self.set_header("Content-Type", "text/javascript")
+        self.set_header("Access-Control-Allow-Origin", "*")
+        self.finish(ORDERS_SCRIPT)
+
+
+ORDERS_SCRIPT = b"export const ORDERS = %b;\n" % codec.encode(
+    {
+        each.kind: {
+            "label": each.label,
+            "phases": each.phases,
+            "done": each.done,
+            "many": each.many,
+            "beside": each.beside,
+            "cures": each.cures,
+            "stops": each.stops,
+            "body": each.by_itself(),
+        }
+        for each in ORDERS
+    }
+)
 #: A session's pages: its key, as two segments.
 SESSION_PATH = "sessions/([^/]+)/([^/]+)"
 #: Scripts and styles, which need nothing of the service.
-STATIC_PATH = "static/(.+)"
 STATIC_FILES = {"path": str(files("jupyterhub_gpu_reclaim") / "service/web/static")}
+SCRIPTS = (
+    ("static/orders.js", Orders),
+    ("static/(.+)", Static, STATIC_FILES),
+)
 ROUTES = (
     ("", Index),
     ("mine", Mine),
@@ -387,5 +383,5 @@ ROUTES = (
     (SESSION_PATH, SessionPage),
     (f"{SESSION_PATH}/card", Fragment),
     ("oauth_callback", OAuthCallback),
-    (STATIC_PATH, Static, STATIC_FILES),
+    *SCRIPTS,
 )

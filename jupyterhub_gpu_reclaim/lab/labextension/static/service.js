@@ -42,19 +42,24 @@ export class Service {
     return (await this.value("GET", "/why")) || [];
   }
 
-  /** Seconds for which the session can be kept; null where nobody tells. */
-  async longestKeep() {
-    const limit = await this.value("GET", "/keep");
-    return limit && limit.longest;
+  /** What may be ordered now: {orders: {kind: button}, longest_keep}; null where nobody tells. */
+  offers() {
+    return this.value("GET", "/orders");
   }
 
-  /** Leaves the session alone for so long, 0 takes that back: {ok, value: its view or the refusal}. */
+  /** Gives an order: {ok, value: the session's view or the refusal}. */
+  order(kind, fields = {}) {
+    return this.ask("POST", `/${kind}`, fields);
+  }
+
+  /** Leaves the session alone for so long; 0 takes that back. */
   keep(seconds) {
-    return this.ask("POST", "/keep", { seconds });
+    return this.order("keep", { seconds });
   }
 
-  suspend() {
-    return this.ask("POST", "/suspend", {});
+  /** The session's page, where its save points are. */
+  get page() {
+    return `${this.prefix}sessions/${this.session}`;
   }
 
   async value(method, path) {

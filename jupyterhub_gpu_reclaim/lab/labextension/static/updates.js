@@ -102,7 +102,7 @@ export class Updates {
 
   async offer(view) {
     const left = () => (view.suspends_at ?? 0) - this.service.now();
-    const longest = (await this.service.longestKeep()) ?? Infinity;
+    const longest = (await this.service.offers())?.longest_keep ?? Infinity;
     const [seconds] = keepChoices(longest);
     const label = seconds && keepLabel(seconds, this.service.now());
     if (this.warned) {

@@ -142,7 +142,7 @@ export function calmly(act) {
 export function sendForms(root, done) {
   root.addEventListener("submit", async (event) => {
     const form = event.target;
-    if (form.method !== "post" || form.action.endsWith("/fresh")) return;
+    if (form.method !== "post") return;
     event.preventDefault();
     if (form.ariaBusy) return; // it is on its way
     form.ariaBusy = "true";
@@ -167,18 +167,11 @@ function closeMenus(root, session) {
   if (had && open.length) open[0].querySelector("summary").focus();
 }
 
-/** Send these fields of a form, say what became of it, and whether it was done. */
-export async function sentForm(form, fields) {
-  const [sentence, bad] = await sent(form, fields);
-  say(sentence, bad);
-  return !bad;
-}
-
-async function sent(form, fields = new FormData(form)) {
+async function sent(form) {
   try {
     const answer = await fetch(form.action, {
       method: "POST",
-      body: new URLSearchParams(fields),
+      body: new URLSearchParams(new FormData(form)),
       headers: { Accept: "application/json" },
       credentials: "omit",
       signal: AbortSignal.timeout(60000),

@@ -2,6 +2,7 @@
 // page and the Hub's admin page say the same of it.
 
 import { clock, duration, size } from "./admin/words.js";
+import { ORDERS } from "./orders.js"; // common/orders.py, as the service sends it
 
 export const STATES = {
   running: ["Running", "good"],
@@ -14,9 +15,25 @@ export const STATES = {
   stopped: ["Stopped", "calm"],
 };
 const WORKING_PERCENT = 5; // totals.py has the same
-export const RUNS = ["running", "napping", "warned"];
+export const RUNS = ORDERS.suspend.phases;
 
 const IN_USE = 300; // seconds since the last use in which a suspend is asked twice
+
+export const STOPS =
+  "Programs stop until their session is resumed, and their connections to other machines are cut.";
+
+/** Orders whose buttons are beside it, what cures its failure first: [kind, order]. */
+export function offered(view) {
+  const nap = view.facts?.nap;
+  const fits = ([kind, { beside, cures, phases }]) => {
+    if (!beside) return false;
+    if (kind === "wake") return Boolean(nap) && RUNS.includes(view.phase);
+    if (kind === "nap" && (nap || !view.gpus?.length)) return false;
+    return cures.length ? cures.includes(view.failure?.code) : phases.includes(view.phase);
+  };
+  const found = Object.entries(ORDERS).filter(fits);
+  return found.sort(([, a], [, b]) => b.cures.length - a.cures.length);
+}
 
 /** Whether its GPU works, though perhaps nobody has touched it for long. */
 export const worksOnGpu = (view) =>

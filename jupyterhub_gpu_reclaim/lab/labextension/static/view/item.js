@@ -7,7 +7,7 @@
 import { beat, eachSecond } from "./beat.js";
 import { element } from "./elements.js";
 import { Panel } from "./panel.js";
-import { inOneLine } from "./words.js";
+import { countdown, inOneLine } from "./words.js";
 
 const KNOWN = ["running", "napping", "warned", "suspending", "releasing"];
 
@@ -26,6 +26,8 @@ export class Item {
     this.open = () => this.panel.toggle();
     this.act = () => {};
     this.view = null; // what is shown of a session that is there
+    this.absent = ""; // what is said of one that is away
+    this.mark = ""; // before the tab's own title
     this.node.addEventListener("click", () => this.open());
     this.action.addEventListener("click", () => this.act());
     this.frame = element("div", { class: "gpu-reclaim-corner", role: "region" });
@@ -59,6 +61,7 @@ export class Item {
   tell(view) {
     const shown = Boolean(view && KNOWN.includes(view.phase));
     this.view = shown ? view : null;
+    this.absent = "";
     this.open = () => this.panel.toggle();
     this.frame.hidden = !shown;
     this.action.hidden = true;
@@ -78,11 +81,26 @@ export class Item {
     if (line && line !== this.node.textContent) {
       this.node.textContent = line;
     }
+    this.entitle();
+  }
+
+  /** Another tab is looked at, and this one's title says what comes; the page's own stays. */
+  entitle() {
+    const left = (this.view?.suspends_at ?? 0) - this.service.now();
+    const soon = this.view?.phase === "warned" ? `Suspending in ${countdown(left)}` : "";
+    const said = this.absent || soon;
+    const { title } = document;
+    const own = title.startsWith(this.mark) ? title.slice(this.mark.length) : title;
+    this.mark = said && `${said} · `;
+    if (title !== this.mark + own) {
+      document.title = this.mark + own;
+    }
   }
 
   /** Shows that the session is away, as long as it is; `open` says more. */
   tellAbsence({ corner, action }, open) {
     this.view = null;
+    this.absent = corner;
     this.panel.close();
     this.place();
     this.open = open;

@@ -1,4 +1,4 @@
-/* The small panel above the item: what is known, why (not), Keep and Suspend now.
+/* The small panel above the item: what is known, why (not), and what can be done.
  *
  * Opened by item.js. It only asks: what may be done is decided by the service, and its
  * sentence is shown where it refuses.
@@ -20,17 +20,15 @@ export class Panel {
     this.reasons = element("ul", { "aria-label": "Why" });
     this.said = element("p", { role: "status", class: "gpu-reclaim-said" });
     this.buttons = element("div", { class: "gpu-reclaim-buttons" });
-    this.choices = element("div", { class: "gpu-reclaim-buttons" });
-    this.buttons.append(
-      this.choices,
-      button("Suspend now", "gpu-reclaim-plain", () => this.suspend())
-    );
+    const page = { href: service.page, target: "_blank" };
+    this.page = element("p");
+    this.page.append(element("a", page, "Save points and history"));
     this.node = element("dialog", {
       id: "gpu-reclaim-panel",
       "aria-labelledby": name.id,
     });
     this.node.append(this.title, this.facts, this.reasons, this.buttons);
-    this.node.append(this.said);
+    this.node.append(this.said, this.page);
     this.node.addEventListener("keydown", (event) => this.key(event));
     document.addEventListener("pointerdown", (event) => {
       if (!this.node.contains(event.target) && !opener.contains(event.target)) {
@@ -51,7 +49,7 @@ export class Panel {
   async open() {
     this.said.textContent = this.warnedOf = "";
     this.reasons.replaceChildren();
-    this.choices.replaceChildren();
+    this.buttons.replaceChildren();
     this.tell(this.view, true);
     const place = this.opener.getBoundingClientRect();
     this.node.style.right = `${Math.max(8, window.innerWidth - place.right)}px`;
@@ -69,17 +67,22 @@ export class Panel {
     this.reasons.replaceChildren(...lines);
   }
 
-  /** The choices that the limits of a keep allow, each with its end. */
+  /** What the service lets this tab order now; a keep, each with its end. */
   async offer() {
     const now = this.service.now();
-    const longest = (await this.service.longestKeep()) ?? 0;
-    const choices = keepChoices(longest).map((seconds) =>
-      button(keepLabel(seconds, now), "gpu-reclaim-plain", () => this.keep(seconds))
+    const { orders = {}, longest_keep: longest = 0 } = (await this.service.offers()) ?? {};
+    const { keep, ...others } = orders;
+    const plain = (label, act) => button(label, "gpu-reclaim-plain", act);
+    const choices = keepChoices(keep ? longest : 0).map((seconds) =>
+      plain(keepLabel(seconds, now), () => this.keep(seconds))
     );
     if (this.view?.kept_until > now) {
-      choices.push(button("Keep no longer", "gpu-reclaim-plain", () => this.keep(0)));
+      choices.push(plain("Keep no longer", () => this.keep(0)));
     }
-    this.choices.replaceChildren(...choices);
+    const kinds = Object.entries(others).map(([kind, order]) =>
+      plain(order.label, () => this.order(kind, order))
+    );
+    this.buttons.replaceChildren(...choices, ...kinds);
   }
 
   close() {
@@ -112,21 +115,21 @@ export class Panel {
     const answer = await this.service.keep(seconds);
     this.view = answer?.ok ? answer.value : this.view;
     await this.offer();
-    (this.choices.querySelector("button") || this.title).focus();
+    (this.buttons.querySelector("button") || this.title).focus();
     this.say(answer, ({ kept_until: until }) =>
       until ? `Kept until ${clockTime(until)}.` : "It is no longer kept."
     );
   }
 
-  /** Suspends it; where it computes, only when that is pressed twice. */
-  async suspend() {
-    const work = this.warnedOf ? "" : workOf(this.view ?? {});
+  /** Orders it; where programs that compute would stop, only when that is pressed twice. */
+  async order(kind, { done, stops }) {
+    const work = stops && !this.warnedOf ? workOf(this.view ?? {}) : "";
     this.warnedOf = work;
     if (work) {
       this.said.textContent = `${work} Its programs stop until it is resumed. Press again to suspend it.`;
       return;
     }
-    this.say(await this.service.suspend(), () => "Suspending your session.");
+    this.say(await this.service.order(kind), () => done);
   }
 
   say(answer, words) {

@@ -1,26 +1,24 @@
 // One session in its row: state, GPU and the buttons. What stays the same is not
 // touched, so that a click or the focus is never lost.
 
-import { busiest, cardsOf, detailOf, RUNS, STATES } from "../session.js";
+import { busiest, cardsOf, detailOf, offered, RUNS, STATES } from "../session.js";
 import { nameOf } from "./words.js";
 
-/** The buttons that make sense: [action, label, words for a screen reader]. */
+/** The buttons that make sense: [action, label, words for a screen reader, style]. */
 function actionsOf(view) {
   const name = nameOf(view.key);
-  if (RUNS.includes(view.phase)) {
-    const why = view.phase === "warned" ? "Why?" : "Why not?";
-    const actions = [
-      ["suspend", "Suspend", `Suspend ${name}`],
-      ["why", why, `${why} Reasons of ${name}`],
-    ];
-    if (view.facts?.nap) actions.splice(1, 0, ["wake", "Wake", `Wake ${name}`]);
-    else if (view.gpus?.length) actions.splice(1, 0, ["nap", "Nap", `Let ${name} nap`]);
-    return actions;
+  const actions = offered(view).map(([kind, { label, stops }]) => [
+    kind,
+    label,
+    `${label}: ${name}`,
+    stops ? "btn-warning" : kind === "nap" ? "plain" : "btn-success",
+  ]);
+  const runs = RUNS.includes(view.phase);
+  if (runs || (view.phase === "suspended" && view.failure)) {
+    const why = runs && view.phase !== "warned" ? "Why not?" : "Why?";
+    actions.push(["why", why, `${why} Reasons of ${name}`, "plain"]);
   }
-  const resume = ["resume", "Resume", `Resume ${name}`];
-  const why = ["why", "Why?", `Why? Reasons of ${name}`];
-  if (view.phase !== "suspended") return [];
-  return view.failure ? [resume, why] : [resume];
+  return actions;
 }
 
 const part = (name) => {
@@ -111,18 +109,11 @@ export class Cell {
   }
 
   #buttons(place, actions) {
-    const styles = {
-      suspend: "btn-warning",
-      nap: "plain",
-      wake: "btn-success",
-      resume: "btn-success",
-      why: "plain",
-    };
     place.replaceChildren(
-      ...actions.map(([action, label, spoken]) => {
+      ...actions.map(([action, label, spoken, style]) => {
         const button = document.createElement("button");
         button.type = "button";
-        button.className = `btn btn-sm ${styles[action]}`;
+        button.className = `btn btn-sm ${style}`;
         button.dataset.action = action;
         button.textContent = label;
         button.setAttribute("aria-label", spoken);

@@ -6,13 +6,21 @@ import { Api, Refusal } from "./api.js";
 import { ask, isOpen, reasons, tell } from "./dialogs.js";
 import { Login, NotAllowed } from "./login.js";
 import { Table } from "./table.js";
-import { RUNS, workOf } from "../session.js";
+import { ORDERS } from "../orders.js";
+import { RUNS, STOPS, workOf } from "../session.js";
 import { clock, keyOf, nameOf } from "./words.js";
 
 const LOOK_MS = 30000; // between two looks at what may be missed
 const AGAIN_MS = 3000; // before another attempt, at first
 const LONGEST_MS = 60000;
 const STALE_MS = 1500; // the Hub's buttons may be behind for so long
+/** Orders whose end is waited for: the phase then, and the one if they fail. */
+const ENDS = {
+  suspend: ["suspended", "running"],
+  resume: ["running", "suspended"],
+  nap: ["napping", "running"],
+  wake: ["running", "napping"],
+};
 
 class Panel {
   constructor(place) {
@@ -180,11 +188,12 @@ class Panel {
     const view = this.views.get(session);
     try {
       if (action === "why") await this.why(view);
-      else if (action !== "suspend" || (await this.sure(view))) {
-        this.mine.set(session, action);
+      else if (!ORDERS[action].stops || (await this.sure(view, ORDERS[action]))) {
+        if (action in ENDS) this.mine.set(session, action);
         const begun = await this.api.call(`sessions/${this.path(key)}/${action}`, {
           method: "POST",
         });
+        if (!(action in ENDS)) this.heard.textContent = ORDERS[action].done;
         this.changed(begun);
       }
     } catch (error) {
@@ -220,11 +229,9 @@ class Panel {
   }
 
   /** Asks where somebody may be at work. */
-  async sure(view) {
+  async sure(view, { label }) {
     const work = workOf(view, Date.now() / 1000);
-    if (!work) return true;
-    const lost = "Its programs stop until it is resumed, and their connections to other machines are cut.";
-    return ask(`Suspend ${nameOf(view.key)}?`, [work, lost], "Suspend");
+    return !work || ask(`${label}: ${nameOf(view.key)}?`, [work, STOPS], label);
   }
 
   /** Says to a screen reader how what was begun here has ended. */
@@ -232,13 +239,12 @@ class Panel {
     const begun = this.mine.get(session);
     if (!begun) return;
     const name = nameOf(view.key);
-    const ends = { suspend: "suspended", resume: "running", nap: "napping", wake: "running" };
-    const backs = { suspend: "running", resume: "suspended", nap: "running", wake: "napping" };
     const naps = begun === "nap" || begun === "wake";
     const failure = naps ? view.facts?.nap_failure : view.failure;
     const pending = naps && view.facts?.intent === begun;
-    if (view.phase === ends[begun]) this.heard.textContent = `${name}: ${view.phase}`;
-    else if (view.phase === backs[begun] && failure && !pending) {
+    const [end, back] = ENDS[begun];
+    if (view.phase === end) this.heard.textContent = `${name}: ${view.phase}`;
+    else if (view.phase === back && failure && !pending) {
       this.heard.textContent = `${name}: ${failure.message}`;
     } else return;
     this.mine.delete(session);

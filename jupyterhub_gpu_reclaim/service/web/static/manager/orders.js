@@ -2,28 +2,12 @@
 import { ask } from "../admin/dialogs.js";
 import { keyOf } from "../admin/words.js";
 import { ask as get, say, urlOf } from "../live.js";
-import { RUNS, workOf } from "../session.js";
+import { ORDERS } from "../orders.js";
+import { STOPS, workOf } from "../session.js";
 import { count, several } from "./dom.js";
 
 const { prefix, xsrf } = document.getElementById("manager").dataset;
 const AT_ONCE = 4;
-const STOP =
-  "Programs stop until their session is resumed, and their connections to other machines are cut.";
-
-/** Each order: its button, the phases it makes sense in, what becomes of a session. */
-export const ORDERS = {
-  suspend: { label: "Suspend", phases: RUNS, outcome: "being suspended", stops: true },
-  nap: { label: "Nap", phases: ["running"], outcome: "starting to nap" },
-  wake: { label: "Wake up", phases: ["napping"], outcome: "waking" },
-  save: { label: "Save point", phases: RUNS, outcome: "being saved" },
-  resume: { label: "Resume", phases: ["suspended"], outcome: "resuming" },
-  keep: {
-    label: "Keep for 1 h",
-    phases: [...RUNS, "suspending"],
-    outcome: "kept for an hour",
-    body: { seconds: 3600 },
-  },
-};
 
 /** Asks the service and answers its JSON. */
 export async function read(path) {
@@ -63,8 +47,8 @@ export async function order(path, done, method, body) {
 }
 
 /** Has one order done for each of these sessions, once that is confirmed. */
-export async function orderAll(name, views, { always = true } = {}) {
-  const { label, phases, outcome, body, stops } = ORDERS[name];
+export async function orderAll(kind, views, { always = true } = {}) {
+  const { label, phases, many, body, stops } = ORDERS[kind];
   const now = Date.now() / 1000;
   const fit = views.filter((view) => phases.includes(view.phase));
   if (!fit.length) {
@@ -77,7 +61,7 @@ export async function orderAll(name, views, { always = true } = {}) {
     const told = [];
     if (busy.length) {
       const work = fit.length === 1 ? workOf(fit[0], now) : atWork(busy);
-      told.push(`${work} ${STOP}`);
+      told.push(`${work} ${STOPS}`);
     }
     if (fit.length < views.length) {
       const left = views.length - fit.length;
@@ -91,9 +75,9 @@ export async function orderAll(name, views, { always = true } = {}) {
     if (!answer) return false;
     if (answer === "others") meant = fit.filter((view) => !busy.includes(view));
   }
-  const refused = await each(meant, (view) => send(pathOf(view.key, name), "POST", body));
+  const refused = await each(meant, (view) => send(pathOf(view.key, kind), "POST", body));
   const done = meant.length - refused.length;
-  const sentence = `${count(done, "session")} ${done === 1 ? "is" : "are"} ${outcome}.`;
+  const sentence = `${count(done, "session")} ${done === 1 ? "is" : "are"} ${many}.`;
   const why = refused.length ? ` ${refused.length} not: ${several(refused, 5)}` : "";
   say(sentence + why, refused.length > 0);
   return true;

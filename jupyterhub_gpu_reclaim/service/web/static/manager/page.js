@@ -2,11 +2,12 @@
 // what needs somebody above. It reads the API, and follows its stream of changes.
 import { keyOf } from "../admin/words.js";
 import { ask as get, calmly, fetched, follow, nowAndThen, replaced } from "../live.js";
+import { ORDERS } from "../orders.js";
 import { RUNS, STATES } from "../session.js";
 import { attention } from "./attention.js";
 import { button, count, el, page } from "./dom.js";
 import { cardColumns, cardsOf, nodeColumns, nodesOf, onOrder } from "./nodes.js";
-import { ORDERS, orderAll, read } from "./orders.js";
+import { orderAll, read } from "./orders.js";
 import { columns as sessionColumns, GROUPS, isLost, textOf } from "./sessions.js";
 import * as store from "./store.js";
 import { Table } from "./table.js";
@@ -99,7 +100,9 @@ function sessions() {
     want({ by });
     table.groupBy(GROUPS[by]?.[1] ?? null);
   };
-  const orders = Object.entries(ORDERS).map(([name, { label }]) => [label, (views) => orderAll(name, views)]);
+  const orders = Object.entries(ORDERS)
+    .filter(([, { many }]) => many)
+    .map(([kind, { label }]) => [label, (views) => orderAll(kind, views)]);
   const groups = Object.entries(GROUPS).map(([name, [title]]) => [name, title]);
   const tools = toolbar(table, { nouns: "session", groups, group, orders, columns });
   words = tools.words;

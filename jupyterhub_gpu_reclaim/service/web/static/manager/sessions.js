@@ -1,9 +1,9 @@
 // The table of all sessions: what each is at, what it holds for nothing, and why.
 import { duration, keyOf, size } from "../admin/words.js";
 import { urlOf } from "../live.js";
-import { busiest, cardsOf, detailOf, RUNS, STATES, workOf, worksOnGpu } from "../session.js";
+import { busiest, cardsOf, detailOf, offered, RUNS, STATES, workOf, worksOnGpu } from "../session.js";
 import { button, codeOf, count, el, page, several, told } from "./dom.js";
-import { order, ORDERS, orderAll, pathOf } from "./orders.js";
+import { order, orderAll, pathOf } from "./orders.js";
 
 const GB_HOUR = 1e6; // less than a MB·h is nothing
 
@@ -70,33 +70,13 @@ function reasons(view, now) {
   ].filter(Boolean);
 }
 
-/** What a manager may do at once; the rest is on the session's page. */
-function actions(view) {
-  const code = view.failure?.code;
-  if (RUNS.includes(view.phase)) {
-    const nap = view.facts.nap ? "wake" : view.gpus.length && view.phase === "running" && "nap";
-    return [code === "not_adopted" && "renew-login", "suspend", nap].filter(Boolean);
-  }
-  if (view.phase !== "suspended") return [];
-  if (code === "token_revoked") return ["renew-login", "resume"];
-  return [code === "files_newer" ? "put-files-back" : "resume"];
-}
-
-const OTHERS = {
-  "renew-login": ["Restore its login", "The login will be restored when the user next opens the session."],
-  "put-files-back": ["Bring back with these files", "Resuming the session with its files as they were."],
-};
-
-function act(view, name) {
-  const label = ORDERS[name]?.label ?? OTHERS[name][0];
+function act(view, [kind, { label, many, done }]) {
   const click = () =>
-    ORDERS[name]
-      ? orderAll(name, [view], { always: false })
-      : order(pathOf(view.key, name), OTHERS[name][1]);
+    many ? orderAll(kind, [view], { always: false }) : order(pathOf(view.key, kind), done);
   return button(label, click, {
-    class: name === "resume" ? "main" : "plain",
+    class: kind === "resume" ? "main" : "plain",
     "aria-label": `${label}: ${nameOf(view.key)}`,
-    "data-focus": `${name} ${keyOf(view.key)}`,
+    "data-focus": `${kind} ${keyOf(view.key)}`,
   });
 }
 
@@ -192,8 +172,8 @@ export const columns = (box) => [
     field: "acts",
     title: "",
     width: 178,
-    text: (view) => actions(view).join(),
-    print: (view) => el("div", { class: "acts" }, ...actions(view).map((name) => act(view, name))),
+    text: (view) => offered(view).map(([kind]) => kind).join(),
+    print: (view) => el("div", { class: "acts" }, ...offered(view).map((one) => act(view, one))),
   },
 ];
 

@@ -41,7 +41,7 @@ export async function deleteAll(chosen) {
   const bytes = fit.reduce((sum, one) => sum + one.stored_bytes, 0);
   const name = fit.length === 1 ? `the ${what(fit[0])} of ${keyOf(fit[0].key)}` : count(fit.length, "checkpoint");
   if (!(await ask(`Delete ${name} (${size(bytes)})?`, told, "Delete for good"))) return;
-  const refused = await each(fit, (one) => send(pathOf(one.key, `saved/${encodeURIComponent(one.id)}`), "DELETE"));
+  const refused = await each(fit, (one) => send(pathOf(one.key, "delete"), "POST", { checkpoint: one.id }));
   const done = fit.length - refused.length;
   say(`${count(done, "checkpoint")} deleted for good. ${refused.join("; ")}`.trim(), refused.length > 0);
 }
