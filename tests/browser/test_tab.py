@@ -84,6 +84,10 @@ def test_suspend_now_resumes_in_place_with_what_is_not_saved(
     notebook.get_by_role("button", name="Keep no longer").click()
     notebook.get_by_text("It is no longer kept.").wait_for()
     assert not admin.session(new_name)["kept_until"]
+    page = notebook.get_by_role("link", name="Save points and history")
+    assert page.get_attribute("href").endswith(f"/sessions/{new_name}/-")
+    notebook.get_by_role("button", name="Save point").click()
+    notebook.get_by_text("The session is being saved; it keeps running.").wait_for()
     notebook.get_by_role("button", name="Suspend now").click()
     admin.wait(new_name, phase="suspended")
     dialog_of(notebook).wait_for()
