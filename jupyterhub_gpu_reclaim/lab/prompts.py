@@ -43,8 +43,6 @@ def install(manager: Any) -> None:
 
 
 class _Prompt:
-    """The open question of one kernel, if there is one."""
-
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
         self.since: datetime | None = None

@@ -187,7 +187,6 @@ class ReclaimService(Application, Options):
     async def _controller(
         self, hub: HubClient, journal: Journal
     ) -> AsyncIterator[tuple[Controller, EventLog | None, NodeWatch]]:
-        """Run everything behind the routes; end it in order if that is quick."""
         folder = Path(self.state_dir)
         agent, let_go = await placement.agent_of(
             self, self._agent_token_file(), journal
@@ -306,7 +305,6 @@ class ReclaimService(Application, Options):
         hub: HubClient,
         nodes: NodeWatch,
     ) -> web.Application:
-        """The routes, with everything behind them."""
         HubOAuth.instance(parent=self)
         context = Context(
             control=controller,
@@ -347,7 +345,6 @@ async def _taken(journal: Journal, waits: Callable[[], None]) -> None:
 
 
 async def _lost(journal: Journal) -> None:
-    """Wait until the journal is no longer ours."""
     while journal.is_held():
         await SystemClock().sleep(LOOK_SECONDS)
 
@@ -384,7 +381,6 @@ def _contents(name: str, path: str) -> str:
 
 
 async def _finish_within(seconds: float, work: Any) -> None:
-    """Finish some work of the end within that time, or leave it."""
     try:
         await asyncio.wait_for(work, seconds)
     except TimeoutError:
@@ -425,7 +421,6 @@ async def run(environment: HubEnvironment) -> int:
 async def _listening(
     environment: HubEnvironment, ending: asyncio.Event
 ) -> socket.socket | None:
-    """The address, as soon as it is free; None: told to end before."""
     host, port = environment.host, environment.port
     told = False
     while not ending.is_set():

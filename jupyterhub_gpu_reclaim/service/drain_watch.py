@@ -20,13 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class DrainWatch:
-    """Asks for notices after each round of questions to the agents.
-
-    Args:
-        agents: to ask.
-        follow: takes the notices that stand; those of before stand while they are not
-            known.
-    """
+    """Asks for notices after each round of questions to the agents."""
 
     def __init__(
         self, agents: AnyAgent, follow: Callable[[Sequence[NodeNotice]], None]
@@ -36,7 +30,6 @@ class DrainWatch:
         self._unknown = False  #: the notices are not known now
 
     async def settle(self, nodes: Sequence[NodeHealth]) -> None:
-        """Ask for notices once."""
         del nodes
         try:
             async with asyncio.timeout(ANSWER_SECONDS):

@@ -44,11 +44,7 @@ class LostNodes:
         self._since: dict[str, float] = {}
 
     async def settle(self, nodes: Sequence[NodeHealth]) -> None:
-        """Give up the silent nodes that have been down for long enough.
-
-        Args:
-            nodes: every node, as it was heard of now.
-        """
+        """Give up the silent nodes that have been down for long enough."""
         if not self._after:
             return
         silent = [each.node for each in nodes if each.silent_since is not None]
@@ -64,7 +60,6 @@ class LostNodes:
                 await self._forsake(node)
 
     async def _is_down(self, node: str) -> bool:
-        """Whether the node is down; not where that is not known now."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await self._cluster.is_down(node)

@@ -69,12 +69,7 @@ STEPS = {
 
 
 class Exporter(Collector):
-    """Turns one snapshot into metric families.
-
-    Args:
-        snapshot: asked at every scrape; cheap.
-        nodes: likewise; every node, as it was heard of last.
-    """
+    """Turns one snapshot into metric families."""
 
     def __init__(
         self,
@@ -89,7 +84,6 @@ class Exporter(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all families, of one moment."""
         now = self._snapshot()
         yield _info()
         yield from _sessions(now)

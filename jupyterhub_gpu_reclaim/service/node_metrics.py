@@ -20,11 +20,7 @@ AGENT_STATES = ("ready", "unready", "silent")
 
 
 def families(nodes: Sequence[NodeHealth]) -> Iterator[Metric]:
-    """Yield the nodes' families, of one moment; what is not known is left out.
-
-    Args:
-        nodes: every node, as it was heard of last.
-    """
+    """Yield the nodes' families, of one moment; what is not known is left out."""
     agents = GaugeMetricFamily(
         PREFIX + "agents",
         "Agents: ready; unready: they answer, and cannot save sessions; silent.",

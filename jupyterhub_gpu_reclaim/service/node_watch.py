@@ -40,15 +40,7 @@ ANSWER_SECONDS = 5.0
 
 
 class NodeWatch:
-    """Asks the agents, and remembers their answers.
-
-    Args:
-        agents: to ask.
-        clock: time and waiting.
-        told: called after each round with the silent nodes and why they are.
-        settles: called in turn after each round, with all of them.
-        drain_of: the drain of that node, if it is drained.
-    """
+    """Asks the agents, and remembers their answers."""
 
     def __init__(
         self,
@@ -66,7 +58,6 @@ class NodeWatch:
         self._known: dict[str, NodeHealth] = {}
 
     def now(self) -> list[NodeHealth]:
-        """Every node, by name."""
         return [
             msgspec.structs.replace(self._known[node], drain=self._drain_of(node))
             for node in sorted(self._known)
@@ -82,7 +73,6 @@ class NodeWatch:
             await self._clock.sleep(EVERY_SECONDS)
 
     async def ask(self) -> None:
-        """Ask every agent once."""
         nodes = self._agents.nodes()
         found = await asyncio.gather(*map(self._ask_agent, nodes))
         self._known = {each.node: each for each in found}
@@ -117,7 +107,6 @@ class NodeWatch:
 
 @contextlib.asynccontextmanager
 async def watching(watch: NodeWatch) -> AsyncIterator[None]:
-    """Watch while the block lasts."""
     task = asyncio.create_task(watch.run())
     try:
         yield

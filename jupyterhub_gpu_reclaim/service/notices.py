@@ -130,7 +130,6 @@ class _Channel(threading.Thread):
 async def telling(
     journal: Journal, senders: Mapping[str, Send], counters: Counters
 ) -> AsyncIterator[None]:
-    """Tell while the block lasts."""
     channels = [_Channel(name, send, counters) for name, send in senders.items()]
     watch = asyncio.create_task(_watch(journal, channels, audit_log.newest(journal)))
     try:

@@ -60,7 +60,6 @@ def asking(
 
 
 def _run(words: list[str], key: SessionKey, limit: float) -> str:
-    """Run a command; one that takes too long is ended with what it started; blocks."""
     own = {name: os.environ[name] for name in _KEPT if name in os.environ}
     with subprocess.Popen(
         words,

@@ -42,5 +42,4 @@ ROUTES: tuple[type[Route], ...] = (
 
 @functools.cache
 def openapi(prefix: str) -> dict[str, Any]:
-    """The document of all routes under that URL prefix."""
     return document(ROUTES, prefix=prefix, version=__version__)

@@ -53,14 +53,10 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=10**15)]
 
 
 class Unauthenticated(Refused):
-    """The caller is not known."""
-
     status = 401
 
 
 class Forbidden(Refused):
-    """The caller is known, and may not do this."""
-
     status = 403
 
 
@@ -83,7 +79,6 @@ class Person:
 
     @property
     def label(self) -> Principal:
-        """The caller's name in the audit and in reasons."""
         return of_user(self.name) if self.is_user else of_service(self.name)
 
 
@@ -94,7 +89,6 @@ class Route(RequestHandler):
 
     @property
     def context(self) -> Context:
-        """The application's dependencies."""
         context: Context = self.settings["context"]
         return context
 
@@ -117,13 +111,11 @@ class Route(RequestHandler):
         self.clear_header("Server")
 
     def answer(self, value: Any, status: int = 200) -> None:
-        """Answer with a value as JSON."""
         self.set_status(status)
         self.set_header("Content-Type", "application/json")
         self.finish(codec.encode(value))
 
     def no_content(self, status: int = 204) -> None:
-        """Answer without a body."""
         self.set_status(status)
         self.clear_header("Content-Type")
         self.finish()
@@ -141,7 +133,6 @@ class Route(RequestHandler):
         return int(text)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Any error as a Failure with its own status."""
         error = (kwargs.get("exc_info") or (None, None, None))[1]
         failure, status = told(error, status_code)
         self.set_status(status)
@@ -188,15 +179,11 @@ def told(error: BaseException | None, status: int) -> tuple[Failure, int]:
 
 
 def allowed_methods(route: type[Route]) -> list[str]:
-    """The HTTP methods that a route has."""
     return sorted(method.upper() for method in operations(route))
 
 
 class NothingHere(Route):
-    """Any unknown address."""
-
     async def prepare(self) -> None:
-        """Answer 404."""
         raise HTTPError(404)
 
 
@@ -232,7 +219,6 @@ class PersonRoute(HubOAuthenticated, Route):
     _login: Login | None = None
 
     async def prepare(self) -> None:
-        """Identify the caller, without ever blocking the event loop."""
         if not self.is_preflight():
             self.person = await self.identify(allowed_only=True)
 
@@ -318,7 +304,6 @@ class PersonRoute(HubOAuthenticated, Route):
         )
 
     async def _of_tab(self, given: str) -> Person:
-        """Identify the caller by a tab's session, as far as its token reaches."""
         now = self.context.clock.now()
         shown = tab_tokens.read(self.context.spawner_token, given, now)
         if shown is None or shown.since < await self.context.created(shown.key.user):
@@ -411,8 +396,6 @@ class PersonRoute(HubOAuthenticated, Route):
 
 
 class ManagerRoute(PersonRoute):
-    """A call for managers, who may see all sessions."""
-
     async def prepare(self) -> None:
         """Let managers in.
 

@@ -27,21 +27,15 @@ if TYPE_CHECKING:
 
 
 class TooOften(Unreachable):
-    """The caller changes one session again and again."""
-
     status = 429
 
 
 class TooManyStreams(Unreachable):
-    """The caller, or all together, have too many event streams open."""
-
     status = 429
 
 
 @dataclass
 class Streams:
-    """Counts open event streams, and limits them."""
-
     per_person: int = 16
     total: int = 1000
     _open: Counter[str] = field(default_factory=Counter)

@@ -23,16 +23,12 @@ _RETRY = 3000
 
 
 class Events(PersonRoute):
-    """The stream of changes."""
-
     path: ClassVar = "api/events"
 
     def initialize(self) -> None:
-        """Note that the reader is there."""
         self._left = asyncio.Event()
 
     def on_connection_close(self) -> None:
-        """Wake the stream, so that it ends."""
         self._left.set()
 
     @operation(
@@ -49,7 +45,6 @@ class Events(PersonRoute):
         media="text/event-stream",
     )
     async def get(self) -> None:
-        """Send changes until the reader leaves, is too slow, or has to log in again."""
         context = self.context
         with context.streams.opened(self.person.label):
             self.set_header("Content-Type", "text/event-stream")

@@ -23,8 +23,6 @@ from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
 
 
 class Queue(PersonRoute):
-    """The queue for GPUs."""
-
     path: ClassVar = "api/queue"
 
     @operation(
@@ -33,7 +31,6 @@ class Queue(PersonRoute):
         answer=list[Waiting],
     )
     async def get(self) -> None:
-        """List the waiting sessions."""
         self.answer(
             [self._as_visible(waiting) for waiting in self.context.control.waiting()]
         )
@@ -55,8 +52,6 @@ def story_since(page: AuditPage, since: float) -> AuditPage:
 
 
 class UserHistory(PersonRoute):
-    """The history of all sessions of a user, the deleted ones included."""
-
     path: ClassVar = "api/users/{user}/history"
 
     @operation(

@@ -58,8 +58,6 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class Query:
-    """A parameter of the query string."""
-
     name: str
     kind: Any
     about: str
@@ -99,7 +97,6 @@ def operation(summary: str, **details: Any) -> Callable[[F], F]:
 
 
 def operations(route: type) -> dict[str, ApiOperation]:
-    """The described methods of a route's class, by HTTP method."""
     found = {
         name: getattr(getattr(route, name, None), "operation", None) for name in METHODS
     }
@@ -112,7 +109,6 @@ def pattern(path: str) -> str:
 
 
 def document(routes: Iterable[Any], *, prefix: str, version: str) -> dict[str, Any]:
-    """The OpenAPI document of those routes, under a URL prefix."""
     routes = list(routes)
     schemas = _Schemas(one for route in routes for one in operations(route).values())
     paths = {
@@ -140,8 +136,6 @@ def document(routes: Iterable[Any], *, prefix: str, version: str) -> dict[str, A
 
 
 class _Schemas:
-    """JSON schemas of all types that operations name, with shared components."""
-
     def __init__(self, described: Iterable[ApiOperation]) -> None:
         kinds: list[Any] = [Failure]
         for one in described:

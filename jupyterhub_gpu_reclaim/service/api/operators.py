@@ -48,19 +48,14 @@ class Health(Value, frozen=True, kw_only=True):
 
 
 class Healthz(Route):
-    """Whether the program answers."""
-
     path: ClassVar = "healthz"
 
     @operation("The program answers", caller="anyone", answer=Health)
     async def get(self) -> None:
-        """Answer with the program's version."""
         self.answer(Health(version=__version__))
 
 
 class Readyz(Route):
-    """Whether sessions are looked after."""
-
     path: ClassVar = "readyz"
 
     @operation(
@@ -70,19 +65,15 @@ class Readyz(Route):
         errors=(503,),
     )
     async def get(self) -> None:
-        """Answer that sessions are looked after, or why not."""
         if not self.context.ready():
             raise Unreachable(Reason.SERVICE_STARTING)
         self.answer(Health(version=__version__))
 
 
 class Metrics(PersonRoute):
-    """Prometheus metrics."""
-
     path: ClassVar = "metrics"
 
     async def prepare(self) -> None:
-        """Let managers and scrapers in, or everyone if the metrics are open."""
         if self.context.metrics_open or self.is_preflight():
             return
         self.person = await self.identify(allowed_only=False)
@@ -91,25 +82,19 @@ class Metrics(PersonRoute):
 
     @operation("Metrics in Prometheus's text format", answer=str, media="text/plain")
     async def get(self) -> None:
-        """Collect the metrics."""
         self.set_header("Content-Type", CONTENT_TYPE_LATEST)
         await self.finish(generate_latest(self.context.registry))
 
 
 class Document(Route):
-    """The OpenAPI document."""
-
     path: ClassVar = "api/openapi.json"
 
     @operation("This document", caller="anyone", answer=dict[str, Any])
     async def get(self) -> None:
-        """Send the document that was made at the start."""
         self.answer(self.settings["openapi"])
 
 
 class ListNodes(ManagerRoute):
-    """Every node, as its agent tells."""
-
     path: ClassVar = "api/nodes"
 
     @operation(
@@ -118,13 +103,10 @@ class ListNodes(ManagerRoute):
         answer=list[NodeHealth],
     )
     async def get(self) -> None:
-        """List the nodes, by name."""
         self.answer(self.context.nodes())
 
 
 class ListDrains(ManagerRoute):
-    """Every node that is drained."""
-
     path: ClassVar = "api/drains"
 
     @operation(
@@ -132,7 +114,6 @@ class ListDrains(ManagerRoute):
         answer=list[DrainReport],
     )
     async def get(self) -> None:
-        """List the drains, by node."""
         self.answer(self.context.control.nodes.drains())
 
 
@@ -150,7 +131,6 @@ class DrainNode(ManagerRoute):
         errors=(400, 404),
     )
     async def post(self, node: str) -> None:
-        """Begin the drain; an earlier order is replaced."""
         control, name = self.context.control, node_of(self.context.nodes(), node)
         order = self.body(DrainOrder)
         self.answer(control.nodes.drain(name, order, self.person.label), 202)
@@ -161,7 +141,6 @@ class DrainNode(ManagerRoute):
         errors=(404,),
     )
     async def delete(self, node: str) -> None:
-        """Take the order to drain back; what runs there stays."""
         name = "" if node == HERE else node
         self.context.control.nodes.undrain(name, self.person.label)
         self.no_content()

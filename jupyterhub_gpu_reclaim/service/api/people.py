@@ -70,15 +70,12 @@ def named_sessions(route: PersonRoute) -> set[SessionKey] | None:
 
 
 class ListSessions(PersonRoute):
-    """All sessions that the caller may see."""
-
     path: ClassVar = "api/sessions"
 
     @operation(
         "List the sessions that you may see", answer=list[SessionView], query=(NAMED,)
     )
     async def get(self) -> None:
-        """List the sessions, by user and server."""
         named = named_sessions(self)
         seen = self.context.control.users.sessions()
         mine = [
@@ -90,20 +87,15 @@ class ListSessions(PersonRoute):
 
 
 class ShowSession(PersonRoute):
-    """A session of the caller's."""
-
     path: ClassVar = "api/sessions/{user}/{server}"
     for_tabs: ClassVar = True
 
     @operation("Show one session", answer=SessionView, errors=(404,))
     async def get(self, user: str, server: str) -> None:
-        """Answer with the session's view."""
         self.answer(self.context.control.users.session(self.key(user, server)))
 
 
 class Why(PersonRoute):
-    """Every reason for and against a suspend, or why it could not come back now."""
-
     path: ClassVar = "api/sessions/{user}/{server}/why"
     for_tabs: ClassVar = True
 
@@ -114,7 +106,6 @@ class Why(PersonRoute):
         errors=(404,),
     )
     async def get(self, user: str, server: str) -> None:
-        """List the reasons."""
         users, key = self.context.control.users, self.key(user, server)
         found = list(users.why(key))
         if users.session(key).phase is Phase.SUSPENDED:
@@ -137,7 +128,6 @@ async def give(route: PersonRoute, key: SessionKey, order: Order) -> Any:
 
 
 def _route_of(kind: type[Order]) -> type[PersonRoute]:
-    """Make the route of a kind of orders."""
     status = 202 if kind.begins else 200
     says = kind.says + ("; for administrators" if kind.for_managers else "")
     fields = kind if kind.__struct_fields__ else None
@@ -159,8 +149,6 @@ def _route_of(kind: type[Order]) -> type[PersonRoute]:
 
 
 class Offers(PersonRoute):
-    """What can be done with a session."""
-
     path: ClassVar = "api/sessions/{user}/{server}/orders"
     for_tabs: ClassVar = True
 
@@ -171,7 +159,6 @@ class Offers(PersonRoute):
         errors=(404,),
     )
     async def get(self, user: str, server: str) -> None:
-        """List the orders."""
         users, person = self.context.control.users, self.person
         view = users.session(self.key(user, server))
         found = {
@@ -186,8 +173,6 @@ class Offers(PersonRoute):
 
 
 class SessionHistory(PersonRoute):
-    """The history of a session: who did what."""
-
     path: ClassVar = "api/sessions/{user}/{server}/history"
 
     @operation(
@@ -197,7 +182,6 @@ class SessionHistory(PersonRoute):
         errors=(404,),
     )
     async def get(self, user: str, server: str) -> None:
-        """List the history."""
         key = self.key(user, server)
         self.context.control.users.session(key)
         limit = min(self.number("limit", 100), LONGEST_HISTORY)
@@ -207,8 +191,6 @@ class SessionHistory(PersonRoute):
 
 
 class SavedStates(PersonRoute):
-    """All checkpoints of a session."""
-
     path: ClassVar = "api/sessions/{user}/{server}/saved"
 
     @operation(
@@ -217,7 +199,6 @@ class SavedStates(PersonRoute):
         errors=(404,),
     )
     async def get(self, user: str, server: str) -> None:
-        """List the checkpoints."""
         self.answer(self.context.control.users.session(self.key(user, server)).kept)
 
 

@@ -44,17 +44,6 @@ def _call(
     answer: type | None = None,
     status: int = 204,
 ) -> type[SpawnerRoute]:
-    """Make the route of a call that is passed on, and answered with what came of it.
-
-    Args:
-        name: its path below ``api/spawner``.
-        summary: one line for a person.
-        do: takes the body; the call is answered when it is done.
-        body: type of the request's JSON.
-        answer: type of the answer's JSON; None: there is nothing to say.
-        status: of an answer without a body.
-    """
-
     class Call(SpawnerRoute):
         path: ClassVar = f"api/spawner/{name}"
 
@@ -77,17 +66,13 @@ def _call(
 
 
 class Progress(SpawnerRoute):
-    """The steps of a restore."""
-
     path: ClassVar = "api/spawner/progress/{user}/{server}"
 
     def initialize(self) -> None:
-        """Note that the reader is there."""
         self._left = asyncio.Event()
         self._begun = False
 
     def on_connection_close(self) -> None:
-        """Wake the stream, so that it ends."""
         self._left.set()
 
     @operation(
@@ -99,7 +84,6 @@ class Progress(SpawnerRoute):
         errors=(404, 409),
     )
     async def get(self, user: str, server: str) -> None:
-        """Send the steps until the start has ended or the reader has left."""
         key = SessionKey.of_path(user, server)
         events = self.context.control.progress(key, self.number("after"))
         self.set_header("Content-Type", "application/x-ndjson")

@@ -37,8 +37,6 @@ _PRELOAD = "Service-Worker-Navigation-Preload"
 
 @dataclass(frozen=True)
 class Login:
-    """A login of the Hub, as a cookie of ours carries it."""
-
     token: str = field(repr=False)
     session_id: str = field(repr=False)
 

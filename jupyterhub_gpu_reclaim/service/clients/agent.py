@@ -98,7 +98,6 @@ class AgentClient:
         self._http = Connection(address, self._headers, ca_file=ca_file, at=at)
 
     def close(self) -> None:
-        """Close connections; operations continue at the agent."""
         self._http.close()
 
     def _headers(self) -> dict[str, str]:
@@ -122,40 +121,32 @@ class AgentClient:
 
     # --- looking
     async def node_notices(self) -> list[NodeNotice]:
-        """Return no notices: no cluster gives any of this machine."""
         return []
 
     async def is_down(self, node: str) -> bool:
-        """Return False: nobody else knows of this machine."""
         del node
         return False
 
     async def forsake(self, node: str) -> int:
-        """Return 0: there are no pods."""
         del node
         return 0
 
     def nodes(self) -> list[str]:
-        """Name the machine, which has no name here."""
         return [""]
 
     async def status(self, node: str = "") -> NodeStatus:
-        """The node's status."""
         del node
         return await self._get("/v1/status", NodeStatus)
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
-        """List incarnations with an init or a record; with a ``key``, its own."""
         return of_session(key, await self._get("/v1/sessions", list[Tree]))
 
     async def tree(self, incarnation: str, *, pod: str = "") -> Tree:
-        """The tree of an incarnation; ``NotFound`` if there is none (in that pod)."""
         path = f"/v1/sessions/{incarnation}"
         path += f"?pod={quote(pod, safe='')}" if pod else ""
         return await self._get(path, Tree)
 
     def labels(self, key: SessionKey) -> dict[str, str]:
-        """Return no labels: processes on a machine have none."""
         del key
         return {}
 
@@ -180,13 +171,11 @@ class AgentClient:
         return found
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
-        """List the committed checkpoints; with a ``key``, of that session."""
         saved = await self._get("/v1/checkpoints", list[CheckpointInfo])
         self._authority.outrank(info.term for info in saved)
         return of_session(key, saved)
 
     async def identity(self, checkpoint: str) -> Identity:
-        """The login inside a checkpoint; never logged."""
         return await self._get(f"/v1/checkpoints/{checkpoint}/identity", Identity)
 
     # --- doing
@@ -196,7 +185,6 @@ class AgentClient:
         return self._authority.stream(lambda: self._events(path, data))
 
     async def order(self, subject: str, order: AgentOrder) -> Tree | None:
-        """Give any other order, and wait for its end."""
         limit = self._quick if order.quick else self._slow
         path, data = _path(subject, order), codec.encode(order)
         answer = await self._ask("POST", path, limit=limit, body=data)

@@ -78,16 +78,6 @@ class Cluster(Protocol):
 
 
 class AgentRouter:
-    """All agents of the cluster.
-
-    Args:
-        cluster: the API server.
-        sessions: the pod registry.
-        agents: the agents by node.
-        node_labels: which labels of its node a session with a GPU needs again.
-        heeds: which signs count that a node is about to go; see ``node_notices``.
-    """
-
     def __init__(
         self,
         cluster: Cluster,
@@ -107,14 +97,12 @@ class AgentRouter:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Start to watch the API server."""
         self._tasks = [
             asyncio.create_task(followed.run())
             for followed in (self._sessions, self._agents)
         ]
 
     async def stop(self) -> None:
-        """Stop watching; operations continue at the agents."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -135,7 +123,6 @@ class AgentRouter:
         return sorted(found)
 
     async def status(self, node: str) -> NodeStatus:
-        """The status of that node."""
         with named(node):
             return await self._agents.on(node).status()
 
@@ -185,7 +172,6 @@ class AgentRouter:
         return len(pods)
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
-        """List trees; see ``controlplane.model.interfaces.Agent``."""
         pods = self._sessions.now() if key is None else await self._sessions.of(key)
         by_node: dict[str, list[Pod]] = {}
         for pod in pods:
@@ -236,7 +222,6 @@ class AgentRouter:
         ]
 
     async def tree(self, incarnation: str) -> Tree:
-        """The tree of an incarnation; ``NotFound`` if there is none."""
         pod, client = await self._seat(incarnation)
         with named(pod.node):
             tree = await client.tree(incarnation, pod=pod.uid)
@@ -309,7 +294,6 @@ class AgentRouter:
         )
 
     async def _with_facts(self, order: AgentOrder, pod: Pod) -> AgentOrder:
-        """The order with the API server's facts about its session."""
         hint = PodHint(
             pod=pod.uid,
             key=pod.key,
@@ -322,7 +306,6 @@ class AgentRouter:
         return msgspec.structs.replace(order, hint=hint)
 
     async def _kill(self, incarnation: str, order: Kill) -> Tree:
-        """End an orphan and delete its pod, which may not run anywhere (yet)."""
         pod = await self._sessions.pod_of(incarnation)
         if pod.node and not pod.over:
             # no init there (yet): the kubelet ends what there is
@@ -339,7 +322,6 @@ class AgentRouter:
         )
 
     def labels(self, key: SessionKey) -> dict[str, str] | None:
-        """The labels that the spawner gave a session's pod; None: not known."""
         return self._sessions.labels(key)
 
     def ending(self, incarnation: str) -> Failure | None:
@@ -352,13 +334,11 @@ class AgentRouter:
 
     # --- the store, which all of them have
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
-        """List the committed ones; a session's own node is asked first."""
         pods = self._sessions.now()
         nodes = [p.node for p in pods if p.key == key and p.node and not p.over]
         return await self._agents.anyone(lambda client: client.checkpoints(key), nodes)
 
     async def identity(self, checkpoint: str) -> Identity:
-        """The login inside a checkpoint, and what the session needs."""
         return await self._agents.anyone(lambda client: client.identity(checkpoint))
 
     # --- who and where

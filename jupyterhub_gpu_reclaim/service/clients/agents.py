@@ -27,13 +27,6 @@ _log = logging.getLogger(__name__)
 
 
 class Agents:
-    """The clients of the agents, one per node.
-
-    Args:
-        pods: the pods of the DaemonSet.
-        connect: makes a client for the agent with that IP address.
-    """
-
     def __init__(self, pods: Informer, connect: Callable[[str], AgentClient]) -> None:
         self._pods = pods
         self._connect = connect
@@ -42,7 +35,6 @@ class Agents:
         self._answered = ""  # the node whose agent answered for all last
 
     async def run(self) -> None:
-        """Watch the agents' pods for ever."""
         await self._pods.run()
 
     def close(self) -> None:
@@ -81,7 +73,6 @@ class Agents:
         return self._silent.get(node)
 
     def heard(self, node: str) -> None:
-        """Note that a node answered."""
         if self._silent.pop(node, None) is not None:
             _log.info("the agent on %s answers again", node)
 
@@ -141,13 +132,7 @@ class Agents:
 def silent(
     node: str, error: Exception | None = None, *, ending: bool = False
 ) -> Unreachable:
-    """The error that says which node does not answer.
-
-    Args:
-        node: its name.
-        error: why; None: not known.
-        ending: whether all that is known to be left of a session is being deleted.
-    """
+    """The error that says which node does not answer."""
     if ending:
         return Unreachable(Reason.ENDING_UNSEEN, node=node, detail=str(error or ""))
     if isinstance(error, Unreachable) and _reason(error) is Reason.AGENT_UNTRUSTED:
@@ -161,7 +146,6 @@ def _reason(error: Exception) -> Reason | None:
 
 @contextmanager
 def named(node: str) -> Iterator[None]:
-    """Name the node in the error of an agent that does not answer."""
     try:
         yield
     except Unreachable as error:

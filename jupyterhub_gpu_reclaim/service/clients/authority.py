@@ -32,12 +32,6 @@ _TRIES = 3
 
 
 class Authority:
-    """The authority of our requests.
-
-    Args:
-        journal: ours; None: a person's, who only looks.
-    """
-
     def __init__(self, journal: Journal | None = None) -> None:
         self._journal = journal
 

@@ -27,8 +27,6 @@ _PAGINATION = "application/jupyterhub-pagination+json"
 
 
 class _Server(Value, frozen=True, kw_only=True):
-    """The part of the Hub's server model that we look at."""
-
     ready: bool = False
     pending: str | None = None
     stopped: bool = False
@@ -111,7 +109,6 @@ class HubClient:
         return {key: it for key, it in found.items() if it is not HubState.STOPPED}
 
     async def _active_users(self) -> list[_User]:
-        """All users with a server, page by page."""
         found: list[_User] = []
         offset: int | None = 0
         while offset is not None:
@@ -222,7 +219,6 @@ class HubClient:
 
 
 def _quoted(name: str) -> str:
-    """A name in a path, as the Hub itself quotes it."""
     return quote(name, safe="@~")
 
 
@@ -268,7 +264,6 @@ def _decode(answer: Answer, kind: type[T], path: str) -> T:
 
 
 def _message(answer: Answer) -> str:
-    """The Hub's sentence, for the log and for telling one 400 from another."""
     try:
         return codec.decode(answer.body, _Message).message
     except BadRequest:
@@ -276,7 +271,6 @@ def _message(answer: Answer) -> str:
 
 
 def _refused(answer: Answer, what: str) -> Refused:
-    """The error for what the Hub will not do, now or at all."""
     message = _message(answer)
     detail = f"{what}: status {answer.status} {message}"
     pending = answer.status == 400 and ("pending" in message or "renamed" in message)

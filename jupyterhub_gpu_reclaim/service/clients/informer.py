@@ -52,8 +52,6 @@ class PodSource(Protocol):
 
 
 class Informer:
-    """The pods of one namespace that match one selector."""
-
     def __init__(
         self, source: PodSource, clock: Clock, *, namespace: str, selector: str
     ) -> None:
@@ -101,16 +99,11 @@ class Informer:
         return [*self._pods.values(), *self._gone.values()]
 
     async def fresh(self, more: str = "") -> list[Pod]:
-        """List the pods right now, from the server; the watch is not affected.
-
-        Args:
-            more: narrows the selector down.
-        """
+        """List the pods right now, from the server; the watch is not affected."""
         namespace, selector = self._where
         return (await self._source.pods(namespace, f"{selector}{more}")).items or []
 
     async def run(self) -> None:
-        """List and watch for ever."""
         while True:
             try:
                 await self._follow()

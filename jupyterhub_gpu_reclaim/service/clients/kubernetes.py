@@ -90,13 +90,6 @@ class Expired(Unreachable):
 
 
 class Api:
-    """A connection to the API server.
-
-    Args:
-        api: the library's client; :meth:`open` makes it.
-        limit: seconds for a call that is no watch.
-    """
-
     def __init__(self, api: client.ApiClient, *, limit: float = 15.0) -> None:
         self._api = api
         self._core = client.CoreV1Api(api)
@@ -105,10 +98,6 @@ class Api:
     @classmethod
     async def open(cls, kubeconfig: str = "", *, limit: float = 15.0) -> Api:
         """Connect with the pod's own account, or with a kubeconfig.
-
-        Args:
-            kubeconfig: a file; empty: the account of the pod that this runs in.
-            limit: seconds for a call that is no watch.
 
         Raises:
             Refused: there is no account and no such file.
@@ -127,7 +116,6 @@ class Api:
         return cls(client.ApiClient(settings), limit=limit)
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._api.close()
 
     async def pods(self, namespace: str, selector: str) -> Pods:
@@ -183,10 +171,6 @@ class Api:
 
         Never another pod of the same name. A container beside the session's that is
         deaf to SIGTERM keeps the pod's GPU no longer than our grace.
-
-        Args:
-            pod: the one to delete.
-            force: whether its node is lost: then no kubelet is waited for.
         """
         options = client.V1DeleteOptions(
             preconditions=client.V1Preconditions(uid=pod.uid),
@@ -239,7 +223,6 @@ def own_namespace() -> str:
 
 @asynccontextmanager
 async def _translated_errors() -> AsyncIterator[None]:
-    """Turn errors of the library and of the connection into ours."""
     try:
         yield
     except TimeoutError:
@@ -262,7 +245,6 @@ async def _next_line(response: Any) -> bytes:
 
 
 async def _raise_refusal(response: Any, verb: str, resource: str) -> None:
-    """Raise what an answer that is an error says."""
     if response.status < 400:
         return
     text = (await response.read())[:2000].decode(errors="replace")

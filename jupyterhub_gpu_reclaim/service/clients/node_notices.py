@@ -44,12 +44,7 @@ _EVENT_SECONDS = 30.0
 
 
 def notice_of(node: ClusterNode, kinds: Collection[str]) -> NodeNotice | None:
-    """The most urgent notice of a node; None: there is none.
-
-    Args:
-        node: as the API server has it.
-        kinds: those that are heeded.
-    """
+    """The most urgent notice of a node; None: there is none."""
     found: list[NodeNotice] = []
     name = node.metadata.name
     if "notice" in kinds:

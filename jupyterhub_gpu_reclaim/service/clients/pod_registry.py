@@ -26,7 +26,6 @@ class PodRegistry:
         self._pods = pods
 
     async def run(self) -> None:
-        """Watch the pods for ever."""
         await self._pods.run()
 
     def now(self) -> list[Pod]:
@@ -38,7 +37,6 @@ class PodRegistry:
         return self._pods.now()
 
     async def of(self, key: SessionKey) -> list[Pod]:
-        """List the pods of a session."""
         mine = self._pods.of(key)
         if mine and all(pod.node for pod in mine):
             return mine
@@ -46,10 +44,6 @@ class PodRegistry:
 
     async def pod_of(self, incarnation: str, *, running: bool = False) -> Pod:
         """Find the pod of an incarnation.
-
-        Args:
-            incarnation: of the session in it.
-            running: whether its image has to be known, too.
 
         Raises:
             NotFound: there is none.

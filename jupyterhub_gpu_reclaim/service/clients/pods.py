@@ -35,8 +35,6 @@ class _Object(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Meta(_Object, frozen=True, rename="camel"):
-    """The metadata of an object, or of a list."""
-
     name: str = ""
     namespace: str = ""
     uid: str = ""
@@ -50,35 +48,25 @@ class Meta(_Object, frozen=True, rename="camel"):
 
 
 class Claim(_Object, frozen=True, rename="camel"):
-    """A container's use of one of its pod's resource claims."""
-
     name: str
 
 
 class Resources(_Object, frozen=True, rename="camel"):
-    """The resources that a container asks for."""
-
     limits: dict[str, Any] | None = None
     claims: list[Claim] | None = None
 
 
 class Container(_Object, frozen=True, rename="camel"):
-    """A container as it was asked for."""
-
     name: str
     resources: Resources | None = None
 
 
 class Spec(_Object, frozen=True, rename="camel"):
-    """A pod as it was asked for."""
-
     containers: list[Container] | None = None  #: none in a bookmark
     node_name: str | None = None
 
 
 class ContainerStatus(_Object, frozen=True, rename="camel"):
-    """A container as the kubelet reports it."""
-
     name: str
     image_id: str = msgspec.field(default="", name="imageID")
     ready: bool = False
@@ -86,8 +74,6 @@ class ContainerStatus(_Object, frozen=True, rename="camel"):
 
 
 class Condition(_Object, frozen=True, rename="camel"):
-    """A condition, true or not."""
-
     type: str
     status: str = ""
     reason: str | None = None
@@ -95,8 +81,6 @@ class Condition(_Object, frozen=True, rename="camel"):
 
 
 class PodStatus(_Object, frozen=True, rename="camel"):
-    """A pod as the kubelet reports it."""
-
     phase: str = ""
     reason: str | None = None  #: reason of the pod's own end: "Evicted"
     message: str | None = None
@@ -106,8 +90,6 @@ class PodStatus(_Object, frozen=True, rename="camel"):
 
 
 class Pod(_Object, frozen=True, rename="camel"):
-    """A pod."""
-
     metadata: Meta
     spec: Spec = Spec()
     status: PodStatus = PodStatus()
@@ -116,7 +98,6 @@ class Pod(_Object, frozen=True, rename="camel"):
 
     @property
     def uid(self) -> str:
-        """The pod's id, never used again."""
         return self.metadata.uid
 
     @property
@@ -126,12 +107,10 @@ class Pod(_Object, frozen=True, rename="camel"):
 
     @property
     def incarnation(self) -> str:
-        """The incarnation of the session in it."""
         return (self.metadata.labels or {}).get(INCARNATION, "")
 
     @property
     def key(self) -> SessionKey:
-        """The key of the session in it, as its spawner has noted."""
         return SessionKey(self._annotation(USER), self._annotation(SERVER))
 
     @property
@@ -149,7 +128,6 @@ class Pod(_Object, frozen=True, rename="camel"):
 
     @property
     def ready(self) -> bool:
-        """Whether its readiness probe succeeds."""
         conditions = self.status.conditions or ()
         return any(c.type == "Ready" and c.status == "True" for c in conditions)
 
@@ -314,8 +292,6 @@ def _count(number: object) -> int:
 
 
 class Pods(_Object, frozen=True, rename="camel"):
-    """A list, or a piece of one."""
-
     metadata: Meta = Meta()
     items: list[Pod] | None = None
 
@@ -327,28 +303,21 @@ class Taint(_Object, frozen=True, rename="camel"):
 
 
 class NodeSpec(_Object, frozen=True, rename="camel"):
-    """A node as it was ordered."""
-
     unschedulable: bool = False  #: cordoned
     taints: list[Taint] | None = None
 
 
 class NodeState(_Object, frozen=True, rename="camel"):
-    """A node as it is reported."""
-
     conditions: list[Condition] | None = None
 
 
 class ClusterNode(_Object, frozen=True, rename="camel"):
-    """A node."""
-
     metadata: Meta
     spec: NodeSpec = NodeSpec()
     status: NodeState = NodeState()
 
     @property
     def ready(self) -> bool:
-        """Whether its kubelet has reported lately, and is well."""
         conditions = self.status.conditions or ()
         return any(c.type == "Ready" and c.status == "True" for c in conditions)
 
@@ -364,14 +333,11 @@ class Thing(_Object, frozen=True, rename="camel"):
 
 
 class WatchEvent(_Object, frozen=True, rename="camel"):
-    """A line of a watch."""
-
     type: str  #: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR
     object: Thing
 
     @property
     def pod(self) -> Pod:
-        """The pod, unless it is an error or a bookmark."""
         thing = self.object
         status = thing.status if isinstance(thing.status, PodStatus) else PodStatus()
         return Pod(metadata=thing.metadata, spec=thing.spec, status=status)

@@ -61,7 +61,6 @@ class Feed:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Write while the block lasts, and the rest at its end."""
         task = asyncio.create_task(self.run())
         try:
             yield

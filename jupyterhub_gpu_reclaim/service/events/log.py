@@ -87,9 +87,6 @@ class Refusal(Value, frozen=True, kw_only=True):
 class EventLog:
     """The log that events go to.
 
-    Args:
-        place: a file, or ``-`` for the standard output.
-
     Raises:
         Refused: the file cannot be written.
     """
@@ -114,10 +111,6 @@ class EventLog:
 
     def session(self, number: int, line: AuditRow) -> None:
         """Write one line of the audit.
-
-        Args:
-            number: of the line in the journal.
-            line: its content.
 
         Raises:
             OSError: it could not be written.

@@ -73,11 +73,7 @@ _UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 def problems(config: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Mistakes in these settings, in sentences.
-
-    Args:
-        config: values by section and name, as they are or as a command line has them.
-    """
+    """Mistakes in these settings, in sentences."""
     found: list[str] = []
     for section, values in config.items():
         if section in _EVERYBODYS:

@@ -76,8 +76,6 @@ class Button:
 
 @dataclass(frozen=True)
 class ProgressLine:
-    """A step of an operation under way."""
-
     title: str
     state: str
     about: str
@@ -93,8 +91,6 @@ class Moment:
 
 @dataclass(frozen=True)
 class OtherCheckpoint:
-    """Another checkpoint, which can be brought back."""
-
     id: str
     title: str  #: "Checkpoint of 2026-11-22 06:44 UTC"
     about: str
@@ -156,16 +152,6 @@ def card(
     longest_keep: float = LONGEST_KEEP,
     held: Decision | None = None,
 ) -> SessionCard:
-    """Make the card of a session.
-
-    Args:
-        view: the session.
-        now: seconds since the epoch.
-        user_prefix: URL under which the Hub serves ``user/<name>/``.
-        manages: whether the reader may do what only managers may.
-        longest_keep: seconds for which the reader may keep it.
-        held: why nothing can be resumed now; None: it can.
-    """
     state, tone = _STATES[view.phase]
     user, server = quote(view.key.user, safe=""), quote(view.key.server, safe="")
     suspended = view.phase is Phase.SUSPENDED
@@ -218,7 +204,6 @@ def card(
 
 
 def _for_user(failure: Failure | None) -> Failure | None:
-    """Return a failure in words for a user, as the Hub's page has it."""
     if failure is None or (reason := Reason.of(failure.code)).value != failure.code:
         return failure
     plain = plainly(reason, retryable=failure.retryable)
@@ -228,7 +213,6 @@ def _for_user(failure: Failure | None) -> Failure | None:
 
 
 def _states(view: SessionView, now: float) -> list[OtherCheckpoint]:
-    """List checkpoints beside the one the session is in, the newest first."""
     live = view.phase.live
     if not live and not view.phase.rests:
         return []
@@ -252,7 +236,6 @@ def _title(state: KeptState) -> str:
 
 
 def _describe_checkpoint(state: KeptState, now: float) -> str:
-    """Say how old and large it is, and how long it is kept: "5 min ago, 1.2 GB, …"."""
     parts = [ago(state.created, now).words, words.size(state.logical_bytes)]
     if state.keeping == "superseded" and not state.save_point:
         parts.append("the session was resumed from it")
@@ -418,7 +401,6 @@ def _progress(step: Step) -> ProgressLine:
 
 
 def _main_buttons(view: SessionView, *, manages: bool) -> list[Button]:
-    """The orders that make sense, what cures its failure first."""
     fit = [each for each in ORDERS if each.beside and each.fits(view)]
     fit = [each for each in fit if manages or not each.for_managers]
     fit.sort(key=lambda each: not each.cures)
@@ -451,7 +433,6 @@ def _suspend_asks(view: SessionView) -> str:
 def _more_buttons(
     view: SessionView, longest_keep: float, *, manages: bool
 ) -> list[Button]:
-    """Further buttons: only what the limit of a keep allows."""
     if not view.phase.live:
         return []
     wanted = (1, 4, 24) if manages else (1, 4)

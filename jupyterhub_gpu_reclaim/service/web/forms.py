@@ -19,10 +19,7 @@ from jupyterhub_gpu_reclaim.service.web.pages import SESSION_PATH, TOLD, Page
 
 
 class Act(Page):
-    """A press of a card's button."""
-
     async def post(self, user: str, server: str, kind: str) -> None:
-        """Give the order and lead back to the page that its button was pressed on."""
         key, order = self.key(user, server), self._order(KINDS[kind])
         told = f"{kind}-else" if order.is_else(await give(self, key, order)) else kind
         if self.for_script:
@@ -61,7 +58,6 @@ class Fresh(Page):
     """
 
     async def get(self, user: str, server: str) -> None:
-        """Ask for confirmation."""
         view = self.context.control.users.session(self.key(user, server))
         (shown,) = self.cards([view])
         failure = view.failure

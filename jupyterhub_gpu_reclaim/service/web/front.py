@@ -35,18 +35,15 @@ class Front(HTTPServerConnectionDelegate):
         self._application = self._closed
 
     def open(self, application: Application) -> None:
-        """Let the service's own application answer from now on."""
         self._application = application
 
     def close(self, reason: Reason, **facts: Any) -> None:
-        """Tell every caller from now on why the service does not work."""
         self._words.reason, self._words.facts = reason, facts
         self._application = self._closed
 
     def start_request(
         self, server_conn: object, request_conn: Any
     ) -> HTTPMessageDelegate:
-        """Pass the request on."""
         return self._application.start_request(server_conn, request_conn)
 
     def on_close(self, server_conn: object) -> None:
@@ -67,10 +64,7 @@ class _Words:
 
 
 class _Closed(Route):
-    """Whatever is asked."""
-
     async def prepare(self) -> None:
-        """Answer with the sentence."""
         words = self.settings["context"]
         self.set_header("Retry-After", "5")
         raise Unreachable(words.reason, **words.facts)

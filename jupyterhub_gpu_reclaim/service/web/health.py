@@ -40,14 +40,7 @@ def strip(
     now: float,
     warnings: Sequence[str] = (),
 ) -> list[PartHealth]:
-    """The parts, in the order of the page.
-
-    Args:
-        nodes: every node.
-        silent: which of agent, store and Hub did not answer the last time.
-        now: seconds since the epoch.
-        warnings: what in the Hub's configuration defeats us, in sentences.
-    """
+    """The parts, in the order of the page."""
     hub = ("no answer", "bad") if _HUB in silent else ("answers", "good")
     return [
         PartHealth("Agents", *_agents(nodes, now), "nodes"),

@@ -33,8 +33,6 @@ _GPUS = (
 
 @dataclass(frozen=True)
 class Number:
-    """A number at the top of the page."""
-
     value: str
     words: str
     about: str = ""
@@ -45,7 +43,6 @@ class ManagersPage(ManagerRoute, Page):
     """The page; its script asks for it again for the totals."""
 
     async def get(self, view: str) -> None:
-        """Show it."""
         control = self.context.control
         stored = sum(use.stored_bytes for use in control.store_use())
         self.page(
@@ -68,12 +65,9 @@ class ManagersPage(ManagerRoute, Page):
 
 
 class HealthPart(ManagerRoute, Page):
-    """The strip alone, for the script that keeps it up to date."""
-
     is_page: ClassVar = False
 
     async def get(self) -> None:
-        """Show the strip."""
         self.page("health.html")
 
 
@@ -83,7 +77,6 @@ def _hours(count: float) -> str:
 
 
 def _gpus(counts: Sequence[GpuCount]) -> list[Number]:
-    """How many GPUs are used, held for nothing, and free by suspends."""
     found: dict[str, float] = defaultdict(float)
     for one in counts:
         state = accounting.IDLE if one.state == accounting.KEPT else one.state

@@ -79,7 +79,6 @@ class HtmlErrors(Route):
         )
 
     def page(self, name: str, **values: Any) -> None:
-        """Answer with a template."""
         context = self.context
         text = context.templates.get_template(name).render(
             prefix=context.prefix,
@@ -110,7 +109,6 @@ class HtmlErrors(Route):
         return "application/json" in self.request.headers.get("Accept", "")
 
     def write_failure(self, failure: Failure) -> None:
-        """The failure's sentence on a page."""
         if self.for_script:
             super().write_failure(failure)
             return
@@ -124,7 +122,6 @@ class Page(PersonRoute, HtmlErrors):
     is_page: ClassVar = True
 
     async def prepare(self) -> None:
-        """Log in if needed; a script is never redirected to a login."""
         try:
             await super().prepare()
         except Unauthenticated:
@@ -164,14 +161,12 @@ class Page(PersonRoute, HtmlErrors):
         return {"parts": parts, "xsrf": self.xsrf()}
 
     def start_url(self, key: SessionKey) -> str:
-        """The Hub's page that starts a server."""
         path = quote(key.user, safe="")
         if key.server:
             path += "/" + quote(key.server, safe="")
         return f"{self.context.hub_host}{self.context.hub_prefix}spawn/{path}"
 
     def done(self) -> str:
-        """The words for what a form has just done."""
         return TOLD.get(self.get_query_argument("done", ""), "")
 
     def xsrf(self) -> str:
@@ -181,10 +176,7 @@ class Page(PersonRoute, HtmlErrors):
 
 
 class Mine(Page):
-    """The visitor's own sessions."""
-
     async def get(self) -> None:
-        """Show the sessions."""
         name = self.person.name if self.person.is_user else None
         mine = [v for v in self.context.control.users.sessions() if v.key.user == name]
         mine.sort(key=lambda view: view.key)
@@ -196,7 +188,6 @@ class Index(Mine):
     """The page of arrival: managers' overview, or a user's own sessions."""
 
     async def get(self) -> None:
-        """Show or redirect there."""
         if self.person.manages:
             self.redirect(f"{self.context.prefix}all")
         else:
@@ -204,10 +195,7 @@ class Index(Mine):
 
 
 class SessionPage(Page):
-    """A session with every reason and its log."""
-
     async def get(self, user: str, server: str) -> None:
-        """Show the session."""
         control, key = self.context.control, self.key(user, server)
         (shown,) = self.cards([control.users.session(key)])
         now = self.context.clock.now()
@@ -260,7 +248,6 @@ class Theme(Page):
     """Light, dark, or what the browser prefers; remembered in a cookie."""
 
     async def get(self, theme: str) -> None:
-        """Remember it, and lead back to the page that it was chosen on."""
         prefix = self.context.prefix
         if theme == "auto":
             self.clear_cookie(THEME_COOKIE, path=prefix)
@@ -280,12 +267,9 @@ class Theme(Page):
 
 
 class Fragment(Page):
-    """A session's card, for the script that keeps the page up to date."""
-
     is_page: ClassVar = False
 
     async def get(self, user: str, server: str) -> None:
-        """Show the card."""
         view = self.context.control.users.session(self.key(user, server))
         (shown,) = self.cards([view])
         page = "one" if self.get_query_argument("page", "") == "one" else "mine"
@@ -312,10 +296,7 @@ class OAuthCallback(HubOAuthCallbackHandler, HtmlErrors):
 
 
 class NoPage(HtmlErrors):
-    """Any unknown address."""
-
     async def prepare(self) -> None:
-        """Answer 404."""
         raise HTTPError(404)
 
 
@@ -346,7 +327,6 @@ class Orders(Route):
     """The registry of orders, for the scripts of all pages: a module of its own."""
 
     async def get(self) -> None:
-        """Send it."""
         self.set_header("Content-Type", "text/javascript")
         self.set_header("Access-Control-Allow-Origin", "*")
         self.finish(ORDERS_SCRIPT)

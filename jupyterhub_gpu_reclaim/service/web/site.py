@@ -35,13 +35,6 @@ MAX_BODY = 64 * 1024
 
 
 def application(context: Context, *, cookie_secret: bytes) -> Application:
-    """The tornado application.
-
-    Args:
-        context: the parts that handlers work with.
-        cookie_secret: signs login cookies; the same after a restart keeps people
-            logged in.
-    """
     base = re.escape(context.prefix)
     api = [(base + pattern(route.path), route) for route in ROUTES]
     return Application(
