@@ -21,7 +21,11 @@ from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from jupyterhub_gpu_reclaim.hub import config_check, cullers, pages
 from jupyterhub_gpu_reclaim.hub.merging import service_of
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-from jupyterhub_gpu_reclaim.service.settings.environment import PROBLEMS, WARNINGS
+from jupyterhub_gpu_reclaim.service.settings.environment import (
+    ANNOUNCEMENT,
+    PROBLEMS,
+    WARNINGS,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +48,7 @@ _OURS = {
 
 
 def look(hub: Any, environment: dict[str, str]) -> None:
-    """Write problems and warnings into the log and the service's environment.
+    """Tell the log and the service of problems and warnings, it of the announcement.
 
     Args:
         hub: a ``JupyterHub`` that has read its configuration.
@@ -52,6 +56,7 @@ def look(hub: Any, environment: dict[str, str]) -> None:
     """
     if OPTIONS not in environment:
         return  # a service that configure(c) has not made
+    environment[ANNOUNCEMENT] = str(hub.template_vars.get("announcement") or "")
     say(late(hub.config, environment), {"environment": environment}, strict=False)
     found = warnings(hub, environment)
     for each in found:

@@ -322,6 +322,7 @@ class ReclaimService(Application, Options):
                 *controller.culled_inside(IdlePolicy(parent=self).idle_after),
             ],
             message_url=self.message_url,
+            announcement=environment.announcement,
             hub_host=environment.hub_host,
             metrics_open=self.metrics_open,
             trust_plain_http=self.trust_plain_http,

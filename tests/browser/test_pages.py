@@ -177,8 +177,11 @@ def test_service_pages_of_user_and_manager_suspend_and_resume_live(
     stack: Stack, admin: Admin, paige: User, page: Page, sign_in: Callable[[str], Page]
 ) -> None:
     page.goto(f"{stack.url}/hub/home")
+    page.get_by_role("button", name="Toggle dark mode").click()
     page.get_by_text("Services").click()
     page.get_by_role("link", name="gpu-reclaim").click()
+    colour = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(colour) == "rgb(24, 27, 31)"  # the Hub's mode is ours
     mine = f'[data-session="{paige.name}/"]'
     running = f'{mine}[data-phase="running"]'
     suspended = f'{mine}[data-phase="suspended"]'

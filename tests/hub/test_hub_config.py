@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 from traitlets.config import Config
@@ -11,7 +12,10 @@ from jupyterhub_gpu_reclaim.hub import self_check
 from jupyterhub_gpu_reclaim.hub.config import configure
 from jupyterhub_gpu_reclaim.hub.pages import EXTENSION
 from jupyterhub_gpu_reclaim.hub.self_check import found_wrong
-from jupyterhub_gpu_reclaim.service.settings.environment import SPAWNER_TOKEN
+from jupyterhub_gpu_reclaim.service.settings.environment import (
+    ANNOUNCEMENT,
+    SPAWNER_TOKEN,
+)
 
 #: The service's, without a word that could be wrong or secret.
 PROGRAM = [sys.executable, "-P", "-m", "jupyterhub_gpu_reclaim.service"]
@@ -147,6 +151,16 @@ def test_setting_below_the_call_is_said_when_the_service_is_started(tmp_path):
     c.Guards.min_age = 5
     [said] = self_check.late(c, environment)
     assert "c.Guards.min_age must stand above the call" in said
+
+
+def test_announcement_of_the_hub_is_passed_to_the_service(tmp_path, monkeypatch):
+    c = Config()
+    configure(c, state_dir=str(tmp_path / "s"))
+    environment = c.JupyterHub.services[0]["environment"]
+    monkeypatch.setattr(self_check, "warnings", lambda hub, environment: [])
+    hub = SimpleNamespace(config=c, template_vars={"announcement": "<b>Monday</b>"})
+    self_check.look(hub, environment)
+    assert environment[ANNOUNCEMENT] == "<b>Monday</b>"
 
 
 def test_secrets_are_made_once_and_are_for_root_only(tmp_path):

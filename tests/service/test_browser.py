@@ -329,8 +329,8 @@ async def test_what_needs_somebody_stands_first_with_its_cure(service, tab):
     await page.wait_for_url("**/all?state=lost&text=file_missing")
     await expect(page.locator(ROW)).to_have_count(1)
     await expect(first).to_contain_text("1 session has a failure (eve/)")
-    await expect(first).to_contain_text("stands drained since")
-    await expect(first).to_contain_text("(by root): nobody can start here.")
+    await expect(first).to_contain_text("has been drained since")
+    await expect(first).to_contain_text("(by root): no session can start here.")
 
     def undrained(node: str, by: str) -> None:
         service.control.nodes_known = [up, gone]
@@ -338,7 +338,7 @@ async def test_what_needs_somebody_stands_first_with_its_cure(service, tab):
     service.control.undrain = undrained
     await first.get_by_role("button", name="Undrain gpu-1").click()
     await expect(page.locator("#notice")).to_contain_text("can start on gpu-1 again")
-    await expect(first).not_to_contain_text("stands drained")
+    await expect(first).not_to_contain_text("drained since")
 
 
 async def test_table_is_grouped_by_card_and_its_sums_follow_without_a_reload(
@@ -373,7 +373,7 @@ async def test_nodes_say_who_holds_what_and_a_drain_asks_with_who_is_at_work(
         [
             re.compile("dora Default server 45 GB, not used for 1 h 30 min"),
             re.compile("chen Default server 30 GB"),
-            re.compile("14 GB, programs of no session, and the driver"),
+            re.compile(r"14 GB used outside sessions \(driver, other programs\)"),
         ]
     )
     naps = page.locator("#cards").get_by_text("naps, 12 GB moved out")
@@ -381,7 +381,7 @@ async def test_nodes_say_who_holds_what_and_a_drain_asks_with_who_is_at_work(
     await page.get_by_role("button", name="Drain gpu-1").click()
     ask = page.get_by_role("dialog", name="Drain gpu-1?")
     await expect(ask).to_contain_text("1 of them is at work: chen/.")
-    await ask.get_by_label("How soon may it be gone?").select_option("600")
+    await ask.get_by_label("When will the machine go away?").select_option("600")
     await ask.get_by_role("button", name="Drain").click()
     await expect(page.locator("#notice")).to_have_text("gpu-1 is being drained.")
     assert ("drain", "gpu-1", 600.0, False, "root") in service.control.calls

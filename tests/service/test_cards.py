@@ -250,6 +250,8 @@ def test_save_points_say_what_they_are_and_their_names():
             id="c2",
             generation=2,
             created=NOW - 60,
+            logical_bytes=1_200_000_000,
+            stored_bytes=90_000_000,
             keeping="superseded",
             save_point=True,
         ),
@@ -265,6 +267,7 @@ def test_save_points_say_what_they_are_and_their_names():
     ]
     states = made(Phase.RUNNING, kept=kept).states
     assert states[0].title.startswith("Save point of ")
-    assert "resumed from it" not in states[0].about
+    assert states[0].about == "1 min ago, 1.2 GB (90 MB new), in use"
+    assert [one.what for one in states] == ["save point", "save point", "checkpoint"]
     assert states[1].title.startswith("Save point “<b>mine</b>” of ")
     assert "resumed from it" in states[2].about

@@ -8,6 +8,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import (
     Decision,
+    Failure,
     GpuSample,
     KeptState,
     Phase,
@@ -322,6 +323,15 @@ async def test_why_tells_the_reasons(service):
     response = await service.call("api/sessions/ada/-/why")
     found = msgspec.json.decode(response.body, type=list[Decision])
     assert [verdict.code for verdict in found] == ["kernel_busy"]
+
+
+async def test_why_tells_the_failure_of_a_session_that_is_suspended(service):
+    lost = Failure(code="file_missing", message="It is gone.", hint="Put it back.")
+    service.control.put("ada", phase=Phase.SUSPENDED, failure=lost)
+    service.control.why = lambda key: []
+    response = await service.call("api/sessions/ada/-/why")
+    [found] = msgspec.json.decode(response.body, type=list[Decision])
+    assert (found.code, found.message) == ("file_missing", "It is gone. Put it back.")
 
 
 async def test_names_with_unusual_characters_survive_the_path(service):

@@ -256,7 +256,7 @@ def test_suspended_session_is_told_with_all_that_is_known_and_no_more(words):
     assert full == [
         ["Why", "Idle for 15 min."],
         ["Size", "41 GB"],
-        ["To resume", "about 20 s"],
+        ["Resuming takes", "about 20 s"],
         ["Kept until", "you resume or delete it"],
     ]
     assert [name for name, _ in bare] == ["Since", "Kept until"]
@@ -324,7 +324,7 @@ def test_clock_of_a_page_is_the_services_and_no_count_jumps_back():
         ({"as_of": NOW, "newer": []}, "outputs below may be newer."),
         (
             {"as_of": NOW, "newer": ["/h/newer than 13:55"]},
-            "outputs below may be newer. Newer files lie in /h/newer than 13:55.",
+            "outputs below may be newer. Newer files are in /h/newer than 13:55.",
         ),
         ({"as_of": 0, "newer": []}, ""),
     ],
@@ -348,5 +348,5 @@ def test_tab_says_to_which_moment_its_session_went(resumed, told):
     if not told:
         assert said == ""
         return
-    assert said.startswith("Your session is back as it was at ")
+    assert said.startswith("Your session is now as it was at ")
     assert said.endswith(told)

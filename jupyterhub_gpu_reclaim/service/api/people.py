@@ -101,14 +101,18 @@ class Why(PersonRoute):
 
     @operation(
         "Why it is suspended, or why not: the deciding reason first; of a suspended"
-        " session, why it cannot be resumed at the moment",
+        " session, why it did not come back, and cannot be resumed at the moment",
         answer=list[Decision],
         errors=(404,),
     )
     async def get(self, user: str, server: str) -> None:
         users, key = self.context.control.users, self.key(user, server)
         found = list(users.why(key))
-        if users.session(key).phase is Phase.SUSPENDED:
+        view = users.session(key)
+        if view.phase is Phase.SUSPENDED:
+            if failure := view.failure:
+                said = f"{failure.told} {failure.hint}".strip()
+                found.append(Decision(reclaim=False, code=failure.code, message=said))
             held = no_return(self.context.nodes())
             found += [] if held is None else [held]
         self.answer(found)

@@ -95,7 +95,7 @@ class OtherCheckpoint:
     title: str  #: "Checkpoint of 2026-11-22 06:44 UTC"
     about: str
     suspends_first: bool  #: the session runs
-    save_point: bool  #: which the session has gone on from
+    what: str  #: save point or checkpoint
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,7 @@ class SessionCard:
     can_start_fresh: bool
     can_save: bool  #: whether the session runs, so that it can be saved
     deletes: str  #: the checkpoint that "delete" names; empty: none
+    deletes_what: str
     states: list[OtherCheckpoint]
 
 
@@ -199,6 +200,7 @@ def card(
         can_start_fresh=has_saved,
         can_save=live,
         deletes=view.checkpoint if has_saved else "",
+        deletes_what=_what_it_is_in(view),
         states=_states(view, now),
     )
 
@@ -222,24 +224,37 @@ def _states(view: SessionView, now: float) -> list[OtherCheckpoint]:
             title=_title(one),
             about=_describe_checkpoint(one, now),
             suspends_first=live,
-            save_point=one.save_point,
+            what=_what(one),
         )
         for one in view.kept
         if one.keeping in {"aside", "superseded"}
     ]
 
 
+def _what(state: KeptState) -> str:
+    return "save point" if state.save_point else "checkpoint"
+
+
+def _what_it_is_in(view: SessionView) -> str:
+    saved = any(one.save_point for one in view.kept if one.id == view.checkpoint)
+    return "save point" if saved else "suspended session"
+
+
 def _title(state: KeptState) -> str:
-    what = "Save point" if state.save_point else "Checkpoint"
     name = f" “{state.name}”" if state.name else ""
-    return f"{what}{name} of {words.moment(state.created)}"
+    return f"{_what(state).capitalize()}{name} of {words.moment(state.created)}"
 
 
 def _describe_checkpoint(state: KeptState, now: float) -> str:
     parts = [ago(state.created, now).words, words.size(state.logical_bytes)]
-    if state.keeping == "superseded" and not state.save_point:
+    if state.stored_bytes:
+        parts[1] += f" ({words.size(state.stored_bytes)} new)"
+    in_use = state.keeping == "superseded"
+    if in_use and state.save_point:
+        parts.append("in use")
+    elif in_use:
         parts.append("the session was resumed from it")
-    if state.expires is not None:
+    if state.expires is not None and not (in_use and state.name):
         parts.append(f"kept for {words.duration(state.expires - now)}")
     return ", ".join(parts)
 

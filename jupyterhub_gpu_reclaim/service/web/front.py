@@ -61,6 +61,7 @@ class _Words:
         self.hub_prefix = environment.hub_prefix
         self.hub_host = environment.hub_host
         self.message_url = ""
+        self.announcement = environment.announcement
 
 
 class _Closed(Route):

@@ -84,6 +84,7 @@ class HtmlErrors(Route):
             prefix=context.prefix,
             hub=context.hub_host + context.hub_prefix,
             message_url=context.message_url,
+            announcement=context.announcement,
             person=getattr(self, "person", None),
             health=self.health(),
             theme=self.theme(),
@@ -257,7 +258,6 @@ class Theme(Page):
                 theme,
                 path=prefix,
                 expires_days=365,
-                httponly=True,
                 samesite="Lax",
                 secure=self.request.protocol == "https",
             )

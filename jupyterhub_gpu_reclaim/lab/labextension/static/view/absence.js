@@ -200,9 +200,9 @@ export class Absence {
     for (let looks = 0; looks < LOOKS; looks += 1) {
       const { as_of: then, newer = [] } = (await this.service.view())?.facts?.resumed || {};
       if (then) {
-        const files = newer.length ? ` Newer files lie in ${newer.join(", ")}.` : "";
+        const files = newer.length ? ` Newer files are in ${newer.join(", ")}.` : "";
         const message =
-          `Your session is back as it was at ${clockTime(then)}; outputs below may be` +
+          `Your session is now as it was at ${clockTime(then)}; outputs below may be` +
           ` newer.${files}`;
         this.notice.show(message, "warning", { forMs: 30000 });
         return;

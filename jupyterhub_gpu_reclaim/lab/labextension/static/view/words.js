@@ -193,7 +193,7 @@ export function absentInFull(view, now) {
     lines.push(["Size", size(bytes)]);
   }
   if (takes) {
-    lines.push(["To resume", about(takes)]);
+    lines.push(["Resuming takes", about(takes)]);
   }
   lines.push(["Kept until", keptUntil(known)]);
   return lines;

@@ -34,7 +34,7 @@ function closed({ node, drain }, report) {
   return el(
     "div",
     { class: "warning" },
-    el("span", {}, el("strong", {}, name), ` stands drained since ${said(1000 * drain.since)} (${why}): nobody can start here.${goes}`),
+    el("span", {}, el("strong", {}, name), ` has been drained since ${said(1000 * drain.since)} (${why}): no session can start here.${goes}`),
     button("Undrain", () => undrain(node), { "aria-label": `Undrain ${name}`, "data-focus": `undrain ${node}` }),
   );
 }

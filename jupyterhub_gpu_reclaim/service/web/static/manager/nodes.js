@@ -33,8 +33,8 @@ async function drain(node, views) {
     : "";
   const content = [
     el("p", {}, `${count(here.length, "session")} ${here.length === 1 ? "runs" : "run"} there.${work}`),
-    el("p", {}, "They are saved and suspended, idle ones first, and come back when their users do. Nobody can start there until Undrain."),
-    el("p", {}, el("label", {}, "How soon may it be gone? ", soon)),
+    el("p", {}, "They are saved and suspended, idle ones first, and resume when their users return. No session can start there until Undrain."),
+    el("p", {}, el("label", {}, "When will the machine go away? ", soon)),
   ];
   if (!(await shown(`Drain ${nameOf(node)}?`, content, { yes: "Drain", no: "Cancel" }))) return;
   const seconds = soon.value ? Number(soon.value) : null;
@@ -51,7 +51,7 @@ export function faultsOf({ silent_since: since, silence, silence_detail: detail,
   }
   const found = (status?.findings ?? []).filter(({ fatal, code }) => fatal || /^(store_|key_missing)/.test(code));
   if (status?.store_free != null && status.store_free < NO_ROOM)
-    found.push({ code: "store_full", message: `The store is full: ${size(status.store_free)} free.`, hint: "Delete checkpoints that nobody needs, or enlarge the volume." });
+    found.push({ code: "store_full", message: `The store is full: ${size(status.store_free)} free.`, hint: "Delete checkpoints that are not needed, or enlarge the volume." });
   return found;
 }
 
@@ -171,7 +171,7 @@ function holders({ uuid, total, free }, views, now) {
     .filter((one) => !on.includes(one) && one.facts.nap?.gpus.some((gpu) => gpu.uuid === uuid))
     .map((view) => ({ view, bytes: 0, tone: "napping", about: `naps, ${size(memory(view.facts.nap.gpus, uuid))} moved out` }));
   const rest = (total && free != null ? total - free : 0) - held.reduce((sum, one) => sum + one.bytes, 0);
-  const others = total && rest > total / 100 ? [{ bytes: rest, tone: "others", about: `${size(rest)}, programs of no session, and the driver` }] : [];
+  const others = total && rest > total / 100 ? [{ bytes: rest, tone: "others", about: `${size(rest)} used outside sessions (driver, other programs)` }] : [];
   return [...held, ...naps, ...others];
 }
 

@@ -148,7 +148,7 @@ export const columns = (box) => [
   },
   {
     field: "saved",
-    title: "Last suspended",
+    title: "Last saved",
     width: 150,
     wide: true,
     most: true,
