@@ -31,10 +31,7 @@ from jupyterhub_gpu_reclaim.common.auth.scopes import OPTIONS
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.http import unix_sockets
-from jupyterhub_gpu_reclaim.common.http.server import (
-    door,
-    raise_file_limit,
-)
+from jupyterhub_gpu_reclaim.common.http.server import door, raise_file_limit
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import SessionPolicies
@@ -49,10 +46,13 @@ from jupyterhub_gpu_reclaim.sampling.window import Window
 from jupyterhub_gpu_reclaim.service import metrics, notices
 from jupyterhub_gpu_reclaim.service.api.context import Context
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
-from jupyterhub_gpu_reclaim.service.drain_watch import DrainWatch
 from jupyterhub_gpu_reclaim.service.events.feed import feeding
-from jupyterhub_gpu_reclaim.service.lost_nodes import LostNodes
-from jupyterhub_gpu_reclaim.service.node_watch import NodeWatch, watching
+from jupyterhub_gpu_reclaim.service.node_watch import (
+    DrainWatch,
+    LostNodes,
+    NodeWatch,
+    watching,
+)
 from jupyterhub_gpu_reclaim.service.probe import asking
 from jupyterhub_gpu_reclaim.service.process import held_socket, lifeline
 from jupyterhub_gpu_reclaim.service.settings import placement, validation

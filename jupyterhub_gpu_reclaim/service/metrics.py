@@ -1,4 +1,4 @@
-"""The control plane's counts as Prometheus metrics.
+"""The control plane's counts, and the nodes, as Prometheus metrics.
 
 Everything is read at the moment of the scrape, nothing is kept here. Label values that
 are known beforehand are there from the start with 0, so that a rate over them never
@@ -7,7 +7,8 @@ misses the first event.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -27,44 +28,28 @@ from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
     WAITS,
     Histogram,
 )
-from jupyterhub_gpu_reclaim.service import node_metrics
-from jupyterhub_gpu_reclaim.service.node_metrics import PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from prometheus_client import Metric
 
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
     from jupyterhub_gpu_reclaim.controlplane.model.accounting import MetricsSnapshot
 
+PREFIX = "jupyterhub_gpu_reclaim_"
 OPERATIONS = ("suspend", "resume", "save", "nap", "wake")
 OUTCOMES = ("ok", "failed")
+#: An agent that answers may be unable to save sessions (unready).
+AGENT_STATES = ("ready", "unready", "silent")
 #: The agent's steps, as ``capture.py``, ``restore.py``, ``save.py`` and ``nap.py`` in
 #: ``node/workflows`` name them.
 STEPS = {
-    "suspend": (
-        "preflight",
-        "gpu",
-        "connections",
-        "dump",
-        "files",
-        "rehearsal",
-        "commit",
-    ),
-    "resume": ("check", "files", "programs", "memory", "gpu", "answer"),
-    "save": (
-        "preflight",
-        "gpu",
-        "dump",
-        "files",
-        "thaw",
-        "save",
-        "rehearsal",
-        "commit",
-    ),
-    "nap": ("preflight", "gpu"),
-    "wake": ("room", "gpu"),
+    "suspend": "preflight gpu connections dump files rehearsal commit",
+    "resume": "check files programs memory gpu answer",
+    "save": "preflight gpu dump files thaw save rehearsal commit",
+    "nap": "preflight gpu",
+    "wake": "room gpu",
 }
 
 
@@ -85,16 +70,27 @@ class Exporter(Collector):
 
     def collect(self) -> Iterator[Metric]:
         now = self._snapshot()
-        yield _info()
+        yield _gauge(
+            "build_info",
+            "Always 1; says which version runs.",
+            [(__version__, 1)],
+            "version",
+        )
         yield from _sessions(now)
         yield from _operations(now)
-        yield _ends(now)
         yield from _durations(now)
         yield from _queue(now)
         yield from _risks(now)
         yield from _bytes(now)
-        yield _gpus(now)
-        yield from node_metrics.families(self._nodes())
+        yield _gauge(
+            "gpus",
+            "GPUs that sessions hold, by what they do with them (in_use; idle; kept:"
+            " idle, and somebody keeps the session from being suspended), and those"
+            " that suspended sessions had held (freed).",
+            now.gpus,
+            "node model state",
+        )
+        yield from _of_nodes(self._nodes())
 
 
 def registry(
@@ -107,245 +103,287 @@ def registry(
     return made
 
 
-def _info() -> Metric:
-    family = GaugeMetricFamily(
-        PREFIX + "build_info", "Always 1; says which version runs.", labels=["version"]
-    )
-    family.add_metric([__version__], 1)
-    return family
+def _family(
+    kind: type[Any], name: str, about: str, found: Any, labels: str = ""
+) -> Metric:
+    """Make a family of one value, or of rows with labels; None is not known."""
+    family: Any = kind(PREFIX + name, about, labels=labels.split())
+    for *values, number in found if labels else [(found,)]:
+        if number is None:
+            continue
+        if isinstance(number, Histogram):
+            counts = map(float, (*number.buckets, number.count))
+            buckets = list(zip((*map(str, BUCKETS), "+Inf"), counts, strict=True))
+            family.add_metric(values, buckets=buckets, sum_value=number.total)
+        else:
+            family.add_metric(values, number)
+    return family  # type: ignore[no-any-return]
+
+
+def _gauge(name: str, about: str, found: Any, labels: str = "") -> Metric:
+    return _family(GaugeMetricFamily, name, about, found, labels)
+
+
+def _counter(name: str, about: str, found: Any, labels: str = "") -> Metric:
+    return _family(CounterMetricFamily, name, about, found, labels)
+
+
+def _histogram(name: str, about: str, found: Any, labels: str = "") -> Metric:
+    return _family(HistogramMetricFamily, name, about, found, labels)
 
 
 def _sessions(now: MetricsSnapshot) -> Iterator[Metric]:
-    phases = GaugeMetricFamily(
-        PREFIX + "sessions", "Sessions, by phase.", labels=["phase"]
-    )
-    for phase in Phase:
-        phases.add_metric([phase.value], now.phases.get(phase, 0))
-    yield phases
-    yield GaugeMetricFamily(
-        PREFIX + "sessions_watched",
+    phases = [(phase.value, now.phases.get(phase, 0)) for phase in Phase]
+    yield _gauge("sessions", "Sessions, by phase.", phases, "phase")
+    yield _gauge(
+        "sessions_watched",
         "Sessions with recent samples; the others are not suspended.",
-        value=now.watched,
+        now.watched,
     )
-    yield GaugeMetricFamily(
-        PREFIX + "sessions_kept",
+    yield _gauge(
+        "sessions_kept",
         "Sessions that a person keeps from being suspended, for a time or for good.",
-        value=now.kept,
+        now.kept,
     )
-    age = GaugeMetricFamily(
-        PREFIX + "sample_age_seconds",
+    yield _gauge(
+        "sample_age_seconds",
         "Time since the agent last told what the sessions do; absent until it has.",
+        now.sample_age,
     )
-    if now.sample_age is not None:
-        age.add_metric([], now.sample_age)
-    yield age
 
 
 def _risks(now: MetricsSnapshot) -> Iterator[Metric]:
-    yield GaugeMetricFamily(
-        PREFIX + "save_every_seconds",
+    yield _gauge(
+        "save_every_seconds",
         "Time between two save points of a session, as set for all; 0: by order only.",
-        value=now.save_every,
+        now.save_every,
     )
-    at_risk = GaugeMetricFamily(
-        PREFIX + "at_risk_seconds",
+    found = {
+        name: [risk.seconds for risk in now.risks if risk.gpu is gpu]
+        for name, gpu in (("yes", True), ("no", False))
+    }
+    yield _gauge(
+        "at_risk_seconds",
         "Time since the state to which each session that runs could be brought back,"
         " in all, of those that were used since.",
-        labels=["gpu"],
+        [(name, sum(seconds)) for name, seconds in found.items()],
+        "gpu",
     )
-    longest = GaugeMetricFamily(
-        PREFIX + "at_risk_longest_seconds",
+    yield _gauge(
+        "at_risk_longest_seconds",
         "The same of the session with the longest such time.",
-        labels=["gpu"],
+        [(name, max(seconds, default=0.0)) for name, seconds in found.items()],
+        "gpu",
     )
-    for gpu in (True, False):
-        found = [risk.seconds for risk in now.risks if risk.gpu is gpu]
-        label = ["yes" if gpu else "no"]
-        at_risk.add_metric(label, sum(found))
-        longest.add_metric(label, max(found, default=0.0))
-    yield at_risk
-    yield longest
-    drained = GaugeMetricFamily(
-        PREFIX + "drained_sessions",
+    yield _gauge(
+        "drained_sessions",
         "Sessions of nodes that are being drained, by state: waiting, saving, saved,"
         " refused.",
-        labels=["node", "state"],
+        [(*labels, count) for labels, count in sorted(now.drained.items())],
+        "node state",
     )
-    for (node, state), count in sorted(now.drained.items()):
-        drained.add_metric([node, state], count)
-    yield drained
 
 
 def _operations(now: MetricsSnapshot) -> Iterator[Metric]:
-    ended = CounterMetricFamily(
-        PREFIX + "operations",
+    counters = now.counters
+    yield _counter(
+        "operations",
         "Suspends, resumes, naps and wakes that ended, by outcome; a session that is"
         " woken by its use counts as a wake.",
-        labels=["operation", "outcome"],
+        _counts(counters.operations, ((a, b) for a in OPERATIONS for b in OUTCOMES)),
+        "operation outcome",
     )
-    for operation in OPERATIONS:
-        for outcome in OUTCOMES:
-            count = now.counters.operations[operation, outcome]
-            ended.add_metric([operation, outcome], count)
-    yield ended
-    begun = CounterMetricFamily(
-        PREFIX + "suspends",
+    yield _counter(
+        "suspends",
         "Suspends that were begun, by cause: idle, node_drains, pressure (somebody"
         " waited for a GPU), request (a person's).",
-        labels=["cause"],
-    )
-    for cause in sorted({*CAUSES, *now.counters.causes}):
-        begun.add_metric([cause], now.counters.causes[cause])
-    yield begun
-    failed = CounterMetricFamily(
-        PREFIX + "operation_failures",
-        "Suspends, resumes, naps and wakes that failed, by reason code.",
-        labels=["operation", "code"],
+        [
+            (cause, counters.causes[cause])
+            for cause in sorted({*CAUSES, *counters.causes})
+        ],
+        "cause",
     )
     # Each begins at 0: Prometheus sees no increase in a series that begins with 1.
     known = {(one, reason.value) for one in OPERATIONS for reason in Reason}
-    for operation, code in sorted(known | set(now.counters.failures)):
-        count = now.counters.failures[operation, code]
-        failed.add_metric([operation, code], count)
-    yield failed
-
-
-def _ends(now: MetricsSnapshot) -> Metric:
-    family = CounterMetricFamily(
-        PREFIX + "sessions_ended",
+    yield _counter(
+        "operation_failures",
+        "Suspends, resumes, naps and wakes that failed, by reason code.",
+        _counts(counters.failures, sorted(known | set(counters.failures))),
+        "operation code",
+    )
+    ends = sorted({*counters.ends, *(one.value for one in endings.REASONS)})
+    yield _counter(
+        "sessions_ended",
         "Sessions whose programs ended although nobody had the Hub stop them, by"
         " reason code.",
-        labels=["code"],
+        [(code, counters.ends[code]) for code in ends],
+        "code",
     )
-    for code in sorted({*now.counters.ends, *(one.value for one in endings.REASONS)}):
-        family.add_metric([code], now.counters.ends[code])
-    return family
+
+
+def _counts(
+    counted: Counter[tuple[str, str]], labels: Iterable[tuple[str, str]]
+) -> list[tuple[str, str, int]]:
+    return [(*each, counted[each]) for each in labels]
 
 
 def _durations(now: MetricsSnapshot) -> Iterator[Metric]:
-    whole = HistogramMetricFamily(
-        PREFIX + "operation_duration_seconds",
+    whole, steps = now.counters.whole, now.counters.steps
+    yield _histogram(
+        "operation_duration_seconds",
         "Time that a whole suspend, until its checkpoint is committed, or a whole"
         " resume, until the session runs, took that succeeded; a resume with the time"
         " that it waited for a GPU.",
-        labels=["operation"],
+        [(one, whole.get(one, Histogram())) for one in ("suspend", "resume")],
+        "operation",
     )
-    for operation in ("suspend", "resume"):
-        _add(whole, [operation], now.counters.whole.get(operation, Histogram()))
-    yield whole
-    still = HistogramMetricFamily(
-        PREFIX + "session_frozen_seconds",
+    yield _histogram(
+        "session_frozen_seconds",
         "Time that a session stood still while it was saved.",
+        now.counters.still,
     )
-    _add(still, [], now.counters.still)
-    yield still
-    family = HistogramMetricFamily(
-        PREFIX + "step_duration_seconds",
+    usual = {
+        (one, step) for one, steps_of in STEPS.items() for step in steps_of.split()
+    }
+    yield _histogram(
+        "step_duration_seconds",
         "Time that one step of a suspend, a resume, a save, a nap or a wake took.",
-        labels=["operation", "step"],
+        [
+            (*each, steps.get(each, Histogram()))
+            for each in sorted(usual | steps.keys())
+        ],
+        "operation step",
     )
-    usual = {(operation, step) for operation in STEPS for step in STEPS[operation]}
-    for operation, step in sorted(usual | now.counters.steps.keys()):
-        seen = now.counters.steps.get((operation, step), Histogram())
-        _add(family, [operation, step], seen)
-    yield family
-
-
-def _gpus(now: MetricsSnapshot) -> Metric:
-    family = GaugeMetricFamily(
-        PREFIX + "gpus",
-        "GPUs that sessions hold, by what they do with them (in_use; idle; kept: idle,"
-        " and somebody keeps the session from being suspended), and those that"
-        " suspended sessions had held (freed).",
-        labels=["node", "model", "state"],
-    )
-    for node, model, state, number in now.gpus:
-        family.add_metric([node, model, state], number)
-    return family
-
-
-def _add(family: HistogramMetricFamily, labels: list[str], seen: Histogram) -> None:
-    buckets = [
-        (str(bound), float(count))
-        for bound, count in zip(BUCKETS, seen.buckets, strict=True)
-    ]
-    buckets.append(("+Inf", float(seen.count)))
-    family.add_metric(labels, buckets=buckets, sum_value=seen.total)
 
 
 def _queue(now: MetricsSnapshot) -> Iterator[Metric]:
-    yield GaugeMetricFamily(
-        PREFIX + "sessions_waiting",
+    yield _gauge(
+        "sessions_waiting",
         "Sessions in the queue for a GPU.",
-        value=now.waiting,
+        now.waiting,
     )
-    yield GaugeMetricFamily(
-        PREFIX + "gpus_crowded",
+    yield _gauge(
+        "gpus_crowded",
         "GPUs that need fewer seats: three or more of their sessions woke in the last"
         " hour and found none that could nap for them.",
-        value=now.crowded_gpus,
+        now.crowded_gpus,
     )
-    yield CounterMetricFamily(
-        PREFIX + "wakes_unserved",
+    yield _counter(
+        "wakes_unserved",
         "Wakes that found their GPU full, and no session there that could nap for"
         " them; they waited for one that ends, naps or is suspended.",
-        value=now.counters.wakes_unserved,
+        now.counters.wakes_unserved,
     )
-    yield CounterMetricFamily(
-        PREFIX + "notices_unsent",
+    yield _counter(
+        "notices_unsent",
         "Notices that the webhook or the messenger has not taken; each is in the log.",
-        value=now.counters.notices_unsent,
+        now.counters.notices_unsent,
     )
-    waits = HistogramMetricFamily(
-        PREFIX + "wait_duration_seconds",
+    waits = now.counters.waits
+    yield _histogram(
+        "wait_duration_seconds",
         "Time in the queue for a GPU, by how it ended: served, left (called off),"
         " expired (the time limit).",
-        labels=["outcome"],
+        [(one, waits.get(one, Histogram())) for one in WAITS],
+        "outcome",
     )
-    for outcome in WAITS:
-        _add(waits, [outcome], now.counters.waits.get(outcome, Histogram()))
-    yield waits
-    yield CounterMetricFamily(
-        PREFIX + "gpu_seconds_reclaimed",
+    yield _counter(
+        "gpu_seconds_reclaimed",
         "GPUs times seconds that suspended sessions have left to others, by the GPUs"
         " that each held when it was suspended; it lasts over restarts.",
-        value=now.gpu_seconds,
+        now.gpu_seconds,
     )
 
 
 def _bytes(now: MetricsSnapshot) -> Iterator[Metric]:
-    yield GaugeMetricFamily(
-        PREFIX + "suspended_memory_bytes",
+    yield _gauge(
+        "suspended_memory_bytes",
         "Memory, GPUs' included, that is free because the sessions which had it are"
         " suspended now.",
-        value=now.suspended_bytes,
+        now.suspended_bytes,
     )
-    yield GaugeMetricFamily(
-        PREFIX + "napping_gpu_memory_bytes",
+    yield _gauge(
+        "napping_gpu_memory_bytes",
         "GPU memory that is free because the sessions which had it nap now; it is in"
         " the machines' memory.",
-        value=now.napping_bytes,
+        now.napping_bytes,
     )
-    yield CounterMetricFamily(
-        PREFIX + "saved_logical_bytes",
+    yield _counter(
+        "saved_logical_bytes",
         "Bytes that suspended sessions held, summed over all suspends.",
-        value=now.counters.logical_bytes,
+        now.counters.logical_bytes,
     )
-    yield CounterMetricFamily(
-        PREFIX + "saved_stored_bytes",
+    yield _counter(
+        "saved_stored_bytes",
         "Bytes that were written for them.",
-        value=now.counters.stored_bytes,
+        now.counters.stored_bytes,
     )
-    yield CounterMetricFamily(
-        PREFIX + "saved_deduplicated_bytes",
+    yield _counter(
+        "saved_deduplicated_bytes",
         "Bytes that were in the store already and were not written again.",
-        value=now.counters.deduplicated_bytes,
+        now.counters.deduplicated_bytes,
     )
-    yield GaugeMetricFamily(
-        PREFIX + "checkpoints", "Checkpoints that are kept.", value=now.checkpoints
-    )
-    yield GaugeMetricFamily(
-        PREFIX + "checkpoints_stored_bytes",
+    yield _gauge("checkpoints", "Checkpoints that are kept.", now.checkpoints)
+    yield _gauge(
+        "checkpoints_stored_bytes",
         "Bytes that they take in the store.",
-        value=now.stored_bytes,
+        now.stored_bytes,
     )
+
+
+def _of_nodes(nodes: Sequence[NodeHealth]) -> Iterator[Metric]:
+    """Yield the nodes' families; what is not known is left out."""
+    states = Counter(_state(node) for node in nodes)
+    yield _gauge(
+        "agents",
+        "Agents: ready; unready: they answer, and cannot save sessions; silent.",
+        [(state, states[state]) for state in AGENT_STATES],
+        "state",
+    )
+    known = [(node.node, node.status) for node in nodes if node.status is not None]
+    cards = Counter(
+        (node, card.name) for node, status in known for card in status.cards or ()
+    )
+    yield _gauge(
+        "gpus_present",
+        "GPUs that a node has, whoever uses them, as its agent last said.",
+        [(*labels, count) for labels, count in sorted(cards.items())],
+        "node model",
+    )
+    yield _gauge(
+        "store_free_bytes",
+        "Room in the store, as seen from a node; absent where the store has no bound"
+        " that it tells, as an object store.",
+        [(node, status.store_free) for node, status in known],
+        "node",
+    )
+    yield _gauge(
+        "store_capacity_bytes",
+        "Size of the place that the store is in, whatever else is there; absent like"
+        " its room.",
+        [(node, status.store_capacity) for node, status in known],
+        "node",
+    )
+    yield _gauge(
+        "state_free_bytes",
+        "Room on the disk of an agent's own records.",
+        [(node, status.state_free) for node, status in known],
+        "node",
+    )
+    yield _gauge(
+        "node_faults",
+        "Always 1: something keeps a node from working now. The code is that of the"
+        " how-to of messages, the sentence is the page's.",
+        [
+            (one.node, each.code, each.message, 1)
+            for one in nodes
+            for each in one.faults
+        ],
+        "node code sentence",
+    )
+
+
+def _state(node: NodeHealth) -> str:
+    if node.silent_since is not None or node.status is None:
+        return "silent"
+    return "ready" if node.ready else "unready"

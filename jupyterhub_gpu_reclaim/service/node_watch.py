@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.common.drain import Drain
+    from jupyterhub_gpu_reclaim.common.drain import Drain, NodeNotice
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.service.clients.agent_router import AnyAgent
 
@@ -113,3 +113,83 @@ async def watching(watch: NodeWatch) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+class DrainWatch:
+    """Asks the cluster which nodes are about to go, after each round of questions."""
+
+    def __init__(
+        self, agents: AnyAgent, follow: Callable[[Sequence[NodeNotice]], None]
+    ) -> None:
+        self._agents = agents
+        self._follow = follow
+        self._unknown = False  #: the notices are not known now
+
+    async def settle(self, nodes: Sequence[NodeHealth]) -> None:
+        del nodes
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                notices = await self._agents.node_notices()
+            self._follow(notices)
+        except (TimeoutError, ReclaimError) as error:
+            if not self._unknown:
+                _log.warning("notices of nodes: not heeded now: %s", error)
+            self._unknown = True
+        else:
+            self._unknown = False
+
+
+class LostNodes:
+    """Gives a node up that is silent to us and to the cluster for long enough.
+
+    Kubernetes keeps the pods of a node that does not answer, since they may run: a
+    session can come back elsewhere only when somebody has said that the node is gone. A
+    cloud's controller does, or an administrator (``kubectl taint … out-of-service``);
+    where an administrator has set a time, we do, by force. Two must agree for all of
+    that time: our agent there does not answer, and the API server says that the node is
+    not ready. It is counted on this program's own clock, and from 0 after its restart.
+    """
+
+    def __init__(self, cluster: AnyAgent, clock: Clock, after: float) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._after = after
+        self._since: dict[str, float] = {}
+
+    async def settle(self, nodes: Sequence[NodeHealth]) -> None:
+        """Give up the silent nodes that have been down for long enough."""
+        if not self._after:
+            return
+        silent = [each.node for each in nodes if each.silent_since is not None]
+        down = await asyncio.gather(*map(self._is_down, silent))
+        now = self._clock.monotonic()
+        self._since = {
+            node: self._since.get(node, now)
+            for node, is_down in zip(silent, down, strict=True)
+            if is_down
+        }
+        for node, since in self._since.items():
+            if now - since >= self._after:
+                await self._forsake(node)
+
+    async def _is_down(self, node: str) -> bool:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await self._cluster.is_down(node)
+        except (TimeoutError, ReclaimError):
+            return False
+
+    async def _forsake(self, node: str) -> None:
+        try:
+            gone = await self._cluster.forsake(node)
+        except ReclaimError as error:
+            _log.warning("node %s is lost; its pods are still there: %s", node, error)
+            return
+        if gone:
+            _log.warning(
+                "node %s has been silent and not ready for %g s: %d pods of sessions"
+                " were deleted by force",
+                node,
+                self._after,
+                gone,
+            )

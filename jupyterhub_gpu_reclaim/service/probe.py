@@ -34,12 +34,7 @@ _KEPT = ("PATH", "LANG", "HOME", "TZ")
 def asking(
     probe: str | Callable[[str, str], str], limit: float = LIMIT
 ) -> Callable[[SessionKey], Awaitable[str]] | None:
-    """Make what asks the probe about a session; None: there is none.
-
-    Args:
-        probe: a command line, or a function of the user's and the server's name.
-        limit: seconds for an answer.
-    """
+    """Make what asks the probe, a command or a function, about a session."""
     if not probe:
         return None
     few = asyncio.Semaphore(AT_ONCE)

@@ -15,7 +15,6 @@ from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients.agent_router import AgentRouter
 from jupyterhub_gpu_reclaim.service.clients.agents import Agents
-from jupyterhub_gpu_reclaim.service.clients.pod_registry import PodRegistry
 from jupyterhub_gpu_reclaim.service.clients.pods import (
     ACCOUNT,
     CONTAINER,
@@ -169,6 +168,4 @@ def router(cluster: ClusterInMemory, connect: Callable[[str], Any]) -> AgentRout
     sessions: Any = InformerInMemory(cluster, cluster.sessions)
     daemons: Any = InformerInMemory(cluster, cluster.daemons)
     whole: Any = cluster
-    return AgentRouter(
-        whole, sessions=PodRegistry(sessions), agents=Agents(daemons, connect)
-    )
+    return AgentRouter(whole, sessions=sessions, agents=Agents(daemons, connect))

@@ -15,7 +15,6 @@ from jupyterhub_gpu_reclaim.service.clients.agent_router import AgentRouter
 from jupyterhub_gpu_reclaim.service.clients.agents import Agents
 from jupyterhub_gpu_reclaim.service.clients.informer import Informer
 from jupyterhub_gpu_reclaim.service.clients.kubernetes import Api
-from jupyterhub_gpu_reclaim.service.clients.pod_registry import PodRegistry
 from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION
 from tests.kube.schemas import as_json
 from tests.kube.test_pod import a_pod
@@ -62,7 +61,7 @@ class Service:
         self.agents = Informer(api, clock, namespace=NAMESPACE, selector=labels)
         self.fleet = AgentRouter(
             api,
-            sessions=PodRegistry(self.sessions),
+            sessions=self.sessions,
             agents=Agents(self.agents, _connect),
             node_labels=node_labels,
         )

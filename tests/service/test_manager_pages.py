@@ -51,12 +51,12 @@ async def test_codes_link_to_the_documentation_where_that_is_known(
 
 
 async def test_colours_are_remembered_and_can_be_left_to_the_browser(service, root):
-    assert "theme/dark.css" not in (await root.get("mine")).body.decode()
+    assert "data-bs-theme" not in (await root.get("mine")).body.decode()
     answer = await root.get("theme/dark")
     assert answer.code == 302
     assert answer.headers["Location"] == PREFIX
     page = (await root.get("mine")).body.decode()
-    assert f"{PREFIX}static/theme/dark.css" in page
+    assert '<html lang="en" data-bs-theme="dark">' in page
     assert "theme/light?next=" in page
     kept = await root.get(f"theme/dark?next={PREFIX}all%3Fstate%3Drunning")
     assert kept.headers["Location"] == f"{PREFIX}all?state=running"
@@ -68,15 +68,6 @@ async def test_colours_are_remembered_and_can_be_left_to_the_browser(service, ro
     root.cookies["gpu-reclaim-theme"] = "../../evil"
     assert "evil" not in (await root.get("mine")).body.decode()
     assert (await root.get("theme/pink")).code == 404
-
-
-def test_chosen_colours_are_those_of_the_pages_own_style():
-    style = (STATIC / "service.css").read_text()
-    for name in ("light", "dark"):
-        lines = (STATIC / "theme" / f"{name}.css").read_text().splitlines()
-        values = [line.strip() for line in lines if line.strip().startswith("--")]
-        assert values
-        assert all(line in style for line in values), name
 
 
 def test_library_of_the_tables_is_as_published_with_its_licence():

@@ -21,9 +21,7 @@ from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 from jupyterhub_gpu_reclaim.service import node_watch
-from jupyterhub_gpu_reclaim.service.drain_watch import DrainWatch
-from jupyterhub_gpu_reclaim.service.lost_nodes import LostNodes
-from jupyterhub_gpu_reclaim.service.node_watch import NodeWatch
+from jupyterhub_gpu_reclaim.service.node_watch import DrainWatch, LostNodes, NodeWatch
 from jupyterhub_gpu_reclaim.service.web import health
 from tests.service.conftest import PREFIX
 from tests.support.forms import Browser

@@ -1,9 +1,9 @@
 """All routes of the API, as tornado rules and as an OpenAPI document.
 
 ``people`` has the calls about sessions, ``spawner`` those of the Hub's process,
-``operators`` health, metrics and the journal, ``history`` use over time, and ``events``
-the stream of changes. ``base`` is what all routes share. ``openapi`` makes the document
-of the same classes as the rules, so no route can be missing in it.
+``operators`` health, metrics and nodes, and ``events`` the stream of changes. ``base``
+is what all routes share. ``openapi`` makes the document of the same classes as the
+rules, so no route can be missing in it.
 
 A user sees and steers their own sessions, a manager all; ``visits`` says which login
 counts. ``people`` begins an operation and does not wait for it. Every error is JSON
@@ -19,13 +19,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim import __version__
-from jupyterhub_gpu_reclaim.service.api import (
-    events,
-    history,
-    operators,
-    people,
-    spawner,
-)
+from jupyterhub_gpu_reclaim.service.api import events, operators, people, spawner
 from jupyterhub_gpu_reclaim.service.api.openapi import document
 
 if TYPE_CHECKING:
@@ -36,7 +30,6 @@ ROUTES: tuple[type[Route], ...] = (
     *events.ROUTES,
     *spawner.ROUTES,
     *operators.ROUTES,
-    *history.ROUTES,
 )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.service.api.base import Count, PersonRoute, Route
 from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
-from jupyterhub_gpu_reclaim.service.api.streams import flushed, with_pauses
+from jupyterhub_gpu_reclaim.service.api.streams import Streaming, flushed, with_pauses
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionView
@@ -22,14 +22,8 @@ if TYPE_CHECKING:
 _RETRY = 3000
 
 
-class Events(PersonRoute):
+class Events(Streaming, PersonRoute):
     path: ClassVar = "api/events"
-
-    def initialize(self) -> None:
-        self._left = asyncio.Event()
-
-    def on_connection_close(self) -> None:
-        self._left.set()
 
     @operation(
         "Follow the sessions: `event: session` with a SessionView at the start and at"

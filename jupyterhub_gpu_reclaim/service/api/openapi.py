@@ -65,23 +65,14 @@ class Query:
 
 @dataclass(frozen=True)
 class ApiOperation:
-    """The description of what one method of a route takes and answers.
-
-    Attributes:
-        summary: one line for a person.
-        answer: type of the answer's JSON; None for an answer without a body.
-        body: type of the request's JSON; None where none is read.
-        errors: HTTP statuses beyond those that every caller may meet.
-        caller: ``person``, ``spawner`` or ``anyone``.
-        media: the answer's media type.
-    """
+    """What one method of a route takes and answers."""
 
     summary: str
-    answer: Any = None
+    answer: Any = None  #: type of its JSON; None: it has no body
     status: int = 200
-    body: Any = None
-    errors: tuple[int, ...] = ()
-    caller: str = "person"
+    body: Any = None  #: type of the request's JSON; None: none is read
+    errors: tuple[int, ...] = ()  #: beyond those that every caller may meet
+    caller: str = "person"  #: or spawner, or anyone
     media: str = "application/json"
     query: tuple[Query, ...] = field(default=())
 

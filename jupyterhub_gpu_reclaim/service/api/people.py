@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import BadRequest
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound
 from jupyterhub_gpu_reclaim.common.models import (
     AuditLine,
     Decision,
@@ -20,20 +20,21 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
     SessionView,
     Value,
+    Waiting,
 )
 from jupyterhub_gpu_reclaim.common.node_status import no_return
 from jupyterhub_gpu_reclaim.common.orders import ORDERS, Order
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage
 from jupyterhub_gpu_reclaim.service.api.base import Count, Forbidden, PersonRoute, Route
 from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
 
-#: Most lines of a session's history in one answer.
-LONGEST_HISTORY = 1000
+#: Most lines of a session's history in one answer, and of all of a user's.
+LONGEST_HISTORY, LONGEST_PAGE = 1000, 500
 #: Most sessions that one call may name.
 MOST_IN_A_QUERY = 500
 
-#: The sessions that a call is about, where it does not mean all of them.
-NAMED = Query(
+_NAMED = Query(
     "session",
     Annotated[list[str], msgspec.Meta(max_length=MOST_IN_A_QUERY)],
     f"`user/server`, up to {MOST_IN_A_QUERY} times; none: all that you may see.",
@@ -55,33 +56,23 @@ class Offered(Value, frozen=True, kw_only=True):
     longest_keep: float  #: seconds from now on; 0: not at all
 
 
-def named_sessions(route: PersonRoute) -> set[SessionKey] | None:
-    """The sessions that the query names, with :data:`NAMED`; None: it names none.
-
-    Raises:
-        BadRequest: too many of them.
-    """
-    named = route.get_query_arguments(NAMED.name)
-    if len(named) > MOST_IN_A_QUERY:
-        what = f"Name at most {MOST_IN_A_QUERY} sessions."
-        raise BadRequest(Reason.INVALID, what=what)
-    parts = (name.partition("/") for name in named)
-    return {SessionKey(user, server) for user, _, server in parts} or None
-
-
 class ListSessions(PersonRoute):
     path: ClassVar = "api/sessions"
 
     @operation(
-        "List the sessions that you may see", answer=list[SessionView], query=(NAMED,)
+        "List the sessions that you may see", answer=list[SessionView], query=(_NAMED,)
     )
     async def get(self) -> None:
-        named = named_sessions(self)
-        seen = self.context.control.users.sessions()
+        texts = self.get_query_arguments("session")
+        if len(texts) > MOST_IN_A_QUERY:
+            what = f"Name at most {MOST_IN_A_QUERY} sessions."
+            raise BadRequest(Reason.INVALID, what=what)
+        parts = (text.partition("/") for text in texts)
+        named = {SessionKey(user, server) for user, _, server in parts}
         mine = [
             view
-            for view in seen
-            if self.person.may_see(view.key) and (named is None or view.key in named)
+            for view in self.context.control.users.sessions()
+            if self.person.may_see(view.key) and (not named or view.key in named)
         ]
         self.answer(sorted(mine, key=lambda view: view.key))
 
@@ -194,6 +185,60 @@ class SessionHistory(PersonRoute):
         self.answer([line for line in lines if line.at >= since])
 
 
+def story_since(page: AuditPage, since: float) -> AuditPage:
+    """Remove older lines from a page; then there is no older page either."""
+    lines = [line for line in page.lines if line.at >= since]
+    return page if len(lines) == len(page.lines) else AuditPage(lines=lines)
+
+
+class UserHistory(PersonRoute):
+    path: ClassVar = "api/users/{user}/history"
+
+    @operation(
+        "What happened to the user's sessions and why, the newest first; deleted"
+        " sessions, too",
+        answer=AuditPage,
+        query=(
+            Query("limit", Count, "At most that many lines; 100 by itself."),
+            Query("before", Count, "Only lines with a smaller id: `next` of a page."),
+        ),
+        errors=(404,),
+    )
+    async def get(self, user: str) -> None:
+        """Answer with one page of the history.
+
+        Raises:
+            NotFound: another user.
+        """
+        if not self.person.may_see(SessionKey(user)):
+            raise NotFound(Reason.UNKNOWN_SESSION, session=user)
+        limit = min(max(self.number("limit", 100), 1), LONGEST_PAGE)
+        before = self.number("before")
+        since = await self.seen_since(user)
+        self.answer(
+            story_since(self.context.control.users.story(user, before, limit), since)
+        )
+
+
+class Queue(PersonRoute):
+    path: ClassVar = "api/queue"
+
+    @operation(
+        "Who waits for a GPU, in the order of the queue; `key` and `reason` only of"
+        " sessions that you may see",
+        answer=list[Waiting],
+    )
+    async def get(self) -> None:
+        self.answer(
+            [self._as_visible(waiting) for waiting in self.context.control.waiting()]
+        )
+
+    def _as_visible(self, waiting: Waiting) -> Waiting:
+        if waiting.key is not None and self.person.may_see(waiting.key):
+            return waiting
+        return msgspec.structs.replace(waiting, key=None, reason="")
+
+
 class SavedStates(PersonRoute):
     path: ClassVar = "api/sessions/{user}/{server}/saved"
 
@@ -214,4 +259,6 @@ ROUTES: tuple[type[Route], ...] = (
     *map(_route_of, ORDERS),
     SessionHistory,
     SavedStates,
+    Queue,
+    UserHistory,
 )

@@ -7,7 +7,6 @@ suspended session. The meaning of every call is in
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,13 +20,9 @@ from jupyterhub_gpu_reclaim.common.models import (
     StartPlan,
     StopPlan,
 )
-from jupyterhub_gpu_reclaim.service.api.base import (
-    Count,
-    Route,
-    SpawnerRoute,
-)
+from jupyterhub_gpu_reclaim.service.api.base import Count, Route, SpawnerRoute
 from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
-from jupyterhub_gpu_reclaim.service.api.streams import flushed, with_pauses
+from jupyterhub_gpu_reclaim.service.api.streams import Streaming, flushed, with_pauses
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -65,15 +60,9 @@ def _call(
     return Call
 
 
-class Progress(SpawnerRoute):
+class Progress(Streaming, SpawnerRoute):
     path: ClassVar = "api/spawner/progress/{user}/{server}"
-
-    def initialize(self) -> None:
-        self._left = asyncio.Event()
-        self._begun = False
-
-    def on_connection_close(self) -> None:
-        self._left.set()
+    _begun = False
 
     @operation(
         "Steps of the start in hand, one Event a line, until it ends",

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tornado.iostream import StreamClosedError
 
+from jupyterhub_gpu_reclaim.service.api.base import Route
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
@@ -20,15 +22,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class Streaming(Route):
+    """A route whose answer goes on until its reader has left."""
+
+    def initialize(self) -> None:
+        self._left = asyncio.Event()
+
+    def on_connection_close(self) -> None:
+        self._left.set()
+
+
 async def with_pauses(
     source: AsyncIterator[T], *, pause: float, left: asyncio.Event
 ) -> AsyncGenerator[T | None]:
     """Yield the source's items, and None at its start and after every silence.
 
-    Args:
-        source: read one item ahead; closed at the end.
-        pause: length of a silence, in seconds.
-        left: set when the reader has gone; ends the iteration at once.
+    It ends at once when ``left`` is set: the reader has gone.
     """
     gone = asyncio.ensure_future(left.wait())
     item = asyncio.ensure_future(anext(source))

@@ -2,8 +2,7 @@
 
 ``hub`` and ``agent`` are the control plane's ``Hub`` and ``Agent`` over HTTP. In a
 cluster ``agent_router`` is the ``Agent`` instead: ``kubernetes`` talks to the API
-server, ``informer`` follows pods, ``pod_registry`` knows which session is in which pod,
-and ``agents`` has a client for each node.
+server, ``informer`` follows pods, and ``agents`` has a client for each node.
 
 ``hub``, ``agent`` and ``kubernetes`` decide and repeat nothing: no answer in time is
 ``Unreachable``, and a refusal is raised in the far part's own words. A silent node

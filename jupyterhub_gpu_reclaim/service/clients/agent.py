@@ -14,11 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import (
-    BadRequest,
-    ReclaimError,
-    Unreachable,
-)
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.http.client import (
     Answer,
     Connection,
@@ -38,19 +34,12 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients.authority import Authority
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        AsyncIterator,
-    )
+    from collections.abc import AsyncGenerator, AsyncIterator
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder
     from jupyterhub_gpu_reclaim.common.drain import NodeNotice
-    from jupyterhub_gpu_reclaim.common.models import (
-        Failure,
-        SessionKey,
-        Waiting,
-    )
+    from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Waiting
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 
 T = TypeVar("T")
@@ -61,21 +50,12 @@ _JSON = {"Content-Type": "application/json"}
 
 
 class AgentClient:
-    """The client of one node's agent.
+    """The client of one node's agent, at ``unix:/path`` or ``https://host:port``.
 
     On this machine the user who listens at its socket vouches for it, elsewhere its
-    certificate.
-
-    Args:
-        address: ``unix:/path`` or ``https://host:port``.
-        token: the bearer token, or a file that holds it; a file is read at each call,
-            so that it may appear or change later.
-        journal: in whose name; None: a person's, who only looks.
-        ca_file: certificates that vouch for an ``https`` agent; empty: the system's.
-        at: IP address of the agent; empty: that of the host in ``address``.
-        quick: seconds for a call that only asks.
-        slow: seconds for a call that waits for processes to end.
-        silence: longest time in seconds between two events of an operation.
+    certificate. A token's file is read at each call, so that it may appear or change
+    later. Without a journal it is a person's, who only looks. ``quick`` and ``slow``
+    are seconds for a call, ``silence`` those between two events of an operation.
     """
 
     def __init__(

@@ -27,10 +27,11 @@ from jupyterhub_gpu_reclaim.common.agent_orders import (
     Saving,
 )
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Unreachable
-from jupyterhub_gpu_reclaim.common.models import SessionKey, Tree, TreeState
+from jupyterhub_gpu_reclaim.common.models import SessionKey, Tree, TreeState, Waiting
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients import node_notices
 from jupyterhub_gpu_reclaim.service.clients.agents import named, silent
+from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -42,14 +43,11 @@ if TYPE_CHECKING:
         Failure,
         Identity,
         Sample,
-        Waiting,
     )
-    from jupyterhub_gpu_reclaim.common.node_status import (
-        NodeStatus,
-    )
+    from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
     from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
     from jupyterhub_gpu_reclaim.service.clients.agents import Agents
-    from jupyterhub_gpu_reclaim.service.clients.pod_registry import PodRegistry
+    from jupyterhub_gpu_reclaim.service.clients.informer import Informer
     from jupyterhub_gpu_reclaim.service.clients.pods import ClusterNode, Pod
 
     #: What the service asks: the machine's one agent, or those of a cluster.
@@ -82,7 +80,7 @@ class AgentRouter:
         self,
         cluster: Cluster,
         *,
-        sessions: PodRegistry,
+        sessions: Informer,
         agents: Agents,
         node_labels: Sequence[str] = (),
         heeds: Sequence[str] = (),
@@ -172,7 +170,7 @@ class AgentRouter:
         return len(pods)
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
-        pods = self._sessions.now() if key is None else await self._sessions.of(key)
+        pods = self._sessions.now() if key is None else await self._pods_of(key)
         by_node: dict[str, list[Pod]] = {}
         for pod in pods:
             if pod.node and not pod.over:
@@ -306,7 +304,7 @@ class AgentRouter:
         return msgspec.structs.replace(order, hint=hint)
 
     async def _kill(self, incarnation: str, order: Kill) -> Tree:
-        pod = await self._sessions.pod_of(incarnation)
+        pod = await self._pod_of(incarnation)
         if pod.node and not pod.over:
             # no init there (yet): the kubelet ends what there is
             with suppress(NotFound), named(pod.node):
@@ -322,15 +320,35 @@ class AgentRouter:
         )
 
     def labels(self, key: SessionKey) -> dict[str, str] | None:
-        return self._sessions.labels(key)
+        try:
+            pods = [pod for pod in self._sessions.of(key) if not pod.over]
+        except ReclaimError:
+            return None
+        return (pods[0].metadata.labels or {}) if len(pods) == 1 else None
 
     def ending(self, incarnation: str) -> Failure | None:
         """The end of an incarnation's pod, by whomever; None: not, or not known."""
-        return self._sessions.ending(incarnation)
+        for pod in self._sessions.last_seen():
+            if pod.incarnation == incarnation:
+                return pod.end
+        return None
 
     def waiting(self) -> list[Waiting]:
         """Sessions that no node has a GPU for, the longest first."""
-        return self._sessions.waiting()
+        try:
+            pods = [pod for pod in self._sessions.now() if pod.lacks_gpu]
+        except ReclaimError:
+            return []
+        pods.sort(key=lambda pod: (pod.metadata.creation_timestamp or "", pod.uid))
+        return [
+            Waiting(
+                key=pod.key,
+                since=pod.created,
+                gpus=pod.gpus,
+                reason=pod.unscheduled or "",
+            )
+            for pod in pods
+        ]
 
     # --- the store, which all of them have
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
@@ -342,6 +360,30 @@ class AgentRouter:
         return await self._agents.anyone(lambda client: client.identity(checkpoint))
 
     # --- who and where
+    async def _pods_of(self, key: SessionKey) -> list[Pod]:
+        mine = self._sessions.of(key)
+        if mine and all(pod.node for pod in mine):
+            return mine
+        return [pod for pod in await self._sessions.fresh() if pod.key == key]
+
+    async def _pod_of(self, incarnation: str, *, running: bool = False) -> Pod:
+        """Find the pod of an incarnation; ``running``: its image has to be known, too.
+
+        The watch is enough to know that a pod exists; that none does is only concluded
+        from a fresh list, since it decides that a session is gone.
+
+        Raises:
+            NotFound: there is none.
+        """
+        for pod in self._sessions.now():
+            known = pod.node and (pod.image or not running)
+            if pod.incarnation == incarnation and known:
+                return pod
+        for pod in await self._sessions.fresh(f",{INCARNATION}={incarnation}"):
+            if pod.incarnation == incarnation:
+                return pod
+        raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
+
     async def _seat(
         self, incarnation: str, *, running: bool = False
     ) -> tuple[Pod, AgentClient]:
@@ -351,7 +393,7 @@ class AgentRouter:
             NotFound: there is no such pod, or its container is dead.
             Unreachable: it is not known.
         """
-        pod = await self._sessions.pod_of(incarnation, running=running)
+        pod = await self._pod_of(incarnation, running=running)
         if not pod.node or pod.over:
             raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
         return pod, self._agents.on(pod.node)

@@ -85,11 +85,8 @@ class Agents:
     ) -> T:
         """Get a first answer; the agent that gave the last one is asked first.
 
-        Args:
-            ask: the question, or order.
-            first: nodes whose agents are asked even before that one.
-            seconds: no further agent is asked after that; for an order, as long as what
-                it was decided by is still true.
+        Those of the nodes ``first`` are asked even before. After so many seconds no
+        further one is asked: what an order was decided by may not be true any more.
 
         Raises:
             Unreachable: there is no agent, or none answers.

@@ -61,17 +61,7 @@ class _Message(Value, frozen=True, kw_only=True):
 
 
 class HubClient:
-    """The Hub that has started us.
-
-    Args:
-        api_url: ``JUPYTERHUB_API_URL``.
-        token: the service's own token, ``JUPYTERHUB_API_TOKEN``.
-        ca_file: certificates that vouch for an ``https`` Hub; empty: the system's.
-        own: files of the certificate and key that such a Hub has given us; None: none.
-        quick: seconds for a call that only asks.
-        slow: seconds for a start or a stop: the Hub itself waits up to 10 s before
-            it says "pending".
-    """
+    """The Hub that has started us."""
 
     def __init__(
         self,

@@ -50,14 +50,10 @@ GRACE_SECONDS = 5
 
 @dataclass(frozen=True)
 class Rule:
-    """A line of the service's role.
+    """A line of the service's role, in the core API group.
 
-    Attributes:
-        resource: of the core API group.
-        verbs: that are used, and no others.
-        scope: ``sessions`` (the namespace of the users' pods), ``agents`` (that of the
-            agents) or ``cluster``.
-        why: for the administrator who reads the manifest.
+    ``scope`` is ``sessions`` (the namespace of the users' pods), ``agents`` (that of
+    the agents) or ``cluster``.
     """
 
     resource: str

@@ -46,15 +46,9 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 async def hold(host: str, port: int, seconds: float) -> str:
-    """Hold that address from now on; for the Hub's process.
+    """Hold that address from now on, in the Hub's process; the value for :data:`HELD`.
 
-    Args:
-        host: of the service's URL.
-        port: likewise.
-        seconds: how long to wait for a predecessor to leave it.
-
-    Returns:
-        the value for :data:`HELD`; empty if it cannot be held.
+    Empty if it cannot be held: a predecessor has not left it in so many seconds.
     """
     if not _can_be_copied():
         return ""

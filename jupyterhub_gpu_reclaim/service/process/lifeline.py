@@ -34,13 +34,7 @@ def die_with_parent(starter: int = 0) -> int:
 
     The kernel does it even while the event loop is stuck. It does not notice a parent
     that ended before this call: another process has taken its place by then, which may
-    never end.
-
-    Args:
-        starter: pid of our starter, by its own word; 0 if unknown.
-
-    Returns:
-        the parent's pid, or the starter's, if that has ended already.
+    never end. Then the starter's pid is returned, as it has told it (0: unknown).
     """
     parent = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)

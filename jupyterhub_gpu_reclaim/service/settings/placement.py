@@ -14,7 +14,6 @@ from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from jupyterhub_gpu_reclaim.service.clients.agent_router import AgentRouter
 from jupyterhub_gpu_reclaim.service.clients.agents import Agents
 from jupyterhub_gpu_reclaim.service.clients.informer import Informer
-from jupyterhub_gpu_reclaim.service.clients.pod_registry import PodRegistry
 from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION
 
 if TYPE_CHECKING:
@@ -70,9 +69,7 @@ async def _fleet(
     namespace = options.namespace or kubernetes.own_namespace()
     fleet = AgentRouter(
         api,
-        sessions=PodRegistry(
-            Informer(api, clock, namespace=namespace, selector=INCARNATION)
-        ),
+        sessions=Informer(api, clock, namespace=namespace, selector=INCARNATION),
         agents=Agents(
             Informer(
                 api,

@@ -28,7 +28,7 @@ from jupyterhub_gpu_reclaim.service.api.base import (
     Route,
     Unauthenticated,
 )
-from jupyterhub_gpu_reclaim.service.api.history import story_since
+from jupyterhub_gpu_reclaim.service.api.people import story_since
 from jupyterhub_gpu_reclaim.service.api.visits import SANDBOX, is_told, is_visit
 from jupyterhub_gpu_reclaim.service.web.cards import SessionCard, ago, card
 from jupyterhub_gpu_reclaim.service.web.health import strip
@@ -273,12 +273,7 @@ class Fragment(Page):
         view = self.context.control.users.session(self.key(user, server))
         (shown,) = self.cards([view])
         page = "one" if self.get_query_argument("page", "") == "one" else "mine"
-        self.page(
-            "fragment.html",
-            card=shown,
-            page=page,
-            xsrf=self.xsrf(),
-        )
+        self.page("fragment.html", card=shown, page=page, xsrf=self.xsrf())
 
 
 class OAuthCallback(HubOAuthCallbackHandler, HtmlErrors):
@@ -351,10 +346,7 @@ ORDERS_SCRIPT = b"export const ORDERS = %b;\n" % codec.encode(
 SESSION_PATH = "sessions/([^/]+)/([^/]+)"
 #: Scripts and styles, which need nothing of the service.
 STATIC_FILES = {"path": str(files("jupyterhub_gpu_reclaim") / "service/web/static")}
-SCRIPTS = (
-    ("static/orders.js", Orders),
-    ("static/(.+)", Static, STATIC_FILES),
-)
+SCRIPTS = (("static/orders.js", Orders), ("static/(.+)", Static, STATIC_FILES))
 ROUTES = (
     ("", Index),
     ("mine", Mine),

@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: Below the service's prefix: patterns, and what answers there.
-_PAGES: tuple[tuple[Any, ...], ...] = (
-    *pages.ROUTES,
-    *forms.ROUTES,
-    *manager.ROUTES,
-)
+_PAGES: tuple[tuple[Any, ...], ...] = (*pages.ROUTES, *forms.ROUTES, *manager.ROUTES)
 #: Largest request body that is read, in bytes; the calls of ours need a few hundred.
 MAX_BODY = 64 * 1024
 
