@@ -79,7 +79,7 @@ TRY_SECONDS = 0.5
 LOOK_SECONDS = 5.0
 #: Seconds for an orderly end; then it just ends, which loses nothing (law 6).
 FAREWELL = 5.0
-#: Seconds for which a service that cannot work says why, before it begins anew.
+#: Seconds for which a service that cannot work says why, before it starts over.
 AGAIN_SECONDS = 10.0
 
 

@@ -85,7 +85,7 @@ class Exporter(Collector):
         yield _gauge(
             "gpus",
             "GPUs that sessions hold, by what they do with them (in_use; idle; kept:"
-            " idle, and somebody keeps the session from being suspended), and those"
+            " idle, and a person keeps the session from being suspended), and those"
             " that suspended sessions had held (freed).",
             now.gpus,
             "node model state",
@@ -195,7 +195,7 @@ def _operations(now: MetricsSnapshot) -> Iterator[Metric]:
     )
     yield _counter(
         "suspends",
-        "Suspends that were begun, by cause: idle, node_drains, pressure (somebody"
+        "Suspends that were begun, by cause: idle, node_drains, pressure (another"
         " waited for a GPU), request (a person's).",
         [
             (cause, counters.causes[cause])
@@ -214,7 +214,7 @@ def _operations(now: MetricsSnapshot) -> Iterator[Metric]:
     ends = sorted({*counters.ends, *(one.value for one in endings.REASONS)})
     yield _counter(
         "sessions_ended",
-        "Sessions whose programs ended although nobody had the Hub stop them, by"
+        "Sessions whose programs ended although the Hub had not stopped them, by"
         " reason code.",
         [(code, counters.ends[code]) for code in ends],
         "code",
@@ -346,7 +346,7 @@ def _of_nodes(nodes: Sequence[NodeHealth]) -> Iterator[Metric]:
     )
     yield _gauge(
         "gpus_present",
-        "GPUs that a node has, whoever uses them, as its agent last said.",
+        "GPUs that a node has, used or not, as its agent last said.",
         [(*labels, count) for labels, count in sorted(cards.items())],
         "node model",
     )

@@ -143,7 +143,7 @@ class LostNodes:
     """Gives a node up that is silent to us and to the cluster for long enough.
 
     Kubernetes keeps the pods of a node that does not answer, since they may run: a
-    session can come back elsewhere only when somebody has said that the node is gone. A
+    session can come back elsewhere only when the node is said to be gone. A
     cloud's controller does, or an administrator (``kubectl taint … out-of-service``);
     where an administrator has set a time, we do, by force. Two must agree for all of
     that time: our agent there does not answer, and the API server says that the node is

@@ -191,7 +191,7 @@ class SpawnerRoute(Route):
     """A call of the spawner in the Hub's process, by the socket that is its alone."""
 
     async def prepare(self) -> None:
-        """Answer 404 to whoever comes by TCP.
+        """Answer 404 to callers by TCP.
 
         Raises:
             HTTPError: 404.

@@ -180,7 +180,7 @@ class Pod(_Object, frozen=True, rename="camel"):
         return msgspec.structs.replace(failure_of(error), at=at)
 
     def _disruption(self) -> str:
-        """Say who ended the pod and why; empty: nobody, as far as is known."""
+        """Say who ended the pod and why; empty: not known."""
         parts: list[str | None] = []
         for condition in self.status.conditions or ():
             if condition.type == "DisruptionTarget" and condition.status == "True":
@@ -258,7 +258,7 @@ class Pod(_Object, frozen=True, rename="camel"):
         return _seconds(self.metadata.creation_timestamp)
 
     def _terminated(self) -> dict[str, Any]:
-        """The end of its container; empty: it has not ended, or nobody says so."""
+        """The end of its container; empty: it has not ended, or that is not known."""
         status = self._session_status()
         return ((status and status.state) or {}).get("terminated") or {}
 

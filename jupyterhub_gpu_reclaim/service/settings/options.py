@@ -212,7 +212,7 @@ class Options(Configurable):
         _DEFAULTS.keep_limit,
         min=0,
         max=366 * _DAY,
-        help="Longest time in seconds for which somebody may ask that a session be"
+        help="Longest time in seconds for which a user may ask that a session be"
         " left alone, for example 86400 for a day. Holders of the manage scope may ask"
         " for a year. 0: no one else may ask. Shorter where GPUs are short.",
     ).tag(config=True)

@@ -346,7 +346,7 @@ def _idle(view: SessionView, now: float) -> Moment | None:
 
 
 def work(view: SessionView) -> str:
-    """Say what it computes, though nobody may have touched it for long."""
+    """Say what it computes, even if untouched for long."""
     usage, verdict = view.usage, view.verdict
     if usage is not None and usage.busy_kernel:
         return f"Kernel {usage.busy_kernel} is busy."

@@ -219,7 +219,7 @@ class SessionPage(Page):
 class Log(Page):
     """The history of all sessions of a user, the deleted ones included.
 
-    Managers, if they name nobody, see that of all users together.
+    Managers see that of all users together, unless they name one.
     """
 
     async def get(self) -> None:

@@ -13,7 +13,7 @@
 const RETRY_MS = 500; // between two questions to a server that does not answer
 const LONGEST_MS = 5000;
 const ATTACH_MS = 10000; // for the page to connect to a kernel that the server named
-const PATIENCE_MS = 1000; // for which nobody needs to be told why a cell waits
+const PATIENCE_MS = 1000; // without a word about why a cell waits
 const TOPIC = "attach";
 const WAITING =
   "Connecting to the kernel of this notebook. Your cell runs as soon as it is connected.";

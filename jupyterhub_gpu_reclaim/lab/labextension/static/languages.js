@@ -5,7 +5,7 @@
  * checked, and nothing completed.
  *
  * It takes the way of a document that is renamed, whose connection JupyterLab does make
- * anew. The lost ones are forgotten first, all of them: else the second document of a
+ * again. The lost ones are forgotten first, all of them: else the second document of a
  * language would be given what is lost, or close what the first has just opened.
  */
 

@@ -50,7 +50,7 @@ export async function makePlugins(load) {
       here.watch = new Watch(app, paths.urls, info, parts);
       new Attach({ ...here, ServerConnection }).install(SessionContext);
       new Runs(here).install(CodeCell);
-      // JupyterLab asks the service that is provided here, Notebook asks nobody
+      // JupyterLab asks the service that is provided here, Notebook asks none
       app.serviceManager.connectionFailure.connect(() => void here.watch.lost());
       return () => here.watch.lost();
     },

@@ -13,7 +13,7 @@ export class Rest {
     this.wake();
   }
 
-  /** Waits so long, and for as long as nobody looks at this tab. */
+  /** Waits so long, and for as long as this tab is hidden. */
   async pause(milliseconds) {
     do {
       await new Promise((wake) => {

@@ -1,7 +1,7 @@
 /* The service's API for this tab's session, asked with a pass (lab/server_extension.py).
  *
- * Never throws: where the service is away, or
- * this visitor may not ask it, the answer is null, and whoever asked says nothing.
+ * Never throws: where the service is away, or this visitor may not ask it, the answer is
+ * null, and the page says nothing.
  */
 const PATIENCE_MS = 10000;
 const HEADER = "X-GPU-Reclaim-Tab";
@@ -42,7 +42,7 @@ export class Service {
     return (await this.value("GET", "/why")) || [];
   }
 
-  /** What may be ordered now: {orders: {kind: button}, longest_keep}; null where nobody tells. */
+  /** What may be ordered now: {orders: {kind: button}, longest_keep}; null where that is not known. */
   offers() {
     return this.value("GET", "/orders");
   }

@@ -1,10 +1,10 @@
 /* Looks now and then at what the service says of this session, and tells the page.
  *
  * Made by plugins.js, once per page. Nothing that it does reaches the session's server,
- * so it neither keeps a session awake nor wakes it; a tab that nobody looks at asks
+ * so it neither keeps a session awake nor wakes it; a hidden tab asks
  * nothing at all. Where the service is away, nothing is said.
  *
- * While the session naps, whatever a person does in the page may be what wakes it: then
+ * While the session naps, anything a person does in the page may wake it: then
  * the service is asked at once, and often for a minute.
  */
 import { Rest } from "./rest.js";
@@ -89,7 +89,7 @@ export class Updates {
     return CALM_MS;
   }
 
-  /** Warns once of each suspend to come; who has closed the warning is left alone. */
+  /** Warns once of each suspend to come; a warning that was closed stays closed. */
   warn(view) {
     const warned = view?.phase === "warned";
     if (warned && !this.warned) {

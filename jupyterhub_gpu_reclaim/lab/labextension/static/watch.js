@@ -90,7 +90,7 @@ export class Watch extends EventTarget {
     }
   }
 
-  /** Hears the end of a return at once, where somebody waits for it; else looks tell it. */
+  /** Hears the end of a return at once, where a person waits for it; else looks tell it. */
   listen({ state, events }) {
     if (state !== "coming") {
       this.ends?.close();

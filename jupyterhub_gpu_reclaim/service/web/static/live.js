@@ -24,7 +24,7 @@ export async function ask(url, xsrf, signal) {
   return answer;
 }
 
-/** A part of the page as HTML; undefined where it is gone, null where nobody answers. */
+/** A part of the page as HTML; undefined where it is gone, null without an answer. */
 export async function fetched(url, xsrf) {
   try {
     const answer = await ask(url, xsrf, AbortSignal.timeout(20000));

@@ -35,7 +35,7 @@ export function offered(view) {
   return found.sort(([, a], [, b]) => b.cures.length - a.cures.length);
 }
 
-/** Whether its GPU works, though perhaps nobody has touched it for long. */
+/** Whether its GPU works, even if untouched for long. */
 export const worksOnGpu = (view) =>
   Math.max(view.usage?.gpu_percent ?? 0, busiest(view) ?? 0) >= WORKING_PERCENT;
 
@@ -78,7 +78,7 @@ export function busiest(view) {
   return known.length ? Math.max(...known) : null;
 }
 
-/** What somebody may be at work with there; empty: nothing. */
+/** What a person may be at work with there; empty: nothing. */
 export function workOf(view, now) {
   const { usage } = view;
   if (!RUNS.includes(view.phase)) return "";

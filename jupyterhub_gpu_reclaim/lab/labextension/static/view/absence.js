@@ -35,7 +35,7 @@ export class Absence {
     });
   }
 
-  /** Whether nobody knows what the session does: there is no network, or no Hub. */
+  /** Whether the state of the session is unknown: there is no network, or no Hub. */
   get isUnreachable() {
     return this.found?.state === "away";
   }
@@ -66,7 +66,7 @@ export class Absence {
     }
   }
 
-  /** Opens the dialog again, as somebody wants to know. */
+  /** Opens the dialog again. */
   open() {
     this.declined = false;
     this.told = "";
@@ -145,7 +145,7 @@ export class Absence {
     return { corner: "Not running", label, kind: "info", action };
   }
 
-  /** The same for somebody who wants to read on: at the lower edge. */
+  /** The same, for reading on: at the lower edge. */
   tellBriefly(found) {
     const { label, kind, action = null } = this.briefly(found);
     this.notice.show(label, kind, { action });

@@ -57,7 +57,7 @@ export class Item {
     }
   }
 
-  /** Shows what is known; nothing of a session that nobody knows about. */
+  /** Shows what is known; nothing of an unknown session. */
   tell(view) {
     const shown = Boolean(view && KNOWN.includes(view.phase));
     this.view = shown ? view : null;

@@ -13,7 +13,7 @@ export class Panel {
     this.service = service;
     this.opener = opener;
     this.view = null;
-    this.changed = () => {}; // set by who wants to look again at once
+    this.changed = () => {}; // set by updates.js, to look again at once
     const name = { id: "gpu-reclaim-panel-title", tabindex: "-1" };
     this.title = element("h2", name, "This session");
     this.facts = element("dl");
@@ -56,7 +56,7 @@ export class Panel {
     this.node.style.bottom = `${window.innerHeight - place.top + 6}px`;
     this.node.show();
     this.opener.setAttribute("aria-expanded", "true");
-    this.title.focus(); // no button: who presses Enter twice means none of them
+    this.title.focus(); // no button: a second Enter means none of them
     void this.offer();
     const reasons = await this.service.reasons();
     const lines = reasons.map(({ message, code }) => {
@@ -103,7 +103,7 @@ export class Panel {
     }
   }
 
-  /** Shows what is known by now, where somebody looks. */
+  /** Shows what is known by now, while it is open. */
   tell(view, opening = false) {
     this.view = view;
     if (view && (opening || this.node.open)) {

@@ -68,7 +68,7 @@ export function dueAt(view) {
   return view.suspends_at ?? view.verdict?.at ?? null;
 }
 
-/** What it computes, though perhaps nobody has touched it for long; "" for nothing. */
+/** What it computes, even if untouched for long; "" for nothing. */
 export function workOf({ usage, gpus }) {
   if (usage?.busy_kernel) {
     return `Kernel ${usage.busy_kernel} is busy.`;
@@ -77,7 +77,7 @@ export function workOf({ usage, gpus }) {
   return percents.some((one) => one >= WORKING_PERCENT) ? "Its GPU is busy." : "";
 }
 
-/** Seconds since it was last used, null where it is in use or nobody knows. */
+/** Seconds since it was last used, null where it is in use or that is not known. */
 export function idleFor(view, now) {
   const last = view.usage?.last_active;
   return workOf(view) || last == null || now - last < 60 ? null : now - last;

@@ -70,7 +70,7 @@ export class Cell {
     button?.focus({ preventScroll: true });
   }
 
-  /** Draws a part anew where what it shows has changed. */
+  /** Draws a part again if its content has changed. */
   #put(name, shown, draw) {
     const text = JSON.stringify(shown);
     const known = this.parts.get(name);

@@ -44,7 +44,7 @@ export const isOpen = () => Boolean(document.querySelector("dialog.gpu-reclaim-d
 export const tell = (title, sentence, code) =>
   shown(title, [element("p", "", ...explained(sentence, code))], { no: "Close" });
 
-/** Asks before something is done that somebody may miss. */
+/** Asks before something that cannot be undone. */
 export const ask = (title, sentences, yes, others) =>
   shown(title, sentences.map((one) => element("p", "", one)), { yes, others, no: "Cancel" });
 

@@ -32,7 +32,7 @@ export class Login {
     return { Authorization: `token ${this.#token.value}` };
   }
 
-  /** The service did not take it, or nobody looks any more: it is not kept. */
+  /** The service did not take it, or the page is hidden: it is not kept. */
   end() {
     if (this.#token) this.#handBack(this.#token);
     this.#token = null;

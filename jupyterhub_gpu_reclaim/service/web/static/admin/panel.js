@@ -228,7 +228,7 @@ class Panel {
     await reasons(`Why ${name} ${title}`, said);
   }
 
-  /** Asks where somebody may be at work. */
+  /** Asks where a person may be at work. */
   async sure(view, { label }) {
     const work = workOf(view, Date.now() / 1000);
     return !work || ask(`${label}: ${nameOf(view.key)}?`, [work, STOPS], label);

@@ -5,7 +5,7 @@
 import { Cell } from "./cell.js";
 
 const ROOT = "react-admin-hook";
-/** An address that the Hub's page shows nothing at: it draws its table anew after it. */
+/** An address that the Hub's page shows nothing at: it draws its table again after it. */
 const NOWHERE = "#/gpu-reclaim";
 
 const soon = (milliseconds) => new Promise((wake) => setTimeout(wake, milliseconds));
@@ -79,7 +79,7 @@ export class Table {
     return Boolean(row) && runs === Boolean(row.querySelector(".start-button"));
   }
 
-  /** Whether somebody works with the table in a way that must not be disturbed. */
+  /** Whether a person works with the table in a way that must not be disturbed. */
   get isBusy() {
     const typing = document.activeElement?.matches("input, select, textarea");
     return typing || Boolean(this.root.querySelector('[aria-expanded="true"]'));

@@ -1,4 +1,4 @@
-// What needs somebody, above every view: sessions that cannot get back, nodes that are
+// What needs attention, above every view: sessions that cannot get back, nodes that are
 // closed, agents that are gone. Each line leads to its cure.
 import { duration, keyOf } from "../admin/words.js";
 import { inLocalTime, said } from "../times.js";

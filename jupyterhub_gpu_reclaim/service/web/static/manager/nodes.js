@@ -42,7 +42,7 @@ async function drain(node, views) {
   drawn();
 }
 
-/** Whatever keeps a node from working, each with its cure; a drain is told elsewhere. */
+/** What keeps a node from working, each with its cure; a drain is told elsewhere. */
 export function faultsOf({ silent_since: since, silence, silence_detail: detail, status }) {
   if (since != null) {
     const message = silence?.message ?? "The agent does not answer.";

@@ -1,5 +1,5 @@
 // The managers' page: all sessions, the nodes or the store, as its address says, with
-// what needs somebody above. It reads the API, and follows its stream of changes.
+// what needs attention above. It reads the API, and follows its stream of changes.
 import { keyOf } from "../admin/words.js";
 import { ask as get, calmly, fetched, follow, nowAndThen, replaced } from "../live.js";
 import { ORDERS } from "../orders.js";

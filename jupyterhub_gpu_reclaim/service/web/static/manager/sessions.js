@@ -28,7 +28,7 @@ export function wasted(view, gpus = view.gpus) {
 export const byteHours = (seconds) =>
   seconds / 3600 >= GB_HOUR ? `${size(seconds / 3600)}·h` : "";
 
-/** Whether somebody has to look at it: it cannot get back, or something else went wrong. */
+/** Whether it needs attention: it cannot get back, or something else went wrong. */
 export const isLost = (view) => view.phase === "suspended" && Boolean(view.failure);
 
 function gpu(view) {

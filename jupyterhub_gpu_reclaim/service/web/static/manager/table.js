@@ -208,7 +208,7 @@ export class Table {
     return changed;
   }
 
-  /** Draws anew; what has the focus keeps it, by its row and name. */
+  /** Draws again; what has the focus keeps it, by its row and name. */
   kept(act) {
     const had = document.activeElement;
     const name = this.node.contains(had) && had.dataset.focus;
