@@ -8,6 +8,7 @@ misses the first event.
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
@@ -120,16 +121,9 @@ def _family(
     return family  # type: ignore[no-any-return]
 
 
-def _gauge(name: str, about: str, found: Any, labels: str = "") -> Metric:
-    return _family(GaugeMetricFamily, name, about, found, labels)
-
-
-def _counter(name: str, about: str, found: Any, labels: str = "") -> Metric:
-    return _family(CounterMetricFamily, name, about, found, labels)
-
-
-def _histogram(name: str, about: str, found: Any, labels: str = "") -> Metric:
-    return _family(HistogramMetricFamily, name, about, found, labels)
+_gauge = partial(_family, GaugeMetricFamily)
+_counter = partial(_family, CounterMetricFamily)
+_histogram = partial(_family, HistogramMetricFamily)
 
 
 def _sessions(now: MetricsSnapshot) -> Iterator[Metric]:

@@ -136,7 +136,6 @@ def test_kept_card_offers_to_keep_no_longer():
 def test_suspended_card_offers_resume_and_start_fresh():
     one = made(Phase.SUSPENDED, checkpoint="c1", last_suspend=SAVED)
     assert [button.label for button in one.main] == ["Resume"]
-    assert one.can_start_fresh
     assert one.deletes == "c1"
     assert one.last == "2 min ago, 1.5 GB in 3.4 s, 400 MB stored"
 
@@ -166,7 +165,6 @@ def test_what_may_have_passed_since_the_last_attempt_is_told_as_what_it_was():
 def test_card_of_a_session_on_its_way_has_no_buttons(phase):
     one = made(phase, checkpoint="c1")
     assert actions(one) == []
-    assert not one.can_start_fresh
     assert one.deletes == ""
 
 

@@ -137,7 +137,9 @@ class Route(RequestHandler):
         failure, status = told(error, status_code)
         self.set_status(status)
         if status == 405:
-            self.set_header("Allow", ", ".join(allowed_methods(type(self))))
+            self.set_header(
+                "Allow", ", ".join(sorted(map(str.upper, operations(type(self)))))
+            )
         elif status == 401:
             self.set_header("WWW-Authenticate", 'Bearer realm="jupyterhub"')
         self.write_failure(failure)
@@ -176,10 +178,6 @@ def told(error: BaseException | None, status: int) -> tuple[Failure, int]:
     else:
         return codec.failure_of(ReclaimError(Reason.INTERNAL)), status
     return codec.failure_of(BadRequest(Reason.INVALID, what=what)), status
-
-
-def allowed_methods(route: type[Route]) -> list[str]:
-    return sorted(method.upper() for method in operations(route))
 
 
 class NothingHere(Route):

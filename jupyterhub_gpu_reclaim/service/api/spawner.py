@@ -8,7 +8,7 @@ suspended session. The meaning of every call is in
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
@@ -25,20 +25,19 @@ from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
 from jupyterhub_gpu_reclaim.service.api.streams import Streaming, flushed, with_pauses
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
+    from collections.abc import AsyncIterator
 
 
 def _call(
     name: str,
     summary: str,
-    do: Callable[[Controller, Any], Awaitable[object]],
     *,
     body: type = Placement,
     answer: type | None = None,
     status: int = 204,
 ) -> type[SpawnerRoute]:
+    """Make the route of the controller's call of that name."""
+
     class Call(SpawnerRoute):
         path: ClassVar = f"api/spawner/{name}"
 
@@ -51,7 +50,8 @@ def _call(
             errors=(404, 409),
         )
         async def post(self) -> None:
-            done = await do(self.context.control, self.body(body))
+            call = getattr(self.context.control, name.replace("-", "_"))
+            done = await call(self.body(body))
             if answer is None:
                 self.no_content(status)
             else:
@@ -103,46 +103,38 @@ ROUTES: tuple[type[Route], ...] = (
     _call(
         "plan-start",
         "How to start this session",
-        lambda control, placement: control.plan_start(placement),
         answer=StartPlan,
     ),
     _call(
         "placed",
         "The place is ready: bring the checkpoint back there",
-        lambda control, placement: control.placed(placement),
         status=202,  # the worker orders the restore
     ),
     Progress,
     _call(
         "cancelled",
         "The start was called off: end what was placed, keep the checkpoint",
-        lambda control, placement: control.cancelled(placement),
     ),
     _call(
         "plan-stop",
         "Whether to stop the programs or to release a captured tree",
-        lambda control, placement: control.plan_stop(placement),
         answer=StopPlan,
     ),
     _call(
         "release",
         "End the captured tree; answered when it is dead",
-        lambda control, placement: control.release(placement),
     ),
     _call(
         "stopped",
         "The programs were really stopped",
-        lambda control, placement: control.stopped(placement),
     ),
     _call(
         "login-revoked",
         "The server's login was revoked; the key of its open tabs ends with it",
-        lambda control, placement: control.login_revoked(placement),
     ),
     _call(
         "forget",
         "The server was deleted for ever: discard its checkpoints",
-        lambda control, deletion: control.forget(deletion),
         body=Deletion,
     ),
 )

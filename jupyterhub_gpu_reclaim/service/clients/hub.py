@@ -115,14 +115,17 @@ class HubClient:
         Raises:
             Unreachable: no answer, or not one for us.
         """
-        path = f"/users/{_quoted(key.user)}"
-        answer = await self._get(path, missing_ok=True)
-        if answer.status == 404:
+        user = await self._user(key.user)
+        if user is None:
             return HubState.STOPPED
-        user = _decode(answer, _User, path)
         self._users[key.user] = user
-        server = _servers(user, path).get(key.server)
+        server = _servers(user, f"/users/{key.user}").get(key.server)
         return HubState.STOPPED if server is None else _state(server)
+
+    async def _user(self, name: str) -> _User | None:
+        path = f"/users/{_quoted(name)}"
+        answer = await self._get(path, missing_ok=True)
+        return None if answer.status == 404 else _decode(answer, _User, path)
 
     def groups(self, user: str) -> list[str] | None:
         """The user's groups (``read:users:groups``) as last told; None: not known."""
@@ -144,11 +147,8 @@ class HubClient:
         Raises:
             Unreachable: no answer, or not one for us.
         """
-        path = f"/users/{_quoted(user)}"
-        answer = await self._get(path, missing_ok=True)
-        if answer.status == 404:
-            return math.inf
-        made = _decode(answer, _User, path).created
+        found = await self._user(user)
+        made = None if found is None else found.created
         if made is None:
             return math.inf
         return made.replace(tzinfo=made.tzinfo or UTC).timestamp()

@@ -152,11 +152,18 @@ class EventLog:
         self._logger.emit(schema_id=schema, data=data, timestamp_override=when)
 
 
-class _Lines(WatchedFileHandler):
-    """Appends to a file that only its owner can read; reopens it after a rotation.
+class _Raising(logging.Handler):
+    """A failed write is raised, where the library would only print it."""
 
-    A failed write is raised, where the library would only print it.
-    """
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        del record
+        error = sys.exc_info()[1]
+        if error is not None:
+            raise error
+
+
+class _Lines(_Raising, WatchedFileHandler):
+    """Appends to a file that only its owner can read; reopens it after a rotation."""
 
     def _open(self) -> Any:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -166,23 +173,9 @@ class _Lines(WatchedFileHandler):
             os.write(descriptor, b"\n")  # a crash has cut the last line
         return os.fdopen(descriptor, "a", encoding="utf-8")
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        del record
-        _raise_on()
 
-
-class _Stream(logging.StreamHandler[TextIO]):
-    """Writes to a stream; a failed write is raised."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        del record
-        _raise_on()
-
-
-def _raise_on() -> None:
-    error = sys.exc_info()[1]
-    if error is not None:
-        raise error
+class _Stream(_Raising, logging.StreamHandler[TextIO]):
+    pass
 
 
 def _handler(place: str) -> logging.Handler:

@@ -114,7 +114,6 @@ class SessionCard:
     since: Moment
     reason: str
     due: Moment | None
-    node: str
     gpu: str  #: what it holds, or had held before it napped or was suspended
     nap: str  #: whether it naps by itself, or why its last nap or wake failed
     gpu_use: str  #: "45 %"; empty: not known, or it holds none
@@ -137,8 +136,6 @@ class SessionCard:
     steps: list[ProgressLine]
     main: list[Button]
     more: list[Button]
-    can_start_fresh: bool
-    can_save: bool  #: whether the session runs, so that it can be saved
     deletes: str  #: the checkpoint that "delete" names; empty: none
     deletes_what: str
     states: list[OtherCheckpoint]
@@ -157,7 +154,7 @@ def card(
     user, server = quote(view.key.user, safe=""), quote(view.key.server, safe="")
     suspended = view.phase is Phase.SUSPENDED
     has_saved = suspended and bool(view.checkpoint)
-    live = view.phase.live
+    live, place = view.phase.live, view.facts.place
     failure = view.failure if manages else _for_user(view.failure)
     return SessionCard(
         name=view.key.server or "Default server",
@@ -172,14 +169,13 @@ def card(
         since=Moment(words.duration(now - view.since), _iso(view.since)),
         reason=view.verdict.message if view.verdict and live else "",
         due=_due(view, now) if live else None,
-        node=view.facts.node,
         gpu=_gpu(view),
         nap=_nap(view),
         gpu_use=_gpu_use(view),
         idle=_idle(view, now) if live else None,
         kept=_kept(view, now) if live else None,
         pinned_by=view.facts.opted_out_by,
-        place=_place(view),
+        place=f"Waiting for a free GPU: number {place} in the queue." if place else "",
         order=_ORDERS.get(view.facts.intent, "") if live else "",
         failure=failure.told if failure else "",
         failure_code=failure.code if failure else "",
@@ -197,8 +193,6 @@ def card(
         steps=[_progress(step) for step in view.steps] if tone == "busy" else [],
         main=_main_buttons(view, manages=manages),
         more=_more_buttons(view, longest_keep, manages=manages),
-        can_start_fresh=has_saved,
-        can_save=live,
         deletes=view.checkpoint if has_saved else "",
         deletes_what=_what_it_is_in(view),
         states=_states(view, now),
@@ -384,11 +378,6 @@ def _until(view: SessionView) -> Moment | None:
     if not known or known.until is None or view.phase is not Phase.SUSPENDED:
         return None
     return instant(known.until)
-
-
-def _place(view: SessionView) -> str:
-    place = view.facts.place
-    return f"Waiting for a free GPU: number {place} in the queue." if place else ""
 
 
 def _last_return(view: SessionView, now: float) -> str:

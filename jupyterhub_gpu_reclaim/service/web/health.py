@@ -57,26 +57,24 @@ def called(node: str) -> str:
 
 
 def _agents(nodes: Sequence[NodeHealth], now: float) -> tuple[str, str]:
-    silent = [node for node in nodes if node.silent_since is not None]
-    if silent:
+    if silent := [node for node in nodes if node.silent_since is not None]:
         first = max(silent, key=lambda node: now - (node.silent_since or now))
         since = words.duration(now - (first.silent_since or now))
-        more = f", and {len(silent) - 1} more" if len(silent) > 1 else ""
-        return f"{called(first.node)} has been silent for {since}{more}", "bad"
-    drains = [node.drain for node in nodes if node.drain is not None]
-    if drains:
-        first_drain = min(drains, key=lambda drain: drain.since)
-        more = f", and {len(drains) - 1} more" if len(drains) > 1 else ""
-        since = words.moment(first_drain.since)
-        name = called(first_drain.node)
-        return f"{name} has been closed since {since}, until undrain{more}", "warn"
-    unfit = [node for node in nodes if not node.ready]
-    if unfit:
-        more = f", and {len(unfit) - 1} more" if len(unfit) > 1 else ""
-        return f"{called(unfit[0].node)} cannot suspend sessions{more}", "warn"
+        return f"{called(first.node)} has been silent for {since}{_more(silent)}", "bad"
+    if drains := [node.drain for node in nodes if node.drain is not None]:
+        drain = min(drains, key=lambda drain: drain.since)
+        since = f"since {words.moment(drain.since)}, until undrain{_more(drains)}"
+        return f"{called(drain.node)} has been closed {since}", "warn"
+    if unfit := [node for node in nodes if not node.ready]:
+        name = called(unfit[0].node)
+        return f"{name} cannot suspend sessions{_more(unfit)}", "warn"
     if not nodes:
         return "none seen yet", "warn"
     return f"{len(nodes)} ready", "good"
+
+
+def _more(found: Sequence[object]) -> str:
+    return f", and {len(found) - 1} more" if len(found) > 1 else ""
 
 
 def _store(nodes: Sequence[NodeHealth], silent: Sequence[str]) -> tuple[str, str]:

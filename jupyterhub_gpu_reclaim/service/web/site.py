@@ -24,20 +24,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Below the service's prefix: patterns, and what answers there.
-_PAGES: tuple[tuple[Any, ...], ...] = (*pages.ROUTES, *forms.ROUTES, *manager.ROUTES)
 #: Largest request body that is read, in bytes; the calls of ours need a few hundred.
 MAX_BODY = 64 * 1024
 
 
 def application(context: Context, *, cookie_secret: bytes) -> Application:
     base = re.escape(context.prefix)
-    api = [(base + pattern(route.path), route) for route in ROUTES]
+    shown: list[Any] = [*pages.ROUTES, *forms.ROUTES, *manager.ROUTES]
     return Application(
         [
-            *api,
+            *((base + pattern(route.path), route) for route in ROUTES),
             (rf"{base}api/.*", NothingHere),
-            *((base + path, *page) for path, *page in _PAGES),
+            *((base + path, *page) for path, *page in shown),
             (r".*", pages.NoPage),
         ],
         context=context,
