@@ -44,7 +44,8 @@ from jupyterhub_gpu_reclaim.policy.pressure import PreemptionPolicy, PressurePol
 from jupyterhub_gpu_reclaim.policy.rules import Rules
 from jupyterhub_gpu_reclaim.sampling.window import Window
 from jupyterhub_gpu_reclaim.service import metrics, notices
-from jupyterhub_gpu_reclaim.service.api.context import Context
+from jupyterhub_gpu_reclaim.service.api.context import Context, Limits
+from jupyterhub_gpu_reclaim.service.clients.agent_router import AgentRouter
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
 from jupyterhub_gpu_reclaim.service.events.feed import feeding
 from jupyterhub_gpu_reclaim.service.node_watch import (
@@ -221,15 +222,13 @@ class ReclaimService(Application, Options):
             probe=probe,
         )
         senders, counters = self._senders(), controller.metrics_snapshot().counters
-        drains = DrainWatch(agent, controller.nodes.follow)
-        lost = LostNodes(agent, SystemClock(), self.node_lost_after)
         nodes = NodeWatch(
-            agent,
-            SystemClock(),
-            controller.note_silent,
-            (drains.settle, lost.settle),
-            controller.nodes.drain_of,
+            agent, SystemClock(), controller.note_silent, controller.nodes.drain_of
         )
+        if isinstance(agent, AgentRouter):
+            lost = LostNodes(agent, SystemClock(), self.node_lost_after)
+            drains = DrainWatch(agent, controller.nodes.follow)
+            nodes.settles += [drains.settle, lost.settle]
         try:
             async with (
                 feeding(journal, self.event_log, SystemClock()) as events,
@@ -326,7 +325,7 @@ class ReclaimService(Application, Options):
             hub_host=environment.hub_host,
             metrics_open=self.metrics_open,
             trust_plain_http=self.trust_plain_http,
-            limits=self.limits(),
+            limits=Limits(set_aside_days=self.set_aside_days),
             refused=None if events is None else events.refused,
             ready=lambda: self._ready,
         )

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.drain import Drain, NodeNotice
     from jupyterhub_gpu_reclaim.common.models import Finding
-    from jupyterhub_gpu_reclaim.service.clients.agent_router import AnyAgent
+    from jupyterhub_gpu_reclaim.service.clients.agent_router import (
+        AgentRouter,
+        AnyAgent,
+    )
 
     #: Settles something with the nodes, as they were heard of now; never raises
     #: ``ReclaimError``.
@@ -47,11 +50,10 @@ class NodeWatch:
         agents: AnyAgent,
         clock: Clock,
         told: Callable[[Mapping[str, Finding]], None],
-        settles: Sequence[Settle] = (),
         drain_of: Callable[[str], Drain | None] = lambda _: None,
     ) -> None:
         self._drain_of = drain_of
-        self._settles = settles
+        self.settles: list[Settle] = []  #: in turn, after each round
         self._agents = agents
         self._clock = clock
         self._tell_silent = told
@@ -77,7 +79,7 @@ class NodeWatch:
         found = await asyncio.gather(*map(self._ask_agent, nodes))
         self._known = {each.node: each for each in found}
         self._tell_silent({each.node: each.silence for each in found if each.silence})
-        for settle in self._settles:
+        for settle in self.settles:
             await settle(found)
 
     async def _ask_agent(self, node: str) -> NodeHealth:
@@ -119,7 +121,7 @@ class DrainWatch:
     """Asks the cluster which nodes are about to go, after each round of questions."""
 
     def __init__(
-        self, agents: AnyAgent, follow: Callable[[Sequence[NodeNotice]], None]
+        self, agents: AgentRouter, follow: Callable[[Sequence[NodeNotice]], None]
     ) -> None:
         self._agents = agents
         self._follow = follow
@@ -150,7 +152,7 @@ class LostNodes:
     not ready. It is counted on this program's own clock, and from 0 after its restart.
     """
 
-    def __init__(self, cluster: AnyAgent, clock: Clock, after: float) -> None:
+    def __init__(self, cluster: AgentRouter, clock: Clock, after: float) -> None:
         self._cluster = cluster
         self._clock = clock
         self._after = after

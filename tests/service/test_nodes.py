@@ -251,9 +251,7 @@ def test_strip_never_calls_a_closed_machine_ready():
 
 async def test_watch_says_which_nodes_are_closed():
     drain = Drain(node="b", by="root", since=NOW)
-    watch = NodeWatch(
-        Machines(), ManualClock(NOW), lambda _: None, (), {"b": drain}.get
-    )
+    watch = NodeWatch(Machines(), ManualClock(NOW), lambda _: None, {"b": drain}.get)
     await watch.ask()
     assert [one.drain for one in watch.now()] == [None, drain]
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder
-    from jupyterhub_gpu_reclaim.common.drain import NodeNotice
     from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Waiting
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 
@@ -100,17 +99,6 @@ class AgentClient:
         return token
 
     # --- looking
-    async def node_notices(self) -> list[NodeNotice]:
-        return []
-
-    async def is_down(self, node: str) -> bool:
-        del node
-        return False
-
-    async def forsake(self, node: str) -> int:
-        del node
-        return 0
-
     def nodes(self) -> list[str]:
         return [""]
 

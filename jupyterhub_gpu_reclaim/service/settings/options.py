@@ -7,13 +7,14 @@ token and the spawner's token come in the environment.
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from traitlets import Bool, Callable, Enum, Float, Int, List, Unicode, Union
 from traitlets.config import Configurable
 
 from jupyterhub_gpu_reclaim.common.traits import Address, AgentAddress
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from jupyterhub_gpu_reclaim.policy.retention import Retention
-from jupyterhub_gpu_reclaim.service.api.context import Limits
 from jupyterhub_gpu_reclaim.service.clients import node_notices
 
 _DEFAULTS = Settings()
@@ -383,27 +384,14 @@ class Options(Configurable):
     ).tag(config=True)
 
     def settings(self) -> Settings:
+        same = set(self.trait_names()) & {each.name for each in fields(Settings)}
         return Settings(
-            sample_interval=self.sample_interval,
+            **{name: getattr(self, name) for name in same},
             tick_interval=self.sample_interval,
-            warn_for=self.warn_for,
-            grace=self.grace,
             set_aside=self.set_aside_days * _DAY,
             audit=self.audit_days * _DAY,
             retention=self.retention(),
-            orphan_grace=self.orphan_grace,
-            operation_limit=self.operation_limit,
-            gpu_wait=self.gpu_wait,
-            seats_per_gpu=self.seats_per_gpu,
-            keep_limit=self.keep_limit,
-            save_every=self.save_every,
-            save_points=self.save_points,
-            return_disrupted=self.return_disrupted,
-            captures=self.captures,
         )
-
-    def limits(self) -> Limits:
-        return Limits(set_aside_days=self.set_aside_days)
 
     def retention(self) -> Retention:
         return Retention(
