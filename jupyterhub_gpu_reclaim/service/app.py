@@ -92,15 +92,6 @@ class ReclaimService(Application, Options):
     version = __version__
     raise_config_file_errors = True
     classes = [*validation.PARTS, HubOAuth]  # noqa: RUF012
-    aliases = {  # noqa: RUF012
-        "config": "ReclaimService.config_file",
-        "agent": "ReclaimService.agent",
-        "agent-token-file": "ReclaimService.agent_token_file",
-        "state-dir": "ReclaimService.state_dir",
-        "sample-interval": "ReclaimService.sample_interval",
-        "idle-after": "IdlePolicy.idle_after",
-        "log-level": "ReclaimService.log_level",
-    }
 
     @default("log_level")
     def _default_log_level(self) -> int:

@@ -55,8 +55,8 @@ def run(tmp_path, programs):
             **changes,
         }
         words = [
-            f"--state-dir={tmp_path / 'state'}",
-            f"--agent-token-file={tmp_path / 'agent.token'}",
+            f"--ReclaimService.state_dir={tmp_path / 'state'}",
+            f"--ReclaimService.agent_token_file={tmp_path / 'agent.token'}",
             *arguments,
         ]
         told = tmp_path / "told"
@@ -98,18 +98,21 @@ def test_program_with_a_token_file_it_cannot_read_says_which(run, tmp_path):
 
 
 def test_program_with_a_missing_configuration_file_says_which(run, tmp_path):
-    heard, _ = run(f"--config={tmp_path / 'nowhere.py'}")
+    heard, _ = run(f"--ReclaimService.config_file={tmp_path / 'nowhere.py'}")
     assert "nowhere.py" in heard
 
 
 @pytest.mark.parametrize(
     "argument",
-    ["--idle-after=-5", "--sample-interval=often", "--ReclaimService.captures=0"],
+    [
+        "--IdlePolicy.idle_after=-5",
+        "--ReclaimService.sample_interval=often",
+        "--ReclaimService.captures=0",
+    ],
 )
 def test_program_with_a_setting_out_of_its_bounds_says_which(run, argument):
     heard, _ = run(argument)
-    name = argument.partition("=")[0].rpartition(".")[2].strip("-")
-    assert name.replace("-", "_") in heard
+    assert argument.partition("=")[0].rpartition(".")[2] in heard
 
 
 @pytest.mark.parametrize(
@@ -131,7 +134,7 @@ def test_program_with_a_journal_that_is_none_says_so(run, url, said):
 def test_program_takes_settings_from_its_file(run, tmp_path):
     config = tmp_path / "service.py"
     config.write_text("c.ReclaimService.journal_url = 'from-the-file'\n")
-    heard, _ = run(f"--config={config}")
+    heard, _ = run(f"--ReclaimService.config_file={config}")
     assert "journal_url is no address" in heard
 
 

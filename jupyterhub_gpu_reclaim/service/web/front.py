@@ -8,6 +8,7 @@ answered with 503; the program's sign of life (``healthz``) alone is not.
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tornado.httputil import HTTPServerConnectionDelegate
@@ -30,7 +31,17 @@ class Front(HTTPServerConnectionDelegate):
     """Passes requests to the application that is open now; for ``HTTPServer``."""
 
     def __init__(self, environment: HubEnvironment) -> None:
-        self._words = _Words(environment)
+        #: What failure pages need of a context, and what they say.
+        self._words = SimpleNamespace(
+            reason=Reason.SERVICE_STARTING,
+            facts={},
+            templates=pages.templates(),
+            prefix=environment.prefix,
+            hub_prefix=environment.hub_prefix,
+            hub_host=environment.hub_host,
+            message_url="",
+            announcement=environment.announcement,
+        )
         self._closed = _closed(self._words)
         self._application = self._closed
 
@@ -47,21 +58,7 @@ class Front(HTTPServerConnectionDelegate):
         return self._application.start_request(server_conn, request_conn)
 
     def on_close(self, server_conn: object) -> None:
-        """Do nothing: the applications do not need it."""
-
-
-class _Words:
-    """The part of a context that failure pages need, and what they say."""
-
-    def __init__(self, environment: HubEnvironment) -> None:
-        self.reason = Reason.SERVICE_STARTING
-        self.facts: dict[str, Any] = {}
-        self.templates = pages.templates()
-        self.prefix = environment.prefix
-        self.hub_prefix = environment.hub_prefix
-        self.hub_host = environment.hub_host
-        self.message_url = ""
-        self.announcement = environment.announcement
+        """The applications do not need it."""
 
 
 class _Closed(Route):
@@ -75,7 +72,7 @@ class _ClosedPage(_Closed, pages.HtmlErrors):
     """A page."""
 
 
-def _closed(words: _Words) -> Application:
+def _closed(words: SimpleNamespace) -> Application:
     base = re.escape(words.prefix)
     return Application(
         [
