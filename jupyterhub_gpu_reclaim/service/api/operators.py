@@ -7,7 +7,7 @@ rest is for managers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -24,21 +24,6 @@ from jupyterhub_gpu_reclaim.service.api.base import (
     Route,
 )
 from jupyterhub_gpu_reclaim.service.api.openapi import operation
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-
-def node_of(nodes: Iterable[NodeHealth], segment: str) -> str:
-    """The name of a node that is known.
-
-    Raises:
-        NotFound: ``unknown_node``.
-    """
-    name = "" if segment == HERE else segment
-    if all(each.node != name for each in nodes):
-        raise NotFound(Reason.UNKNOWN_NODE, node=segment)
-    return name
 
 
 class Health(Value, frozen=True, kw_only=True):
@@ -131,9 +116,11 @@ class DrainNode(ManagerRoute):
         errors=(400, 404),
     )
     async def post(self, node: str) -> None:
-        control, name = self.context.control, node_of(self.context.nodes(), node)
+        name, by = "" if node == HERE else node, self.person.label
+        if all(each.node != name for each in self.context.nodes()):
+            raise NotFound(Reason.UNKNOWN_NODE, node=node)
         order = self.body(DrainOrder)
-        self.answer(control.nodes.drain(name, order, self.person.label), 202)
+        self.answer(self.context.control.nodes.drain(name, order, by), 202)
 
     @operation(
         "Take the order to drain a node back; for administrators",

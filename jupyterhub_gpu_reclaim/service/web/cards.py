@@ -260,16 +260,6 @@ def ago(at: float, now: float) -> Moment:
     return Moment(text, _iso(at))
 
 
-def ahead(at: float, now: float) -> Moment:
-    """A moment in the future: "in 12 min"."""
-    return Moment(f"in {words.duration(at - now)}" if at > now else "now", _iso(at))
-
-
-def instant(at: float) -> Moment:
-    """A moment in full: "2026-11-22 06:44 UTC"."""
-    return Moment(words.moment(at), _iso(at))
-
-
 def saved_words(info: CheckpointInfo, now: float) -> str:
     """A checkpoint's age and size: "5 min ago, 1.2 GB in 3.4 s, 400 MB stored"."""
     took = sum(step.seconds for step in info.steps) or info.frozen_seconds
@@ -288,7 +278,9 @@ def _due(view: SessionView, now: float) -> Moment | None:
     at = view.suspends_at
     if at is None and view.verdict is not None:
         at = view.verdict.at
-    return None if at is None else ahead(at, now)
+    if at is None:
+        return None
+    return Moment(f"in {words.duration(at - now)}" if at > now else "now", _iso(at))
 
 
 def _gpu(view: SessionView) -> str:
@@ -377,7 +369,7 @@ def _until(view: SessionView) -> Moment | None:
     known = view.facts.suspension
     if not known or known.until is None or view.phase is not Phase.SUSPENDED:
         return None
-    return instant(known.until)
+    return Moment(words.moment(known.until), _iso(known.until))
 
 
 def _last_return(view: SessionView, now: float) -> str:
