@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Usage,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.service.web.cards import ago, ahead, card
+from jupyterhub_gpu_reclaim.service.web.cards import ago, card
 from tests.support.checkpoints import checkpoint
 
 NOW = 1_700_000_000.0
@@ -190,7 +190,7 @@ def test_card_of_a_strange_name_has_safe_addresses():
 
 def test_moments_near_now_are_said_as_now():
     assert ago(NOW - 1, NOW).words == "just now"
-    assert ahead(NOW - 1, NOW).words == "now"
+    assert made(Phase.RUNNING, suspends_at=NOW - 1).due.words == "now"
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ async def test_page_lists_other_states_and_brings_one_back(service, browser):
     assert service.control.calls == [("bring_back", ADA, "c1", "ada", False)]
     service.control.put("ada", phase=Phase.RUNNING)
     page = (await browser.get("sessions/ada/-")).body.decode()
-    assert "is suspended first" in page
+    assert "is saved first" in page
 
 
 async def test_fresh_page_asks_what_comes_back_where_a_visit_is_no_answer(

@@ -335,7 +335,7 @@ ORDERS_SCRIPT = b"export const ORDERS = %b;\n" % codec.encode(
             "done": each.done,
             "many": each.many,
             "beside": each.beside,
-            "cures": each.cures,
+            "cures": [one.value for one in each.cures],
             "stops": each.stops,
             "body": each.by_itself(),
         }
