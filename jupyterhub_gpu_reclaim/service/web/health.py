@@ -63,8 +63,9 @@ def _agents(nodes: Sequence[NodeHealth], now: float) -> tuple[str, str]:
         return f"{called(first.node)} has been silent for {since}{_more(silent)}", "bad"
     if drains := [node.drain for node in nodes if node.drain is not None]:
         drain = min(drains, key=lambda drain: drain.since)
-        since = f"since {words.moment(drain.since)}, until undrain{_more(drains)}"
-        return f"{called(drain.node)} has been closed {since}", "warn"
+        name, since = called(drain.node), words.moment(drain.since)
+        closed = f"{name} has been closed since {since}, until undrain"
+        return closed + _more(drains), "warn"
     if unfit := [node for node in nodes if not node.ready]:
         name = called(unfit[0].node)
         return f"{name} cannot suspend sessions{_more(unfit)}", "warn"
