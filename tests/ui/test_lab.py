@@ -21,6 +21,7 @@ STATIC = (
 SESSION = STATIC.parents[2] / "service" / "web" / "static" / "session.js"
 WORDS = STATIC / "view" / "words.js"
 PANEL = STATIC / "view" / "panel.js"
+ITEM = STATIC / "view" / "item.js"
 ABSENCE = STATIC / "view" / "absence.js"
 UPDATES = STATIC / "updates.js"
 SERVICE = STATIC / "service.js"
@@ -122,6 +123,33 @@ def test_suspend_of_a_session_at_work_is_pressed_twice():
     away = "The service does not answer"
     ordered = ["suspend", away]
     assert json.loads(node(code)) == ["Kernel a is busy", *ordered, *ordered]
+
+
+def test_title_of_the_tab_says_what_comes_before_the_pages_own():
+    code = f"""
+        import {{ Item }} from {json.dumps(ITEM.as_uri())};
+        globalThis.document = {{ title: "mine.ipynb" }};
+        const item = Object.create(Item.prototype);
+        const titles = [];
+        const tell = (changes) => {{
+          Object.assign(item, changes);
+          item.entitle();
+          titles.push(document.title);
+        }};
+        const view = {{ phase: "warned", suspends_at: 128 }};
+        tell({{ service: {{ now: () => 100 }}, mark: "", absent: "", view }});
+        document.title = "other.ipynb";
+        tell({{}});
+        tell({{ view: null, absent: "Suspended" }});
+        tell({{ absent: "" }});
+        console.log(JSON.stringify(titles));
+    """
+    assert json.loads(node(code)) == [
+        "Suspending in 28 s · mine.ipynb",
+        "Suspending in 28 s · other.ipynb",
+        "Suspended · other.ipynb",
+        "other.ipynb",
+    ]
 
 
 def test_admin_panel_knows_a_gpu_that_works_from_the_window_or_the_last_look(tmp_path):

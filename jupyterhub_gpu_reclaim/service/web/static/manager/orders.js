@@ -65,7 +65,7 @@ export async function orderAll(kind, views, { always = true } = {}) {
     }
     if (fit.length < views.length) {
       const left = views.length - fit.length;
-      told.push(`${left} of the ${views.length} selected are in no state for that, and stay as they are.`);
+      told.push(`It does not apply to ${left} of the ${views.length} selected now.`);
     }
     const calm = fit.length - busy.length;
     const others = busy.length && calm ? `Only the ${calm} at rest` : "";

@@ -171,7 +171,7 @@ export const columns = (box) => [
   {
     field: "acts",
     title: "",
-    width: 178,
+    width: 204,
     text: (view) => offered(view).map(([kind]) => kind).join(),
     print: (view) => el("div", { class: "acts" }, ...offered(view).map((one) => act(view, one))),
   },

@@ -28,7 +28,7 @@ function why(one) {
 export async function deleteAll(chosen) {
   const fit = chosen.filter((one) => one.deletable);
   if (!fit.length) {
-    say("Something that is under way needs them.", true);
+    say("They are in use.", true);
     return;
   }
   const current = fit.filter((one) => one.keeping === "current" && !one.save_point);
@@ -37,7 +37,7 @@ export async function deleteAll(chosen) {
     : "What they hold cannot be brought back; the sessions themselves stay as they are.";
   const left = chosen.length - fit.length;
   const told = [`${lost} Files in the home folder stay.`];
-  if (left) told.push(`${left} of the ${chosen.length} selected are needed by something that is under way, and stay.`);
+  if (left) told.push(`${left} of the ${chosen.length} selected are in use, and stay.`);
   const bytes = fit.reduce((sum, one) => sum + one.stored_bytes, 0);
   const name = fit.length === 1 ? `the ${what(fit[0])} of ${keyOf(fit[0].key)}` : count(fit.length, "checkpoint");
   if (!(await ask(`Delete ${name} (${size(bytes)})?`, told, "Delete for good"))) return;
