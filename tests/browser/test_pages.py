@@ -180,12 +180,12 @@ def test_service_pages_of_user_and_manager_suspend_and_resume_live(
     page.get_by_role("button", name="Toggle dark mode").click()
     page.get_by_text("Services").click()
     page.get_by_role("link", name="gpu-reclaim").click()
-    colour = "getComputedStyle(document.body).backgroundColor"
-    assert page.evaluate(colour) == "rgb(24, 27, 31)"  # the Hub's mode is ours
     mine = f'[data-session="{paige.name}/"]'
     running = f'{mine}[data-phase="running"]'
     suspended = f'{mine}[data-phase="suspended"]'
     page.locator(running).wait_for()
+    colour = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(colour) == "rgb(24, 27, 31)"  # the Hub's mode is ours
     page.locator(mine).get_by_role("button", name="Suspend now").click()
     page.locator(suspended).wait_for()
     assert admin.session(paige.name)["phase"] == "suspended"
