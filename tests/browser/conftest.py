@@ -3,17 +3,16 @@
 A module may set ``SETTINGS`` for its stack (see ``demo/jupyterhub_config.py``).
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from demo.admin import Admin
 from demo.user import User
@@ -23,11 +22,6 @@ from tests.support.screenshots import shoot  # noqa: F401 - for the tests here
 from tests.support.seen import pytest_runtest_makereport  # noqa: F401 - a hook
 from tests.support.sharing import SHARED, pytest_runtest_teardown  # noqa: F401
 from tests.support.stack import Stack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from playwright.sync_api import Browser, Page
 
 _numbers = itertools.count(1)
 ON_REQUEST_ONLY = {

@@ -1,26 +1,19 @@
 """The Hub's own admin page with our column: real sessions, real CRIU, a real React."""
 
-from __future__ import annotations
-
 import json
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
+from playwright.sync_api import Browser, Locator, Page, Route
 
+from demo.admin import Admin
 from demo.user import User
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.support.axe import problems
 from tests.support.keyboard import tab_to
 from tests.support.screenshots import shoot_both
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from playwright.sync_api import Browser, Locator, Page, Route
-
-    from demo.admin import Admin
-    from tests.support.stack import Stack
+from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
@@ -30,7 +23,6 @@ GB = 10**9
 
 @pytest.fixture
 def amy(stack: Stack, new_name: str) -> User:
-    """A person with a running server."""
     user = User(stack.url, new_name, stack.password)
     user.login()
     user.start_server()

@@ -5,26 +5,20 @@ here suspends the session, opens its notebook in a new tab, and runs a cell as s
 it is shown, also while the server takes eight seconds to tell its kernels.
 """
 
-from __future__ import annotations
-
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
+from playwright.sync_api import BrowserContext, Page, Route
 from playwright.sync_api import TimeoutError as NotSeen
 
+from demo.admin import Admin
+from demo.user import Kernel, Server
+from tests.support.stack import Stack
+
 from .conftest import notebook_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from playwright.sync_api import BrowserContext, Page, Route
-
-    from demo.admin import Admin
-    from demo.user import Kernel, Server
-    from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1200)]
 

@@ -1,24 +1,17 @@
 """Tabs that nobody touches: they keep no session awake and wake none; they warn."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from playwright.sync_api import Page
 
+from demo.admin import Admin
 from tests.support.agent import wait_for
+from tests.support.stack import Stack
 
 from .conftest import open_notebook, output_of, shoot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from playwright.sync_api import Page
-
-    from demo.admin import Admin
-    from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 

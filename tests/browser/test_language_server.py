@@ -1,25 +1,18 @@
 """Documents with a language server, in the same tab after the session's return."""
 
-from __future__ import annotations
-
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from playwright.sync_api import Page
 
+from demo.admin import Admin
 from tests.support.agent import wait_for
+from tests.support.stack import Stack
 
 from .conftest import ON_REQUEST_ONLY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from playwright.sync_api import Page
-
-    from demo.admin import Admin
-    from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 

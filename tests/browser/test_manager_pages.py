@@ -1,26 +1,19 @@
 """The administrator's own pages over real sessions: nodes, table, store."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
+from playwright.sync_api import Page
 
+from demo.admin import Admin
 from demo.user import User
 from tests.support.axe import problems
 from tests.support.hub import wait_until
 from tests.support.screenshots import shoot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from playwright.sync_api import Page
-
-    from demo.admin import Admin
-    from tests.support.stack import Stack
+from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
@@ -32,7 +25,6 @@ TOLD_SECONDS = 20
 
 @pytest.fixture
 def person(stack: Stack, new_name: str) -> Callable[[str], User]:
-    """Makes a person with a running server."""
 
     def person(end: str) -> User:
         user = User(stack.url, new_name + end, stack.password)

@@ -4,23 +4,16 @@ A nap without a browser, which a cell ends, is in ``e2e/test_nap.py``.
 The kernel ends if it runs while its card is away, and JupyterLab would say so.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
+from playwright.sync_api import Locator, Page, Route
 
+from demo.admin import Admin
 from tests.browser.conftest import ON_REQUEST_ONLY, open_notebook, output_of, run_cell
 from tests.support import fake_cards, light_server
 from tests.support.screenshots import shoot
 from tests.support.stack import Stack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from playwright.sync_api import Locator, Page, Route
-
-    from demo.admin import Admin
 
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(400)]
 LOOK = "print(x, int(has_card()))"

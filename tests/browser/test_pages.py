@@ -1,30 +1,23 @@
 """The pages that a person of a suspended session sees, clicked through."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from playwright.sync_api import Page
 
+from demo.admin import Admin
+from demo.user import Kernel, User
 from tests.support.axe import problems
 from tests.support.keyboard import press, tab_to, walk
 from tests.support.screenshots import shoot_both
+from tests.support.stack import Stack
 
 from .conftest import shoot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from playwright.sync_api import Page
-
-    from demo.admin import Admin
-    from demo.user import Kernel, User
-    from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
@@ -42,7 +35,6 @@ KEEP_STEPS = """addEventListener("DOMContentLoaded", () => {
 
 @pytest.fixture
 def paige(stack: Stack, new_name: str) -> User:
-    """A person with a running server."""
     from demo.user import User
 
     user = User(stack.url, new_name, stack.password)
@@ -199,30 +191,6 @@ def test_service_pages_of_user_and_manager_suspend_and_resume_live(
     page.locator(running).wait_for()
     assert admin.session(paige.name)["phase"] == "running"
     shoot(manager, "overview-resumed")
-
-
-@pytest.mark.long
-def test_service_pages_of_manager_and_user_suspend_and_resume_live(
-    stack: Stack, admin: Admin, paige: User, page: Page, sign_in: Callable[[str], Page]
-) -> None:
-    mine = f'[data-session="{paige.name}/"]'
-    running = f'{mine}[data-phase="running"]'
-    suspended = f'{mine}[data-phase="suspended"]'
-    page.goto(f"{stack.url}/services/gpu-reclaim/")
-    page.locator(running).wait_for()
-    manager = sign_in("admin")
-    manager.goto(f"{stack.url}/services/gpu-reclaim/all")
-    name = f"{paige.name}, Default server"
-    manager.get_by_role("button", name=f"Suspend now: {name}").click()
-    ask = manager.get_by_role("dialog")  # it was used a moment ago
-    ask.get_by_role("button", name="Suspend").click()
-    manager.get_by_role("button", name=f"Resume: {name}").wait_for()
-    shoot(manager, "overview-suspended")
-
-    page.locator(suspended).wait_for()
-    page.locator(mine).get_by_role("button", name="Resume").click()
-    page.locator(running).wait_for()
-    assert admin.session(paige.name)["phase"] == "running"
 
 
 @pytest.mark.long

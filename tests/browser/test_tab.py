@@ -1,32 +1,26 @@
 """An open tab of a suspended session: says so, wakes nothing, resumes on a click."""
 
-from __future__ import annotations
-
 import filecmp
 import json
 import re
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from playwright.sync_api import Locator, Page, Response, Route
 
+from demo.admin import Admin
 from jupyterhub_gpu_reclaim.lab.person_requests import FIELD as PERSON_ASKED
 from tests.support import axe
 from tests.support.agent import wait_for
+from tests.support.stack import Stack
 
 from .conftest import edit_cell, notebook_of, open_notebook, output_of, run_cell, shoot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from playwright.sync_api import Locator, Page, Response, Route
-
-    from demo.admin import Admin
-    from tests.support.stack import Stack
 
 #: Whether somebody looks at a tab.
 HIDDEN = "Object.defineProperty(document, 'hidden', {get: () => !window.shown})"

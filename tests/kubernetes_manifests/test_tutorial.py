@@ -4,8 +4,6 @@ There is no Docker, no kind and no API server: what they are given is compared w
 the charts ask for.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,12 +1,10 @@
 """An agent obeys one service: whose order comes late, or by nobody, is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
@@ -24,9 +22,6 @@ from jupyterhub_gpu_reclaim.node.operations.known_term import (
 )
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from tests.support.agent import goes_on, wait_for
-
-if TYPE_CHECKING:
-    import httpx
 
 FIRST, SECOND = Term(number=1, holder="a"), Term(number=2, holder="b")
 

@@ -422,7 +422,6 @@ class Running:
         return await AsyncHTTPClient().fetch(request, raise_error=False)
 
     async def spawner(self, path: str, body: object, method: str = "POST") -> Answer:
-        """A call by the spawner's socket."""
         http = Connection(self.socket, dict)
         data = json.dumps(body).encode() if method == "POST" else None
         where = f"{PREFIX}api/spawner/{path}"
@@ -437,7 +436,6 @@ def _failure(response: HTTPResponse) -> Failure:
 
 @pytest.fixture
 def failure():
-    """An answer's Failure."""
     return _failure
 
 
@@ -497,7 +495,6 @@ async def running() -> AsyncGenerator[Running]:
 
 @pytest.fixture
 async def service():
-    """That service, for one test."""
     async with running() as one:
         yield one
 

@@ -1,27 +1,21 @@
 """Which account a user is: the same from every Hub process, on every database."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 from jupyterhub import orm
+from sqlalchemy.orm import Session
 
 from jupyterhub_gpu_reclaim.hub.spawner.logins import Logins
 from tests.support.mariadb import MariaDB
 from tests.support.postgres import Postgres
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from sqlalchemy.orm import Session
 
 SERVERS = {"postgresql": Postgres, "mariadb": MariaDB}
 NUMBERS = itertools.count(1)

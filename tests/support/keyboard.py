@@ -1,11 +1,6 @@
 """A page by the keyboard alone: what Tab reaches, in which order, and how it shows."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
+from playwright.sync_api import Page
 
 #: Notes what can have the focus, and how each looks without it.
 _NOTE = """() => {

@@ -4,16 +4,10 @@ A picture does not come out of CI, and a page that waits for ever looks like one
 slow.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from playwright.sync_api import BrowserContext, Page
+from playwright.sync_api import BrowserContext, Page
 
 PAGES: pytest.StashKey[list[tuple[Page, list[str]]]] = pytest.StashKey()
 #: What our extension and JupyterLab show of a session's state.
