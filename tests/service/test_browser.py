@@ -412,7 +412,7 @@ async def test_checkpoints_are_sorted_and_deleted_once_that_is_confirmed(service
     await page.get_by_role("button", name="Delete…", exact=True).first.click()
     ask = page.get_by_role("dialog", name="Delete 3 checkpoints (14 GB)?")
     await expect(ask).to_contain_text("1 suspended session of these loses programs")
-    await expect(ask).to_contain_text("1 of the 4 selected are needed")
+    await expect(ask).to_contain_text("1 of the 4 selected are in use, and stay.")
     await ask.get_by_role("button", name="Delete for good").click()
     told = "3 checkpoints deleted for good."
     await expect(page.locator("#notice")).to_have_text(told)
