@@ -76,7 +76,7 @@ async def tab(service, chromium):
     async def opened(token: str = "token-root", path: str = "", **options: object):
         context = await chromium.new_context(**options)
         contexts.append(context)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(60_000)
         signed = create_signed_value(
             service.app.settings["cookie_secret"], "service-gpu-reclaim", token
         ).decode()
