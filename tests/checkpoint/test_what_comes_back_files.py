@@ -1,7 +1,11 @@
-"""Every kind of open file: kept, refused before it is touched, or told as lost."""
+"""Every kind of file, socket and option: kept, refused before, or told as lost."""
+
+import ast
+
+import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight
-from tests.checkpoint.kinds.files import KINDS
+from tests.checkpoint.kinds import files, sockets
 
 #: What a program says that asks for something which this kernel does not have yet.
 OLDER = "OSError(22,"
@@ -53,23 +57,38 @@ def seen(said):
     return {number: line for number, (_, line) in said.items()}
 
 
-def of_outcome(*outcomes):
-    return [kind for kind in KINDS if kind.outcome in outcomes and kind.program]
+def failed_of(before):
+    """The numbers of those that ask for something which is not there yet."""
+    failed = {n: line for n, line in before.items() if line.startswith("('failed'")}
+    assert [line for line in failed.values() if OLDER not in line] == []
+    return failed
 
 
-def test_what_is_kept_and_what_is_lost(places, engine, tmp_path):
-    kinds = of_outcome("kept", "lost")
+def of_outcome(table, *outcomes):
+    return [one for one in table.KINDS if one.outcome in outcomes and one.program]
+
+
+def difference(before, after):
+    """Of many options those that differ."""
+    if not before.startswith("{"):
+        return before, after
+    had, has = ast.literal_eval(before), ast.literal_eval(after)
+    return {key: (had[key], has[key]) for key in had if had[key] != has[key]}
+
+
+@pytest.mark.parametrize("table", [files, sockets])
+def test_what_is_kept_and_what_is_lost(places, engine, tmp_path, table):
+    kinds = of_outcome(table, "kept", "lost")
     world = places.world()
     before = seen(begin(world, tmp_path / "rows", kinds))
-    failed = [n for n, line in before.items() if line.startswith("('failed'")]
-    assert not [kinds[n].name + before[n] for n in failed if OLDER not in before[n]]
+    failed = failed_of(before)
     tree = world.place.tree
     assert preflight.examine(world.place.init_pid, tree) == []
     world = engine.cycle(world, places)
     world("go_on()")
     after = seen(world("said()"))
     wrong = {
-        kind.name: (before[number], after[number])
+        kind.name: difference(before[number], after[number])
         for number, kind in enumerate(kinds)
         if number not in failed
         and (before[number] == after[number]) != (kind.outcome == "kept")
@@ -77,10 +96,12 @@ def test_what_is_kept_and_what_is_lost(places, engine, tmp_path):
     assert wrong == {}
 
 
-def test_what_is_refused_is_found_before_anything_is_touched(places, tmp_path):
-    kinds = of_outcome("refused")
+@pytest.mark.parametrize("table", [files, sockets])
+def test_what_is_refused_is_found_before_anything_is_touched(places, tmp_path, table):
+    kinds = of_outcome(table, "refused")
     world = places.world()
     said = begin(world, tmp_path / "rows", kinds)
+    failed_of(seen(said))
     found = preflight.examine(world.place.init_pid, world.place.tree)
     missed = [
         kinds[number].name

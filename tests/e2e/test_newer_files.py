@@ -14,8 +14,7 @@ from tests.e2e.test_changed_files import home_of
 from tests.e2e.test_cycle import by_command
 from tests.support.stack import Stack
 
-#: ``node/test_going_back.py`` has it without a Hub.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 THEN = """
 import mmap, sqlite3
@@ -70,7 +69,9 @@ def refused(admin: Admin, user: User, code: str) -> str:
     raise AssertionError(view)
 
 
-@pytest.mark.parametrize("mode", ["wal", "delete"])
+@pytest.mark.parametrize(
+    "mode", ["wal", pytest.param("delete", marks=pytest.mark.long)]
+)
 def test_session_goes_back_with_its_files_and_nothing_newer_is_gone(
     stack: Stack, admin: Admin, user: User, mode: str
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.gpu.conftest import PATIENCE, Session
 from tests.gpu.test_frameworks import TORCH
-from tests.support.agent import Agent, Place, criu_folder, wait_for
+from tests.support.agent import Agent, Place, criu_folder, in_step, wait_for
 
 
 @pytest.fixture
@@ -47,13 +47,7 @@ def test_agent_killed_in_a_capture_the_card_is_filled_again(fragile, places_of, 
     one(TORCH + "None")
     before = one("float(x.sum())")
 
-    def kill(event) -> bool:
-        if (event.get("step") or {}).get("step") == step:
-            fragile.kill()
-            return True
-        return False
-
-    fragile.capture(one.place, f"cp-{step}", until=kill)
+    fragile.capture(one.place, f"cp-{step}", until=in_step(step, fragile.kill))
     fragile.start()
 
     wait_for(lambda: fragile.tree(one.place).get("state") == "running", PATIENCE)

@@ -90,10 +90,7 @@ def told(agent) -> list[str]:
 
 
 def suspend(agent, place, checkpoint="cp") -> None:
-    captured = agent.capture(place, checkpoint)[-1]
-    assert captured.get("checkpoint"), captured
-    path = f"/v1/sessions/{place.incarnation}/release"
-    assert agent.post(path, {"checkpoint": checkpoint}).status_code == 200
+    agent.suspend(place, checkpoint)
 
 
 def test_ports_of_a_suspended_session_cannot_be_taken_before_it_is_back(
@@ -291,7 +288,7 @@ def test_connections_of_a_killed_session_do_not_keep_it_from_coming_back(
     server.run(kernel, "x = 5")
     suspend(agent, server.place)
     place = places("hold")
-    assert agent.restore(place, "cp")[-1].get("tree")
+    agent.come_back(place, "cp")
     clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
     for client in clients:  # accepted, that is: the others would be reset
         client.sendall(b"GET /user/ada/api HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import os
 import signal
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -271,8 +272,19 @@ def service(shared_service):
 
 
 @pytest.fixture(scope="session")
-def left(shared_hub):
-    return Left(shared_hub)
+def pools(shared_hub):
+    return defaultdict(lambda: Left(shared_hub))
+
+
+@pytest.fixture
+def kind(request):
+    """What names begin with: ``small-`` where a module needs no Jupyter server."""
+    return getattr(request.module, "PERSONS", "amy")
+
+
+@pytest.fixture
+def left(pools, kind):
+    return pools[kind]
 
 
 @pytest.fixture
@@ -291,11 +303,11 @@ def name():
 
 
 @pytest.fixture
-def amy(hub, service, left):
+def amy(hub, service, left, kind):
     """A person whose server runs; the service has been asked nothing yet."""
     amy = left.take_running(service)
     if amy is None:
-        amy = hub.user(f"amy{next(NUMBERS)}")
+        amy = hub.user(f"{kind}{next(NUMBERS)}")
         amy.start_server()
     service.calls.clear()
     yield amy

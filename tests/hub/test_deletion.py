@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.hub import wait_until
 
+PERSONS = "small-amy"
+
 
 def _orders(service) -> list[dict]:
     orders = []

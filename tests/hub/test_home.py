@@ -2,6 +2,8 @@
 
 import re
 
+PERSONS = "small-amy"
+
 
 def buttons(person) -> dict[str, tuple[str, str]]:
     """The links of the home page that start something: id to (words, address)."""

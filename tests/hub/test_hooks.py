@@ -21,6 +21,8 @@ from tests.hub.test_traps import (
 )
 from tests.support.hub import PASSWORD, HubUnderTest, wait_until
 
+PERSONS = "small-amy"
+
 
 class Hooks:
     """Those that have run of one person's servers since the test looked last."""

@@ -180,7 +180,7 @@ def test_delete_of_a_suspended_server_asks_for_its_session_first(
     hub, service, amy, tab
 ):
     """The Hub's own question is about a server, and older Hubs ask none."""
-    server, other = f"lab-of-{amy.name}", f"off-of-{amy.name}"
+    server, other = f"small-lab-of-{amy.name}", f"small-off-of-{amy.name}"
     for each in (server, other):
         amy.start_server(each)
     service.capture(amy.name, server)

@@ -13,6 +13,8 @@ import pytest
 from tests.hub.test_traps import comes_back, pointer, rows, scopes, settled, tokens
 from tests.support.hub import wait_until
 
+PERSONS = "small-amy"
+
 
 @contextlib.contextmanager
 def failing(hub, name, moment, words):

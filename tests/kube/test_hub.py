@@ -6,7 +6,6 @@ import pytest
 
 from demo.stack import free_port
 from tests.kube.conftest import MODEL
-from tests.support.certificates import certificate
 from tests.support.cluster import NAMESPACE
 from tests.support.elsewhere import (
     SERVICE_OF_A_CLUSTER,
@@ -17,7 +16,6 @@ from tests.support.elsewhere import (
 )
 from tests.support.hub import HubUnderTest, proxy_command
 from tests.support.nodes import (
-    AGENT_NAME,
     AGENT_PORT,
     SERVER_PORT,
     TOKEN,
@@ -314,22 +312,6 @@ def test_a_session_whose_node_is_lost_comes_back_elsewhere_as_it_was_saved(
     elsewhere.do(node.start_agent)
 
 
-def test_a_session_that_is_drained_is_not_recorded_as_stopped_by_its_user(
-    hub, elsewhere, user
-):
-    cluster = elsewhere.cluster
-    start(hub, user)
-    wait(lambda: phase(hub, user) == "running", hub)
-    node = cluster.pod(f"jupyter-{user}")["spec"]["nodeName"]
-    elsewhere.do(cluster.evict, cluster.pod(f"jupyter-{user}"))
-    wait(lambda: phase(hub, user) == "stopped", hub)
-    last = reclaim(hub, "GET", f"sessions/{user}/-/history").json()[0]
-    assert (last["who"], last["code"]) == ("gpu-reclaim", "session_disrupted"), last
-    assert f"pod on {node} was ended, and not by the Hub: Evict" in last["message"]
-    wait(lambda: (hub.server(user) or {}).get("stopped", True), hub)
-    start(hub, user)
-
-
 def test_a_session_whose_pod_somebody_deletes_is_told_so_and_goes_back_at_once(
     hub, elsewhere, user
 ):
@@ -347,25 +329,3 @@ def test_a_session_whose_pod_somebody_deletes_is_told_so_and_goes_back_at_once(
     assert "was ended, and not by the Hub: it was deleted" in failure["message"]
     assert reclaim(hub, "POST", f"{path}/resume").ok
     wait(lambda: phase(hub, user) == "running", hub)
-
-
-def test_an_agent_whose_certificate_is_refused_is_told_so_wherever_one_looks(
-    hub, elsewhere, user, tmp_path
-):
-    start(hub, user)
-    wait(lambda: phase(hub, user) == "running", hub)
-    name = elsewhere.cluster.pod(f"jupyter-{user}")["spec"]["nodeName"]
-    node = next(n for n in elsewhere.cluster.nodes if n.name == name)
-    words = f"The certificate of the agent on {name} is refused: its authority"
-    elsewhere.do(node.stop_agent)
-    elsewhere.do(node.start_agent, certificate(tmp_path, AGENT_NAME))
-    try:
-        path = f"sessions/{user}/-"
-        wait(lambda: reclaim(hub, "GET", f"{path}/why").text.count(words), hub)
-        verdict = reclaim(hub, "GET", path).json()["verdict"]
-        assert (verdict["reclaim"], verdict["code"]) == (False, "node_untrusted")
-        wait(lambda: words in reclaim(hub, "GET", "nodes").text, hub)
-    finally:
-        elsewhere.do(node.stop_agent)
-        elsewhere.do(node.start_agent)
-    wait(lambda: words not in reclaim(hub, "GET", f"{path}/why").text, hub)

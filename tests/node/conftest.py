@@ -111,14 +111,7 @@ def counting(request, driver, library):
 
 @contextlib.contextmanager
 def server_with_a_card(library, *, counting: bool = False):
-    """An agent and a Jupyter server beside a false card, for all tests of a module.
-
-    Args:
-        counting: whether the driver tells whose memory it is.
-
-    Yields:
-        the agent, the server, and what :func:`fake_cards.take_card` asks for.
-    """
+    """An agent and a Jupyter server beside a false card, for all tests of a module."""
     with (
         short_folder() as folder,
         pytest.MonkeyPatch.context() as patch,

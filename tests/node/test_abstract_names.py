@@ -49,11 +49,7 @@ def _binds(one, name):
 
 
 def suspended(agent, server, checkpoint):
-    captured = agent.capture(server.place, checkpoint)
-    assert captured[-1].get("checkpoint"), captured[-1]
-    release = f"/v1/sessions/{server.place.incarnation}/release"
-    released = agent.post(release, {"checkpoint": checkpoint})
-    assert released.status_code == 200, released.text
+    agent.suspend(server.place, checkpoint)
 
 
 def test_name_of_a_pid_namespace_is_that_of_the_new_one(agent, jupyter, places):
@@ -66,8 +62,7 @@ def test_name_of_a_pid_namespace_is_that_of_the_new_one(agent, jupyter, places):
     suspended(agent, server, "cp-1")
     # Another session has been given the number meanwhile, and the same pid.
     with bound(socket.SOCK_DGRAM, had[0]), bound(socket.SOCK_STREAM, had[1]):
-        restored = agent.restore(holding, "cp-1")
-        assert restored[-1].get("tree"), restored[-1]
+        agent.come_back(holding, "cp-1")
         now = eval(server.run(kernel, NAMES))
         assert now == eval(server.run(kernel, PROPER))
         assert now != had

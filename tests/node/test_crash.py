@@ -73,8 +73,7 @@ def test_capture_agent_killed_tree_runs_or_is_captured(agent, counter, step, sta
 def test_restore_agent_killed_tree_runs_or_nothing_is_left(
     agent, counter, places, step
 ):
-    agent.capture(counter, "cp")
-    agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp"})
+    agent.suspend(counter, "cp")
     holding = places("hold")
     agent.restore(holding, "cp", until=at(step, "begun"))
 
@@ -86,7 +85,7 @@ def test_restore_agent_killed_tree_runs_or_nothing_is_left(
         assert not holding.tree.processes
         holding.kill()
         holding = places("hold")
-        assert agent.restore(holding, "cp")[-1]["tree"]["state"] == "running"
+        agent.come_back(holding, "cp")
     assert goes_on(holding)
 
 

@@ -47,13 +47,9 @@ def test_download_is_reset_after_the_return(agent, folder, places, generations):
             wait_for(lambda: "half" in place.output.read_text())
             for generation in range(1, generations + 1):
                 checkpoint = f"cp-{generation}"
-                captured = agent.capture(place, checkpoint, generation)[-1]
-                assert captured.get("checkpoint"), captured
-                path = f"/v1/sessions/{place.incarnation}/release"
-                agent.post(path, {"checkpoint": checkpoint})
+                agent.suspend(place, checkpoint, generation)
                 place = places("hold")
-                restored = agent.restore(place, checkpoint)[-1]
-                assert restored.get("tree"), restored
+                agent.come_back(place, checkpoint)
         go.touch()
         wait_for(lambda: "\n" in place.output.read_text())
         said = place.output.read_text()

@@ -21,10 +21,7 @@ def test_capture_release_restore_keeps_kernel_and_variables(agent, jupyter, plac
 
     assert captured[-1]["checkpoint"]["id"] == "cp-1", captured[-1]
     assert agent.tree(server.place)["state"] == "captured"
-    released = agent.post(
-        f"/v1/sessions/{server.place.incarnation}/release", {"checkpoint": "cp-1"}
-    )
-    assert released.json()["state"] == "gone"
+    agent.release(server.place, "cp-1")
     assert not server.place.alive
 
     holding = places("hold")
@@ -61,8 +58,7 @@ def test_programs_that_a_cell_left_behind_are_saved_each_time(agent, jupyter, pl
         released = agent.post(f"/v1/sessions/{incarnation}/release", body)
         assert released.json()["state"] == "gone"
         server.place = places("hold")
-        restored = agent.restore(server.place, checkpoint)
-        assert restored[-1].get("tree"), restored[-1]
+        agent.come_back(server.place, checkpoint)
         assert server.run(kernel, asked) == had
 
 
@@ -98,11 +94,7 @@ def test_listener_whose_connections_have_just_ended_comes_back_at_once(
     program = ANSWERED.format(address=own_address)
     place = places("start", sys.executable, "-c", program, env={})
     wait_for(lambda: "up" in place.output.read_text())
-    captured = agent.capture(place, "cp-1")
-    assert captured[-1].get("checkpoint"), captured[-1]
-    path = f"/v1/sessions/{place.incarnation}/release"
-    released = agent.post(path, {"checkpoint": "cp-1"})
-    assert released.json()["state"] == "gone"
+    agent.suspend(place, "cp-1")
     restored = agent.restore(places("hold"), "cp-1")
     assert restored[-1].get("tree"), restored[-1]
 
@@ -122,12 +114,7 @@ def test_ranks_that_share_a_port_come_back_three_times(agent, places, own_addres
     wait_for(reports)
     for generation in (1, 2, 3):
         checkpoint = f"cp-{generation}"
-        captured = agent.capture(place, checkpoint, generation)
-        assert captured[-1].get("checkpoint"), captured[-1]
-        path = f"/v1/sessions/{place.incarnation}/release"
-        released = agent.post(path, {"checkpoint": checkpoint})
-        assert released.json()["state"] == "gone"
+        agent.suspend(place, checkpoint, generation)
         place = places("hold")
-        restored = agent.restore(place, checkpoint)
-        assert restored[-1].get("tree"), restored[-1]
+        agent.come_back(place, checkpoint)
         wait_for(reports)

@@ -8,7 +8,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import held_by
 from jupyterhub_gpu_reclaim.linux import procfs
-from tests.support.agent import wait_for
+from tests.support.agent import in_step, wait_for
 from tests.support.fake_cards import computes, holders, killed_while_it_moves
 from tests.support.long_stories import but
 
@@ -29,11 +29,10 @@ def test_a_session_is_emptied_saved_and_filled_in_another_place(agent, session, 
     assert holders(session) == 2
     assert agent.capture(session, "cp")[-1]["checkpoint"]
     assert holders(session) == 0
-    path = f"/v1/sessions/{session.incarnation}/release"
-    assert agent.post(path, {"checkpoint": "cp"}).status_code == 200
+    agent.release(session, "cp")
 
     place = places("hold")
-    assert agent.restore(place, "cp")[-1]["tree"]
+    agent.come_back(place, "cp")
 
     computes(place)
     assert holders(place) == 1  # the child has no use for it
@@ -84,13 +83,7 @@ def test_agent_killed_in_a_capture_the_next_one_fills_the_card(agent, start, ste
     session = start("alone")
     computes(session, "p")
 
-    def kill(event) -> bool:
-        if (event.get("step") or {}).get("step") == step:
-            agent.kill()
-            return True
-        return False
-
-    agent.capture(session, "cp", until=kill)
+    agent.capture(session, "cp", until=in_step(step, agent.kill))
     agent.start()
     if agent.get("/v1/checkpoints").json():
         agent.post(f"/v1/sessions/{session.incarnation}/thaw")
@@ -102,8 +95,7 @@ def test_a_saved_session_does_not_come_back_without_its_card_nor_in_half(
     agent, session, places, monkeypatch
 ):
     """Not where its card is not, and not where the agent is killed in its return."""
-    agent.capture(session, "cp")
-    agent.post(f"/v1/sessions/{session.incarnation}/release", {"checkpoint": "cp"})
+    agent.suspend(session, "cp")
     agent.kill()
     with monkeypatch.context() as without:
         without.delenv("LD_LIBRARY_PATH")
@@ -116,17 +108,11 @@ def test_a_saved_session_does_not_come_back_without_its_card_nor_in_half(
     agent.kill()
     agent.start()
 
-    def kill(event) -> bool:
-        if (event.get("step") or {}).get("step") == "gpu":
-            agent.kill()
-            return True
-        return False
-
-    agent.restore(place, "cp", until=kill)
+    agent.restore(place, "cp", until=in_step("gpu", agent.kill))
     agent.start()
 
     if agent.tree(place)["state"] != "running":
-        assert agent.restore(place, "cp")[-1]["tree"]
+        agent.come_back(place, "cp")
     computes(place)
     assert holders(place) == 1
 
@@ -152,24 +138,17 @@ def test_a_child_that_is_forked_after_the_survey_gives_up_its_devices_too(
     session = start("forks")
     computes(session)
 
-    def call_off(event) -> bool:
-        if (event.get("step") or {}).get("step") == "connections":
-            path = f"/v1/sessions/{session.incarnation}/cancel"
-            assert agent.post(path).status_code < 300
-            return True
-        return False
-
-    agent.capture(session, "cp", until=call_off)
+    cancel = in_step("connections", lambda: agent.cancel(session))
+    agent.capture(session, "cp", until=cancel)
     wait_for(lambda: agent.tree(session)["state"] == "running")
     computes(session, "pcl")
     assert holders(session) == 1
 
     assert agent.capture(session, "cp-2")[-1].get("checkpoint")
     assert holders(session) == 0
-    path = f"/v1/sessions/{session.incarnation}/release"
-    assert agent.post(path, {"checkpoint": "cp-2"}).status_code == 200
+    agent.release(session, "cp-2")
     place = places("hold")
-    assert agent.restore(place, "cp-2")[-1]["tree"]
+    agent.come_back(place, "cp-2")
     computes(place, "pcl")
 
 
@@ -227,17 +206,3 @@ def test_memory_that_may_be_shared_is_refused_before_anything_is_touched(agent, 
     computes(session, "pci")
     assert holders(session) == 3
     assert agent.get("/v1/checkpoints").json() == []
-
-
-@own_agent
-def test_a_program_that_was_profiled_is_refused_by_name_and_goes_on(
-    agent, session, monkeypatch
-):
-    agent.kill()
-    monkeypatch.setenv("FAKE_CUDA_PROFILED", "1")
-    agent.start()
-    failure = agent.capture(session, "cp")[-1]["failure"]
-    assert failure["code"] == "gpu_profiled"
-    assert "torch.profiler" in failure["message"]
-    assert not failure["retryable"]
-    computes(session)

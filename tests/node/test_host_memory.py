@@ -167,8 +167,7 @@ def test_a_session_is_not_brought_back_into_memory_that_is_not_there(
 ):
     """The kernel would end somebody else's program for it."""
     agent, tell = crowded
-    assert agent.capture(counter, "cp")[-1]["checkpoint"]
-    agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp"})
+    agent.suspend(counter, "cp")
     place = places("hold")
     tell(RESERVE_BYTES)
 
@@ -181,7 +180,7 @@ def test_a_session_is_not_brought_back_into_memory_that_is_not_there(
     assert len(agent.get("/v1/checkpoints").json()) == 1
     # Once there is room, the same call in the same place does it.
     tell(64 * GIB)
-    assert agent.restore(place, "cp")[-1]["tree"]
+    agent.come_back(place, "cp")
     assert goes_on(place)
 
 

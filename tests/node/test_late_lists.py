@@ -36,9 +36,7 @@ def server(agent, jupyter, folder):
     server = jupyter(kind)
     kernel = server.start_kernel()
     assert server.run(kernel, "x = 42; x") == "42"
-    agent.capture(server.place, "cp")
-    path = f"/v1/sessions/{server.place.incarnation}/release"
-    assert agent.post(path, {"checkpoint": "cp"}).status_code == 200
+    agent.suspend(server.place, "cp")
     (folder / "late").touch()
     server.kernel = kernel
     return server

@@ -32,11 +32,7 @@ def test_session_comes_back_beside_mounts(agent, places, monkeypatch, mounts):
     )
     place = places("start", sys.executable, "-I", "-S", "-c", KEEPER, env={})
     support.wait_for(lambda: place.output.stat().st_size)
-    captured = agent.capture(place, "cp")[-1]
-    assert captured.get("checkpoint"), captured
-    path = f"/v1/sessions/{place.incarnation}/release"
-    assert agent.post(path, {"checkpoint": "cp"}).status_code == 200
+    agent.suspend(place, "cp")
     holding = places("hold")
-    restored = agent.restore(holding, "cp")[-1]
-    assert restored.get("tree"), restored
+    agent.come_back(holding, "cp")
     assert support.goes_on(holding)

@@ -17,7 +17,7 @@ from websockets.sync.client import connect
 
 from jupyterhub_gpu_reclaim.linux import processes, ptrace
 from tests.node.test_undo import fill, full_disk
-from tests.support.agent import running_agent, wait_for
+from tests.support.agent import in_step, running_agent, wait_for
 from tests.support.fake_cards import (
     FAKE,
     computes,
@@ -98,26 +98,10 @@ def test_agent_that_ends_waits_for_nobody_who_follows_a_wake(agent, session):
     assert state(agent, session) == "napping"
 
 
-@own_agent
-def test_what_the_driver_cannot_move_out_goes_on_running(agent, session, monkeypatch):
-    agent.kill()
-    monkeypatch.setenv("FAKE_CUDA_REFUSAL", "801")
-    agent.start()
-    assert nap(agent, session)["failure"]["code"] == "gpu_unsupported"
-    computes(session)
-    assert state(agent, session) == "running"
-
-
 def test_suspend_that_is_called_off_ends_in_the_nap_that_it_began_in(agent, session):
     nap(agent, session)
 
-    def call_off(event) -> bool:
-        if (event.get("step") or {}).get("step") == "dump":
-            agent.post(f"/v1/sessions/{session.incarnation}/cancel")
-            return True
-        return False
-
-    agent.capture(session, "cp", until=call_off)
+    agent.capture(session, "cp", until=in_step("dump", lambda: agent.cancel(session)))
     wait_for(lambda: state(agent, session) == "napping")
     assert naps(session)
     wake(agent, session)
@@ -126,13 +110,7 @@ def test_suspend_that_is_called_off_ends_in_the_nap_that_it_began_in(agent, sess
 
 @pytest.mark.parametrize("step", ["preflight", "gpu"])
 def test_nap_that_is_called_off_ends_as_a_whole(agent, session, step):
-    def call_off(event) -> bool:
-        if (event.get("step") or {}).get("step") == step:
-            assert agent.post(f"/v1/sessions/{session.incarnation}/cancel").is_success
-            return True
-        return False
-
-    order(agent, session, "nap", until=call_off)
+    order(agent, session, "nap", until=in_step(step, lambda: agent.cancel(session)))
     wait_for(lambda: not agent.tree(session)["operation"])
     if state(agent, session) == "napping":  # it had been done already
         assert naps(session)
@@ -173,13 +151,7 @@ def test_agent_killed_on_the_way_the_next_one_wakes_or_holds(agent, start, name,
     if name == "wake":
         nap(agent, session)
 
-    def kill(event) -> bool:
-        if (event.get("step") or {}).get("step") == begun:
-            agent.kill()
-            return True
-        return False
-
-    order(agent, session, name, until=kill)
+    order(agent, session, name, until=in_step(begun, agent.kill))
     agent.kill()
     agent.start()
     wait_for(lambda: not agent.tree(session)["operation"])
@@ -241,13 +213,7 @@ def test_program_that_a_debugger_holds_wakes_when_it_is_let_go(agent, session):
 def test_capture_that_an_agent_died_in_ends_in_the_nap_that_it_began_in(agent, session):
     nap(agent, session)
 
-    def kill(event) -> bool:
-        if (event.get("step") or {}).get("step") == "dump":
-            agent.kill()
-            return True
-        return False
-
-    agent.capture(session, "cp", until=kill)
+    agent.capture(session, "cp", until=in_step("dump", agent.kill))
     agent.start()
     if agent.get("/v1/checkpoints").json():
         agent.post(f"/v1/sessions/{session.incarnation}/thaw")
@@ -300,11 +266,9 @@ def test_program_that_takes_a_card_beside_a_nap_is_captured_and_filled_alone(
     assert server.run(second, "has_card()") == "True"
     assert state(agent, server.place) == "napping"
 
-    assert agent.capture(server.place, "cp-2")[-1].get("checkpoint")
-    path = f"/v1/sessions/{server.place.incarnation}/release"
-    assert agent.post(path, {"checkpoint": "cp-2"}).json()["state"] == "gone"
+    agent.suspend(server.place, "cp-2")
     place = places("hold")
-    assert agent.restore(place, "cp-2")[-1]["tree"]["state"] == "running"
+    agent.come_back(place, "cp-2")
     for kernel in (first, second):
         assert server.run(kernel, "has_card()") == "True"
 

@@ -53,43 +53,6 @@ def test_agent_leaves_no_core_file_and_lets_sessions_have_theirs(agent):
 
 
 @pytest.mark.long
-def test_port_of_a_saved_session_is_kept_until_it_is_back(agent, jupyter, places):
-    server = jupyter()
-    server.start_kernel()
-    release = f"/v1/sessions/{server.place.incarnation}/release"
-    with socket.create_connection(("127.0.0.1", server.port)):
-        agent.capture(server.place, "cp")
-        agent.post(release, {"checkpoint": "cp"})
-
-        assert server.port in bound()
-        left = connections_of(server.port)
-    assert set(left) <= {TIME_WAIT}
-    holding = places("hold")
-    assert agent.restore(holding, "cp")[-1]["tree"]["state"] == "running"
-    assert server.port not in bound()
-
-
-@pytest.mark.long
-def test_port_taken_by_another_program_refuses_and_names_it(agent, jupyter, places):
-    server = jupyter()
-    agent.capture(server.place, "cp")
-    agent.post(f"/v1/sessions/{server.place.incarnation}/release", {"checkpoint": "cp"})
-    holding = places("hold")
-    agent.kill()
-    with socket.socket() as thief:
-        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        thief.bind(("127.0.0.1", server.port))
-        thief.listen()
-        agent.start()
-        failed = agent.restore(holding, "cp")[-1]["failure"]
-    assert failed["code"] == "port_in_use"
-    assert str(server.port) in failed["message"]
-    assert failed["retryable"]
-    again = places("hold")
-    assert agent.restore(again, "cp")[-1]["tree"]["state"] == "running"
-
-
-@pytest.mark.long
 def test_our_own_connections_from_the_sessions_ports_are_no_conflict(
     agent, jupyter, places
 ):
@@ -108,7 +71,7 @@ def test_our_own_connections_from_the_sessions_ports_are_no_conflict(
     listening = {one.local.port for one in found if one.state is TcpState.LISTEN}
     ephemeral = {one.local.port for one in found if one.inode in links} - listening
     assert ephemeral
-    agent.post(f"/v1/sessions/{server.place.incarnation}/release", {"checkpoint": "cp"})
+    agent.release(server.place, "cp")
     assert not ephemeral & bound()
 
     # Of an address of its own, so that it is not given one of those ports itself.
@@ -152,8 +115,7 @@ def test_samples_know_running_and_captured_sessions(agent, jupyter):
 def test_checkpoint_outlives_a_restore_that_is_killed_and_one_that_finds_it_damaged(
     agent, counter, places
 ):
-    agent.capture(counter, "cp")
-    agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp"})
+    agent.suspend(counter, "cp")
     holding = places("hold")
 
     agent.restore(holding, "cp", until=lambda event: True)
@@ -179,7 +141,7 @@ def test_checkpoint_outlives_a_restore_that_is_killed_and_one_that_finds_it_dama
     assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["cp"]
     # The same place takes it up once the store has it right again.
     largest.write_bytes(right)
-    assert agent.restore(holding, "cp")[-1]["tree"]["state"] == "running"
+    agent.come_back(holding, "cp")
 
 
 @pytest.mark.shares_an_agent(False)

@@ -138,8 +138,7 @@ def test_release_of_a_tree_of_which_one_has_died_since_ends_it(agent, counter):
     agent.capture(counter, "cp")
     os.kill(counter.tree.server.pid, signal.SIGKILL)
     wait_for(lambda: counter.tree.server is None or counter.tree.server.state in "ZX")
-    path = f"/v1/sessions/{counter.incarnation}/release"
-    assert agent.post(path, {"checkpoint": "cp"}).json()["state"] == "gone"
+    agent.release(counter, "cp")
     assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["cp"]
     # It can be discarded now.
     assert agent.post("/v1/checkpoints/cp/discard").status_code == 204
@@ -181,8 +180,7 @@ def test_restore_with_a_changed_file_names_it_and_keeps_the_checkpoint(
     command = (sys.executable, "-I", "-S", "-c", HOLDS_A_FILE, str(data))
     place = places("start", *command, env={})
     wait_for(lambda: place.output.stat().st_size)
-    agent.capture(place, "shrunk")
-    agent.post(f"/v1/sessions/{place.incarnation}/release", {"checkpoint": "shrunk"})
+    agent.suspend(place, "shrunk")
     data.write_text("0123")
     holding = places("hold")
 

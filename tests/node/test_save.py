@@ -102,8 +102,7 @@ def test_session_goes_on_uncut_and_comes_back_as_it_was_when_it_was_saved(
 
     server.place.kill()
     holding = places("hold")
-    restored = agent.restore(holding, "cp-3")
-    assert restored[-1]["tree"]["state"] == "running", restored[-1]
+    agent.come_back(holding, "cp-3")
     # IPython may add that its history has gone on without it.
     assert server.run(kernel, "x, os.getpid()").startswith(f"([1, 2, 3], {pid})")
 
@@ -196,8 +195,7 @@ def test_session_that_ends_behind_its_copy_is_saved(agent, jupyter, places):
     server.place.kill()
     wait_for(lambda: agent.get("/v1/checkpoints").json())
     server.place = places("hold")
-    restored = agent.restore(server.place, "cp-1")
-    assert restored[-1]["tree"]["state"] == "running", restored[-1]
+    agent.come_back(server.place, "cp-1")
     assert server.run(kernel, "len(much)") == str(300 << 20)
 
 
@@ -259,7 +257,7 @@ def test_agent_keeps_no_memory_of_a_save_point_that_was_called_off(agent, jupyte
     before = resident()
     for number in range(3):
         agent.save(server.place, f"cp-{number}", number, until=at("save", "begun"))
-        agent.post(f"/v1/sessions/{server.place.incarnation}/cancel")
+        agent.cancel(server.place)
         wait_for(lambda: not agent.tree(server.place)["operation"])
     assert resident() - before < 100 << 20
 

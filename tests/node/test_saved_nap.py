@@ -30,15 +30,13 @@ def server(jupyter, driver, device):
 def suspend(agent, place) -> None:
     ended = agent.capture(place, "cp")[-1]
     assert ended.get("checkpoint"), ended
-    path = f"/v1/sessions/{place.incarnation}/release"
-    assert agent.post(path, {"checkpoint": "cp"}).json()["state"] == "gone"
+    agent.release(place, "cp")
 
 
 def come_back(agent, server, places) -> str:
     """What the memory begins with when the session has come back."""
     server.place = places("hold")
-    restored = agent.restore(server.place, "cp")
-    assert restored[-1].get("tree"), restored[-1]
+    agent.come_back(server.place, "cp")
     wait_for(lambda: agent.tree(server.place)["state"] == "running")
     return SAID.search(server.run(server.kernel, "much[:4]"))[1]
 

@@ -37,8 +37,7 @@ def suspended(agent, places, file):
         wait_for(lambda: place.output.stat().st_size)
         name = f"second-{place.incarnation[:8]}"
         assert agent.capture(place, name)[-1].get("checkpoint"), agent.log.read_text()
-        path = f"/v1/sessions/{place.incarnation}/release"
-        assert agent.post(path, {"checkpoint": name}).status_code == 200
+        agent.release(place, name)
         return name
 
     return make
@@ -64,7 +63,7 @@ def test_what_it_wrote_after_a_return_is_not_written_over_by_a_second(
     """It would go on where it was, in the middle of what is newer."""
     name = suspended("r+")
     place = places("hold")
-    assert agent.restore(place, name)[-1].get("tree")
+    agent.come_back(place, name)
     assert goes_on(place)
     place.kill()
     newer = file.read_bytes() + b"by hand"
@@ -117,11 +116,9 @@ def test_workers_that_are_spawned_go_on_and_so_do_new_ones(agent, places, folder
         name = f"workers-{number}-{place.incarnation[:8]}"
         saved = agent.capture(place, name, number + 1)
         assert saved[-1].get("checkpoint"), saved[-1]
-        path = f"/v1/sessions/{place.incarnation}/release"
-        assert agent.post(path, {"checkpoint": name}).status_code == 200
+        agent.release(place, name)
         place = places("hold")
-        restored = agent.restore(place, name)
-        assert restored[-1].get("tree"), restored[-1]
+        agent.come_back(place, name)
         assert goes_on(place)
 
 
@@ -146,10 +143,8 @@ def test_lock_that_is_held_in_a_mapped_file_is_no_obstacle(agent, places, folder
         name = f"locked-{number}-{place.incarnation[:8]}"
         saved = agent.capture(place, name, number + 1)
         assert saved[-1].get("checkpoint"), saved[-1]
-        path = f"/v1/sessions/{place.incarnation}/release"
-        assert agent.post(path, {"checkpoint": name}).status_code == 200
+        agent.release(place, name)
         assert file.read_bytes() == before
         place = places("hold")
-        restored = agent.restore(place, name)
-        assert restored[-1].get("tree"), restored[-1]
+        agent.come_back(place, name)
         assert goes_on(place)

@@ -146,10 +146,7 @@ def comes_back(begin, kind, session, today=None):
     name = f"c{os.urandom(4).hex()}"
     last = agent.capture(place, name)[-1]
     assert last.get("checkpoint"), last
-    released = agent.post(
-        f"/v1/sessions/{place.incarnation}/release", {"checkpoint": name}
-    )
-    assert released.status_code == 200, released.text
+    agent.release(place, name)
     new = make(
         "hold",
         env={},

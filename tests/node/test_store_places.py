@@ -63,13 +63,12 @@ def test_session_comes_back_from_an_object_store(configured, counter, places, s3
     captured = agent.capture(counter, "cp-1")
     assert captured[-1]["checkpoint"]["id"] == "cp-1", captured[-1]
     assert "manifests/cp-1" in in_bucket(s3)
-    agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp-1"})
+    agent.release(counter, "cp-1")
     assert not counter.alive
     agent.kill()
     agent = configured()
     holding = places("hold")
-    restored = agent.restore(holding, "cp-1")
-    assert restored[-1]["tree"]["state"] == "running", restored[-1]
+    agent.come_back(holding, "cp-1")
     assert goes_on(holding)
     assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["cp-1"]
     log = agent.log.read_text()

@@ -100,8 +100,7 @@ class Order(threading.Thread):
 def call_off(agent, place, order: Order) -> float:
     """Cancel what is under way; seconds until it has ended and the session counts."""
     begun = time.monotonic()
-    path = f"/v1/sessions/{place.incarnation}/cancel"
-    agent.post(path).raise_for_status()
+    agent.cancel(place)
     size = place.output.stat().st_size
     wait_for(lambda: place.output.stat().st_size > size, 60)
     order.join(60)

@@ -6,33 +6,10 @@ import threading
 import time
 import uuid
 
-import httpx
 import pytest
 from websockets.exceptions import WebSocketException
 
 from tests.support.agent import wait_for
-
-
-@contextlib.contextmanager
-def polling(url: str, token: str, readers: int = 4):
-    """Clients that open one connection after the other, whatever happens to them."""
-    ended = threading.Event()
-
-    def poll():
-        while not ended.is_set():
-            with contextlib.suppress(httpx.HTTPError):
-                httpx.get(f"{url}api/status?token={token}", timeout=1, verify=False)
-            ended.wait(0.02)
-
-    threads = [threading.Thread(target=poll) for _ in range(readers)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
 
 
 class Page:
@@ -77,28 +54,10 @@ class Page:
 
 
 def cycle(agent, place, places, checkpoint: str):
-    captured = agent.capture(place, checkpoint)[-1]
-    assert captured["checkpoint"], captured
-    released = agent.post(
-        f"/v1/sessions/{place.incarnation}/release", {"checkpoint": checkpoint}
-    )
-    assert released.json()["state"] == "gone", released.text
+    agent.suspend(place, checkpoint)
     holding = places("hold")
-    restored = agent.restore(holding, checkpoint)[-1]
-    assert restored["tree"], restored
+    agent.come_back(holding, checkpoint)
     return holding
-
-
-@pytest.mark.long
-def test_cycles_while_clients_poll_lose_nothing(agent, jupyter, places):
-    server = jupyter()
-    kernel = server.start_kernel()
-    server.run(kernel, "x = 'kept'")
-    place = server.place
-    for number in range(2):
-        with polling(server.url, server.TOKEN):
-            place = cycle(agent, place, places, f"cp-{number}")
-        assert server.run(kernel, "x") == "'kept'"
 
 
 @pytest.mark.long
@@ -112,28 +71,6 @@ def test_page_that_connects_again_at_once_runs_its_next_cell(agent, jupyter, pla
             place = cycle(agent, place, places, f"cp-{number}")
             page.run("x += 1")
         assert server.run(kernel, "x") == "2"
-
-
-@pytest.mark.long
-def test_cell_that_prints_during_cycles_loses_no_line(agent, jupyter, places):
-    server = jupyter()
-    kernel = server.start_kernel()
-    log = server.home / "printed.txt"
-    code = (
-        "import time\n"
-        f"log = open({str(log)!r}, 'a')\n"
-        "for i in range(40):\n"
-        "    print(i, flush=True); print(i, file=log, flush=True)\n"
-        "    time.sleep(0.1)\n"
-    )
-    server.run(kernel, code, wait=False)
-    wait_for(lambda: log.exists() and log.read_text())
-
-    place = cycle(agent, server.place, places, "cp-1")
-    cycle(agent, place, places, "cp-2")
-
-    wait_for(lambda: server.kernels()[0]["execution_state"] == "idle")
-    assert log.read_text().split() == [str(i) for i in range(40)]
 
 
 @pytest.mark.long

@@ -14,10 +14,8 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, StoreErr
 from jupyterhub_gpu_reclaim.common.models import Identity, SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
-from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
-from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
 from jupyterhub_gpu_reclaim.node.requirements import (
     GpuCard,
     Gpus,
@@ -27,7 +25,7 @@ from jupyterhub_gpu_reclaim.node.requirements import (
 )
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap
-from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
+from tests.node.test_nap_workflow import tools_of
 from tests.support.agent import goes_on, running_agent, wait_for
 
 KEY = SessionKey("ann")
@@ -316,20 +314,7 @@ async def test_roll_back_after_a_commit_that_won_keeps_what_may_be_all_that_is_l
     """Its tree has ended meanwhile, or could not be given its GPU memory back."""
     record = stands_as(recovery, counter, Stage.ROLLING_BACK)
     session = recovery.placements.find(record.incarnation)
-    releases = recovery.releases
-    tools = WorkflowTools(
-        records=releases.records,
-        store=releases.store,
-        criu=None,
-        client=None,
-        clock=releases.clock,
-        limits=releases.limits,
-        work=None,
-        accelerator=releases.accelerator,
-        memory=HostMemory(),
-        store_room=StoreRoom(releases.store.free_bytes),
-        ports=releases.ports,
-    )
+    tools = tools_of(recovery, recovery.releases.accelerator)
     operation = Operation("capture", KEY, "cp")
     taken_back = capture.Capture(tools, session, operation, (1, 1))
     taken_back._writer, taken_back._committing = CommitHadWon(), True

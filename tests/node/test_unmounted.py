@@ -39,10 +39,10 @@ def test_nothing_is_suspended_resumed_or_deleted_until_it_is_back(
     agent, counter, places, volume
 ):
     assert agent.capture(counter, "cp-1")[-1]["checkpoint"]["id"] == "cp-1"
-    agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp-1"})
+    agent.release(counter, "cp-1")
     assert not counter.alive
     second = places("hold")
-    assert agent.restore(second, "cp-1")[-1]["tree"]["state"] == "running"
+    agent.come_back(second, "cp-1")
     assert "store_absent" not in faults(agent)
 
     volume.unmount()

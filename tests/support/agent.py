@@ -196,9 +196,38 @@ class Agent:
         body = {"checkpoint": checkpoint, **more}
         return self.events(path, body, until)
 
+    def release(self, place, checkpoint: str) -> None:
+        """End what is saved."""
+        path = f"/v1/sessions/{place.incarnation}/release"
+        answer = self.post(path, {"checkpoint": checkpoint})
+        assert answer.json().get("state") == "gone", answer.text
+
+    def cancel(self, place) -> None:
+        self.post(f"/v1/sessions/{place.incarnation}/cancel").raise_for_status()
+
+    def suspend(self, place, checkpoint: str, generation: int = 1) -> None:
+        ended = self.capture(place, checkpoint, generation)[-1]
+        assert ended.get("checkpoint"), ended
+        self.release(place, checkpoint)
+
+    def come_back(self, place, checkpoint: str) -> None:
+        ended = self.restore(place, checkpoint)[-1]
+        assert ended.get("tree"), ended
+
     def tree(self, place) -> dict:
         response = self.get(f"/v1/sessions/{place.incarnation}")
         return {"status": response.status_code, **response.json()}
+
+
+def in_step(step: str, do=lambda: None):
+    """Whether an event is of that step; then something is done at once."""
+
+    def is_there(event) -> bool:
+        if found := (event.get("step") or {}).get("step") == step:
+            do()
+        return found
+
+    return is_there
 
 
 def refused_agent(folder: Path, *words: str) -> str:

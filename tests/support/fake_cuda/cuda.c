@@ -11,8 +11,7 @@
    Faults: one that has written "<pid>.forks" is locked only when "<pid>.forked" is
    there, so that it forks between a survey and the moment in which it stands; one with
    "<pid>.imports" is emptied without a word and never filled, as a process is that has
-   memory of another open; $FAKE_CUDA_REFUSAL is what a checkpoint returns, and
-   $FAKE_CUDA_PROFILED makes a lock fail as after torch.profiler. */
+   memory of another open; $FAKE_CUDA_REFUSAL is what a checkpoint returns. */
 
 #include <stdint.h>
 #include <stdio.h>
@@ -130,7 +129,6 @@ static int exists(int pid, const char *suffix) {
 int cuCheckpointProcessLock(int pid, void *arguments) {
     struct timespec pause = {0, 2000000};
     (void)arguments;
-    if (getenv("FAKE_CUDA_PROFILED")) return NOT_SUPPORTED;
     int code = change(pid, RUNNING, LOCKED);
     for (int i = 0; i < 5000 && exists(pid, ".forks") && !exists(pid, ".forked"); i++)
         nanosleep(&pause, 0);
