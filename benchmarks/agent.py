@@ -83,6 +83,13 @@ class Agent:
             if time.monotonic() > deadline or self.popen.poll() is not None:
                 sys.exit((folder / "log").read_text())
             time.sleep(0.01)
+        # As its service does: whether CRIU works is known before an order comes.
+        with self._client() as client:
+            client.get("http://agent/readyz")
+
+    def _client(self) -> httpx.Client:
+        transport = httpx.HTTPTransport(uds=str(self._folder / "socket"))
+        return httpx.Client(transport=transport, timeout=LIMIT)
 
     def order(self, what: str, answer: str = "", **body: object) -> Order:
         """An order on the benchmark's session.
@@ -93,9 +100,8 @@ class Agent:
             body: of the request.
         """
         token = (self._folder / "token").read_text().strip()
-        transport = httpx.HTTPTransport(uds=str(self._folder / "socket"))
         with (
-            httpx.Client(transport=transport, timeout=LIMIT) as client,
+            self._client() as client,
             client.stream(
                 "POST",
                 f"http://agent/v1/sessions/{REALM}/{what}",

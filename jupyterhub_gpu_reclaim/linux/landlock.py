@@ -12,7 +12,7 @@ import contextlib
 import errno
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from jupyterhub_gpu_reclaim.linux import architecture, capabilities, procfs, ptrace
+from jupyterhub_gpu_reclaim.linux import capabilities, procfs, ptrace
 from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed
 from jupyterhub_gpu_reclaim.linux.scheduling import KCMP_VM
 
@@ -25,41 +25,35 @@ if TYPE_CHECKING:
 _SYS_ADMIN: Final = 1 << capabilities.NAMES.index("SYS_ADMIN")
 
 
-def is_confined(
+def witnesses(
     process: Process,
-    witnesses: Sequence[Process],
-    *,
-    seconds: float,
-) -> bool:
-    """Whether a thread of it is; all of them are held for that.
+    statuses: Mapping[int, Mapping[str, str]],
+    others: Sequence[Process],
+) -> dict[int, Process]:
+    """The threads that may have confined themselves, and whom each can be asked about.
 
     Args:
         process: which.
-        witnesses: others in its pid namespace, first those that surely are not.
-        seconds: for its threads to stand still.
+        statuses: of its threads, by their ids.
+        others: in its pid namespace, first those that surely are not confined.
+    """
+    asked = {
+        tid: _Rights.of(status) for tid, status in statuses.items() if _may_be(status)
+    }
+    found = {rights: _witness(process, rights, others) for rights in {*asked.values()}}
+    return {tid: one for tid, rights in asked.items() if (one := found[rights])}
+
+
+def is_confined(traced: Traced, process: Process, asked: Mapping[int, Process]) -> bool:
+    """Whether one of those threads is, of a process that is held still.
 
     Raises:
-        OSError: they do not stand still, or another process traces them.
+        OSError: one has ended.
     """
-    statuses = {
-        tid: procfs.status(process.pid, tid) for tid in ptrace.tasks(process.pid)
-    }
-    asked = {
-        tid: _Rights.of(status)
-        for tid, status in statuses.items()
-        if status and _may_be(status)
-    }
-    if not asked or architecture.here() is None:
-        return False
-    found = {rights: _witness(process, rights, witnesses) for rights in asked.values()}
-    with ptrace.stopped(process.pid, seconds=seconds) as traced:
-        for tid, rights in asked.items():
-            witness = found[rights]
-            if witness is None:
-                continue
-            with contextlib.suppress(ptrace.Unsuited), traced.thread(tid) as thread:
-                if _is_kept_from(thread, process.ns_pid, witness.ns_pid):
-                    return True
+    for tid, witness in asked.items():
+        with contextlib.suppress(ptrace.Unsuited), traced.thread(tid) as thread:
+            if _is_kept_from(thread, process.ns_pid, witness.ns_pid):
+                return True
     return False
 
 

@@ -116,6 +116,17 @@ def times_run(process: Process) -> list[int]:
     return times if any(times) else []
 
 
+def times_stopped(process: Process) -> list[int]:
+    """The same of a process that has just stopped, once it is off its processors.
+
+    It counts as stopped a moment before.
+    """
+    for tid in (procfs.PROC / str(process.pid) / "task").glob("*"):
+        # The kernel answers when the thread is at rest (collect_syscall).
+        procfs.text(process.pid, f"task/{tid.name}/syscall")
+    return times_run(process)
+
+
 def _process(pid: int, depth: int) -> Process | None:
     """One process, whose own pid is the ``depth``-th of its NSpid line."""
     stat, status = _stat(pid), procfs.status(pid)
@@ -171,31 +182,60 @@ def inhabitants(init: Process) -> list[Process]:
     Also those that were started from outside (``docker exec``, ``nsenter``), and those
     of another container that shares the namespace.
     """
+    return look(init)[1]
+
+
+def look(init: Process) -> tuple[Snapshot, list[Process]]:
+    """The session under that init, and the inhabitants, both of the same moment."""
     depth = _depth(init.pid)
-    inside = procfs.link(init.pid, "ns/pid")
-    found = []
-    for pid in procfs.pids() if inside else ():
+    children: dict[int, list[Process]] = {}
+    inside = []
+    for pid, is_inside in _near(init.pid):
         process = _process(pid, depth)
-        if process is None or process.ns_pid == 0:
-            continue
-        if inside in namespaces_of(process.pid):
-            found.append(process)
-    return sorted(found, key=lambda process: (process.pid != init.pid, process.ns_pid))
+        if process is not None:
+            children.setdefault(process.ppid, []).append(process)
+            if is_inside and process.ns_pid:
+                inside.append(process)
+    inside.sort(key=lambda process: (process.pid != init.pid, process.ns_pid))
+    tree = children.get(init.pid, [])
+    for process in tree:
+        tree += children.get(process.pid, ())
+    return Snapshot(init, tuple(tree)), inside
 
 
-def namespaces_of(pid: int) -> list[str]:
-    """The pid namespace of a process and those above it, up to our own."""
-    found = []
+def _near(init_pid: int) -> Iterator[tuple[int, bool]]:
+    """The pids of the inhabitants, and of those (False) that we may not look at.
+
+    A machine may have tens of thousands of others, each of which costs one call here.
+    """
+    inside = procfs.link(init_pid, "ns/pid")
+    known: dict[str, bool] = {}
     with contextlib.ExitStack() as stack:
-        try:
-            current = os.open(procfs.PROC / str(pid) / "ns/pid", os.O_RDONLY)
+        for pid in procfs.pids():
+            its = procfs.link(pid, "ns/pid") if inside else ""
+            if its and its not in known:
+                above = _namespaces_of(pid, stack)
+                its = above[0] if above else ""
+                known.setdefault(its, inside in above)
+            if not its or known[its]:
+                yield pid, bool(its)
+
+
+def _namespaces_of(pid: int, stack: contextlib.ExitStack) -> list[str]:
+    """The pid namespace of a process and those above it, up to our own.
+
+    They are held open, so that no new one gets the number of one of them.
+    """
+    found = []
+    try:
+        current = os.open(procfs.PROC / str(pid) / "ns/pid", os.O_RDONLY)
+        stack.callback(os.close, current)
+        while True:
+            found.append(f"pid:[{os.fstat(current).st_ino}]")
+            current = fcntl.ioctl(current, _NS_GET_PARENT)
             stack.callback(os.close, current)
-            while True:
-                found.append(f"pid:[{os.fstat(current).st_ino}]")
-                current = fcntl.ioctl(current, _NS_GET_PARENT)
-                stack.callback(os.close, current)
-        except OSError:  # EPERM: the one above is not ours to see
-            return found
+    except OSError:  # EPERM: the one above is not ours to see
+        return found
 
 
 def wake_parents(inside: Sequence[Process]) -> None:
@@ -237,18 +277,14 @@ def snapshot(
         NotFound: there is no such init.
     """
     init = snapshot_init(init_pid, start)
-    depth = _depth(init_pid)
     if children is None:
-        children = families()
-    found: list[Process] = []
-    waiting = list(children.get(init_pid, ()))
-    while waiting:
-        pid = waiting.pop(0)
-        process = _process(pid, depth)
-        if process is not None:
-            found.append(process)
-        waiting.extend(children.get(pid, ()))
-    return Snapshot(init=init, processes=tuple(found))
+        return look(init)[0]
+    pids = list(children.get(init_pid, ()))
+    for pid in pids:
+        pids += children.get(pid, ())
+    depth = _depth(init_pid)
+    found = (_process(pid, depth) for pid in pids)
+    return Snapshot(init, tuple(one for one in found if one is not None))
 
 
 @contextlib.contextmanager

@@ -91,6 +91,10 @@ class TraceFailed(OSError):
     """The process could not be made to do it; it runs as before, or has ended."""
 
 
+class _Ended(TraceFailed):
+    """A thread has ended, which was held or was to be."""
+
+
 class Unsuited(TraceFailed):
     """The process stands still, but no call can be made in it."""
 
@@ -342,13 +346,17 @@ def _held(
         seen = set(but)
         while new := [tid for tid in tasks(pid) if tid not in seen]:
             seen.update(new)
+            # First all of them: each waits for its turn on a processor.
             for tid in new:
-                thread = _seize(tid, seconds, deadline)
-                if thread is not None:
+                if (thread := _seize(tid, seconds, deadline)) is not None:
                     threads[tid] = thread
+            for tid in new:
+                if tid in threads and not threads[tid].stands():
+                    del threads[tid]
         yield threads
     finally:
-        stopped_again = [one for one in threads.values() if one.is_to_stop_again()]
+        asked = [one for one in threads.values() if one.ask_again()]
+        stopped_again = [one for one in asked if one.is_to_stop_again()]
         for thread in threads.values():
             thread.detach()
         for thread in stopped_again:
@@ -493,16 +501,34 @@ class _Thread:
                 self._keep_signal(self._wait())
             _ptrace(_DETACH, self._tid, 0, self._signal)
 
-    def is_to_stop_again(self) -> bool:
-        """Whether a signal had stopped its process, and it was not continued since."""
-        # The kernel says so at each stop (``ptrace(2)``, group-stop), so it makes
-        # another.
+    def stands(self) -> bool:
+        """Wait until it does; False when it has ended meanwhile.
+
+        Raises:
+            OSError: it does not stand still in time.
+        """
+        try:
+            self.wait_stopped()
+        except (ProcessLookupError, _Ended):
+            self.detach()
+            return False
+        return True
+
+    def ask_again(self) -> bool:
+        """Have it make another stop, if a signal had stopped its process."""
         if not self._was_stopped:
             return False
         self._deadline = math.inf
         try:
             _ptrace(_INTERRUPT, self._tid)
             self._go_on(_CONT)
+        except OSError:
+            return False  # it has ended
+        return True
+
+    def is_to_stop_again(self) -> bool:
+        """Whether that stop says (ptrace(2)) that its process was not continued."""
+        try:
             return self.wait_stopped() != signal.SIGTRAP
         except OSError:
             return False  # it has ended
@@ -549,12 +575,12 @@ class _Thread:
             try:
                 found, status = os.waitpid(self._tid, os.WNOHANG | _WALL)
             except ChildProcessError as error:
-                raise TraceFailed(0, f"thread {self._tid} has ended") from error
+                raise _Ended(0, f"thread {self._tid} has ended") from error
             if found and os.WIFSTOPPED(status):
                 self._runs = False
                 return status
             if found:
-                raise TraceFailed(0, f"thread {self._tid} has ended")
+                raise _Ended(0, f"thread {self._tid} has ended")
             if time.monotonic() > self._deadline:
                 raise TraceFailed(0, f"thread {self._tid} does not stand still")
             # The kernel tells of a stop by SIGCHLD to the whole agent only.
@@ -587,7 +613,7 @@ _processor = _Processor()
 
 
 def _seize(tid: int, seconds: float, deadline: float) -> _Thread | None:
-    """Hold one thread; None when it has ended meanwhile."""
+    """Have one thread stop; None when it has ended meanwhile."""
     thread = _Thread(tid, seconds, deadline)
     try:
         try:
@@ -600,7 +626,6 @@ def _seize(tid: int, seconds: float, deadline: float) -> _Thread | None:
         raise TraceFailed(error.errno, error.strerror, f"thread {tid}") from error
     try:
         _ptrace(_INTERRUPT, tid)
-        thread.wait_stopped()
     except OSError as error:
         thread.detach()
         if isinstance(error, ProcessLookupError):

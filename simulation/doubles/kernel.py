@@ -101,11 +101,29 @@ class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
     stuck: bool = False
 
 
+class NothingBehind:
+    """In place of memory that comes late: CRIU's double writes all of it at once."""
+
+    any = False
+
+    def __init__(self, sinks: Callable[[str], Any]) -> None:
+        self._sinks = sinks
+
+    def __call__(self, name: str) -> Any:
+        return self._sinks(name)
+
+    def mark(self, tree: object) -> None:
+        """None of it is read later."""
+
+
 class Unrehearsed(contextlib.nullcontext[Any]):
     """In place of a rehearsal."""
 
     def __enter__(self) -> Self:
         return self
+
+    def begin(self, dumped: object) -> None:
+        """Nothing is tried."""
 
     def wait(self) -> None:
         """Nothing is waited for."""
@@ -700,6 +718,7 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (capture, "rights_of", none),
         (capture, "refuse_reaching", nothing),
         (capture, "Rehearsal", kernel.rehearsal),
+        (capture, "MemoryBehind", NothingBehind),
         (capture, "tempfile", folder),
         (save, "ask_state", no_state),
         (save, "Staging", lambda _, grant: Staging(0, grant)),

@@ -35,6 +35,25 @@ def test_locate_private_copy_is_preferred_and_runs(criu):
     assert criu.command("check")[-1] == "check"
 
 
+def test_version_is_asked_once_for_each_program(tmp_path, monkeypatch):
+    """A capture needs it several times, while its session stands."""
+    asked = []
+
+    def run(command):
+        asked.append(command)
+        return 0, "Version: 4.2.1"
+
+    monkeypatch.setattr(module, "run", run)
+    program = tmp_path / "criu"
+    program.write_text("one")
+    one = module.Criu(program, program, (), private=True)
+    assert one.version() == one.version() == (4, 2, 1)
+    assert len(asked) == 1
+    program.write_text("another")
+    assert one.version() == (4, 2, 1)
+    assert len(asked) == 2
+
+
 def test_locate_nothing_says_how_to_install(tmp_path, no_system_criu):
     with pytest.raises(Refused) as caught:
         module.locate(tmp_path)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -67,6 +68,24 @@ def test_nobody_is_asked_to_stop_twice_in_the_same_moment(parent, sent, stop):
     stop(parent.init_pid, parent.init_start, timeout=10)
     assert parent.tree.server.stopped
     assert len(sent) == len(set(sent))
+
+
+def test_strangers_are_not_read_one_by_one(parent, monkeypatch):
+    """Another user may have tens of thousands of processes on the machine."""
+    really, read = procfs.read, set()
+
+    def noted(pid, *rest):
+        read.add(pid)
+        return really(pid, *rest)
+
+    monkeypatch.setattr(procfs, "read", noted)
+    with subprocess.Popen(["sleep", "600"]) as stranger:
+        tree, _ = freeze.freeze(parent.init_pid, parent.init_start, timeout=10)
+        assert tree == parent.tree
+        freeze.thaw(tree)
+        stranger.kill()
+    assert parent.init_pid in read
+    assert stranger.pid not in read
 
 
 def test_nobody_is_asked_who_has_stopped_since_the_look(parent, monkeypatch):

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import struct
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.checkpoint.kinds import attributes
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
+from jupyterhub_gpu_reclaim.checkpoint.tree import freeze
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed, RolledBack
 from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace, scheduling
@@ -26,6 +28,39 @@ def read(tree):
     kind = attributes.ProcessAttributes()
     kind.before_dump(Dump(tree.init.pid, tree, contextlib.ExitStack()))
     return kind._saved
+
+
+THREADS = """
+import threading
+for _ in range(20):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
+def test_each_thread_is_read_once_and_each_process_is_held_once(places, monkeypatch):
+    """There may be thousands of them, and the session stands still meanwhile."""
+    world = places.world()
+    world(THREADS)
+    tree, _ = freeze.freeze(world.place.init_pid, world.place.init_start, timeout=10)
+    really, hold = procfs.read, ptrace.stopped
+    statuses, held = Counter(), Counter()
+
+    def noted(pid, name, *rest):
+        statuses[name] += name.endswith("/status")
+        return really(pid, name, *rest)
+
+    def held_once(pid, **options):
+        held[pid] += 1
+        return hold(pid, **options)
+
+    monkeypatch.setattr(procfs, "read", noted)
+    monkeypatch.setattr(ptrace, "stopped", held_once)
+    saved = read(tree)[tree.server.ns_pid]
+    freeze.thaw(tree)
+    assert len(saved.threads) > 20
+    assert statuses.total() > 20
+    assert {*statuses.values()} == {1, 0}
+    assert {*held.values()} == {1}
 
 
 def test_restored_sessions_share_no_keys_with_the_agent_or_each_other(places, engine):

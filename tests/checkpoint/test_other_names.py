@@ -1,5 +1,6 @@
 """Deleted files that have another name: refused by it, but for semaphores."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,27 @@ def test_semaphore_of_workers_that_are_spawned_comes_back_twice(places, engine):
         assert again("opened().release(); values()") == (5, 5, 5)
         assert again("count.acquire(); values()") == (4, 4, 4)
         place.kill()
+
+
+#: Each page of the file a mapping of its own.
+MAPPED_OFTEN = """
+import ctypes, mmap
+linked.truncate(20_000 * 4096)
+area = mmap.mmap(linked.fileno(), 20_000 * 4096, flags=mmap.MAP_PRIVATE)
+first = ctypes.addressof(ctypes.c_char.from_buffer(area))
+for page in range(0, 20_000, 2):
+    ctypes.CDLL(None).mprotect(ctypes.c_void_p(first + page * 4096), 4096, 1)
+"""
+
+
+def test_file_that_is_mapped_often_is_looked_at_once(places, tmp_path):
+    world = places.world()
+    world(f"os.chdir({str(tmp_path)!r})")
+    world(LINKED)
+    world(MAPPED_OFTEN)
+    begun = time.process_time()
+    assert len(held(world)) == 1
+    assert time.process_time() - begun < 3
 
 
 @pytest.mark.parametrize("folder", ["", "/dev/shm/sub"])

@@ -30,7 +30,7 @@ from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.common.errors import RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
-from tests.checkpoint.conftest import Image, fingerprints
+from tests.checkpoint.conftest import Image, fingerprints, wait_for
 
 #: Root without the capabilities by which it opens what is not its own.
 LIKE_A_USER = """
@@ -108,7 +108,7 @@ def test_rehearsal_leaves_no_trace_among_the_users_files(dumped, engine, tmp_pat
     before = listing(folder)
     engine.rehearse(world.place, saved)
     assert listing(folder) == before
-    assert not places_there()
+    wait_for(lambda: not places_there())
     thaw(world.place.tree, saved.result.stopped)
     check = """
 def events():
@@ -198,7 +198,7 @@ def test_rehearsal_of_a_file_that_its_user_may_not_open_refuses(
     assert str(path) in caught.value.message
     assert f"({Path(sys.executable).name}) has it" in caught.value.message
     assert not caught.value.retryable
-    assert not places_there()
+    wait_for(lambda: not places_there())
 
 
 def test_rehearsal_of_a_folder_closed_to_the_socket_in_it_refuses(
@@ -344,10 +344,10 @@ def test_rehearsal_that_is_called_off_ends_at_once(dumped, engine):
             cancel=cancel,
         )
     assert caught.value.reason is Reason.CANCELLED
-    assert not places_there()
+    wait_for(lambda: not places_there())
 
 
-def test_place_ends_with_the_agent_that_made_it(places, wait_for):
+def test_place_ends_with_the_agent_that_made_it(places):
     script = """
 import signal, sys
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
@@ -377,4 +377,4 @@ def test_place_has_nothing_of_the_session_but_its_files(places):
         assert (here / "root/etc").stat().st_ino == (there / "root/etc").stat().st_ino
         shown = names_in(here / "root/proc")
         assert [name for name in shown if name.isdecimal()] == ["1"]
-    assert processes.start_time(init.init_pid) != init.init_start
+    wait_for(lambda: processes.start_time(init.init_pid) != init.init_start)

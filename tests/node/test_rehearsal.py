@@ -63,7 +63,7 @@ def test_session_that_comes_back_is_rehearsed_beside_the_rest(agent, counter, pl
     assert steps["rehearsal"]["state"] == "done"
     began = [step["step"] for step in steps_of(events)]
     assert began.index("rehearsal") < began.index("commit")
-    assert not places_there(agent.popen.pid)
+    wait_for(lambda: not places_there(agent.popen.pid))
     assert release(agent, counter, "good") == 200
     place = places("hold")
     assert agent.restore(place, "good")[-1].get("tree")

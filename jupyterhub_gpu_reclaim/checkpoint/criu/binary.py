@@ -6,6 +6,7 @@ session.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -87,11 +88,9 @@ class Criu:
             Refused: it cannot be read.
         """
         try:
-            had = self.binary.read_bytes()
+            return _forgetful(self.binary, _identity(self.binary))
         except OSError as error:
             raise Refused(Reason.CRIU_UNUSABLE, why=str(error.strerror)) from None
-        made = forgetful(had)
-        return None if made == had else made
 
     def version(self) -> tuple[int, ...]:
         """CRIU's version, e.g. (4, 1, 1).
@@ -99,11 +98,32 @@ class Criu:
         Raises:
             Refused: it cannot be started.
         """
-        code, text = run(self.command("--version"))
-        match = re.search(r"Version: (\d+(?:\.\d+)*)", text)
-        if code != 0 or match is None:
-            raise Refused(Reason.CRIU_UNUSABLE, why=_last_line(text), detail=text)
-        return tuple(int(number) for number in match[1].split("."))
+        try:
+            return _version(self, _identity(self.binary))
+        except OSError as error:
+            raise Refused(Reason.CRIU_UNUSABLE, why=str(error.strerror)) from None
+
+
+def _identity(program: Path) -> tuple[int, ...]:
+    status = program.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+# A capture asks for both several times, while its session stands still.
+@functools.lru_cache
+def _version(criu: Criu, _: tuple[int, ...]) -> tuple[int, ...]:
+    code, text = run(criu.command("--version"))
+    match = re.search(r"Version: (\d+(?:\.\d+)*)", text)
+    if code != 0 or match is None:
+        raise Refused(Reason.CRIU_UNUSABLE, why=_last_line(text), detail=text)
+    return tuple(int(number) for number in match[1].split("."))
+
+
+@functools.lru_cache
+def _forgetful(binary: Path, _: tuple[int, ...]) -> bytes | None:
+    had = binary.read_bytes()
+    made = forgetful(had)
+    return None if made == had else made
 
 
 def locate(folder: Path = FOLDER) -> Criu:

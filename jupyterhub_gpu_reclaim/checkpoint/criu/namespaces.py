@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import json
+import marshal
 import os
 import struct
 import subprocess
@@ -148,7 +149,7 @@ class Inside:
         with self._helper.stdin as line:
             if prepare is not None:
                 prepare(self._helper.pid)
-            line.write(json.dumps(spec).encode() + b"\n")
+            line.write(marshal.dumps(spec))
 
     def started(self, deadline: float) -> None:
         """Wait until the program has been exec'ed (or could not be).

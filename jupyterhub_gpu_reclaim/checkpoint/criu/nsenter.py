@@ -1,24 +1,27 @@
 """Enters a session's namespaces and executes a program there; a short-lived helper.
 
 Started by :mod:`~jupyterhub_gpu_reclaim.checkpoint.criu.namespaces` as ``python3 -I -S
-nsenter.py`` with one JSON object on its input: the agent has threads, and a thread
-cannot change its mount namespace alone. Standard library only. It joins every namespace
-before it forks into the pid namespace, so no process that the session can see has our
-own root, working folder, descriptors or keys. It stays outside of the pid namespace,
-writes what happens as JSON lines to ``report``, and outlives an agent that is killed.
-It never ends the program: a CRIU that is killed in the middle leaves the session's
-processes damaged.
+nsenter.py`` with one object (marshal) on its input: the agent has threads, and a thread
+cannot change its mount namespace alone. A session waits for it: ``json``, ``typing``
+and ``signal`` would take longer to import than all that it does. It joins every
+namespace before it forks into the pid namespace, so no process that the session can see
+has our own root, working folder, descriptors or keys. It stays outside of the pid
+namespace, writes what happens as JSON lines to ``report``, and outlives an agent that
+is killed. It never ends the program: a CRIU that is killed in the middle leaves the
+session's processes damaged.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import json
+import marshal
 import os
-import signal
 import sys
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -46,6 +49,8 @@ LAST_DESCRIPTOR = 0xFFFFFFFF
 #: keyctl(2), which has another number on each architecture; <linux/keyctl.h>
 KEYCTL = {"x86_64": 250, "aarch64": 219}
 KEYCTL_JOIN_SESSION_KEYRING = 1
+SIGHUP, SIGINT, SIGPIPE, SIGTERM = 1, 2, 13, 15
+SIG_DFL, SIG_IGN = 0, 1
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -60,6 +65,11 @@ def checked(result: int, name: str) -> int:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), name)
     return result
+
+
+def on_signal(number: int, action: int) -> None:
+    """Ignore a signal, or let it end the process (signal(2))."""
+    libc.signal(number, ctypes.c_void_p(action))
 
 
 def setns(pidfd: int, kinds: int) -> None:
@@ -84,9 +94,21 @@ def leave_keyring() -> None:
 def write_report(report: int, **facts: Any) -> None:
     """Write one line for the agent; an agent that is gone needs none."""
     try:
-        os.write(report, json.dumps(facts).encode() + b"\n")
+        os.write(report, line_of(facts))
     except OSError:
         return
+
+
+def line_of(facts: dict[str, Any]) -> bytes:
+    """As JSON; of words, what needs no escape there."""
+    told = []
+    for name, value in facts.items():
+        plain = str(value)
+        if not isinstance(value, int):
+            left = (one for one in plain if one.isprintable() and one not in '"\\')
+            plain = f'"{"".join(left)}"'
+        told.append(f'"{name}": {plain}')
+    return f"{{{', '.join(told)}}}\n".encode("ascii", "replace")
 
 
 def open_counter() -> int:
@@ -150,7 +172,7 @@ def become(spec: dict[str, Any]) -> NoReturn:
     try:
         os.setsid()
         # A CRIU that dies of SIGPIPE leaves its parasites in the session.
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        on_signal(SIGPIPE, SIG_IGN)
         write_report(report, inner_pid=os.getpid())
         close_others(spec["close"])
         os.execve(spec["argv"][0], spec["argv"], spec["env"])  # noqa: S606
@@ -172,18 +194,18 @@ def enter(spec: dict[str, Any]) -> int:
         os.close(counter)
     child = os.fork()
     if child == 0:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
+        for number in (SIGINT, SIGTERM, SIGHUP):
+            on_signal(number, SIG_DFL)
         become(spec)
     return child
 
 
 def main() -> int:
-    """Carry out the JSON on the input; the exit code is 0 when it was done."""
-    spec = json.loads(sys.stdin.buffer.readline())
+    """Carry out what is on the input; the exit code is 0 when it was done."""
+    spec = marshal.load(sys.stdin.buffer)  # noqa: S302 - of the agent, our parent
     # The agent's own end must not end what is under way inside.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    for number in (SIGINT, SIGTERM, SIGHUP):
+        on_signal(number, SIG_IGN)
     os.setsid()
     report = spec["report"]
     try:

@@ -28,16 +28,15 @@ from jupyterhub_gpu_reclaim.linux import (
     scheduling,
 )
 from jupyterhub_gpu_reclaim.linux.processes import DEAD, named
-from jupyterhub_gpu_reclaim.linux.procfs import inner_id
 from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed, Unsuited
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return
     from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
     from jupyterhub_gpu_reclaim.common.models import Finding
-    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+    from jupyterhub_gpu_reclaim.linux.processes import Process
     from jupyterhub_gpu_reclaim.linux.ptrace import Traced
 
 _log = logging.getLogger(__name__)
@@ -141,17 +140,15 @@ class ProcessAttributes(Kind):
         self._saved: dict[int, Attributes] = {}  #: by pid in the session
 
     def before_dump(self, dump: Dump) -> None:
-        _refuse_confined(dump.tree)
         if architecture.here() is None:
             return
         init = dump.tree.init
-        usual = _outside(init.pid, init.pid)
-        for process in dump.tree.processes:
-            if process.state in DEAD:
-                continue
+        usual = _outside(init.pid, init.pid, procfs.status(init.pid))
+        alive = [one for one in dump.tree.processes if one.state not in DEAD]
+        for process in alive:
             with named(process, "could not be looked at"):
                 try:
-                    self._saved[process.ns_pid] = _read(process, init, usual)
+                    self._saved[process.ns_pid] = _read(process, init, usual, alive)
                 except OSError:
                     if procfs.stat(process.pid)[:1] not in ([], ["Z"], ["X"]):
                         raise  # it has not ended
@@ -166,22 +163,26 @@ class ProcessAttributes(Kind):
         if architecture.here() is None:
             return
         init = back.tree.init
-        usual = _outside(init.pid, init.pid)
+        usual = _outside(init.pid, init.pid, procfs.status(init.pid))
         for process in back.tree.processes:
             if process.state in DEAD:
                 continue
             wanted = self._saved.get(process.ns_pid, Attributes())
-            left = _apply_outside(process, init, wanted, usual)
-            _refuse_other_rights(process, wanted)
-            _apply_inside(process, wanted, left)
+            statuses = _statuses(process.pid)
+            left = _apply_outside(process, init, wanted, usual, statuses)
+            _refuse_other_rights(process, wanted, statuses)
+            _apply_inside(process, wanted, left, statuses)
 
 
-def _read(process: Process, init: Process, usual: ThreadAttributes) -> Attributes:
+def _read(
+    process: Process, init: Process, usual: ThreadAttributes, alive: list[Process]
+) -> Attributes:
     pid = process.pid
+    statuses = _statuses(pid)
     threads = {}
-    for tid in ptrace.tasks(pid):
-        one = _outside(pid, tid)
-        threads[inner_id(pid, tid)] = msgspec.structs.replace(
+    for tid, status in statuses.items():
+        one = _outside(pid, tid, status)
+        threads[tid] = msgspec.structs.replace(
             one,
             **{
                 name: None
@@ -189,17 +190,28 @@ def _read(process: Process, init: Process, usual: ThreadAttributes) -> Attribute
                 if getattr(one, name) == getattr(usual, name)
             },
         )
-    states, lock, dispatch = _inside(pid)
-    for tid, asked in dispatch.items():
-        number = inner_id(pid, tid)
-        threads[number] = msgspec.structs.replace(threads[number], dispatch=asked)
+    asked = landlock.witnesses(process, statuses, alive)
+    states, lock, dispatch = _inside(process, statuses, asked)
+    for tid, calls in dispatch.items():
+        threads[tid] = msgspec.structs.replace(threads[tid], dispatch=calls)
     return Attributes(
         core_filter=_chosen(pid, init.pid, _CORE_FILTER),
         oom_score=_chosen(pid, init.pid, _OOM_SCORE),
         lock=lock,
         states=states,
-        threads=threads,
+        threads={_number(statuses[tid]): one for tid, one in threads.items()},
     )
+
+
+def _statuses(pid: int) -> dict[int, dict[str, str]]:
+    """What the kernel tells of each thread, by its id; there may be thousands."""
+    found = {tid: procfs.status(pid, tid) for tid in ptrace.tasks(pid)}
+    return {tid: status for tid, status in found.items() if status}
+
+
+def _number(status: Mapping[str, str]) -> int:
+    """A thread's id in the session."""
+    return int(status["NSpid"].split()[-1])
 
 
 class _File(NamedTuple):
@@ -226,9 +238,8 @@ def _chosen(pid: int, init_pid: int, file: _File) -> int | None:
     return None if value == file.read(init_pid) else value
 
 
-def _outside(pid: int, tid: int) -> ThreadAttributes:
+def _outside(pid: int, tid: int, status: Mapping[str, str]) -> ThreadAttributes:
     """Attributes of a thread that the kernel tells others; none of them is None."""
-    status = procfs.status(pid, tid)
     own_folder = tid != pid and not scheduling.shares(pid, tid, scheduling.KCMP_FS)
     return ThreadAttributes(
         affinity=sorted(os.sched_getaffinity(tid)),
@@ -261,15 +272,26 @@ def _memory_policy(pid: int, tid: int) -> str:
     return "default"
 
 
-def _inside(pid: int) -> tuple[dict[str, int], int, dict[int, tuple[int, ...]]]:
-    """Attributes told to nobody else: states, future locking, the threads' calls."""
+def _inside(
+    process: Process, tids: Iterable[int], asked: Mapping[int, Process]
+) -> tuple[dict[str, int], int, dict[int, tuple[int, ...]]]:
+    """Attributes told to nobody else: states, future locking, the threads' calls.
+
+    Raises:
+        ReclaimError: a thread confines itself with Landlock: it would come back free.
+    """
     states: dict[str, int] = {}
     dispatch: dict[int, tuple[int, ...]] = {}
+    unasked = bool(asked)
     try:
-        with ptrace.stopped(pid, seconds=SECONDS) as traced:
-            for tid in ptrace.tasks(pid):
-                if any(asked := traced.dispatch(tid)):
-                    dispatch[tid] = asked
+        with ptrace.stopped(process.pid, seconds=SECONDS) as traced:
+            if landlock.is_confined(traced, process, asked):
+                number, name = process.ns_pid, process.name
+                raise ReclaimError(Reason.CONFINED, pid=number, name=name)
+            unasked = False
+            for tid in tids:
+                if any(calls := traced.dispatch(tid)):
+                    dispatch[tid] = calls
             for name, state in STATES.items():
                 with _unknown_to_some_kernels():
                     value = traced.call("prctl", state.get, 0, 0, 0, 0)
@@ -277,6 +299,8 @@ def _inside(pid: int) -> tuple[dict[str, int], int, dict[int, tuple[int, ...]]]:
                         states[name] = value
             return states, _lock(traced), dispatch
     except Unsuited:
+        if unasked:
+            raise
         return {}, 0, {}
 
 
@@ -307,17 +331,6 @@ def _lock(traced: Traced) -> int:
         return future  # more than it may lock
 
 
-def _refuse_confined(tree: Snapshot) -> None:
-    """Refuse a program that Landlock confines: it would come back without."""
-    alive = [process for process in tree.processes if process.state not in DEAD]
-    for process in alive:
-        with named(process, "could not be looked at"):
-            found = landlock.is_confined(process, alive, seconds=SECONDS)
-        if found:
-            pid, name = process.ns_pid, process.name
-            raise ReclaimError(Reason.CONFINED, pid=pid, name=name)
-
-
 def load(source: SavedImages) -> dict[int, Attributes]:
     """The saved attributes, by pid in the session.
 
@@ -333,7 +346,11 @@ def load(source: SavedImages) -> dict[int, Attributes]:
 
 
 def _apply_outside(
-    process: Process, init: Process, wanted: Attributes, usual: ThreadAttributes
+    process: Process,
+    init: Process,
+    wanted: Attributes,
+    usual: ThreadAttributes,
+    statuses: Mapping[int, Mapping[str, str]],
 ) -> _Left:
     """Set what others may set of a process; return what it must set itself."""
     for file, chosen in (
@@ -347,9 +364,9 @@ def _apply_outside(
             except PermissionError:  # CAP_SYS_RESOURCE, for a lower score
                 _log.warning("- process %d has another %s", process.ns_pid, file.name)
     left: _Left = {}
-    for tid in ptrace.tasks(process.pid):
-        now = _outside(process.pid, tid)
-        thread = wanted.threads.get(inner_id(process.pid, tid), ThreadAttributes())
+    for tid, status in statuses.items():
+        now = _outside(process.pid, tid, status)
+        thread = wanted.threads.get(_number(status), ThreadAttributes())
         for name, change in _CHANGES.items():
             value: Any = getattr(thread, name)
             value = getattr(usual, name) if value is None else value
@@ -388,17 +405,21 @@ _CHANGES: Final[dict[str, Callable[[int, Any], None]]] = {
 }
 
 
-def _refuse_other_rights(process: Process, wanted: Attributes) -> None:
+def _refuse_other_rights(
+    process: Process,
+    wanted: Attributes,
+    statuses: Mapping[int, Mapping[str, str]],
+) -> None:
     """Judge the rights of a process, which it may have inherited or lost.
 
     Raises:
         RestoreFailed: they are not as they may be (``restore_failed``).
     """
-    for tid in ptrace.tasks(process.pid):
-        thread = wanted.threads.get(inner_id(process.pid, tid))
+    for now in statuses.values():
+        thread = wanted.threads.get(_number(now))
         if thread is None or not thread.given_back:
             continue
-        before, now = thread.given_back, procfs.status(process.pid, tid)
+        before = thread.given_back
         for name, _ in rights.differences(before, now):
             why = (
                 f"process {process.ns_pid} ({process.name}) would have another"
@@ -416,13 +437,18 @@ def refuse_beyond_agent(saved: Mapping[int, Attributes]) -> list[Finding]:
     return list(dict.fromkeys(found))
 
 
-def _apply_inside(process: Process, wanted: Attributes, left: _Left) -> None:
+def _apply_inside(
+    process: Process,
+    wanted: Attributes,
+    left: _Left,
+    statuses: Mapping[int, Mapping[str, str]],
+) -> None:
     """Make a process set what only it can set itself: mostly nothing.
 
     Raises:
         RestoreFailed: a folder is gone, or it could not be made to do it.
     """
-    inner = {inner_id(process.pid, tid): tid for tid in ptrace.tasks(process.pid)}
+    inner = {_number(status): tid for tid, status in statuses.items()}
     threads = {
         inner[number]: one
         for number, one in wanted.threads.items()

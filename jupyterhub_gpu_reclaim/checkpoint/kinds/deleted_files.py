@@ -22,7 +22,6 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
 from jupyterhub_gpu_reclaim.checkpoint.files.reopen import ELSEWHERE
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common import text
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
@@ -72,14 +71,9 @@ class DeletedFiles(Kind):
 
     def before_dump(self, dump: Dump) -> None:
         # Once more: the tree stands, so nothing is opened any more.
-        for process in dump.tree.processes:
-            for path in _unreadable(process.pid, procfs.descriptors(process.pid)):
-                raise ReclaimError(
-                    Reason.HANDLE_UNSUPPORTED,
-                    pid=process.ns_pid,
-                    name=process.name,
-                    kind=_words(path),
-                )
+        for one in dump.programs:
+            for path in _unreadable(one.pid, one.descriptors):
+                raise one.refusal(Reason.HANDLE_UNSUPPORTED, kind=_words(path))
 
     def rewrite(self, back: Return) -> None:
         for wish in back.saved.wishes:

@@ -30,11 +30,11 @@ class Eventfds(Kind):
 
     def save(self, dump: Dump) -> None:
         lines = [
-            f"{process.ns_pid} {one.fd}\n"
-            for process in dump.tree.processes
-            for one in procfs.descriptors(process.pid)
-            if one.target == _TARGET
-            and procfs.fdinfo(process.pid, one.fd).get("eventfd-semaphore") == "1"
+            f"{one.process.ns_pid} {each.fd}\n"
+            for one in dump.programs
+            for each in one.descriptors
+            if each.target == _TARGET
+            and procfs.fdinfo(one.pid, each.fd).get("eventfd-semaphore") == "1"
         ]
         if lines:
             dump.images.replace(IMAGE, "".join(lines).encode())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.files.reopen import FileIdentity, identity
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import FILES
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.linux import processes, procfs
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
@@ -110,10 +111,10 @@ class Program:
 
     @functools.cached_property
     def links(self) -> dict[str, str]:
-        """Where its links to open and mapped files lead, below its folder in /proc."""
+        """Where its links to its files lead, below its folder in /proc."""
         links = {f"fd/{d.fd}": d.target for d in self.descriptors}
         areas = {f"map_files/{m.start:x}-{m.end:x}": m.path for m in self.mappings}
-        return links | areas
+        return {"exe": procfs.link(self.pid, "exe")} | links | areas
 
     def flags(self, fd: int) -> int:
         """With which a descriptor was opened (open(2)); 0 where it is gone."""
@@ -122,6 +123,11 @@ class Program:
     def found(self, reason: Reason, **facts: Any) -> Finding:
         """A finding that names it as the session knows it."""
         return finding(reason, pid=self.process.ns_pid, name=self.process.name, **facts)
+
+    def refusal(self, reason: Reason, **facts: Any) -> ReclaimError:
+        """The same, for a tree that stands."""
+        who = self.process
+        return ReclaimError(reason, pid=who.ns_pid, name=who.name, **facts)
 
 
 @dataclass
@@ -134,6 +140,11 @@ class Dump:
     arguments: list[str] = field(default_factory=list)
     own_ipc: bool = False  #: whether CRIU gets an IPC namespace of its own
     images: SavedImages = field(init=False)  #: what is kept back for ``save``
+
+    @functools.cached_property
+    def programs(self) -> list[Program]:
+        """Its processes, which open nothing any more; read once."""
+        return [Program(one) for one in self.tree.processes]
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import stat
@@ -11,17 +12,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import FILES
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Session
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Program, Session
     from jupyterhub_gpu_reclaim.common.models import Finding
+    from jupyterhub_gpu_reclaim.linux.mounts import Mount
 
 _SHARED_MEMORY: Final = b"/dev/shm"
 _DELETED: Final = b" (deleted)"
@@ -57,24 +58,20 @@ class OtherNames(Kind):
         self._names: dict[str, bytes] = {}  #: by CRIU's word for what is taken care of
 
     def preflight(self, seen: Session) -> Iterator[Finding]:
+        search = _Search(seen.init_pid)
         for one in seen.programs:
-            found = _find(seen.init_pid, one.pid, one.links)
+            found = search.find(one)
             for path in sorted({each.path for each in found if not each.name}):
                 yield one.found(Reason.HANDLE_UNSUPPORTED, kind=_words(path))
 
     def before_dump(self, dump: Dump) -> None:
-        for process in dump.tree.processes:
-            pid = process.pid
-            links = {name: procfs.link(pid, name) for name in _links(pid)}
-            for one in _find(dump.init_pid, pid, links):
-                if not one.name:
-                    raise ReclaimError(
-                        Reason.HANDLE_UNSUPPORTED,
-                        pid=process.ns_pid,
-                        name=process.name,
-                        kind=_words(one.path),
-                    )
-                self._names[one.word] = one.name
+        search = _Search(dump.init_pid)
+        for one in dump.programs:
+            for each in search.find(one):
+                if not each.name:
+                    kind = _words(each.path)
+                    raise one.refusal(Reason.HANDLE_UNSUPPORTED, kind=kind)
+                self._names[each.word] = each.name
         for word in self._names:
             dump.arguments += ["--external", word]
 
@@ -92,49 +89,51 @@ def _words(path: bytes) -> str:
     return f"the deleted file {name}, which has another name"
 
 
-def _find(init_pid: int, pid: int, links: Mapping[str, str]) -> Iterator[Deleted]:
-    for link, text in links.items():
-        target = os.fsencode(text)
-        if not target.endswith(_DELETED) and not _SILLY.search(target):
-            continue
-        status = procfs.target_status(pid, link)
-        if status is None or not status.st_nlink or stat.S_ISDIR(status.st_mode):
-            continue
-        with contextlib.suppress(OSError):
-            found = _look(init_pid, pid, link, target)
-            if found is not None:
+class _Search:
+    """Looks at each such file once: it may be mapped tens of thousands of times."""
+
+    def __init__(self, init_pid: int) -> None:
+        self._init_pid = init_pid
+        self._seen: dict[tuple[str, int, int], Deleted | None] = {}
+
+    def find(self, one: Program) -> Iterator[Deleted]:
+        for link, text in one.links.items():
+            target = os.fsencode(text)
+            if not target.endswith(_DELETED) and not _SILLY.search(target):
+                continue
+            status = procfs.target_status(one.pid, link)
+            if status is None or not status.st_nlink or stat.S_ISDIR(status.st_mode):
+                continue
+            key = (text, status.st_dev, status.st_ino)
+            if key not in self._seen:
+                with contextlib.suppress(OSError):
+                    self._seen[key] = self._look(one.pid, link, target)
+            if found := self._seen.get(key):
                 yield found
 
+    @functools.cached_property
+    def _mounts(self) -> dict[int, Mount]:
+        return {mount.id: mount for mount in read_mounts(self._init_pid)}
 
-def _links(pid: int) -> Iterator[str]:
-    yield "exe"
-    for kind in ("fd", "map_files"):
-        folder = procfs.PROC / str(pid) / kind
-        with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            for entry in entries:
-                yield f"{kind}/{entry.name}"
-
-
-def _look(init_pid: int, pid: int, link: str, target: bytes) -> Deleted | None:
-    with contextlib.ExitStack() as stack:
-        found = os.open(procfs.PROC / str(pid) / link, os.O_PATH)
-        stack.callback(os.close, found)
-        status = os.fstat(found)
-        number = int(procfs.fdinfo(os.getpid(), found)["mnt_id"])
-        mounts = {mount.id: mount for mount in read_mounts(init_pid)}
-        if number not in mounts:
-            return None  # memory that the kernel calls a file
-        root = open_root(procfs.PROC / str(init_pid) / "root")
-        stack.callback(os.close, root)
-        if target.endswith(_DELETED):
-            is_one = not _stands_at(root, target, status)  # its very name may end so
-        else:
-            is_one = mounts[number].kind.startswith("nfs")
-        if not is_one:
-            return None
-        word = f"file[{number:x}:{status.st_ino:x}]"
-        path = target.removesuffix(_DELETED)
-        return Deleted(word, path, _name_of(root, path, status))
+    def _look(self, pid: int, link: str, target: bytes) -> Deleted | None:
+        with contextlib.ExitStack() as stack:
+            found = os.open(procfs.PROC / str(pid) / link, os.O_PATH)
+            stack.callback(os.close, found)
+            status = os.fstat(found)
+            number = int(procfs.fdinfo(os.getpid(), found)["mnt_id"])
+            if number not in self._mounts:
+                return None  # memory that the kernel calls a file
+            root = open_root(procfs.PROC / str(self._init_pid) / "root")
+            stack.callback(os.close, root)
+            if target.endswith(_DELETED):
+                is_one = not _stands_at(root, target, status)  # its very name may be so
+            else:
+                is_one = self._mounts[number].kind.startswith("nfs")
+            if not is_one:
+                return None
+            word = f"file[{number:x}:{status.st_ino:x}]"
+            path = target.removesuffix(_DELETED)
+            return Deleted(word, path, _name_of(root, path, status))
 
 
 def _stands_at(root: int, path: bytes, status: os.stat_result) -> bool:

@@ -1,7 +1,7 @@
 """An empty place: namespaces of its own in which a tree is restored as a trial.
 
 It sees the files of a session, and no network but a loopback.
-Nothing in it is ever continued. It ends with its block, and with the thread that made
+Nothing in it is ever continued. It ends behind its block, and with the thread that made
 it, if the agent dies: the kernel then kills everything in it.
 """
 
@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import marshal
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import open_init, open_scratch
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
-from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.linux.descriptors import readable
@@ -27,6 +30,8 @@ from jupyterhub_gpu_reclaim.session_init import session_init
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_log = logging.getLogger(__name__)
 
 PROGRAM: Final = Path(__file__).with_name("place_init.py")
 #: A place is made in some 40 ms; ended, it is gone in as many.
@@ -37,7 +42,7 @@ _LINE_BYTES: Final = 4096
 
 @contextlib.contextmanager
 def empty_place(session: SessionInit) -> Iterator[SessionInit]:
-    """A holding init in namespaces of its own, and nothing of it afterwards.
+    """A holding init in namespaces of its own, and nothing of it soon afterwards.
 
     Raises:
         ReclaimError: the place could not be made (``launch_failed``).
@@ -96,7 +101,7 @@ class _Started:
         """
         assert self._popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._popen.stdin.write(json.dumps(spec).encode() + b"\n")
+            self._popen.stdin.write(marshal.dumps(spec))
             self._popen.stdin.flush()
         deadline = time.monotonic() + _SECONDS
         facts: dict[str, Any] = {}
@@ -125,7 +130,11 @@ class _Started:
         return facts
 
     def __exit__(self, *_: object) -> None:
-        """End it; the kernel kills everything in the place with its init."""
+        """End it; nobody waits for that, which takes as long as to make it."""
+        threading.Thread(target=self._end, name="place", daemon=True).start()
+
+    def _end(self) -> None:
+        # The kernel kills everything in the place with its init.
         self._popen.kill()
         self._popen.wait()
         for pipe in (self._popen.stdin, self._popen.stdout):
@@ -133,10 +142,12 @@ class _Started:
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
         if self._init is not None:
-            with contextlib.suppress(NotFound):
+            try:
                 processes.kill_session(
                     self._init.init_pid, self._init.init_start, timeout=_SECONDS
                 )
+            except ReclaimError as error:
+                _log.warning("- a rehearsal has left something: %s", error)
 
 
 def _terminals(session: SessionInit) -> str:

@@ -1,7 +1,8 @@
 """Makes an empty place and stays in it as its pid 1, until its parent ends.
 
 Started by :mod:`~jupyterhub_gpu_reclaim.checkpoint.rehearsal.place` as ``python3 -I -S
-place_init.py`` with one JSON object on its input. Standard library only.
+place_init.py`` with one object (marshal) on its input. A session waits for it, so it
+imports little (``criu.nsenter``).
 
 The place has a pid, mount, network, IPC and UTS namespace of its own. Its files are
 those of the session that it is for; what only one session can have (/proc, terminals)
@@ -14,17 +15,17 @@ them is run or read. One line of output says which process is pid 1, or what has
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
-import json
+import marshal
 import os
 import select
-import signal
-import socket
 import struct
 import sys
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 # <linux/sched.h>, <linux/mount.h>, <linux/prctl.h>, <linux/sockios.h>
 NEWNS, NEWUTS, NEWIPC, NEWPID, NEWNET = (
@@ -37,6 +38,7 @@ NEWNS, NEWUTS, NEWIPC, NEWPID, NEWNET = (
 NOSUID, NODEV, NOEXEC, BIND, REC, PRIVATE = 0x2, 0x4, 0x8, 0x1000, 0x4000, 1 << 18
 SET_PDEATHSIG, SET_NAME = 1, 15
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+AF_INET, SOCK_DGRAM, SIG_BLOCK, SIGKILL, SIGCHLD = 2, 2, 0, 9, 17
 #: Descriptors of the pipe for the session's output, as a restore expects them
 #: (``stdio``).
 OUTPUT_WRITE, OUTPUT_READ = 3, 4
@@ -73,7 +75,7 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
 
 def end_with_parent(alive: int) -> None:
     """Have the kernel kill this process when the one that made it ends."""
-    checked(libc.prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+    checked(libc.prctl(SET_PDEATHSIG, SIGKILL, 0, 0, 0), "prctl")
     if select.select([alive], [], [], 0)[0]:
         os._exit(1)
 
@@ -82,9 +84,10 @@ def separate(spec: dict[str, Any]) -> None:
     """Enter the session's files, and leave everything else that is shared."""
     checked(libc.setns(spec["pidfd"], NEWNS | NEWUTS), "setns")
     checked(libc.unshare(NEWNS | NEWUTS | NEWIPC | NEWNET | NEWPID), "unshare")
-    with socket.socket() as one:
-        request = struct.pack("16sh22x", b"lo", IFF_UP)
-        fcntl.ioctl(one, SIOCSIFFLAGS, request)
+    one = libc.socket(AF_INET, SOCK_DGRAM, 0)
+    checked(one, "socket")
+    fcntl.ioctl(one, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
+    os.close(one)
 
 
 def furnish(spec: dict[str, Any]) -> None:
@@ -107,28 +110,44 @@ def hold(spec: dict[str, Any], alive: int) -> NoReturn:
         os.dup2(aside[1], OUTPUT_WRITE)
         name = ctypes.c_char_p(spec["name"].encode())
         checked(libc.prctl(SET_NAME, name, 0, 0, 0), "prctl")
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-        say(ready=True)
+        ended = (ctypes.c_ulong * 16)(1 << (SIGCHLD - 1))  # sigset_t
+        checked(libc.sigprocmask(SIG_BLOCK, ended, None), "sigprocmask")
+        say(b'{"ready": 1}')
         while True:
-            signal.sigwait({signal.SIGCHLD})
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG) != (0, 0):
-                    pass
+            libc.sigwait(ended, ctypes.byref(ctypes.c_int()))
+            reap()
     except OSError as error:
-        say(error=str(error))
+        say_why(error)
     finally:
         os._exit(1)
 
 
-def say(**facts: object) -> None:
-    """Write one line to the agent, which may be gone."""
-    with contextlib.suppress(OSError):
-        os.write(1, json.dumps(facts).encode() + b"\n")
+def reap() -> None:
+    """Take what has ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+    except ChildProcessError:
+        return
+
+
+def say(line: bytes) -> None:
+    """Write a line of JSON to the agent, which may be gone."""
+    try:
+        os.write(1, line + b"\n")
+    except OSError:
+        return
+
+
+def say_why(error: OSError) -> None:
+    """Tell what could not be done."""
+    words = f"{error.filename or 'fork'}: {error.strerror}"
+    say(f'{{"error": "{words}"}}'.encode("ascii", "replace"))
 
 
 def main() -> int:
     """Make the place; this process outlives it, and it does not outlive this one."""
-    spec = json.loads(sys.stdin.readline())
+    spec = marshal.load(sys.stdin.buffer)  # noqa: S302 - of the agent, our parent
     alive, ours = os.pipe()
     try:
         # The agent keeps our input open as long as it lives.
@@ -136,12 +155,12 @@ def main() -> int:
         separate(spec)
         init = os.fork()
     except OSError as error:
-        say(error=str(error))
+        say_why(error)
         return 1
     if init == 0:
         os.close(ours)
         hold(spec, alive)
-    say(pid=init)
+    say(b'{"pid": %d}' % init)
     os.waitpid(init, 0)
     return 0
 

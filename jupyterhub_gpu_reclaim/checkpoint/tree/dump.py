@@ -112,9 +112,10 @@ def dump(
     arguments = ["--leave-stopped", "--tree", str(before.root.ns_pid)]
     kinds = table.every()
     try:
-        freeze.freeze(session.init_pid, session.init_start, timeout=STOP_PATIENCE)
+        tree, _ = freeze.freeze(
+            session.init_pid, session.init_start, timeout=STOP_PATIENCE
+        )
         with ExitStack() as stack:
-            tree = processes.snapshot(session.init_pid, session.init_start)
             dumped = Dump(session.init_pid, tree, stack)
             for kind in kinds:
                 kind.before_dump(dumped)

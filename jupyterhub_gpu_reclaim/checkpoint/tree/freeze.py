@@ -62,11 +62,14 @@ def stop(init_pid: int, start: int, *, timeout: float) -> Snapshot:
         time.sleep(0.002)
 
 
-def bystanders(tree: Snapshot) -> list[Process]:
+def bystanders(
+    tree: Snapshot, inside: Iterable[Process] | None = None
+) -> list[Process]:
     """Everything alive in the session's pid namespace but its tree.
 
     The init is among them unless it is as much root as we are: then it is ours (local
-    placement), and what could have changed it could change us.
+    placement), and what could have changed it could change us. ``inside``: all of that
+    namespace, if it is known.
     """
     init = tree.init
     mine = {process.pid for process in tree.processes}
@@ -75,7 +78,7 @@ def bystanders(tree: Snapshot) -> list[Process]:
         mine.add(init.pid)
     return [
         one
-        for one in processes.inhabitants(init)
+        for one in (processes.inhabitants(init) if inside is None else inside)
         if one.pid not in mine and one.state not in processes.DEAD
     ]
 
@@ -86,14 +89,16 @@ def stopped_before(tree: Snapshot) -> frozenset[int]:
     return tree.stopped | {one.ns_pid for one in others if one.stopped}
 
 
-def freeze(init_pid: int, start: int, *, timeout: float) -> list[Process]:
+def freeze(
+    init_pid: int, start: int, *, timeout: float
+) -> tuple[Snapshot, list[Process]]:
     """Stop all processes in the session's pid namespace, new ones included.
 
     A shell is stopped before the program in its foreground, which it would otherwise
     see stop, and take the terminal away from it.
 
     Returns:
-        Those beside the tree that were stopped by this.
+        The tree, and those beside it that were stopped by this.
 
     Raises:
         NotFound: there is no such init.
@@ -103,12 +108,12 @@ def freeze(init_pid: int, start: int, *, timeout: float) -> list[Process]:
     asked = _Asked()
     done: dict[tuple[int, int], Process] = {}
     while True:
-        tree = processes.snapshot(init_pid, start)
-        others = bystanders(tree)
+        tree, inside = processes.look(processes.snapshot_init(init_pid, start))
+        others = bystanders(tree, inside)
         late = [one for one in others if not one.stopped and not _is_ending(one)]
         running = _running(tree)
         if not late and not running:
-            return list(done.values())
+            return tree, list(done.values())
         if time.monotonic() > deadline:
             raise _late(late, running, timeout)
         for one in asked.due(late):

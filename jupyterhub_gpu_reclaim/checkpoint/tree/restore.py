@@ -175,7 +175,7 @@ def restore(
     begun = time.monotonic()
     try:
         wait_ready(session.init_pid, session.init_start, timeout=READY_PATIENCE)
-        beside = freeze.freeze(
+        _, beside = freeze.freeze(
             session.init_pid, session.init_start, timeout=STOP_PATIENCE
         )
         with ExitStack() as stack:

@@ -69,7 +69,7 @@ class StandingMemory:
         :meth:`deliver` has ended.
         """
         self._mark = {
-            pid: processes.times_run(self._standing[pid]) for pid in self._left_out
+            pid: processes.times_stopped(self._standing[pid]) for pid in self._left_out
         }
 
     @property

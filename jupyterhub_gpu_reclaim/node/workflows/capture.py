@@ -18,6 +18,7 @@ import msgspec
 from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
+from jupyterhub_gpu_reclaim.checkpoint.memory.behind import MemoryBehind
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
@@ -64,6 +65,7 @@ from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
     from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
@@ -142,6 +144,7 @@ def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
 class Capture:
     """One capture of one session."""
 
+    _behind: MemoryBehind  #: of its dump, once that has begun
     _goes_on = False  #: whether the session does, once it is copied
     _not_kept = ""  #: files that it could write, and that were not copied
     _name = ""  #: of a save point
@@ -302,24 +305,38 @@ class Capture:
         frozen = self._tools.clock.monotonic()
         await self._empty(survey)
         cut = await self._cut(snapshot)
-        dumped = await self._image(writer, snapshot, login, Told(state, cut))
-        with self._rehearsal(dumped) as rehearsal:
-            await self._archive(writer)
+        with self._rehearsal() as rehearsal:
+            async with self._dumping(writer, snapshot):
+                dumped = await self._image(writer, login, Told(state, cut))
+                rehearsal.begin(dumped)
+                await self._archive(writer)
+                await self._written()
             info = await self._commit(writer, rehearsal, self._since(frozen))
         # The manifest cannot tell how long its own commit took; the service is told.
         return msgspec.structs.replace(
             info, steps=self._operation.steps, frozen_seconds=self._since(frozen)
         )
 
+    def _dumping(
+        self, target: CheckpointWriter | Staging, snapshot: Snapshot
+    ) -> AbstractAsyncContextManager[None]:
+        total = trees.resident_bytes(snapshot)
+        return self._progress.step(
+            "dump",
+            "Saving the memory",
+            done=lambda: target.logical_bytes,
+            total=lambda: max(total, target.logical_bytes),
+        )
+
     async def _image(
-        self,
-        target: CheckpointWriter | Staging,
-        snapshot: Snapshot,
-        login: ServerLogin,
-        told: Told,
+        self, target: CheckpointWriter | Staging, login: ServerLogin, told: Told
     ) -> Dumped:
         kept = KeptImages(self._sinks(target))
-        result = await self._dump(target, kept, snapshot)
+        result = await in_thread(
+            lambda: self._run_criu(kept),
+            step="dump",
+            limit=self._limits.dump + self._limits.criu,
+        )
         world = await self._thread(
             "files",
             lambda: filesystem.describe(
@@ -345,7 +362,19 @@ class Capture:
         target.add(checkpoint_files.WORLD, codec.encode(world))
 
     def _sinks(self, target: CheckpointWriter | Staging) -> Callable[[str], Sink]:
-        return lambda name: target.file(IMAGES + name)
+        self._behind = MemoryBehind(lambda name: target.file(IMAGES + name))
+        return self._behind
+
+    async def _written(self) -> None:
+        """Wait until the store has the memory, too; the tree must stand so long."""
+        if not self._behind.any:
+            return
+        await in_thread(
+            lambda: self._behind.wait(self._cancel),
+            step="dump",
+            limit=self._limits.dump,
+            cancel=self._cancel,
+        )
 
     async def _archive(self, target: CheckpointWriter | Staging) -> None:
         async with self._progress.step("files", "Saving its temporary files"):
@@ -362,8 +391,8 @@ class Capture:
         found = self._tools.ports.findings(self._session.key.user, count)
         refuse_fatal(found, RolledBack)
 
-    def _rehearsal(self, dumped: Dumped) -> Rehearsal:
-        return Rehearsal(self._tools, self._session, self._operation, dumped)
+    def _rehearsal(self) -> Rehearsal:
+        return Rehearsal(self._tools, self._session, self._operation)
 
     async def _commit(
         self, writer: CheckpointWriter, rehearsal: Rehearsal, seconds: float
@@ -481,32 +510,13 @@ class Capture:
             self._cancel.check()
             return sorted(cut.inodes)
 
-    async def _dump(
-        self,
-        target: CheckpointWriter | Staging,
-        kept: KeptImages,
-        snapshot: Snapshot,
-    ) -> dump.DumpResult:
-        total = trees.resident_bytes(snapshot)
-        async with self._progress.step(
-            "dump",
-            "Saving the memory",
-            done=lambda: target.logical_bytes,
-            total=lambda: max(total, target.logical_bytes),
-        ):
-            return await in_thread(
-                lambda: self._run_criu(kept),
-                step="dump",
-                limit=self._limits.dump + self._limits.criu,
-            )
-
     def _run_criu(self, kept: KeptImages) -> dump.DumpResult:
         has_gpus = self._record.all_gpus() is not None
         if has_gpus:
             # CRIU cannot save a device; it would say so in its own words.
             self._tools.accelerator.refuse_holders(self._tree())
         with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
-            return dump.dump(
+            result = dump.dump(
                 self._tools.criu.criu(),
                 SessionInit(self._session.init_pid, self._session.init_start),
                 sinks=kept,
@@ -518,6 +528,12 @@ class Capture:
                 # No process may run before its GPU is filled.
                 undo=not has_gpus,
             )
+        self._mark()
+        return result
+
+    def _mark(self) -> None:
+        """All of it stands: what is read of its memory later is of this moment."""
+        self._behind.mark(self._tree().processes)
 
     def _tree(self) -> Snapshot:
         return trees.inspect(self._session)

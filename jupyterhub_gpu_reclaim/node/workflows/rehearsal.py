@@ -38,19 +38,20 @@ class Rehearsal:
         tools: WorkflowTools,
         session: Session,
         operation: Operation,
-        dumped: Dumped,
     ) -> None:
         self._tools = tools
         self._init = SessionInit(session.init_pid, session.init_start)
         self._progress = StepReporter(operation, tools.clock)
         self._capture = operation.cancel
-        self._dumped = dumped
         self._cancel = Cancel()
         self._word: Future[float] = Future()
         self._task: asyncio.Task[None] | None = None
 
+    def begin(self, dumped: Dumped) -> None:
+        """Try that, in the background."""
+        self._task = asyncio.create_task(self._run(dumped))
+
     def __enter__(self) -> Self:
-        self._task = asyncio.create_task(self._run())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -72,12 +73,12 @@ class Rehearsal:
             raise RolledBack(Reason.TIMED_OUT, step="rehearsal", seconds=limit)
         self._word.result()
 
-    async def _run(self) -> None:
+    async def _run(self, dumped: Dumped) -> None:
         limits = self._tools.limits
         try:
             async with self._progress.step("rehearsal", "Trying its return"):
                 seconds = await in_thread(
-                    self._rehearse,
+                    lambda: self._rehearse(dumped),
                     step="rehearsal",
                     limit=limits.rehearsal + limits.check,
                 )
@@ -86,12 +87,12 @@ class Rehearsal:
         else:
             self._word.set_result(seconds)
 
-    def _rehearse(self) -> float:
+    def _rehearse(self, dumped: Dumped) -> float:
         with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
             return rehearse(
                 self._tools.criu.criu(),
                 self._init,
-                self._dumped,
+                dumped,
                 folder=Path(folder),
                 limit=self._tools.limits.check,
                 prepare=cgroup_escape.move,

@@ -53,9 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
-    from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
     from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
-    from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.linux.processes import Process
     from jupyterhub_gpu_reclaim.node.jupyter.server import ServerLogin, ServerState
@@ -155,13 +153,12 @@ class Save(Capture):
 
     def _sinks(self, target: CheckpointWriter | Staging) -> Callable[[str], Sink]:
         # Their memory is saved when the rest of it goes on.
-        self._standing = StandingMemory(super()._sinks(target), self._stands_on())
+        sinks = lambda name: target.file(IMAGES + name)  # noqa: E731
+        self._standing = StandingMemory(sinks, self._stands_on())
         return self._standing
 
-    def _run_criu(self, kept: KeptImages) -> DumpResult:
-        result = super()._run_criu(kept)
+    def _mark(self) -> None:
         self._standing.mark()
-        return result
 
     async def _stand(
         self,
@@ -172,7 +169,8 @@ class Save(Capture):
     ) -> Dumped:
         await self._empty(look.survey)
         assert self._staging is not None
-        dumped = await self._image(self._staging, snapshot, login, Told(state, cut=[]))
+        async with self._dumping(self._staging, snapshot):
+            dumped = await self._image(self._staging, login, Told(state, cut=[]))
         await self._archive(self._staging)
         return await self._thread("rehearsal", lambda: self._as_it_stands(dumped))
 
@@ -233,7 +231,8 @@ class Save(Capture):
         writer, staging = self._writer, self._staging
         assert writer is not None
         assert staging is not None
-        with self._rehearsal(dumped) as rehearsal:
+        with self._rehearsal() as rehearsal:
+            rehearsal.begin(dumped)
             async with self._progress.step(
                 "save",
                 "Saving it while it goes on",
