@@ -260,7 +260,7 @@ class People:
         if users is not None:
             if users.session(key).phase is Phase.SUSPENDED:
                 self._world.ledger.give_up_all(key)
-            await users.discard(key, key.user)
+            await users.delete(key, key.user)
 
     async def keep(self, key: SessionKey, event: Event) -> None:
         """Keep it for a while."""

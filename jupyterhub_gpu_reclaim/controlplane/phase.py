@@ -86,27 +86,16 @@ class State(NamedTuple):
 
 
 def take(row: SessionRow, seen: Observed) -> Action | None:
-    """Return what is to be taken into the row; None: it says what is so.
-
-    What is saved beside the session gets a row as soon as nothing of it is under way.
-    """
+    """Return what is to be taken into the row; None: it says what is so."""
     state = derive(row, seen)
-    if state is None:
+    if state is None or not differs(row, state, seen):
         return None
-    if differs(row, state):
-        kind = ActionKind.TAKE
-        return Action(kind, state.tree, state.saved, state.patient, phase=state.phase)
-    settled = row.phase in LIVE | RESTS
-    return Action(ActionKind.NOTE) if settled and seen.unknown() else None
+    kind = ActionKind.TAKE
+    return Action(kind, state.tree, state.saved, state.patient, phase=state.phase)
 
 
 def derive(row: SessionRow, seen: Observed) -> State | None:
-    """Compute a session's phase and its current checkpoint; None: as it was.
-
-    Args:
-        row: what was computed last, and the words of people.
-        seen: what agent, store and Hub say; ``None`` is no answer.
-    """
+    """Compute a session's phase and its current checkpoint; None: as it was."""
     if seen.silent:
         return None
     tree = _its_tree(row, seen)
@@ -117,23 +106,23 @@ def derive(row: SessionRow, seen: Observed) -> State | None:
     return _of_running(row, seen, tree) if tree.runs else _of_frozen(row, seen, tree)
 
 
-def differs(row: SessionRow, state: State) -> bool:
+def differs(row: SessionRow, state: State, seen: Observed) -> bool:
     """Whether it is something else than what was computed last.
 
     A warning is ours alone. A session that runs keeps the name of what it came from
-    when that has expired.
+    when that has expired; what it was saved as is older than what runs.
     """
     warned = row.phase is Phase.WARNED and state.phase in LIVE
     if row.phase is not state.phase and not warned:
         return True
     if state.tree is not None and state.tree.incarnation != row.incarnation:
         return True
-    saved = state.saved
-    if saved is None or saved.id == row.checkpoint:
-        return False
     if state.phase is Phase.SUSPENDING:
         return False
-    return state.phase not in LIVE or not row.checkpoint
+    if state.phase in LIVE and any(i.stamp > row.stamp for i in seen.saved or ()):
+        return True
+    other = state.saved is not None and state.saved.id != row.checkpoint
+    return other and (state.phase not in LIVE or not row.checkpoint)
 
 
 def _its_tree(row: SessionRow, seen: Observed) -> Tree | None:
@@ -177,7 +166,6 @@ def _of_frozen(row: SessionRow, seen: Observed, tree: Tree) -> State | None:
 
 
 def _of_gone(row: SessionRow, seen: Observed) -> State | None:
-    """Derive of a session that neither runs nor stands frozen."""
     own, hub = seen.tree(row.incarnation), seen.hub
     returns = any(tree.state is TreeState.RESTORING for tree in seen.left())
     match row.phase:
@@ -224,6 +212,12 @@ def current(row: SessionRow, seen: Observed) -> CheckpointInfo | None:
     if row.phase is Phase.SUSPENDED:
         return seen.checkpoint(row.checkpoint)
     return seen.checkpoint(row.checkpoint) or _save_point(row.incarnation, seen)
+
+
+def is_current(row: SessionRow, seen: Observed) -> bool:
+    """Whether the store has nothing that is the session, but what the row names."""
+    saved = current(row, seen)
+    return saved is None or saved.id == row.checkpoint
 
 
 def goes_back_to(row: SessionRow, seen: Observed, tree: Tree) -> CheckpointInfo | None:
@@ -273,13 +267,7 @@ def take_captured(
 def question(
     info: CheckpointInfo, said: Mapping[str, Mark], *, ruled: bool
 ) -> Reason | None:
-    """Why a person is asked or told something before a checkpoint comes back.
-
-    Args:
-        info: the checkpoint.
-        said: as ``Observed.said``.
-        ruled: whether a rule saves its session while that runs.
-    """
+    """Why a person is asked or told something before a checkpoint comes back."""
     if said.get(info.id, info.mark).gone_on is not None:
         return Reason.ENDED_SINCE_SAVED if ruled else Reason.ENDED_AFTER_RETURN
     chosen = info.id in said or info.word > (0, 0)
@@ -294,13 +282,7 @@ def is_aside(info: CheckpointInfo, said: Mapping[str, Mark]) -> bool:
 def is_left(
     info: CheckpointInfo, saved: Iterable[CheckpointInfo], said: Mapping[str, Mark]
 ) -> bool:
-    """Whether something newer of its session was set aside since the last word on it.
-
-    Args:
-        info: the checkpoint.
-        saved: all of that name.
-        said: as ``Observed.said``.
-    """
+    """Whether something newer of its session was set aside since the word on it."""
     word = _word(info, said)
     return any(
         is_aside(other, said) and other.stamp > info.stamp and _word(other, said) > word

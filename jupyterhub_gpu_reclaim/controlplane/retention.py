@@ -81,7 +81,6 @@ def kept(
 def _by_word(
     session: SessionRow, row: CheckpointRow, terms: Terms
 ) -> CheckpointRow | None:
-    """Keep it as somebody wants it, or as what the session is, or is hidden."""
     aside, runs, until = row.info.aside, session.phase in _RUNS, None
     if row.keeping is Keeping.TO_DELETE:
         return row.kept(Keeping.TO_DELETE, 0.0)
@@ -103,7 +102,6 @@ def _by_word(
 def _of_running(
     session: SessionRow, row: CheckpointRow, terms: Terms
 ) -> CheckpointRow | None:
-    """Keep what a session that runs goes back to, or was saved as in vain."""
     own, until = row.is_of(session.incarnation), None
     if own and not row.info.goes_on and session.phase in LIVE:
         return _begun(row, Keeping.SUPERSEDED, terms.now)
@@ -122,7 +120,6 @@ def _of_running(
 def _of_others(
     session: SessionRow, row: CheckpointRow, terms: Terms, line: set[str]
 ) -> CheckpointRow:
-    """Keep what a session can do without for a while."""
     keeping, seconds = Keeping.ASIDE, terms.set_aside
     if {row.id, row.info.incarnation} & line:
         keeping, seconds = Keeping.SUPERSEDED, terms.grace

@@ -1,1 +1,1 @@
-"""The phases of a session on paper, and a checker that tries all of their orders."""
+"""A session as a small model, and a checker that tries all orders of its steps."""

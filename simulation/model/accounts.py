@@ -46,6 +46,7 @@ class Desk:
         self.state = state
         self.journal = self
         self.clock = SimpleNamespace(now=lambda: 0.0)
+        self.settings = model.SETTINGS
         self.tab_keys = SimpleNamespace(forget=lambda key: ())
         self.deletions = Deletions(self, self)  # type: ignore[arg-type]
         self.deletions._read_in = state.term
@@ -202,7 +203,7 @@ def check(state: State) -> tuple[State, bool]:
     """The product's check of whose it is; the state, and whether a start may go on."""
     desk = Desk(state)
     try:
-        owners.check(desk, placement(state), model.SETTINGS)  # type: ignore[arg-type]
+        owners.check(desk, placement(state))  # type: ignore[arg-type]
     except Refused:
         return desk.settled(), False
     return desk.settled(), True
@@ -220,7 +221,7 @@ def joins(state: State, tree: Tree) -> bool:
 def noted(state: State) -> State:
     """The server belongs to who starts it."""
     desk = Desk(state)
-    owners.note(desk, placement(state), model.SETTINGS)  # type: ignore[arg-type]
+    owners.note(desk, placement(state))  # type: ignore[arg-type]
     return desk.settled()
 
 

@@ -31,7 +31,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.models import Tree as AgentTree
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import Term
-from jupyterhub_gpu_reclaim.controlplane import retention
+from jupyterhub_gpu_reclaim.controlplane import phase, retention
 from jupyterhub_gpu_reclaim.controlplane.api.questions import Answer, Questions
 from jupyterhub_gpu_reclaim.controlplane.flows import taking
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
@@ -40,8 +40,9 @@ from jupyterhub_gpu_reclaim.controlplane.model.actions import (
     ANSWERS,
     Action,
     ActionKind,
+    Asked,
+    Want,
 )
-from jupyterhub_gpu_reclaim.controlplane.model.asked import Asked, Want
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.phases import (
     LIVE,
@@ -270,7 +271,7 @@ def service(
         other = state._replace(term=state.term + 1, ending=frozenset())
         if state.late[3] == state.term:
             yield "another service takes over", other
-    before, state = state, _heard(state)
+    before, state = state, _seen_in_store(_heard(state))
     if state.kinds & _SILENT and (store := _saved_of(state)) is not None:
         state = state._replace(listed=frozenset(one.id for one in store))
     if state != before:
@@ -303,6 +304,13 @@ def _heard(state: State) -> State:
     return state._replace(heard=heard, late=late)
 
 
+def _seen_in_store(state: State) -> State:
+    """What the store has gets its rows."""
+    row = state.row
+    known = row.known.union(_living(state))
+    return state._replace(row=row._replace(known=known))
+
+
 def _is_former(term: int, heard: int) -> bool:
     """Whether an order of that term is refused by who has seen the other."""
     if not heard:
@@ -314,10 +322,8 @@ def _is_former(term: int, heard: int) -> bool:
 #: What the agent is told for each action that ends a tree, or takes its capture back.
 _ORDERS = {
     ActionKind.KILL: "kill",
-    ActionKind.GIVE_UP: "kill",
     ActionKind.RELEASE: "release",
     ActionKind.THAW: "thaw",
-    ActionKind.CANCEL: "thaw",
 }
 
 
@@ -352,8 +358,6 @@ def _act(state: State, action: Action) -> State | None:
             return _moved(state, inc)
         case ActionKind.READY if row.order == "save" and _may_begin(state):
             return _save(state, inc)
-        case ActionKind.CANCEL:
-            return _thaw(state, inc)
         case ActionKind.THAW:
             after = _thaw(state, inc)
             tree = after.tree(inc)
@@ -364,9 +368,9 @@ def _act(state: State, action: Action) -> State | None:
             return state._replace(hub=HubState.STOPPING, row=row)
         case ActionKind.RELEASE:
             return _release(state, inc, row.checkpoint)
-        case ActionKind.RESTORE:
+        case ActionKind.FOLLOW if row.phase is Phase.RESUMING:
             return _restore(state, inc, row.checkpoint)
-        case ActionKind.GIVE_UP:
+        case ActionKind.KILL if row.phase is Phase.RESUMING:
             after = state.without(inc, "a restore that was given up was the only state")
             return after.to(SessionEvent.RESTORE_FAILED, placed=False)
         case ActionKind.KILL:
@@ -384,8 +388,6 @@ def _taken_note(
             return _taken_running(state, action.phase, inc)
         case ActionKind.TAKE:
             return _taken(state, action.phase, inc, saved)
-        case ActionKind.NOTE:
-            return _noted_beside(state)
         case ActionKind.BRING_BACK if saved:
             return state.to(
                 SessionEvent.BROUGHT_BACK,
@@ -398,8 +400,8 @@ def _taken_note(
 
 def _taken_running(state: State, now: Phase, inc: int) -> State | None:
     """The state after the service has found that a session runs."""
-    row = state.row
-    if inc != row.inc:
+    row, tree = state.row, state.tree(inc)
+    if inc != row.inc or tree is None:
         return _adopted(state, inc)
     match row.phase:
         case Phase.SUSPENDING:
@@ -414,7 +416,7 @@ def _taken_running(state: State, now: Phase, inc: int) -> State | None:
             return state.to(SessionEvent.WAKES)
         case Phase.RUNNING if now is Phase.NAPPING:
             return state.to(SessionEvent.NAPS)
-    return _noted_beside(state)
+    return _way_back(state, tree)
 
 
 def _taken(
@@ -436,7 +438,7 @@ def _taken(
         return _committed(state, saved)
     if now is Phase.RELEASING:
         return state.to(
-            SessionEvent.FOUND_CAPTURED,
+            SessionEvent.COMMITTED,
             **_as(saved),
             **_noted(row, saved),
         )
@@ -503,6 +505,16 @@ def _noted(row: Row, *saved: Saved) -> dict[str, Any]:
     return {"known": known, "term": term, "number": number}
 
 
+def _way_back(state: State, tree: Tree) -> State:
+    """What a session that runs goes back to; it may be a save point of it."""
+    row, noted = state.row, _noted(state.row, *_living(state))
+    back = taking.way_back(_row(row), _seen(tree), _observed(state), 0.0)
+    if "checkpoint" in back:
+        order = "" if row.order == "save" else row.order
+        noted |= {"checkpoint": int(back["checkpoint"]), "order": order}
+    return state._replace(row=row._replace(**noted))
+
+
 def _thaw(state: State, inc: int) -> State:
     """The agent lets a tree go on; what it was captured as is deleted."""
     tree = state.tree(inc)
@@ -549,18 +561,6 @@ def _as(saved: Saved) -> dict[str, Any]:
 def _living(state: State) -> list[Saved]:
     there = {each.id for each in _observed(state).saved or ()}
     return [one for one in state.store if str(one.id) in there]
-
-
-def _noted_beside(state: State) -> State:
-    """What is saved beside the session is known; it may be a save point of it."""
-    noted = _noted(state.row, *_living(state))
-    observed, row = _observed(state), _row(state.row)
-    mine = (one for one in _kept(state.row) if one.id == row.checkpoint)
-    back = taking.new_way_back(row, observed, next(mine, None))
-    if back is not None:
-        order = "" if state.row.order == "save" else state.row.order
-        noted |= {"checkpoint": int(back.id), "order": order}
-    return state._replace(row=state.row._replace(**noted))
 
 
 def _found_saved(state: State, newest: Saved) -> State:
@@ -845,15 +845,23 @@ def _question(state: State, want: Want, inc: int) -> Asked:
         stamp=(0, int(state.hub_saved <= state.row.checkpoint)),
         former=f"s{state.owner}" if state.hub_inc else "",
         remembered=bool(state.hub_inc),
-        listed=state.listed is not None
-        and state.listed <= {one.id for one in state.row.known},
+        listed=_is_listed(state),
         kept=_kept(state.row),
     )
 
 
+def _is_listed(state: State) -> bool:
+    """Whether the service has seen a list, with nothing newer than its journal."""
+    if state.listed is None:
+        return False
+    there = tuple(one for one in state.row.known if one.id in state.listed)
+    had = _observed(state)._replace(saved=_list(there))
+    return phase.is_current(_row(state.row), had)
+
+
 def _asked(state: State, asked: Asked, decide: Decide) -> tuple[Action, State]:
     """The product's answer to a question, after all that it has done before it."""
-    state = _heard(state)
+    state = _seen_in_store(_heard(state))
     while True:
         action = _answer(state, asked, decide)
         if action.kind in {*ANSWERS, ActionKind.UNANSWERED, ActionKind.WAIT}:
@@ -889,7 +897,6 @@ class _Parts(Questions):
     def __init__(self, state: State, decide: Decide) -> None:
         self._state = state
         self._decide = decide
-        self._deletions: Any = self
 
     async def _ask_for_trees(self, key: SessionKey, observed: Observed) -> Observed:
         del key
@@ -908,15 +915,9 @@ class _Parts(Questions):
             raise StoreError(Reason.STORE_ABSENT)
         return observed._replace(saved=saved)
 
-    def living(self, key: SessionKey, observed: Observed) -> Observed:
-        """Nothing of it is to be deleted."""
-        del key
-        return observed
-
     def _settle(self, row: SessionRow, observed: Observed, asked: Asked) -> Any:
         asked = asked._replace(kept=_kept(self._state.row))
-        known = frozenset(each.id for each in asked.kept)
-        observed = observed._replace(hub=HubState.SPAWNING, known=known)
+        observed = observed._replace(hub=HubState.SPAWNING)
         action = self._decide(row, observed, 0.0, SETTINGS, asked)
         return Answer(action, row, observed)
 
@@ -1311,7 +1312,6 @@ def _saved_of(state: State) -> tuple[Saved, ...] | None:
 
 
 def _observed(state: State) -> Observed:
-    known = frozenset(str(one.id) for one in state.row.known)
     store = _saved_of(state)
     trees = tuple(map(_seen, state.trees)) if state.answers else None
     if NODE in state.kinds and not state.trees:
@@ -1319,7 +1319,7 @@ def _observed(state: State) -> Observed:
     left = Mark(aside=Aside(until=None))
     words = {str(one): left for one in (*state.row.doomed, *state.row.hidden)}
     saved = None if store is None else _list(store)
-    seen = Observed(trees, saved, state.hub, known, words)
+    seen = Observed(trees, saved, state.hub, words)
     return accounts.living(state, seen)
 
 

@@ -12,10 +12,10 @@ from jupyterhub_gpu_reclaim.controlplane import phase
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
-from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
+from jupyterhub_gpu_reclaim.controlplane.flows import ending
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.journal.lock import JournalLock
-from jupyterhub_gpu_reclaim.controlplane.loop import scheduler, start, stop
+from jupyterhub_gpu_reclaim.controlplane.loop import reconciler, scheduler
 from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
 from jupyterhub_gpu_reclaim.controlplane.model import lineage, phases
 from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
@@ -52,7 +52,7 @@ def _as_the_journal_has_it(row: SessionRow, seen: Observed) -> CheckpointInfo | 
 
 OLDER_JOURNAL: tuple[Patch, ...] = (
     (phase, "current", _as_the_journal_has_it),
-    (start, "is_accounted_for", yes),
+    (reconciler, "is_accounted_for", yes),
 )
 
 
@@ -108,8 +108,16 @@ def _after_the_row(self: Sessions, key: SessionKey) -> int:
     return self.row(key).generation + 1
 
 
+_differs = phase.differs
+
+
+def _but_stamps(row: SessionRow, state: phase.State, seen: Observed) -> bool:
+    return _differs(row, state, seen._replace(saved=()))
+
+
 GENERATIONS: tuple[Patch, ...] = (
     (KnownTerm, "number", _NoTerm()),
+    (phase, "differs", _but_stamps),
     (lineage, "highest", _one_more),
     (Sessions, "next_generation", _after_the_row),
 )
@@ -132,12 +140,9 @@ async def _leave_it(self: Worker, row: SessionRow, tree: Tree) -> float:
     return 5.0
 
 
-_differs = phase.differs
-
-
-def _but_naps(row: SessionRow, state: phase.State) -> bool:
+def _but_naps(row: SessionRow, state: phase.State, seen: Observed) -> bool:
     naps = {row.phase, state.phase} <= LIVE
-    return _differs(row, state) and not naps
+    return _differs(row, state, seen) and not naps
 
 
 MISSED_NAPS: tuple[Patch, ...] = ((phase, "differs", _but_naps),)
@@ -203,35 +208,35 @@ LATE_DELETIONS: tuple[Patch, ...] = (
 )
 
 
-_by_its_parts = stop._by_its_parts
+_by_its_parts = reconciler._by_its_parts
 
 
 def _is_over(row: SessionRow, observed: Observed, asked: Any) -> Action:
     """What the journal does not know has ended, and nothing may come back."""
     if row.incarnation != asked.incarnation:
-        return stop.END
+        return reconciler.END
     return _by_its_parts(row, observed, asked)
 
 
-LOST_END: tuple[Patch, ...] = ((stop, "_by_its_parts", _is_over),)
+LOST_END: tuple[Patch, ...] = ((reconciler, "_by_its_parts", _is_over),)
 
 
 def _if_they_answer(row: SessionRow, observed: Observed, asked: Any) -> Action:
     answer = _by_its_parts(row, observed, asked)
     mine = row.incarnation == asked.incarnation
     silent = answer.kind is ActionKind.UNANSWERED
-    return stop.END if mine and silent else answer
+    return reconciler.END if mine and silent else answer
 
 
-SILENT_LOSS: tuple[Patch, ...] = ((stop, "_by_its_parts", _if_they_answer),)
+SILENT_LOSS: tuple[Patch, ...] = ((reconciler, "_by_its_parts", _if_they_answer),)
 
 
 def _unnoted(row: SessionRow, observed: Observed, asked: Any) -> Action:
     del row, observed, asked
-    return stop.END
+    return reconciler.END
 
 
-UNNOTED_RETURN: tuple[Patch, ...] = ((stop, "_settle_return", _unnoted),)
+UNNOTED_RETURN: tuple[Patch, ...] = ((reconciler, "_settle_return", _unnoted),)
 
 
 def _nothing_is_there(row: SessionRow, observed: Observed, asked: Any) -> Action:
@@ -241,15 +246,15 @@ def _nothing_is_there(row: SessionRow, observed: Observed, asked: Any) -> Action
     return Action(kind)
 
 
-SILENCE: tuple[Patch, ...] = ((start, "_settle_silence", _nothing_is_there),)
+SILENCE: tuple[Patch, ...] = ((reconciler, "_settle_silence", _nothing_is_there),)
 
 
-async def _leave(self: Resumer, key: SessionKey, incarnation: str) -> None:
-    del self, key, incarnation
+async def _leave(*whom: object) -> None:
+    del whom
 
 
 LEFT_RESTORE: tuple[Patch, ...] = (
-    (Resumer, "kill", _leave),
+    (ending, "end", _leave),
     (Outcomes, "refuse_if_leased", nothing),
     (Observed, "whole", Observed.left),  # a second guard: an empty place is no session
 )

@@ -17,8 +17,12 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
-from jupyterhub_gpu_reclaim.controlplane.model.actions import ANSWERS, ActionKind
-from jupyterhub_gpu_reclaim.controlplane.model.asked import Asked, Want
+from jupyterhub_gpu_reclaim.controlplane.model.actions import (
+    ANSWERS,
+    ActionKind,
+    Asked,
+    Want,
+)
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     CheckpointRow,
@@ -37,13 +41,15 @@ def kept(name: str, keeping: Keeping = Keeping.CURRENT) -> CheckpointRow:
 
 
 def answer(asked: Asked, row, trees=(), saved=("c1",), known=("c1",), **more):
-    """The action, where the journal has ``known`` and the store has ``saved``."""
+    """The action, where the journal has ``known`` and the store has ``saved``.
+
+    What the store shows has its row by then.
+    """
     infos = None if saved is None else tuple(info(each, **more) for each in saved)
     trees = None if trees is None else tuple(trees)
-    rows = asked.kept or tuple(kept(name) for name in known)
-    observed = Observed(
-        trees, infos, HubState.SPAWNING, frozenset(each.id for each in rows)
-    )
+    names = sorted({*known, *(saved or ())})
+    rows = asked.kept or tuple(kept(name) for name in names)
+    observed = Observed(trees, infos, HubState.SPAWNING)
     return settle(row, observed, NOW, LIMITS, asked._replace(kept=rows))
 
 
@@ -83,11 +89,11 @@ def at(*trees, **more):
         (start(), row("releasing"), {"trees": None}, A.UNANSWERED),
         (start(), row("resuming", incarnation="new"), {"trees": None}, A.RETURN),
         (start(), row("resuming"), at(tree("running")), A.JOIN),
-        (start(), row("resuming"), at(tree("holding")), A.GIVE_UP),
+        (start(), row("resuming"), at(tree("holding")), A.KILL),
         (start(), row("resuming"), at(tree("capturing")), A.REFUSE),
         (start(), row("resuming"), at(tree("captured")), Phase.RELEASING),
         (start(), row("suspended"), at(tree("restoring", "i9")), A.REFUSE),
-        (start(), row("resuming"), at(), A.GIVE_UP),
+        (start(), row("resuming"), at(), A.KILL),
         (start(), row("resuming"), {"trees": None}, A.UNANSWERED),
         # What is there.
         (start(), row("suspended"), at(tree("running", "i9")), A.JOIN),
@@ -136,13 +142,13 @@ def at(*trees, **more):
             start(),
             row("suspended", checkpoint="c3", generation=3),
             {"saved": ("c2", "c3"), "known": ("c3",)},
-            A.NOTE,
+            A.RETURN,
         ),
         (
             start(checkpoint="c2"),
             row("suspended", checkpoint="c3", generation=3),
             {"saved": ("c2", "c3"), "known": ("c3",)},
-            A.NOTE,
+            A.RETURN,
         ),
         (start(), STOPPED, {"saved": ("c2",), "known": ()}, Phase.SUSPENDED),
         (HUBS, row("suspended"), {}, A.RETURN),
@@ -202,7 +208,7 @@ def test_start_in_silence_what_is_left_or_saved_is_not_passed_over():
     left = at(tree("holding", "i9"), saved=None)
     assert answer(silent, STOPPED, **left).kind is A.UNANSWERED
     saved = {"trees": None, "saved": ("c1",), "known": ()}
-    assert answer(silent, STOPPED, **saved).kind is A.UNANSWERED
+    assert answer(silent, LOST, **saved).kind is A.UNANSWERED
 
 
 def test_return_beside_a_silent_node_not_where_hub_and_journal_are_both_older():
@@ -230,7 +236,7 @@ def test_return_beside_a_silent_node_not_where_hub_and_journal_are_both_older():
         (stop(), row("resuming"), at(tree("running")), Phase.RUNNING),
         (stop(), row("resuming"), at(tree("captured")), A.REFUSE),
         (stop(), row("resuming"), at(tree("holding")), A.SAVED),
-        (stop(), row("resuming"), {}, A.GIVE_UP),
+        (stop(), row("resuming"), {}, A.KILL),
         (stop(), row("running"), at(tree("running"), saved=None), A.END),
         (stop(), row("running"), {"trees": None}, A.UNANSWERED),
         (stop(), row("running"), {"saved": None}, A.UNANSWERED),
@@ -283,7 +289,7 @@ def test_stop(asked, row, facts, kind):
 def test_stop_of_one_that_was_saved_meanwhile_is_suspended():
     """The journal is older, and agent and store know that it was released."""
     saved = msgspec.structs.replace(info("c2"), incarnation="old")
-    observed = Observed((), (info("c1"), saved), HubState.SPAWNING, frozenset({"c1"}))
+    observed = Observed((), (info("c1"), saved), HubState.SPAWNING)
     action = settle(STOPPED, observed, NOW, LIMITS, stop("old", kept=(kept("c1"),)))
     assert (action.phase, action.saved) == (Phase.SUSPENDED, saved)
 
@@ -300,7 +306,7 @@ def test_stop_of_one_that_is_being_saved_is_not_forgotten():
 def test_stop_of_one_that_was_saved_waits_for_what_is_under_way(phase):
     """The journal is of before a suspend, and what came of that has ended since."""
     saved = msgspec.structs.replace(info("c2"), incarnation="later")
-    observed = Observed((), (info("c1"), saved), HubState.SPAWNING, frozenset({"c1"}))
+    observed = Observed((), (info("c1"), saved), HubState.SPAWNING)
     asked = stop("later", kept=(kept("c1"),))
     assert settle(row(phase), observed, NOW, LIMITS, asked).kind is A.KEEP
 
@@ -343,7 +349,7 @@ def test_hub_that_remembers_a_newer_state_of_the_session_is_a_reason_to_ask():
     mine = row("suspended", checkpoint="c3", generation=3, session="s1")
     there = (msgspec.structs.replace(info("c3"), session="s1"),)
     rows = (msgspec.structs.replace(kept("c3"), info=there[0]),)
-    observed = Observed((), there, HubState.SPAWNING, frozenset({"c3"}))
+    observed = Observed((), there, HubState.SPAWNING)
     hubs = start(checkpoint="c4", former="s1", remembered=True, kept=rows)
 
     def asked(stamp, mine=mine):
@@ -387,9 +393,7 @@ ACTS = {
     A.RELEASE,
     A.THAW,
     A.KILL,
-    A.GIVE_UP,
     A.TAKE,
-    A.NOTE,
     A.WAIT,
     A.BRING_BACK,
 }
@@ -408,13 +412,14 @@ def test_no_start_is_cold_beside_a_tree_or_a_checkpoint_that_nobody_has_given_up
         action = answer(start(), row(phase), trees, saved, known)
         if action.kind is A.COLD:
             assert not [one for one in trees if one.runs]
-            assert set(saved or ()) <= set(known)
+            decided = row(phase).stamp
+            assert all(info(name).stamp <= decided for name in saved or ())
 
 
 def test_start_goes_back_to_a_save_point_that_nobody_heard_of():
     """It is of before a suspend that was taken back: the journal knows a later one."""
     point = msgspec.structs.replace(info("c1"), incarnation="i1", goes_on=True)
-    observed = Observed((), (point,), HubState.SPAWNING, frozenset())
+    observed = Observed((), (point,), HubState.SPAWNING)
     ended = row("running", checkpoint="", incarnation="i1", generation=2)
     action = settle(ended, observed, NOW, LIMITS, start())
     assert (action.phase, action.saved) == (Phase.SUSPENDED, point)

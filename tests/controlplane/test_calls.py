@@ -36,7 +36,7 @@ async def test_session_that_nobody_knows_is_not_found(world):
         controller.users.resume(nobody, "a"),
         controller.users.keep(nobody, 1, "a"),
         controller.users.start_fresh(nobody, "a"),
-        controller.users.discard(nobody, "a"),
+        controller.users.delete(nobody, "a"),
         controller.users.opt_out(nobody, True, "a"),
     ):
         with pytest.raises(NotFound):
@@ -52,7 +52,7 @@ async def test_calls_in_the_wrong_phase_are_refused_with_a_sentence(world):
     await world.reaches(controller, "running")
     for call in (
         controller.users.start_fresh(KEY, "ada"),
-        controller.users.discard(KEY, "ada"),
+        controller.users.delete(KEY, "ada"),
     ):
         with pytest.raises((Refused, NotFound)):
             await call
@@ -96,8 +96,8 @@ async def test_start_fresh_puts_aside_and_discard_deletes(world):
     await world.reaches(controller, "running")
     assert saved.id in world.node.saved
     with pytest.raises(NotFound):
-        await controller.users.discard(KEY, "ada", "ckpt-other")
-    assert (await controller.users.discard(KEY, "ada", saved.id)).saved == []
+        await controller.users.delete(KEY, "ada", "ckpt-other")
+    assert (await controller.users.delete(KEY, "ada", saved.id)).kept == []
     assert world.node.saved == {}
 
 

@@ -195,7 +195,7 @@ async def test_older_one_does_not_outlive_the_newer_that_the_journal_has_missed(
     kept = {row.id: row for row in second._sessions.journal.checkpoints(KEY)}
     assert kept[newer].keeping is Keeping.CURRENT
     assert kept[older].keeping is Keeping.SUPERSEDED
-    await second.users.discard(KEY, "ada")
+    await second.users.delete(KEY, "ada")
     await world.until(lambda: not world.node.saved)
 
 

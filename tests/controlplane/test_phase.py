@@ -227,7 +227,7 @@ def test_what_it_is_suspended_in_and_cannot_be_seen_is_not_passed_over():
     suspended = row("suspended", incarnation="i2", checkpoint="c2", generation=2)
     found = phase([], [saved(1)], its=suspended)
     assert (found.phase, found.saved) == (Phase.SUSPENDED, None)
-    assert not differs(suspended, found)
+    assert not differs(suspended, found, Observed((), (saved(1),), None))
 
 
 # --- the question

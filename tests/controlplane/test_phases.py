@@ -20,7 +20,6 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 #: Events that say that a committed checkpoint was seen, by capture or by looking.
 SEEN = {
     SessionEvent.COMMITTED,
-    SessionEvent.FOUND_CAPTURED,
     SessionEvent.FOUND_SAVED,
     SessionEvent.BROUGHT_BACK,
 }

@@ -34,7 +34,7 @@ R, S, P, G = (
 )
 HUBS = (*HubState, None)
 #: Acts that end programs.
-ENDING = {ActionKind.KILL, ActionKind.RELEASE, ActionKind.GIVE_UP}
+ENDING = {ActionKind.KILL, ActionKind.RELEASE}
 
 
 def row(phase: str, **more) -> SessionRow:
@@ -66,8 +66,8 @@ def info(name: str = "c1", generation: int = 0) -> CheckpointInfo:
     )
 
 
-def act(row: SessionRow, hub, *trees: Tree, saved=("c1",), known=("c1",)) -> Action:
-    observed = Observed(trees, tuple(info(s) for s in saved), hub, frozenset(known))
+def act(row: SessionRow, hub, *trees: Tree, saved=("c1",)) -> Action:
+    observed = Observed(trees, tuple(info(s) for s in saved), hub)
     return settle(row, observed, NOW, LIMITS)
 
 
@@ -141,7 +141,7 @@ TABLE = [
     (row("stopped"), R, [tree("napping")], Phase.NAPPING),
     (row("stopped"), S, [tree("napping")], ActionKind.KILL),
     # SUSPENDING
-    (row("suspending"), R, [tree("capturing")], ActionKind.ATTACH),
+    (row("suspending"), R, [tree("capturing")], ActionKind.FOLLOW),
     (row("suspending"), R, [tree("captured")], Phase.RELEASING),
     (row("suspending"), R, [tree("captured", checkpoint="cx")], ActionKind.THAW),
     (row("suspending"), R, [tree("running")], Phase.RUNNING),
@@ -186,19 +186,19 @@ TABLE = [
         row("resuming", placed=True),
         P,
         [tree("holding", checkpoint="")],
-        ActionKind.RESTORE,
+        ActionKind.FOLLOW,
     ),
     (row("resuming"), P, [tree("holding", checkpoint="")], ActionKind.WAIT),
-    (row("resuming"), P, [tree("restoring")], ActionKind.RESTORE),
+    (row("resuming"), P, [tree("restoring")], ActionKind.FOLLOW),
     (row("resuming"), P, [tree("running")], ActionKind.WAIT),
     (row("resuming"), R, [tree("running")], Phase.RUNNING),
     (row("resuming"), S, [tree("running")], Phase.RUNNING),
-    (row("resuming"), S, [tree("holding")], ActionKind.GIVE_UP),
+    (row("resuming"), S, [tree("holding")], ActionKind.KILL),
     (
         row("resuming", placed=True),
         P,
         [tree("holding"), tree("running", "i2", "")],
-        ActionKind.GIVE_UP,
+        ActionKind.KILL,
     ),
     (row("resuming"), S, [], Phase.SUSPENDED),
     (row("resuming"), P, [], ActionKind.WAIT),
@@ -207,7 +207,7 @@ TABLE = [
         row("resuming", placed=True),
         P,
         [tree("holding", failure=Failure(code="x", message="x"))],
-        ActionKind.GIVE_UP,
+        ActionKind.KILL,
     ),
     # STOPPED, or no row at all
     (row("stopped"), R, [tree("running")], Phase.RUNNING),
@@ -244,14 +244,15 @@ NEWER = [
     (SessionRow(key=KEY), S, [], Phase.SUSPENDED),
     (SessionRow(key=KEY), R, [], ActionKind.NOTHING),
     (row("stopped"), S, [], Phase.SUSPENDED),
-    (row("stopped", generation=2), S, [], ActionKind.NOTE),
+    (row("stopped", generation=2), S, [], ActionKind.NOTHING),
     (row("running"), S, [], Phase.SUSPENDED),
     (row("running", generation=2), S, [], Phase.SUSPENDED),
-    (row("running"), R, [tree("running")], ActionKind.NOTE),
+    (row("running"), R, [tree("running")], Phase.RUNNING),  # it is older
+    (row("running", generation=2), R, [tree("running")], ActionKind.READY),
     (row("suspending", attempt="c3"), S, [], Phase.SUSPENDED),
     (row("suspending", attempt="c2"), S, [], Phase.RELEASING),
     (row("suspended"), S, [], Phase.SUSPENDED),
-    (row("suspended", generation=2), S, [], ActionKind.NOTE),
+    (row("suspended", generation=2), S, [], ActionKind.NOTHING),
     (row("suspended"), S, [tree("captured", "i2", "c2")], Phase.RELEASING),
     (row("suspended"), S, [tree("running", "i2", "c2")], Phase.RUNNING),
     (row("suspended"), R, [tree("running", "i2", "c2")], Phase.RUNNING),
@@ -262,7 +263,7 @@ NEWER = [
     ("row", "hub", "trees", "do"), NEWER, ids=[f"{n}" for n in range(len(NEWER))]
 )
 def test_settle_checkpoint_that_the_journal_has_missed_has_its_act(row, hub, trees, do):
-    done = act(row, hub, *trees, saved=("c1", "c2"), known=("c1",))
+    done = act(row, hub, *trees, saved=("c1", "c2"))
     assert found(done) is do
     if do in {Phase.SUSPENDED, Phase.RELEASING} and row.generation < 2:
         assert done.saved.id == "c2"
@@ -331,7 +332,7 @@ def test_settle_without_the_hub_ends_nothing(phase, state):
     trees = [tree(state.value)] if state else []
     for since in (900.0, 990.0):
         done = act(row(phase, since=since), None, *trees)
-        assert done.kind not in ENDING - {ActionKind.GIVE_UP}
+        assert phase is Phase.RESUMING or done.kind not in ENDING
         assert done.kind is not ActionKind.STOP_AT_HUB
 
 

@@ -93,7 +93,7 @@ async def test_question_tells_when_it_died_and_not_when_that_was_noticed(
     runtime.seen = seen
     runtime.sampled = incarnation if seen else ""
     ended = Failure(code="session_disrupted", message="Its pod was ended.", at=at)
-    after = taking.lost(sessions, row(controller), info, ended, world.settings)
+    after = taking.lost(sessions, row(controller), info, ended)
     assert after.checkpoint == checkpoint
     assert after.failure.message.startswith(words), after.failure.message
     assert "last save point is from 2024-12-29 23:45 UTC" in after.failure.message
@@ -191,7 +191,7 @@ async def test_nobody_floods_the_store_with_names(world, monkeypatch):
     with pytest.raises(Refused):
         await controller.users.save(KEY, "ada", "3")
     await world.saved(controller)
-    await controller.users.discard(KEY, "ada", first)
+    await controller.users.delete(KEY, "ada", first)
     await world.saved(controller, "3")
 
 

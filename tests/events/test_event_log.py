@@ -135,7 +135,6 @@ WITHOUT_A_WORD = {
     "brought_back",
     "end second tree",
     "forgotten",
-    "found aside",
     "journal rebuilt",
     "nap failed",
     "naps",

@@ -437,7 +437,7 @@ class World:
         service = of.start_service(changes)
         await self.until(lambda: service.controller is not None)
         service.program.writes_left = writes or None
-        for order in ("start_fresh", "discard", "delete", "end_tree"):
+        for order in ("start_fresh", "delete", "end_tree"):
             self._note_given_up(service.controller.users, order)
         self._note_given_up(service.controller, "forget")
         return service.controller

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from jupyterhub_gpu_reclaim.common.drain import DrainOrder, DrainReport, NodeNotice
-    from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 _log = logging.getLogger(__name__)
@@ -26,9 +25,8 @@ LONGEST = 30 * 86400.0
 class NodeApi:
     """Calls about nodes; see ``Controller.nodes``."""
 
-    def __init__(self, sessions: Sessions, queue: WorkQueue) -> None:
+    def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._queue = queue
 
     def drain(self, node: str, order: DrainOrder, by: str) -> DrainReport:
         """Drain a node: suspend the sessions there, and those that come there later.
@@ -101,8 +99,7 @@ class NodeApi:
         self._look_at_sessions_on(drain.node)
 
     def _look_at_sessions_on(self, node: str) -> None:
-        """Have every session on the node looked at that waits for a change."""
         for row in self._sessions.journal.sessions():
             if row.node == node and not row.phase.rests:
                 self._sessions.touch(row.key)
-                self._queue.add(row.key)
+                self._sessions.look(row.key)

@@ -25,20 +25,19 @@ from jupyterhub_gpu_reclaim.controlplane.model.actions import (
     ANSWERS,
     Action,
     ActionKind,
+    Asked,
+    Want,
 )
-from jupyterhub_gpu_reclaim.controlplane.model.asked import Asked, Want
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
-    from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer
     from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 #: Most looks at a session that moves, or for which something was done first.
@@ -54,17 +53,7 @@ class Answer(NamedTuple):
 
 
 class Questions:
-    """Answers the questions of the Hub's spawner.
-
-    Args:
-        sessions: the rows.
-        agent: the agents.
-        observer: knows whether the store was listed.
-        deletions: knows what is to be deleted.
-        worker: does what is to be done first.
-        look: adds a session's key to the work queue.
-        settings: the limits.
-    """
+    """Answers the questions of the Hub's spawner."""
 
     def __init__(
         self,
@@ -72,18 +61,12 @@ class Questions:
         sessions: Sessions,
         agent: Agent,
         observer: Observer,
-        deletions: Deletions,
         worker: Worker,
-        look: Callable[[SessionKey], None],
-        settings: Settings,
     ) -> None:
         self._sessions = sessions
         self._agent = agent
         self._observer = observer
-        self._deletions = deletions
         self._worker = worker
-        self._look = look
-        self._settings = settings
 
     async def call_off(self, key: SessionKey) -> None:
         """Cancel a capture under way; return when it has ended either way.
@@ -97,23 +80,18 @@ class Questions:
         if self._sessions.drains.of_session(row) is None:
             with suppress(Refused, NotFound):
                 await self._agent.order(row.incarnation, orders.Cancel())
-        self._look(key)
+        self._sessions.look(key)
         await self.moved(key, lambda now: now.phase is not Phase.SUSPENDING)
 
     async def moved(self, key: SessionKey, so: Callable[[SessionRow], bool]) -> bool:
         """Wait until the row is as wanted; False when the limit is over."""
-        return await self._sessions.until(key, so, self._settings.settle_limit)
+        return await self._sessions.until(key, so, self._sessions.settings.settle_limit)
 
     async def _moved_on(self, row: SessionRow) -> bool:
         return await self.moved(row.key, lambda now: now != row)
 
     async def answer(self, key: SessionKey, want: Want, placement: Placement) -> Answer:
         """Return the answer, after doing everything that must come before it.
-
-        Args:
-            key: the session.
-            want: what is wanted of it.
-            placement: who asks, and what the Hub remembers.
 
         Raises:
             ReclaimError: a part that is needed does not answer, or the session moves.
@@ -163,8 +141,6 @@ class Questions:
             except (Unreachable, StoreError) as error:
                 # The first is told: it is why the second was of no use.
                 silence = silence or error
-            else:
-                observed = self._deletions.living(row.key, observed)
             if silence is not None and look_at == self._ask_for_checkpoints:
                 asked = asked._replace(silence=silence.reason)
             answer = self._settle(row, observed, asked)
@@ -179,12 +155,11 @@ class Questions:
         return observed._replace(saved=in_order(await self._agent.checkpoints(key)))
 
     def _settle(self, row: SessionRow, observed: Observed, asked: Asked) -> Answer:
+        observed = observed._replace(hub=HubState.SPAWNING)
+        observed = self._observer.whole(row.key, observed)
         asked = asked._replace(kept=tuple(self._sessions.journal.checkpoints(row.key)))
-        known = frozenset(each.id for each in asked.kept)
-        observed = observed._replace(hub=HubState.SPAWNING, known=known)
-        observed = self._observer.with_words(row.key, observed)
         now = self._sessions.clock.now()
-        action = settle(row, observed, now, self._settings, asked)
+        action = settle(row, observed, now, self._sessions.settings, asked)
         return Answer(action, row, observed)
 
     async def act(self, answer: Answer, placement: Placement) -> None:
@@ -203,6 +178,6 @@ class Questions:
             # A worker may have been told before us that it goes on; it notes that.
             if error.reason is not Reason.NOT_CAPTURED:
                 raise
-            self._look(row.key)
+            self._sessions.look(row.key)
             if not await self._moved_on(row):
                 raise

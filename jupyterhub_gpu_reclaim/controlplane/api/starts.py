@@ -1,6 +1,6 @@
 """Start planner: cold, restore, adopt or refuse; then placed, followed or cancelled.
 
-The reconciler decides (``loop/start.py``), its answer is translated here. The restore
+``loop/reconciler.py`` decides, its answer is translated here. The restore
 itself is ordered by the worker (``flows/resume.py``).
 
 An administrator may order that a session's login be made valid again: its token is in
@@ -32,14 +32,21 @@ from jupyterhub_gpu_reclaim.controlplane import retention
 from jupyterhub_gpu_reclaim.controlplane.flows import ending, taking
 from jupyterhub_gpu_reclaim.controlplane.journal import notes
 from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
-from jupyterhub_gpu_reclaim.controlplane.model.actions import ActionKind, failure_of
-from jupyterhub_gpu_reclaim.controlplane.model.asked import Want
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
+from jupyterhub_gpu_reclaim.controlplane.model.actions import (
+    ActionKind,
+    Want,
+    failure_of,
+)
+from jupyterhub_gpu_reclaim.controlplane.model.phases import (
+    LIVE,
+    NO_ORDER,
+    SessionEvent,
+)
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from jupyterhub_gpu_reclaim.common.models import Failure, Identity, Tree
     from jupyterhub_gpu_reclaim.controlplane.api.questions import Answer, Questions
@@ -47,7 +54,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
-    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 
@@ -58,18 +64,7 @@ _ATTEMPTS = 5
 
 
 class StartPlanner:
-    """Answers the spawner before and during a start.
-
-    Args:
-        sessions: the rows.
-        agent: the agents.
-        deletions: takes up orders to delete before anything is written.
-        questions: asks the reconciler.
-        resumer: ends restores that are no longer wanted.
-        together: knows what comes back with it.
-        look: adds a session's key to the work queue.
-        settings: the limits.
-    """
+    """Answers the spawner before and during a start."""
 
     def __init__(
         self,
@@ -80,8 +75,6 @@ class StartPlanner:
         questions: Questions,
         resumer: Resumer,
         together: Together,
-        look: Callable[[SessionKey], None],
-        settings: Settings,
     ) -> None:
         self._sessions = sessions
         self._agent = agent
@@ -89,28 +82,32 @@ class StartPlanner:
         self._questions = questions
         self._resumer = resumer
         self._together = together
-        self._look = look
-        self._settings = settings
 
     async def plan(self, placement: Placement) -> StartPlan:
-        """Cold, restore, adopt or refuse; see ``Controller.plan_start``."""
+        """Plan how to start a session; ``placement.incarnation`` is the new one.
+
+        Never ``cold`` while a checkpoint is known. A capture under way is cancelled
+        (answer ``adopt``) or, once committed, finished (answer ``restore``). If no plan
+        can be made, the answer is ``refuse`` with its reason; nothing is raised.
+        Idempotent for the same incarnation.
+        """
         key = placement.key
         try:
             self._deletions.take_up()
             # The check may give it a former one's.
             owned = self._sessions.row(key).account == placement.owner != ""
-            owners.check(self._sessions, placement, self._settings)
+            owners.check(self._sessions, placement)
             await self._questions.call_off(key)
             for _ in range(_ATTEMPTS):
                 answer = await self._questions.answer(key, Want.START, placement)
                 # More may have been found.
-                owners.check(self._sessions, placement, self._settings)
+                owners.check(self._sessions, placement)
                 plan = await self._plan(answer, placement)
                 if plan is not None:
                     _log.info("%s: start %s", key, plan.action)
                     if plan.action == "refuse":
                         return plan
-                    owners.note(self._sessions, placement, self._settings)
+                    owners.note(self._sessions, placement)
                     renews = self._renews_login(key, plan.action)
                     return msgspec.structs.replace(
                         plan, owned=owned, renew_login=renews
@@ -123,10 +120,9 @@ class StartPlanner:
                 self._tell_why(key, failure)
             return StartPlan(action="refuse", failure=failure)
         finally:
-            self._look(key)
+            self._sessions.look(key)
 
     def _renews_login(self, key: SessionKey, action: str) -> bool:
-        """Whether an old login may be made valid again."""
         if action == "cold" or not renewal_ordered(self._sessions, key):
             return False
         if action == "adopt":  # for a restore, the place is reported
@@ -166,9 +162,7 @@ class StartPlanner:
                 return None
             case ActionKind.ASK:
                 # What was said before the question is no answer to it.
-                self._sessions.update(
-                    row.key, failure=action.failure, intent=Intent.NONE, intent_by=""
-                )
+                self._sessions.update(row.key, failure=action.failure, **NO_ORDER)
         return StartPlan(action="refuse", failure=action.failure)
 
     def _tell_why(self, key: SessionKey, failure: Failure) -> None:
@@ -177,9 +171,7 @@ class StartPlanner:
         The Hub, which asked for them, only says that it was.
         """
         if self._sessions.row(key).intent is Intent.RESUME:
-            self._sessions.update(
-                key, failure=failure, intent=Intent.NONE, intent_by=""
-            )
+            self._sessions.update(key, failure=failure, **NO_ORDER)
 
     def _check_open(self) -> None:
         """Refuse a start while the Hub's own machine is drained.
@@ -237,7 +229,7 @@ class StartPlanner:
         if tree.ending:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="stop")
         if ending.is_ordered(self._sessions, tree.key, tree.incarnation):
-            await self._resumer.kill(tree.key, tree.incarnation)
+            await ending.end(self._sessions, self._agent, tree.key, tree.incarnation)
             return None
         if not renewal_ordered(self._sessions, row.key):
             owners.refuse_anothers(self._sessions, tree, placement)
@@ -262,8 +254,12 @@ class StartPlanner:
             self._sessions.update(row.key, **changes)
 
     # --- after the plan
-    def placed(self, placement: Placement) -> None:
-        """See ``Controller.placed``."""
+    async def placed(self, placement: Placement) -> None:
+        """Note that an init holds a place, or that a cold session runs; idempotent.
+
+        Raises:
+            Refused: ``wrong_phase``: that restore is not, or no longer, under way.
+        """
         key, sessions = placement.key, self._sessions
         self._deletions.take_up()  # if the start was planned without this service
         row = sessions.row(key)
@@ -275,11 +271,10 @@ class StartPlanner:
         else:
             sessions.tab_keys.begun(key, placement.tab_key)
             self._note_cold_start(row, placement)
-            owners.note(sessions, placement, self._settings)
-        self._look(key)
+            owners.note(sessions, placement)
+        self._sessions.look(key)
 
     def _note_cold_start(self, row: SessionRow, placement: Placement) -> None:
-        """Note a cold start; a checkpoint, if there is one, is set aside."""
         if row.incarnation == placement.incarnation:
             return  # it was found before; whatever has become of it since is newer
         stopped = row.phase in {*LIVE, Phase.STOPPED}
@@ -293,8 +288,8 @@ class StartPlanner:
             resumed_at=None,
         )
 
-    async def progress(self, key: SessionKey, after: int) -> AsyncIterator[Event]:
-        """See ``Controller.progress``."""
+    async def progress(self, key: SessionKey, after: int = 0) -> AsyncIterator[Event]:
+        """Events of the restore under way from number ``after`` on, until its end."""
         operation = self._sessions.operation(key)
         row = self._sessions.row(key)
         if operation is not None and operation.kind != "resume":
@@ -326,13 +321,13 @@ class StartPlanner:
                 return tree
         return None
 
-    def login_revoked(self, placement: Placement) -> None:
-        """See ``Controller.login_revoked``."""
+    async def login_revoked(self, placement: Placement) -> None:
+        """Note that a running server's login was revoked: so is the key of its tabs."""
         if self._sessions.row(placement.key).incarnation == placement.incarnation:
             self._sessions.tab_keys.revoke(placement.key)
 
     async def cancelled(self, placement: Placement) -> None:
-        """See ``Controller.cancelled``."""
+        """Cancel a start: end what was placed, keep the checkpoint."""
         row = self._sessions.row(placement.key)
         failure = placement.failure
         if failure is not None and failure.code == Reason.TOKEN_REVOKED.value:
@@ -340,8 +335,10 @@ class StartPlanner:
         if row.incarnation == placement.incarnation:
             self._cancel(row, placement)
         with suppress(Unreachable, Refused):
-            await self._resumer.kill(placement.key, placement.incarnation)
-        self._look(placement.key)
+            await ending.end(
+                self._sessions, self._agent, placement.key, placement.incarnation
+            )
+        self._sessions.look(placement.key)
 
     def _cancel(self, row: SessionRow, placement: Placement) -> None:
         sessions = self._sessions

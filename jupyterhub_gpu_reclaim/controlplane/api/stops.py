@@ -28,26 +28,22 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
-from jupyterhub_gpu_reclaim.controlplane.flows import vanished
+from jupyterhub_gpu_reclaim.controlplane.flows import ending
 from jupyterhub_gpu_reclaim.controlplane.journal import notes
 from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
-from jupyterhub_gpu_reclaim.controlplane.model.actions import ActionKind
-from jupyterhub_gpu_reclaim.controlplane.model.asked import Want
+from jupyterhub_gpu_reclaim.controlplane.model.actions import ActionKind, Want
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
     from jupyterhub_gpu_reclaim.controlplane.api.questions import Questions
     from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
-    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 _log = logging.getLogger(__name__)
@@ -57,17 +53,7 @@ _LATELY = 86400.0
 
 
 class StopPlanner:
-    """Answers the spawner before and after a stop.
-
-    Args:
-        sessions: the rows.
-        agent: the agents.
-        deletions: deletes what a deleted server has left.
-        resumer: notes that a restore has ended well.
-        questions: asks the reconciler.
-        look: adds a session's key to the work queue.
-        settings: the limits.
-    """
+    """Answers the spawner before and after a stop."""
 
     def __init__(
         self,
@@ -77,19 +63,24 @@ class StopPlanner:
         deletions: Deletions,
         resumer: Resumer,
         questions: Questions,
-        look: Callable[[SessionKey], None],
-        settings: Settings,
     ) -> None:
         self._sessions = sessions
         self._agent = agent
         self._deletions = deletions
         self._resumer = resumer
         self._questions = questions
-        self._look = look
-        self._settings = settings
 
     async def plan(self, placement: Placement) -> StopPlan:
-        """See ``Controller.plan_stop``."""
+        """Answer ``release`` if that incarnation is (now) suspended, else ``stop``.
+
+        A capture under way is cancelled or finished first. Idempotent.
+
+        Raises:
+            Refused: ``operation_in_flight``: neither was possible; end nothing now.
+            StoreError: it has ended, and what may come back is not known.
+            Unreachable: the agent does not answer, and whether the session has ended is
+                not known here.
+        """
         row = owners.row_of(self._sessions, placement)
         key = row.key
         if placement.checked:
@@ -118,12 +109,11 @@ class StopPlanner:
             case ActionKind.SAVED:
                 return self._release_plan(key)
             case ActionKind.KEEP:
-                self._look(key)
+                self._sessions.look(key)
                 return StopPlan(action="keep")
         return StopPlan(action="stop")
 
     def _release_plan(self, key: SessionKey) -> StopPlan:
-        """Return what the Hub is to remember of a captured session."""
         row = self._sessions.row(key)
         suspension = self._sessions.suspension(row)
         return StopPlan(
@@ -136,17 +126,22 @@ class StopPlanner:
         The Hub cannot be told to leave the server running (trap T8).
         """
         self._sessions.update(key, intent=Intent.SUSPEND, intent_by=SERVICE)
-        self._look(key)
+        self._sessions.look(key)
         await self._sessions.until(
             key,
             lambda row: (
                 row.phase is not Phase.SUSPENDING and row.intent is not Intent.SUSPEND
             ),
-            self._settings.settle_limit,
+            self._sessions.settings.settle_limit,
         )
 
     async def release(self, placement: Placement) -> None:
-        """See ``Controller.release``."""
+        """End the saved tree; returns when it is dead. Idempotent.
+
+        Raises:
+            Refused: ``not_captured``: that incarnation is not saved.
+            Unreachable: the agent does not answer; it will be done later.
+        """
         row = owners.row_of(self._sessions, placement)
         if row.incarnation != placement.incarnation or row.phase not in SAVED:
             raise Refused(Reason.NOT_CAPTURED)
@@ -154,10 +149,10 @@ class StopPlanner:
             release = orders.Release(row.checkpoint)
             await self._agent.order(row.incarnation, release)
         finally:
-            self._look(row.key)
+            self._sessions.look(row.key)
 
-    def stopped(self, placement: Placement) -> None:
-        """See ``Controller.stopped``."""
+    async def stopped(self, placement: Placement) -> None:
+        """Note a real stop. A suspended session stays suspended (trap T9)."""
         row = owners.row_of(self._sessions, placement)
         if row.incarnation == placement.incarnation:
             back = self._sessions.has_come_back(row.key)
@@ -167,19 +162,13 @@ class StopPlanner:
                 self._note_stop(row, placement)
             elif row.phase is Phase.RESUMING:
                 self._sessions.apply(row.key, SessionEvent.STOPPED)
-        self._look(row.key)
+        self._sessions.look(row.key)
 
     def _note_stop(self, row: SessionRow, placement: Placement) -> None:
-        """Note a real stop; a checkpoint still kept from the return is set aside.
-
-        Args:
-            row: the session.
-            placement: how the session ended, or who had the Hub stop it.
-        """
+        """Note a real stop; a checkpoint still kept from the return is set aside."""
         aside: list[CheckpointRow] = []
         if placement.failure is None and not placement.culled:  # a person's word
-            seconds = self._settings.set_aside
-            aside = expiry.aside(self._sessions, row.checkpoint, seconds)
+            aside = expiry.aside(self._sessions, row.checkpoint)
         changes: dict[str, Any] = {
             "checkpoints": aside,
             "bring_back": "",
@@ -187,14 +176,18 @@ class StopPlanner:
         }
         if placement.failure is not None:
             ended = placement.failure
-            vanished.take(self._sessions, self._agent, row, ended, **changes)
+            ending.vanished(self._sessions, self._agent, row, ended, **changes)
             return
         by = placement.by or of_user(row.key.user)
         why = self._note_culler(by) if placement.culled else None
         self._sessions.apply(row.key, SessionEvent.STOPPED, by=by, why=why, **changes)
 
     async def forget(self, deletion: Deletion) -> None:
-        """See ``Controller.forget``."""
+        """Delete everything that is left of a deleted server. Idempotent.
+
+        The order is journalled before anything is done, and repeated until nothing is
+        left, also if a part does not answer now.
+        """
         key = deletion.key
         if deletion.kept_from:
             self._keep_for_a_while(key, deletion.kept_from)
@@ -202,10 +195,9 @@ class StopPlanner:
         self._deletions.take(deletion)
         with suppress(ReclaimError):
             await self._deletions.carry_out(key)
-        self._look(key)
+        self._sessions.look(key)
 
     def _note_culler(self, by: str) -> Decision:
-        """Note that a culler ends sessions before they are saved."""
         now = self._sessions.clock.now()
         self._sessions.journal.write(*notes.note(NoteKind.CULLER, by, now))
         code, told = Reason.CULLED.value, Reason.CULLED.sentence(by=by)
@@ -223,8 +215,7 @@ class StopPlanner:
         ]
 
     def _keep_for_a_while(self, key: SessionKey, program: str) -> None:
-        """Keep a deleted user's session for a while, as a former account's."""
-        row, seconds = self._sessions.row(key), self._settings.set_aside
+        row, seconds = self._sessions.row(key), self._sessions.settings.set_aside
         if not row.since:
             return
         kept, claimed = [], row.claimed
@@ -235,4 +226,4 @@ class StopPlanner:
             claimed = True
         line = self._sessions.audit_line(key, program, "user deleted")
         self._sessions.update(key, line, checkpoints=kept, claimed=claimed)
-        self._look(key)
+        self._sessions.look(key)

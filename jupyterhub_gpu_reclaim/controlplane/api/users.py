@@ -56,14 +56,12 @@ from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionView
+    from jupyterhub_gpu_reclaim.common.models import SessionView
     from jupyterhub_gpu_reclaim.common.orders import Order
     from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
-    from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
-    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 _log = logging.getLogger(__name__)
@@ -87,7 +85,11 @@ def _left(row: CheckpointRow) -> Left:
 
 
 class UserApi:
-    """Calls about sessions, by people and programs; see ``Controller.users``."""
+    """Calls about sessions, by people and programs.
+
+    Each raises ``NotFound`` where there is no such session. ``by`` is who asks; who
+    ``manages`` may say that another account of that name is the same person.
+    """
 
     def __init__(
         self,
@@ -96,15 +98,12 @@ class UserApi:
         agent: Agent,
         deletions: Deletions,
         judge: Judge,
-        queue: WorkQueue,
-        settings: Settings,
     ) -> None:
         self._sessions = sessions
+        self._settings = sessions.settings
         self._agent = agent
         self._deletions = deletions
         self._judge = judge
-        self._queue = queue
-        self._settings = settings
 
     def sessions(self) -> list[SessionView]:
         """List all sessions that run, are suspended, or have left something.
@@ -115,11 +114,7 @@ class UserApi:
         return self._sessions.views()
 
     def session(self, key: SessionKey) -> SessionView:
-        """Return one session.
-
-        Raises:
-            NotFound: no such session.
-        """
+        """Return one session."""
         return self._sessions.view(key)
 
     def why(self, key: SessionKey) -> list[Decision]:
@@ -127,9 +122,6 @@ class UserApi:
 
         Empty for a session that does not run: its former reasons are not its reasons
         now.
-
-        Raises:
-            NotFound: no such session.
         """
         row = self._known_row(key)
         if row.phase not in LIVE:
@@ -160,13 +152,12 @@ class UserApi:
         A session that is suspended, or about to be, is no error.
 
         Raises:
-            NotFound: no such session.
             Refused: ``wrong_phase``: it is coming back, or does not run.
         """
         row = self._known_row(key)
         gone = {Phase.SUSPENDING, Phase.RELEASING, Phase.SUSPENDED}
         if row.phase in LIVE:
-            self._write_intent(row, Intent.SUSPEND, by)
+            self._sessions.order(key, Intent.SUSPEND, by)
         elif row.phase not in gone or row.intent is Intent.RESUME:
             raise _wrong_phase(row, SessionEvent.SUSPEND)
         return self._sessions.view(key)
@@ -174,15 +165,9 @@ class UserApi:
     async def save(self, key: SessionKey, by: str, name: str = "") -> SessionView:
         """Save a session as soon as possible, while it goes on.
 
-        The policy is not asked.
-
-        Args:
-            key: the session.
-            by: who asks.
-            name: of the save point, which is then kept beside later ones.
+        The policy is not asked. One with a name is kept beside later ones.
 
         Raises:
-            NotFound: no such session.
             BadRequest: the name is not valid.
             Refused: ``wrong_phase``: it does not run; ``operation_in_flight``: another
                 order is to be carried out first; ``node_drains``; or there are too
@@ -198,7 +183,7 @@ class UserApi:
         self._check_stays(row)
         if name := _checked_name(name):
             self._check_names(key)
-        self._write_intent(row, Intent.SAVE, by, name or row.save_name)
+        self._sessions.order(key, Intent.SAVE, by, save_name=name or row.save_name)
         return self._sessions.view(key)
 
     async def nap(self, key: SessionKey, by: str) -> SessionView:
@@ -207,7 +192,6 @@ class UserApi:
         The policy is not asked. A session that naps already is no error.
 
         Raises:
-            NotFound: no such session.
             Refused: ``wrong_phase``: it does not run; ``operation_in_flight``: its
                 suspend was ordered; ``node_drains``.
         """
@@ -217,7 +201,6 @@ class UserApi:
         """Move a session's GPU memory back; one that is awake is no error.
 
         Raises:
-            NotFound: no such session.
             Refused: as for ``nap``.
         """
         return await self._order_nap(key, Intent.WAKE, SessionEvent.WAKES, by)
@@ -231,7 +214,7 @@ class UserApi:
         if row.intent is Intent.SUSPEND:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.intent.value)
         self._check_stays(row)
-        self._write_intent(row, intent, by)
+        self._sessions.order(key, intent, by)
         return self._sessions.view(key)
 
     async def resume(
@@ -242,20 +225,14 @@ class UserApi:
         If its node is drained, the suspend goes on, and the session comes back after
         that.
 
-        Args:
-            key: the session.
-            by: who asks.
-            manages: whether they may say that a name's new account is the same person.
-
         Raises:
-            NotFound: no such session.
             Refused: ``wrong_phase``: it has no checkpoint; ``former_account``: it is
                 not known which account it belongs to.
         """
         row = self._known_row(key)
         self._settle_account(key, by, manages=manages)
         if row.phase in {Phase.SUSPENDED, Phase.RELEASING, Phase.SUSPENDING}:
-            self._write_intent(row, Intent.RESUME, by)
+            self._sessions.order(key, Intent.RESUME, by)
             await self._call_off_suspend(row)
         elif row.phase is Phase.STOPPED:
             raise _wrong_phase(row, SessionEvent.RESTORE)
@@ -266,13 +243,7 @@ class UserApi:
     ) -> SessionView:
         """Resume a session with its files as they were; what is newer goes beside.
 
-        Args:
-            key: the session.
-            by: who asks.
-            manages: see ``resume``.
-
         Raises:
-            NotFound: no such session.
             Refused: ``wrong_phase``: nobody has been asked that; and see ``resume``.
         """
         row = self._known_row(key)
@@ -291,16 +262,9 @@ class UserApi:
         """Leave a session alone for some time; 0 takes that back.
 
         A warning is taken back, and so is a suspend that was ordered or is under way.
-
-        Args:
-            key: the session.
-            seconds: from now on.
-            by: who asks.
-            manages: whether only the limit of a year holds for them, and not
-                ``Settings.keep_limit``.
+        For who manages, only the limit of a year holds, not ``Settings.keep_limit``.
 
         Raises:
-            NotFound: no such session.
             BadRequest: not a sensible time.
             Refused: longer than allowed; ``node_drains``; or ``wrong_phase``: it is
                 stopped, and its next start is a new session.
@@ -328,7 +292,7 @@ class UserApi:
             self._sessions.apply(
                 key, SessionEvent.STAYS, by=by, why=why, failure=row.failure
             )
-        self._queue.add(key)
+        self._sessions.look(key)
         return self._sessions.view(key)
 
     def longest_keep(self, *, manages: bool = False) -> float:
@@ -339,23 +303,17 @@ class UserApi:
         """Exclude this session from all policies, or include it again.
 
         The button still works.
-
-        Raises:
-            NotFound: no such session.
         """
         self._known_row(key)
         line = self._sessions.audit_line(key, by, "opt out" if out else "opt in")
         self._sessions.update(key, line, opted_out_by=by if out else "")
-        self._queue.add(key)
+        self._sessions.look(key)
         return self._sessions.view(key)
 
     async def renew_login(self, key: SessionKey, by: str) -> SessionView:
         """Let the next start renew a login that the Hub no longer knows.
 
         For managers. Nothing is started.
-
-        Raises:
-            NotFound: no such session.
         """
         self._known_row(key)
         # A Hub that has lost its database has other accounts for the same people.
@@ -367,9 +325,6 @@ class UserApi:
         """Take the right to ask and order from all tabs of the session's starts so far.
 
         The pages of its user, and tabs of the next fresh start, are not concerned.
-
-        Raises:
-            NotFound: no such session.
         """
         self._known_row(key)
         self._sessions.tab_keys.revoke(key)
@@ -387,7 +342,6 @@ class UserApi:
         Nothing is started: the person goes on to the Hub's spawn page.
 
         Raises:
-            NotFound: no such session.
             Refused: ``wrong_phase``: it is not suspended.
         """
         seconds = self._settings.set_aside
@@ -424,15 +378,8 @@ class UserApi:
         """Bring back another checkpoint than the one the session is suspended in.
 
         The present one is set aside for ``Settings.set_aside``. One that the journal
-        does not know is looked for in the store.
-
-        Args:
-            key: the session.
-            checkpoint: its id.
-            by: who asks for it.
-            save_running: whether the session, if it runs, is suspended first.
-            manages: whether they may say that another account's is the same person's:
-                of a former one of that name, or from another Hub.
+        does not know is looked for in the store. With ``save_running``, a session that
+        runs is suspended first.
 
         Raises:
             NotFound: no such session or checkpoint.
@@ -449,9 +396,7 @@ class UserApi:
         if row.phase in LIVE and row.incarnation != before.incarnation:
             save_running = False  # what was asked for was not this session
         if row.phase.rests:
-            bringing.take(
-                self._sessions, row, self._settings, checkpoint=checkpoint, by=by
-            )
+            bringing.take(self._sessions, row, checkpoint=checkpoint, by=by)
         elif row.phase in LIVE and save_running:
             line = self._sessions.audit_line(key, by, "ask to bring back", wanted.id)
             self._sessions.update(
@@ -463,7 +408,7 @@ class UserApi:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.phase.value)
         if manages:
             owners.give(self._sessions, key)
-        self._queue.add(key)
+        self._sessions.look(key)
         return self._sessions.view(key)
 
     async def _find_checkpoint(
@@ -474,62 +419,25 @@ class UserApi:
         The store is asked even if the journal knows the checkpoint: it may be older.
         """
         journal = self._sessions.journal
-        saved = await self._saved_in_store(
-            key, known=journal.checkpoint(checkpoint) is not None
-        )
-        if saved is not None:
-            mine = [i for i in saved if (i.id, i.key) == (checkpoint, key)]
-            if not mine:
-                raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
+        there = True
+        try:
+            infos = tuple(await self._agent.checkpoints(key))
+        except (Unreachable, StoreError):
             if journal.checkpoint(checkpoint) is None:
-                self._sessions.keep(key, self._sessions.found(mine))
-        row = journal.checkpoint(checkpoint)
-        if row is None or row.key != key or row.keeping is Keeping.TO_DELETE:
+                raise
+        else:
+            seen = self._deletions.living(key, Observed((), infos, None))
+            self._sessions.see(key, seen.saved or ())
+            there = seen.checkpoint(checkpoint) is not None
+        row = journal.checkpoint(checkpoint) if there else None
+        gone = row is None or row.key != key or row.keeping is Keeping.TO_DELETE
+        if row is None or gone:
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
         if not manages and lineage.is_hidden(self._sessions.row(key), row):
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
         return row
 
-    async def _saved_in_store(
-        self, key: SessionKey, *, known: bool
-    ) -> tuple[CheckpointInfo, ...] | None:
-        """Return what the store has of that session; None: it is silent."""
-        try:
-            infos = tuple(await self._agent.checkpoints(key))
-        except (Unreachable, StoreError):
-            if known:
-                return None
-            raise
-        return self._deletions.living(key, Observed((), infos, None)).saved
-
-    async def discard(
-        self, key: SessionKey, by: str, checkpoint: str | None = None
-    ) -> SessionView:
-        """Delete a session's checkpoint: the next start is cold.
-
-        Args:
-            key: the session.
-            by: who asks for it.
-            checkpoint: another one; None: what it is suspended in. A page may be older
-                than the session, so that never means another one.
-
-        Raises:
-            NotFound: no such session or checkpoint.
-            Refused: ``wrong_phase``: the checkpoint is in use, or none was named and
-                the session is not suspended.
-        """
-        row = self._known_row(key)
-        if row.phase is Phase.SUSPENDED and checkpoint in {None, row.checkpoint}:
-            expiry.discard(self._sessions, key, row.checkpoint, by=by)
-        elif checkpoint is None:
-            raise _wrong_phase(row, SessionEvent.DISCARDED)
-        else:
-            self._discard_other(row, checkpoint, by)
-        await expiry.collect(self._sessions, self._agent, self._settings.set_aside)
-        return self._sessions.view(key)
-
     def _discard_other(self, row: SessionRow, checkpoint: str, by: str) -> None:
-        """Mark a checkpoint that the session can do without for deletion."""
         found = self._sessions.journal.checkpoint(checkpoint)
         theirs = found is not None and found.key == row.key
         if found is None or not theirs or lineage.is_hidden(row, found):
@@ -543,13 +451,8 @@ class UserApi:
     async def end_tree(self, key: SessionKey, incarnation: str, by: str) -> SessionView:
         """End a session's second tree: one beside it, or one that the Hub has stopped.
 
-        Args:
-            key: the session.
-            incarnation: which; never the one that the Hub knows.
-            by: who asks for it.
-
         Raises:
-            NotFound: no such session, or no such tree.
+            NotFound: no such tree.
             Refused: ``wrong_phase``: it is the session itself.
         """
         row = self._known_row(key)
@@ -563,7 +466,7 @@ class UserApi:
         await ending.end(self._sessions, self._agent, key, incarnation)
         line = self._sessions.audit_line(key, by, "end second tree", incarnation)
         self._sessions.update(key, line, failure=None)
-        self._queue.add(key)
+        self._sessions.look(key)
         return self._sessions.view(key)
 
     async def delete(
@@ -574,37 +477,42 @@ class UserApi:
         *,
         everything: bool = False,
     ) -> Deleted:
-        """Delete a checkpoint like ``discard``; say what is gone, and what is kept.
-
-        For each one that is kept, the answer says until when and why.
+        """Delete a checkpoint; say what is gone, and until when and why others stay.
 
         Args:
             key: the session.
             by: who asks for it.
-            checkpoint: see ``discard``; empty: none is named.
+            checkpoint: one that it can do without; empty: what it is suspended in (its
+                next start is cold). A page may be older than the session, so that never
+                means another one.
             everything: also what was set aside beside it, and the parent of a running
                 session, which is then gone if its programs end in the next minutes.
 
         Raises:
             NotFound: no such session or checkpoint.
-            Refused: ``wrong_phase``: the checkpoint is in use; ``former_account``: it
-                may be another person's, and the name's new account asks.
+            Refused: ``wrong_phase``: the checkpoint is in use, or none was named and
+                the session is not suspended; ``former_account``: it may be another
+                person's, and the name's new account asks.
         """
-        self._check_is_theirs(key, by)
-        before = [row.id for row in self._visible(key)]
+        row = self._known_row(key)
+        if by == of_user(key.user) and row.claimed:
+            raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
+        before = [each.id for each in self._visible(key)]
         if everything and not checkpoint:
-            self._mark_all_unneeded(self._known_row(key), by)
+            self._mark_all_unneeded(row, by)
+        elif row.phase is Phase.SUSPENDED and checkpoint in {"", row.checkpoint}:
+            expiry.discard(self._sessions, key, row.checkpoint, by=by)
+        elif not checkpoint:
+            raise _wrong_phase(row, SessionEvent.DISCARDED)
         else:
-            await self.discard(key, by, checkpoint or None)
-        await expiry.collect(self._sessions, self._agent, self._settings.set_aside)
+            self._discard_other(row, checkpoint, by)
+        await expiry.collect(self._sessions, self._agent)
         journal = self._sessions.journal
-        rows = [row for each in before if (row := journal.checkpoint(each))]
-        left = [_left(row) for row in rows]
-        gone = [each for each in before if each not in {row.id for row in rows}]
-        return Deleted(deleted=gone, kept=left)
+        rows = [each for name in before if (each := journal.checkpoint(name))]
+        gone = set(before) - {each.id for each in rows}
+        return Deleted(deleted=sorted(gone, key=before.index), kept=[*map(_left, rows)])
 
     def _mark_all_unneeded(self, row: SessionRow, by: str) -> None:
-        """Mark everything that a session can do without for deletion."""
         kept = self._visible(row.key)
         needless = (each for each in kept if is_needless(each, row))
         to_delete = [each.kept(Keeping.TO_DELETE) for each in needless]
@@ -623,7 +531,6 @@ class UserApi:
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint="")
 
     def _visible(self, key: SessionKey) -> list[CheckpointRow]:
-        """Return the checkpoints that the session's user may see."""
         rows, session = self._sessions.journal.checkpoints(key), self._sessions.row(key)
         return [row for row in rows if not lineage.is_hidden(session, row)]
 
@@ -658,7 +565,6 @@ class UserApi:
             raise Refused(Reason.INVALID, what=what)
 
     def _check_stays(self, row: SessionRow) -> None:
-        """Refuse orders that would hold up a drain."""
         drain = self._sessions.drains.of_session(row)
         if drain is not None:
             raise Refused(Reason.NODE_DRAINS, node=drain.name, why=drain.because)
@@ -678,27 +584,11 @@ class UserApi:
             owners.give(self._sessions, key)
             _log.warning("%s: %s has given it to the name's new account", key, by)
 
-    def _check_is_theirs(self, key: SessionKey, by: str) -> None:
-        """Refuse to delete what a former account of the same name has left."""
-        if by == of_user(key.user) and self._sessions.row(key).claimed:
-            raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
-
     async def _call_off_suspend(self, row: SessionRow) -> None:
-        """Cancel a suspend, unless the programs have ended or the node is drained."""
         drained = self._sessions.drains.of_session(row) is not None
         if row.phase is Phase.SUSPENDING and not drained:
             with suppress(NotFound):
                 await self._agent.order(row.incarnation, orders.Cancel())
-
-    def _write_intent(
-        self, row: SessionRow, intent: Intent, by: str, name: str = ""
-    ) -> None:
-        """Write an intent into the row; the worker carries it out."""
-        line = self._sessions.audit_line(row.key, by, f"ask to {intent.value}")
-        self._sessions.update(
-            row.key, line, intent=intent, intent_by=by, save_name=name
-        )
-        self._queue.add(row.key)
 
 
 def _checked_name(text: str) -> str:

@@ -16,14 +16,12 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
-    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 
 def take(
     sessions: Sessions,
     row: SessionRow,
-    settings: Settings,
     *,
     checkpoint: str = "",
     by: str = "",
@@ -31,19 +29,14 @@ def take(
 ) -> SessionRow:
     """Make the wanted checkpoint the one the session is suspended in, and resume it.
 
-    Args:
-        sessions: where the journal is.
-        row: stopped or suspended.
-        settings: for how long the former checkpoint is kept.
-        checkpoint: the wanted one; empty: what the row has noted.
-        by: who wants it; empty: likewise.
-        gone: whether the former checkpoint is missing, which nobody has set aside.
+    By default it is what the row has noted. ``gone``: the former checkpoint is missing,
+    which nobody has set aside.
     """
     checkpoint, by = checkpoint or row.bring_back, by or row.intent_by
     rows: list[CheckpointRow] = []
     other = row.checkpoint != checkpoint
     if other and not gone:
-        rows = expiry.aside(sessions, row.checkpoint, settings.set_aside)
+        rows = expiry.aside(sessions, row.checkpoint)
     wanted = sessions.journal.checkpoint(checkpoint)
     if wanted is not None:
         rows.append(wanted.said(aside=None, gone_on=None))

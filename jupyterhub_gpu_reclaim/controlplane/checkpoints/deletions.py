@@ -70,13 +70,7 @@ class DeletionOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deletions:
-    """Keeps the orders and carries them out.
-
-    Args:
-        sessions: the rows.
-        agent: ends trees and deletes checkpoints.
-        folder: where the spawner leaves orders (``deletion_orders``); None: nowhere.
-    """
+    """Keeps the orders and carries them out."""
 
     def __init__(
         self, sessions: Sessions, agent: Agent, folder: Path | None = None
@@ -131,7 +125,6 @@ class Deletions:
         journal.write(*notes.forget(NoteKind.DELETION, *old))
 
     def _has_file(self, name: str) -> bool:
-        """Whether a file that was taken up could not be removed."""
         return self._folder is not None and deletion_orders.is_left(self._folder, name)
 
     def _write_order(self, deletion: Deletion, also: Iterable[Any] = ()) -> None:
@@ -176,7 +169,6 @@ class Deletions:
         return msgspec.structs.replace(order, names=frozenset(names), accounts=accounts)
 
     def _rows_meant(self, order: DeletionOrder) -> list[CheckpointRow]:
-        """Return the checkpoints of that name that the order can mean."""
         rows = self._sessions.journal.checkpoints(order.key)
         return [row for row in rows if order.concerns(row.info.account)]
 
@@ -313,7 +305,6 @@ def _removed(key: SessionKey) -> Any:
 
 
 def _written(order: DeletionOrder) -> list[Any]:
-    """Statements that write an order in place of an earlier one."""
     values = {
         "user": order.key.user,
         "server": order.key.server,

@@ -41,10 +41,11 @@ _log = logging.getLogger(__name__)
 _LIVE = {*LIVE, Phase.SUSPENDING}
 
 
-def aside(sessions: Sessions, checkpoint: str, seconds: float) -> list[CheckpointRow]:
-    """Return a known checkpoint's row, set aside by a person for so many seconds."""
+def aside(sessions: Sessions, checkpoint: str) -> list[CheckpointRow]:
+    """Return a known checkpoint's row, set aside by a person."""
     row = sessions.journal.checkpoint(checkpoint)
-    return [] if row is None else [row.set_aside(sessions.clock.now() + seconds)]
+    until = sessions.clock.now() + sessions.settings.set_aside
+    return [] if row is None else [row.set_aside(until)]
 
 
 def to_delete(sessions: Sessions, checkpoint: str) -> list[CheckpointRow]:
@@ -65,10 +66,10 @@ def to_delete(sessions: Sessions, checkpoint: str) -> list[CheckpointRow]:
     return [each.kept(Keeping.TO_DELETE) for each in (row, *gone)]
 
 
-async def collect(sessions: Sessions, agent: Agent, set_aside: float) -> None:
+async def collect(sessions: Sessions, agent: Agent) -> None:
     """Delete expired checkpoints; a failed deletion is tried again.
 
-    A named checkpoint is set aside for so many seconds when its session needs it no
+    A named checkpoint is set aside for a while when its session needs it no
     more.
 
     For a session that was not found to be as the journal says, only a person's order is
@@ -94,7 +95,7 @@ async def collect(sessions: Sessions, agent: Agent, set_aside: float) -> None:
             stuck.add(due.key)
             continue
         if row is not None and superseded and due.name:
-            _set_aside(sessions, row, due, set_aside)
+            _set_aside(sessions, row, due)
             continue
         try:
             # It may end before a late order arrives: its agent looks once more.
@@ -115,14 +116,10 @@ async def collect(sessions: Sessions, agent: Agent, set_aside: float) -> None:
             sessions.touch(due.key)
 
 
-def _set_aside(
-    sessions: Sessions, row: SessionRow, due: CheckpointRow, seconds: float
-) -> None:
-    now = sessions.clock.now()
+def _set_aside(sessions: Sessions, row: SessionRow, due: CheckpointRow) -> None:
+    until = sessions.clock.now() + sessions.settings.set_aside
     needed = "" if row.checkpoint == due.id else row.checkpoint
-    sessions.update(
-        row.key, checkpoints=[due.set_aside(now + seconds)], checkpoint=needed
-    )
+    sessions.update(row.key, checkpoints=[due.set_aside(until)], checkpoint=needed)
 
 
 def _due(sessions: Sessions) -> list[CheckpointRow]:
@@ -152,7 +149,6 @@ def _due(sessions: Sessions) -> list[CheckpointRow]:
 
 
 async def _is_running(agent: Agent, incarnation: str) -> bool:
-    """Whether a session's programs run at this moment, as far as can be seen."""
     try:
         return (await agent.tree(incarnation)).lives
     except ReclaimError:
@@ -203,12 +199,7 @@ def discard(
 ) -> None:
     """Stop a suspended session, and mark its checkpoint for deletion.
 
-    Args:
-        sessions: where the journal is.
-        key: the session.
-        checkpoint: the one that the session is suspended in.
-        by: who gave the order.
-        failure: why, for the session's page; None: its user's order.
+    ``failure`` says why, where its user has not ordered it.
     """
     sessions.apply(
         key,
@@ -231,7 +222,6 @@ def kept_of(sessions: Sessions) -> list[Kept]:
 
 
 def _as_kept(row: CheckpointRow, session: SessionRow | None) -> Kept:
-    """Describe a checkpoint and its use for the policy."""
     use = _use(row, session)
     return Kept(row.id, row.key, keeps(row.info), row.info.created, use)
 
@@ -248,10 +238,7 @@ def _use(row: CheckpointRow, session: SessionRow | None) -> Use:
 def give_notice(sessions: Sessions, retention: Retention, ahead: float) -> None:
     """Announce every checkpoint that expires within so many seconds.
 
-    Args:
-        sessions: where journal and clock are.
-        retention: the administrator's limits.
-        ahead: seconds; what was saved less than that before is not announced.
+    What was saved less than that before is not announced.
 
     Raises:
         StoreError: the journal does not answer; what was announced stays announced.
@@ -276,7 +263,6 @@ def give_notice(sessions: Sessions, retention: Retention, ahead: float) -> None:
 def _expiries(
     sessions: Sessions, retention: Retention, until: float
 ) -> dict[str, float]:
-    """Return the checkpoints that expire until then, and when."""
     kept = kept_of(sessions)
     aged = {each.id for each in drop(kept, retention, until)}
     ends = {

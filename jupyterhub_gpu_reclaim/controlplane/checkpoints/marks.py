@@ -45,12 +45,7 @@ class _Word(NamedTuple):
 
 
 class Marks:
-    """Keeps the marks in the store as the journal has it.
-
-    Args:
-        sessions: where the journal is.
-        agent: writes them.
-    """
+    """Keeps the marks in the store as the journal has it."""
 
     def __init__(self, sessions: Sessions, agent: Agent) -> None:
         self._sessions = sessions
@@ -65,9 +60,6 @@ class Marks:
         As with deletions, only for sessions that were found to be as the journal says.
         What was chosen comes after what was set aside for it: the later word counts.
         Returns come last.
-
-        Args:
-            saved: the checkpoints, as the store was last listed.
         """
         turn = sorted(self._due(saved), key=lambda word: word.checkpoint)
         turn.sort(key=lambda word: (_rank(word), word.checkpoint <= self._last))
@@ -129,12 +121,6 @@ def untold(
     What a session goes on from is said to be chosen where something newer of it was set
     aside: the store alone would not tell. That it has come back is said of nothing
     else: told late, that would count as a choice after what was set aside since.
-
-    Args:
-        sessions: where the journal is.
-        key: the session.
-        saved: its checkpoints, as the store was last listed.
-        told: the words told since.
     """
     rows = {row.id: row for row in sessions.journal.checkpoints(key)}
     current = sessions.row(key).checkpoint

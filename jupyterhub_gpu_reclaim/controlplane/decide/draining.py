@@ -26,12 +26,7 @@ SHORT = 60.0
 
 
 class Draining:
-    """Decides what becomes of the sessions of drained nodes.
-
-    Args:
-        sessions: the rows, what is known of their use, and the drains.
-        turns: on each node.
-    """
+    """Decides what becomes of the sessions of drained nodes."""
 
     def __init__(self, sessions: Sessions, turns: Turns) -> None:
         self._sessions = sessions

@@ -35,13 +35,7 @@ _OLD = 60.0
 
 
 class GpuQueue:
-    """The order of the sessions that wait for a GPU.
-
-    Args:
-        sessions: the rows, and where places are noted for views.
-        agent: tells the sessions that wait for a node.
-        limit: seconds that a resume waits for GPU memory; 0: it fails at once.
-    """
+    """The order of the sessions that wait for a GPU."""
 
     def __init__(self, sessions: Sessions, agent: Agent, limit: float) -> None:
         self._sessions = sessions
@@ -107,7 +101,6 @@ class GpuQueue:
         )
 
     def _note_places(self, found: list[Waiting]) -> None:
-        """Note the places for views."""
         places = {each.key: each for each in found if each.key is not None}
         for key in places:
             self._sessions.runtime(key)
@@ -181,7 +174,6 @@ class GpuQueue:
         ]
 
     def _gpu_holders(self) -> Counter[str]:
-        """Number of sessions of each user that have a GPU, as far as known."""
         rows = self._sessions.journal.sessions()
         live = (row for row in rows if row.phase in LIVE)
         return Counter(row.key.user for row in live if self._sessions.gpus_of(row))

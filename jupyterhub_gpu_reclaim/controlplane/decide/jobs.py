@@ -13,13 +13,9 @@ from urllib.parse import unquote
 from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.journal import notes
 from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
-from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 from jupyterhub_gpu_reclaim.policy.idle import job_told, mode_for_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
@@ -30,18 +26,11 @@ _ON_THE_WAY = {Phase.SUSPENDING, Phase.RELEASING}
 
 
 class JobWakes:
-    """Notes when jobs are due, and orders the returns.
-
-    Args:
-        sessions: the rows, and what was seen of them.
-        wakes: ``IdlePolicy.wake_for_jobs``.
-    """
+    """Notes when jobs are due, and orders the returns."""
 
     def __init__(self, sessions: Sessions, wakes: str) -> None:
         self._sessions = sessions
         self._wakes = wakes
-        #: Adds a session's key to the work queue; set by the controller.
-        self.look: Callable[[SessionKey], None] = lambda _: None
 
     def told(self, row: SessionRow) -> str:
         """What the suspend of a session means for its next job; empty: nothing."""
@@ -68,16 +57,8 @@ class JobWakes:
             ):
                 continue
             journal.write(*notes.forget(NoteKind.JOB, path))
-            asks = row.failure is not None and not row.failure.retryable
-            free = row.intent is Intent.NONE and not asks and not row.claimed
-            if row.phase is Phase.SUSPENDED and free:
-                line = self._sessions.audit_line(
-                    row.key, SERVICE, "ask to resume", "A scheduled job is due."
-                )
-                self._sessions.update(
-                    row.key, line, intent=Intent.RESUME, intent_by=SERVICE
-                )
-                self.look(row.key)
+            if row.phase is Phase.SUSPENDED:
+                self._sessions.order_return(row, "A scheduled job is due.")
 
     def _is_woken(self, row: SessionRow) -> bool:
         return mode_for_jobs(self._sessions.policy_of(row), self._wakes) == "wake"

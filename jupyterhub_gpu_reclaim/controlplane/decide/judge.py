@@ -37,13 +37,7 @@ _PROBE = Reason.PROBE.value
 
 
 class SessionPolicies:
-    """Applies the administrator's rules.
-
-    Args:
-        rules: the administrator's.
-        hub: facts about users and servers.
-        agent: knows the labels of pods; outside of Kubernetes there are none.
-    """
+    """Applies the administrator's rules."""
 
     def __init__(self, rules: Rules, hub: HubFacts, agent: Agent) -> None:
         self._rules = rules
@@ -62,16 +56,7 @@ class SessionPolicies:
 
 
 class Judge:
-    """Asks the policy, and keeps its reasons for pages.
-
-    Args:
-        sessions: the rows and the runtime state.
-        decide: the policy.
-        draining: knows the sessions that must go, whatever the policy says.
-        naps: the policy of naps; None: no session naps by itself.
-        together: knows which servers go together.
-        probing: asks the administrator's own probe.
-    """
+    """Asks the policy, and keeps its reasons for pages."""
 
     def __init__(
         self,
@@ -161,7 +146,6 @@ class Judge:
     def _nap_snapshot(
         self, snapshot: SessionSnapshot, row: SessionRow, after: float
     ) -> SessionSnapshot:
-        """Make the snapshot from which a nap is judged."""
         runtime, now = self._sessions.runtime(row.key), self._sessions.clock.now()
         trouble = runtime.nap_trouble_of(row.incarnation)
         usage = runtime.window.usage(now, after) if runtime.window else None

@@ -37,13 +37,7 @@ _GOING = {Phase.SUSPENDING, Phase.RELEASING}
 
 
 class Preemption:
-    """Applies the preemption policy on every tick.
-
-    Args:
-        sessions: the rows, and the runtime state with the note of who is selected.
-        choose: the policy.
-        together: knows which servers go together.
-    """
+    """Applies the preemption policy on every tick."""
 
     def __init__(self, sessions: Sessions, choose: Choose, together: Together) -> None:
         self._sessions = sessions
@@ -70,7 +64,6 @@ class Preemption:
                 runtime.goes_for = None
 
     def _count(self, now: float, waiting: set[SessionKey | None]) -> None:
-        """Count the GPUs freed for each waiting session, as long as it waits."""
         sessions = self._sessions
         for key, runtime in list(sessions.runtimes.items()):
             whom, row = runtime.goes_for, self._sessions.row(key)

@@ -30,12 +30,7 @@ AGAIN = 30.0
 
 
 class Probing:
-    """Keeps the last answer about each session.
-
-    Args:
-        sessions: their runtime state.
-        ask: the probe; None: there is none.
-    """
+    """Keeps the last answer about each session."""
 
     def __init__(self, sessions: Sessions, ask: Ask | None) -> None:
         self._sessions = sessions

@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
 from jupyterhub_gpu_reclaim.policy.room import RoomWant, choose_for_room
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Shortage
     from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue
@@ -44,14 +44,7 @@ class CrowdedCard(NamedTuple):
 
 
 class RoomMaker:
-    """Selects the sessions that nap for those that wake.
-
-    Args:
-        sessions: the rows, and the runtime state with the note of who is selected.
-        line: the GPU queue.
-        agent: says whether a session still waits.
-        judge: whether a session may nap for another one.
-    """
+    """Selects the sessions that nap for those that wake."""
 
     def __init__(
         self,
@@ -64,8 +57,6 @@ class RoomMaker:
         self._line = line
         self._agent = agent
         self._judge = judge
-        #: asks a worker to look at a session
-        self.look: Callable[[SessionKey], None] = lambda _: None
         #: times of the wakes for which none could nap, by card; and the cards' names
         self._unserved: dict[str, deque[float]] = {}
         self._names: dict[str, str] = {}
@@ -85,7 +76,7 @@ class RoomMaker:
                 runtime.makes_room_for = choice.chosen.get(key)
         self._count(choice.unserved, {row.key for row, _ in waiting}, now)
         for key in choice.chosen:
-            self.look(key)
+            self._sessions.look(key)
 
     def pass_over(self, key: SessionKey) -> None:
         """Select another session for a while, if that one is selected and does not nap.
@@ -128,7 +119,6 @@ class RoomMaker:
         return found
 
     def _snapshots(self, cards: set[str]) -> Iterator[SessionSnapshot]:
-        """Return the sessions that are awake and hold memory of these cards."""
         now = self._sessions.clock.monotonic()
         for row in self._sessions.journal.sessions() if cards else ():
             runtime = self._sessions.runtime(row.key)

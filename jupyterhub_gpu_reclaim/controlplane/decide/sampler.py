@@ -93,7 +93,6 @@ class SessionSampler:
         self.measure()
 
     async def _ask(self, key: SessionKey | None = None) -> None:
-        """Ask for samples of every session, or at least of one."""
         asked = self._sessions.clock.monotonic()
         samples = await self._agent.samples(key)
         if key is None:

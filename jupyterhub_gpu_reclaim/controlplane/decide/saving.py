@@ -20,7 +20,6 @@ from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Usage
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 #: Seconds without use after which nobody is in the middle of a line.
@@ -30,16 +29,10 @@ _PUT_OFF: Final = 1 / 3
 
 
 class Saving:
-    """Decides which session is to be saved by rule.
+    """Decides which session is to be saved by rule."""
 
-    Args:
-        sessions: the rows, what is known of their use, and how often each is saved.
-        settings: how long a failed one waits.
-    """
-
-    def __init__(self, sessions: Sessions, settings: Settings) -> None:
+    def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._settings = settings
 
     def is_due(self, row: SessionRow) -> bool:
         """Whether the session is to be saved now, while it goes on."""
@@ -68,7 +61,6 @@ class Saving:
         runtime.save_tried = self._sessions.clock.now()
 
     def _failures(self, row: SessionRow) -> int:
-        """How many saves in a row have failed, with the last."""
         runtime, last = self._sessions.runtime(row.key), last_saved(self._sessions, row)
         tried = runtime.save_tried
         if tried is None or (last is not None and last >= tried):
@@ -77,7 +69,7 @@ class Saving:
 
     def _pause(self, row: SessionRow) -> float:
         failures = self._failures(row)
-        return self._settings.pause_after(failures) if failures else math.inf
+        return self._sessions.settings.pause_after(failures) if failures else math.inf
 
 
 def is_time(now: float, last: float, every: float, usage: Usage) -> bool:

@@ -18,14 +18,11 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.controlplane.decide.snapshot import snapshot_of
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, NO_ORDER, SAVED
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
-from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 from jupyterhub_gpu_reclaim.policy.decide import deny
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jupyterhub_gpu_reclaim.common.models import Decision, Failure, SessionKey
     from jupyterhub_gpu_reclaim.controlplane.decide.snapshot import Decide
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
@@ -33,18 +30,11 @@ if TYPE_CHECKING:
 
 
 class Together:
-    """Relates a session to those that belong to it, and hands orders on to them.
-
-    Args:
-        sessions: the rows, and what rules set.
-        decide: the policy.
-    """
+    """Relates a session to those that belong to it, and hands orders on to them."""
 
     def __init__(self, sessions: Sessions, decide: Decide) -> None:
         self._sessions = sessions
         self._decide = decide
-        #: adds a session's key to the work queue
-        self.look: Callable[[SessionKey], None] = lambda _: None
 
     def members(self, row: SessionRow) -> list[SessionRow]:
         """Return the other sessions that belong to it; none that is stopped."""
@@ -67,13 +57,7 @@ class Together:
 
     # --- before a suspend
     def against(self, row: SessionRow, now: float, wanted: int = 0) -> Decision | None:
-        """Return why another one is not to be suspended now; None: nothing against it.
-
-        Args:
-            row: the session that would be suspended.
-            now: seconds since the epoch.
-            wanted: see ``wanted``.
-        """
+        """Return why another one is not to be suspended now, if so."""
         for each in self.members(row):
             if each.phase is Phase.RESUMING or each.intent is Intent.RESUME:
                 why = "It is coming back."
@@ -102,7 +86,7 @@ class Together:
         """Order the suspend of the others; before that of the session begins."""
         for each in self.members(row):
             if each.phase in LIVE and each.intent is not Intent.SUSPEND:
-                self._order(each, Intent.SUSPEND, by)
+                self._sessions.order(each.key, Intent.SUSPEND, by)
 
     # --- while they are saved
     def breaks(self, row: SessionRow) -> Failure | None:
@@ -137,15 +121,13 @@ class Together:
         """Let the others go on with a session: those that have not begun, or have gone.
 
         Those that are being saved see that for themselves (``breaks``).
-
-        Args:
-            row: as it was before that.
         """
         for each in self.members(row):
             if each.intent is Intent.SUSPEND:
-                self._order(each, Intent.NONE, "")
+                self._sessions.update(each.key, **NO_ORDER)
+                self._sessions.look(each.key)
             elif row.phase in SAVED and _has_gone_with(each, row):
-                self._bring_back(each)
+                self._sessions.order_return(each)
 
     # --- on the way back
     def come_back(self, row: SessionRow) -> None:
@@ -155,19 +137,7 @@ class Together:
         """
         for each in self.members(row):
             if each.phase in SAVED:
-                self._bring_back(each)
-
-    def _bring_back(self, row: SessionRow) -> None:
-        asks = row.failure is not None and not row.failure.retryable
-        if row.intent is Intent.NONE and not asks and not row.claimed:
-            self._order(row, Intent.RESUME, SERVICE)
-
-    def _order(self, row: SessionRow, intent: Intent, by: str) -> None:
-        line = None
-        if intent is not Intent.NONE:
-            line = self._sessions.audit_line(row.key, by, f"ask to {intent.value}")
-        self._sessions.update(row.key, line, intent=intent, intent_by=by, save_name="")
-        self.look(row.key)
+                self._sessions.order_return(each)
 
 
 def _has_gone_with(member: SessionRow, row: SessionRow) -> bool:

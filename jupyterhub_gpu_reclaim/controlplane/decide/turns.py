@@ -34,12 +34,7 @@ class _Request(NamedTuple):
 
 
 class Turns:
-    """Turns for suspends, and for save points, which take what is left.
-
-    Args:
-        sessions: the rows.
-        at_once: sessions of a node that are saved at the same time.
-    """
+    """Turns for suspends, and for save points, which take what is left."""
 
     def __init__(self, sessions: Sessions, at_once: int) -> None:
         self._sessions = sessions
@@ -105,7 +100,6 @@ class Turns:
         return [key for key in self._waiting if rows[key].node == node]
 
     def _under_way(self, node: str) -> list[SessionKey]:
-        """The sessions of a node that hold a turn."""
         return [
             row.key
             for row in self._sessions.journal.sessions()
@@ -118,6 +112,5 @@ class Turns:
 
 
 def _one_of_each(keys: list[SessionKey], user: str) -> list[SessionKey]:
-    """One session of each user, and all of that one."""
     others = {key.user: key for key in keys if key.user != user}
     return [*others.values(), *(key for key in keys if key.user == user)]

@@ -25,17 +25,7 @@ if TYPE_CHECKING:
 
 
 class Warnings:
-    """Warns before a suspend, and makes sure that it is still due.
-
-    Args:
-        sessions: the rows and the runtime state.
-        sampler: for the last sample.
-        judge: asks the policy.
-        draining: knows how much time is left.
-        warn_for: seconds between the warning and the suspend, unless a rule sets them;
-            0: no warning.
-        together: knows which servers go together, and are warned alike.
-    """
+    """Warns before a suspend, and makes sure that it is still due."""
 
     def __init__(
         self,
@@ -97,7 +87,6 @@ class Warnings:
         return warn_for
 
     def _seconds(self, row: SessionRow) -> float:
-        """Seconds for which the session is warned."""
         all_of_them = [row, *self._together.members(row)]
         return self._draining.warn_for(row, max(map(self._usually, all_of_them)))
 

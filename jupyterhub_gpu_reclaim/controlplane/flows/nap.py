@@ -10,7 +10,7 @@ point is settled by the reconciler, which takes the agent's word.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,7 +18,6 @@ from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
-from jupyterhub_gpu_reclaim.controlplane.flows.operations import Operations
 from jupyterhub_gpu_reclaim.controlplane.model.actions import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import (
     LIVE,
@@ -41,8 +40,7 @@ if TYPE_CHECKING:
         Step,
         Tree,
     )
-    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
-    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+    from jupyterhub_gpu_reclaim.controlplane.flows.operations import Operations
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 _log = logging.getLogger(__name__)
@@ -50,31 +48,19 @@ _log = logging.getLogger(__name__)
 #: Shortest useful nap in seconds; a shorter one that something ended was of no use.
 SHORT_NAP = 60.0
 
-#: Steps after which a session is in the phase that it was in: a nap of what has begun
-#: to use a GPU beside one, and a wake that has been noticed before its order's end.
-_SAME_PHASE: Final = {
-    (Phase.NAPPING, SessionEvent.NAPS),
-    (Phase.RUNNING, SessionEvent.WAKES),
-}
-
 
 class Napper:
     """Carries out the steps of a nap and of a wake."""
 
-    def __init__(self, sessions: Sessions, agent: Agent, settings: Settings) -> None:
+    def __init__(self, sessions: Sessions, operations: Operations) -> None:
         self._sessions = sessions
-        self._operations = Operations(sessions, agent, settings)
-        self._settings = settings
+        self._settings = sessions.settings
+        self._operations = operations
         #: called when a session has begun to nap
         self.naps: Callable[[], None] = lambda: None
 
     async def nap(self, row: SessionRow, by: str, why: Decision | None = None) -> None:
         """Move a session's GPU memory out; it then is NAPPING, or runs as before.
-
-        Args:
-            row: the session.
-            by: who gave the order.
-            why: the policy's reason, for the audit; None if a person wants it.
 
         Raises:
             Unreachable: the agent was lost on the way; the nap may go on there.
@@ -173,16 +159,10 @@ class Napper:
         by: str,
         why: Decision | None = None,
     ) -> None:
-        """Journal what the agent has done."""
         self._sessions.note_nap(row.key, tree)
         obeyed = row.intent in {Intent.NAP, Intent.WAKE} and by != SERVICE
         order: dict[str, Any] = NO_ORDER if obeyed else {}
         moved = f"{size(tree.nap.bytes)} of GPU memory." if tree.nap else ""
-        if (row.phase, event) in _SAME_PHASE:
-            message = f"{why.message} {moved}" if why is not None else moved
-            line = self._sessions.audit_line(row.key, by, event.name.lower(), message)
-            self._sessions.update(row.key, line, **order)
-            return
         # A failure is that of a suspend, which is still due.
         self._sessions.apply(
             row.key, event, by=by, why=why, note=moved, failure=row.failure, **order
@@ -191,7 +171,6 @@ class Napper:
             self.naps()
 
     def _note_failure(self, row: SessionRow, by: str, failure: Failure) -> None:
-        """Note a failed nap: the session runs on; the policy waits before a new try."""
         self._sessions.runtime(row.key).nap_trouble = self._next_trouble(row, failure)
         self._sessions.counters.ended("nap", "failed", failure.code)
         line = self._sessions.audit_line(row.key, by, "nap failed", failure.message)
@@ -218,6 +197,5 @@ def _still_runs(before: SessionRow, now: SessionRow) -> bool:
 
 
 def _wake_steps(steps: list[Step]) -> list[Step]:
-    """Return the steps of an agent's last operation, if that was a wake."""
     names = [step.step for step in steps]
     return steps if names in (["gpu"], ["room", "gpu"]) else []

@@ -22,17 +22,16 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 
 class Operations:
     """Follows what agents do with sessions."""
 
-    def __init__(self, sessions: Sessions, agent: Agent, settings: Settings) -> None:
+    def __init__(self, sessions: Sessions, agent: Agent) -> None:
         self._sessions = sessions
+        self._settings = sessions.settings
         self._agent = agent
-        self._settings = settings
 
     async def end_of(
         self,

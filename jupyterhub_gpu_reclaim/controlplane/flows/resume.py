@@ -16,21 +16,19 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Event, Failure, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, moment
-from jupyterhub_gpu_reclaim.controlplane.flows import ending
-from jupyterhub_gpu_reclaim.controlplane.flows.operations import Operations
 from jupyterhub_gpu_reclaim.controlplane.journal import notes
 from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
-from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
+from jupyterhub_gpu_reclaim.controlplane.model.phases import NO_ORDER, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from jupyterhub_gpu_reclaim.common.models import SessionKey, Tree
+    from jupyterhub_gpu_reclaim.common.models import Tree
     from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue
-    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
-    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+    from jupyterhub_gpu_reclaim.controlplane.flows.operations import Operations
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Hub
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 _log = logging.getLogger(__name__)
@@ -42,16 +40,13 @@ class Resumer:
     def __init__(
         self,
         sessions: Sessions,
-        agent: Agent,
+        operations: Operations,
         hub: Hub,
-        settings: Settings,
         line: GpuQueue,
     ) -> None:
         self._sessions = sessions
-        self._agent = agent
-        self._operations = Operations(sessions, agent, settings)
+        self._operations = operations
         self._hub = hub
-        self._settings = settings
         self._line = line
         self._asking: set[asyncio.Task[None]] = set()
 
@@ -69,7 +64,7 @@ class Resumer:
             self._sessions.until(
                 row.key,
                 lambda now: now.phase is not Phase.SUSPENDED,
-                self._settings.operation_limit,
+                self._sessions.settings.operation_limit,
             )
         )
         try:
@@ -97,9 +92,7 @@ class Resumer:
                 _log.info("%s: the Hub is not ready for a start: %s", row.key, error)
                 return
             failure = codec.failure_of(error)
-            self._sessions.update(
-                row.key, intent=Intent.NONE, intent_by="", failure=failure
-            )
+            self._sessions.update(row.key, failure=failure, **NO_ORDER)
 
     async def follow(self, row: SessionRow) -> AsyncIterator[SessionRow]:
         """Start or attach to the restore of a RESUMING session, up to its end.
@@ -122,7 +115,6 @@ class Resumer:
             yield self.failed(row, self._line.told(row, end.failure))
 
     async def _restore(self, row: SessionRow) -> Event:
-        """Return the last event of the restore; the caller reports a failure."""
         unserved = row.waiting_since is not None
         noted = notes.read(self._sessions.journal, NoteKind.FILES_BACK, row.checkpoint)
         order = orders.Restore(row.checkpoint, put_files_back=noted is not None)
@@ -153,7 +145,6 @@ class Resumer:
         self._sessions.update(row.key, line)
 
     def _forget_files_back(self, row: SessionRow) -> None:
-        """What its user has said is for one return."""
         self._sessions.journal.write(*notes.forget(NoteKind.FILES_BACK, row.checkpoint))
 
     def _is_unchanged(self, row: SessionRow) -> bool:
@@ -200,13 +191,3 @@ class Resumer:
             SessionEvent.RESTORE_FAILED,
             failure=failure,
         )
-
-    async def give_up(self, row: SessionRow, failure: Failure | None) -> None:
-        """End what was placed for a resume that is no longer wanted."""
-        await self.kill(row.key, row.incarnation)
-        if row.phase is Phase.RESUMING:
-            self.failed(row, failure)
-
-    async def kill(self, key: SessionKey, incarnation: str) -> None:
-        """End an incarnation; see ``ending.end``."""
-        await ending.end(self._sessions, self._agent, key, incarnation)

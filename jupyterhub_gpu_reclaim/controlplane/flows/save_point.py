@@ -15,7 +15,6 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
-from jupyterhub_gpu_reclaim.controlplane.flows.operations import Operations
 from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
@@ -25,9 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure
-    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.flows.operations import Operations
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 _log = logging.getLogger(__name__)
@@ -39,21 +37,15 @@ class Saver:
     def __init__(
         self,
         sessions: Sessions,
-        agent: Agent,
-        settings: Settings,
+        operations: Operations,
         new_id: Callable[[], str],
     ) -> None:
         self._sessions = sessions
-        self._operations = Operations(sessions, agent, settings)
-        self._settings = settings
+        self._operations = operations
         self._new_id = new_id
 
     async def save(self, row: SessionRow, by: str) -> None:
         """Save a running session; an order to do so in its row is then carried out.
-
-        Args:
-            row: the session.
-            by: who wants it.
 
         Raises:
             Unreachable: the agent was lost on the way; it may go on there.
@@ -76,7 +68,6 @@ class Saver:
         return ordered or self._sessions.drains.of_session(row) is not None
 
     def _note_saved(self, row: SessionRow, by: str, info: CheckpointInfo) -> None:
-        """Note the new save point: from now on the session goes back to it."""
         sessions, now = self._sessions, self._sessions.row(row.key)
         self._sessions.counters.ended("save", "ok")
         if now.incarnation != row.incarnation or now.phase not in LIVE:
@@ -99,7 +90,6 @@ class Saver:
         )
 
     def _note_failed(self, row: SessionRow, by: str, failure: Failure) -> None:
-        """Note the failure; the session goes on as if it had not been ordered."""
         sessions, now = self._sessions, self._sessions.row(row.key)
         self._sessions.counters.ended("save", "failed", failure.code)
         if failure.code == Reason.CANCELLED.value:

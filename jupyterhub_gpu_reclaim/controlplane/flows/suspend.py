@@ -22,7 +22,6 @@ from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
 from jupyterhub_gpu_reclaim.controlplane import retention
-from jupyterhub_gpu_reclaim.controlplane.flows.operations import Operations
 from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.actions import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SAVED, SessionEvent
@@ -40,9 +39,9 @@ if TYPE_CHECKING:
     )
     from jupyterhub_gpu_reclaim.controlplane.decide.jobs import JobWakes
     from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
+    from jupyterhub_gpu_reclaim.controlplane.flows.operations import Operations
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 _log = logging.getLogger(__name__)
@@ -58,8 +57,8 @@ class Suspender:
         self,
         sessions: Sessions,
         agent: Agent,
+        operations: Operations,
         hub: Hub,
-        settings: Settings,
         new_id: Callable[[], str],
         *,
         together: Together,
@@ -68,9 +67,8 @@ class Suspender:
         self._jobs = jobs
         self._sessions = sessions
         self._agent = agent
-        self._operations = Operations(sessions, agent, settings)
+        self._operations = operations
         self._hub = hub
-        self._settings = settings
         self._new_id = new_id
         self._together = together
 
@@ -84,11 +82,8 @@ class Suspender:
     ) -> AsyncIterator[SessionRow]:
         """Suspend a running session; the last row is RELEASING or RUNNING again.
 
-        Args:
-            key: the session.
-            by: who gave the order.
-            why: the policy's reason, for the audit; None if a person wants it.
-            in_use: whether it goes even if somebody has used it since it was judged.
+        ``why`` is the policy's reason; None if a person wants it. ``in_use``: it goes
+        even if somebody has used it since it was judged.
 
         Raises:
             Unreachable: the agent was lost on the way; the capture may go on there.
@@ -209,7 +204,7 @@ class Suspender:
     def _tried_at(self, row: SessionRow, failures: int) -> float:
         """Return when the next try may begin; a drain has no time for a long pause."""
         now, drain = self._sessions.clock.now(), self._sessions.drains.of_session(row)
-        wait = self._settings.pause_after(failures)
+        wait = self._sessions.settings.pause_after(failures)
         if drain is not None and drain.until is not None and drain.until > now:
             wait = min(wait, (drain.until - now) * _PAUSED_PART)
         return now + wait
@@ -282,10 +277,7 @@ class Suspender:
     ) -> SessionRow:
         """Back to RUNNING: the checkpoint is older than what runs, and needed no more.
 
-        Args:
-            row: the session.
-            failure: why.
-            asked: whether the Hub may have been asked to stop it.
+        ``asked``: the Hub may have been asked to stop it.
         """
         self._sessions.counters.ended("suspend", "failed", failure.code)
         kept = self._sessions.journal.checkpoints(row.key)

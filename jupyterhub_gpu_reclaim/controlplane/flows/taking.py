@@ -13,7 +13,7 @@ from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.controlplane import phase
-from jupyterhub_gpu_reclaim.controlplane.flows import ending, vanished
+from jupyterhub_gpu_reclaim.controlplane.flows import ending
 from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.actions import (
     Action,
@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.actions import (
     failure_of,
 )
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
@@ -37,22 +37,11 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
-    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 
 class Taker:
-    """Takes what a session is into its row.
-
-    Args:
-        sessions: the rows.
-        agent: tells how sessions have ended.
-        suspender: knows what the end of a capture means.
-        resumer: knows what the end of a restore means.
-        napper: knows what a nap means.
-        settings: for how long things are kept.
-    """
+    """Takes what a session is into its row."""
 
     def __init__(
         self,
@@ -62,14 +51,12 @@ class Taker:
         suspender: Suspender,
         resumer: Resumer,
         napper: Napper,
-        settings: Settings,
     ) -> None:
         self._sessions = sessions
         self._agent = agent
         self._suspender = suspender
         self._resumer = resumer
         self._napper = napper
-        self._settings = settings
 
     def take(
         self,
@@ -82,14 +69,12 @@ class Taker:
 
         Args:
             row: the session; a fresh row if the journal was lost.
-            action: ``TAKE`` or ``NOTE``.
+            action: ``TAKE``.
             observed: the facts that it was concluded from.
             remembered: ids by which the Hub remembers a session: its own, that of an
                 incarnation, or of a checkpoint; empty: none, or not asked.
         """
         match action.kind:
-            case ActionKind.NOTE:
-                self._note(row, observed, remembered)
             case ActionKind.TAKE if row.phase is Phase.RESUMING and _is_back(
                 row, action
             ):
@@ -105,9 +90,8 @@ class Taker:
                 raise AssertionError(f"{action} is nothing to be taken")
 
     def _take_ending(self, row: SessionRow, action: Action) -> None:
-        """Take that a session is being saved, or is saved, or has ended unsaved."""
         if action.phase is Phase.STOPPED:
-            vanished.take(self._sessions, self._agent, row)
+            ending.vanished(self._sessions, self._agent, row)
         elif action.phase is Phase.SUSPENDING and action.tree is not None:
             self._suspender.found(row, action.tree)
         elif row.phase is Phase.SUSPENDING and action.saved is not None:
@@ -130,7 +114,7 @@ class Taker:
             self._found(row, current, observed, remembered)
         elif current is not None:
             ended = self._agent.ending(row.incarnation)
-            lost(self._sessions, row, current, ended, self._settings)
+            lost(self._sessions, row, current, ended)
 
     def _take_running(
         self, row: SessionRow, tree: Tree, now: Phase, observed: Observed
@@ -145,17 +129,8 @@ class Taker:
         elif now is not row.phase and row.phase is Phase.NAPPING:
             self._napper.found_awake(row, tree)
         else:
-            _note_unknown(self._sessions, row, observed)
-
-    def _note(
-        self, row: SessionRow, observed: Observed, remembered: Collection[str]
-    ) -> None:
-        """Give what is saved beside a session its rows."""
-        chosen = _brought_back(self._sessions, row, observed)
-        if chosen is None:
-            _note_unknown(self._sessions, row, observed)
-        else:
-            self._found(row, chosen, observed, remembered)
+            changes = way_back(row, tree, observed, self._sessions.clock.now())
+            self._sessions.update(row.key, **changes)
 
     def _found(
         self,
@@ -176,7 +151,7 @@ class Taker:
             row.key,
             SessionEvent.FOUND_SAVED,
             failure=None if sure else asks,
-            checkpoints=self._sessions.found([*observed.unknown(), newest]),
+            checkpoints=self._sessions.found([newest]),
             **_columns(row, newest, observed.saved or ()),
         )
 
@@ -218,7 +193,6 @@ def lost(
     row: SessionRow,
     saved: CheckpointInfo,
     ended: Failure | None,
-    settings: Settings,
 ) -> SessionRow:
     """Bring a session that ended back to where it came from, or to its save point.
 
@@ -226,13 +200,6 @@ def lost(
     return whose checkpoint is kept like one, because a rule saves the session. Nobody
     is asked if the administrator wants sessions that the cluster has ended to come back
     by themselves.
-
-    Args:
-        sessions: the rows.
-        row: the session.
-        saved: the checkpoint that it goes back to.
-        ended: the end, as the cluster tells it; None: it does not.
-        settings: the administrator's.
     """
     now = sessions.clock.now()
     failure = failure_of(Reason.ENDED_AFTER_RETURN)
@@ -244,7 +211,7 @@ def lost(
         at = ended.at if ended is not None else 0.0
         failure = _ended_since_saved(saved, at or seen or 0.0, at or now, how)
         disrupted = ended is not None and ended.code == Reason.SESSION_DISRUPTED.value
-        if disrupted and settings.return_disrupted:
+        if disrupted and sessions.settings.return_disrupted:
             order = {"intent": Intent.RESUME, "intent_by": SERVICE}
     return sessions.apply(
         row.key,
@@ -265,37 +232,13 @@ def captured(sessions: Sessions, row: SessionRow, saved: CheckpointInfo) -> Sess
     """Adopt a captured tree that the journal did not know."""
     return sessions.apply(
         row.key,
-        SessionEvent.FOUND_CAPTURED,
+        SessionEvent.COMMITTED,
         checkpoints=sessions.found([saved]),
         **_columns(row, saved, [saved]),
     )
 
 
-def _brought_back(
-    sessions: Sessions, row: SessionRow, observed: Observed
-) -> CheckpointInfo | None:
-    """Return what a person has brought back, as the store says, and no journal.
-
-    A journal that was put back: it has missed a newer checkpoint, which was set aside
-    since; and what it has set aside itself is not, in the store. What came back from
-    that, and was saved again, has been set aside with it.
-    """
-    older = any(info.stamp > row.stamp for info in observed.unknown())
-    if not older or row.phase is not Phase.STOPPED or observed.whole():
-        return None
-    aside = {
-        each.id
-        for each in sessions.journal.checkpoints(row.key)
-        if each.keeping is Keeping.ASIDE and each.info.aside is not None
-        if not lineage.is_hidden(row, each)
-    }
-    infos = observed.saved or ()
-    aside -= {info.parent for info in infos}
-    return lineage.newest(i for i in infos if i.id in aside and i.aside is None)
-
-
 def _question(sessions: Sessions, found: CheckpointInfo, observed: Observed) -> Failure:
-    """Make the question to the user before that checkpoint comes back."""
     ruled = bool(sessions.saved_every(found.key))
     asks = phase.question(found, observed.said, ruled=ruled)
     if asks is Reason.ENDED_SINCE_SAVED:
@@ -306,14 +249,7 @@ def _question(sessions: Sessions, found: CheckpointInfo, observed: Observed) -> 
 def _ended_since_saved(
     saved: CheckpointInfo, seen: float, now: float, how: str = ""
 ) -> Failure:
-    """Make the question whether a session that went on comes back as it was then.
-
-    Args:
-        saved: its save point, or what it came from.
-        seen: when it was last seen to run; 0: that is not known.
-        now: when it had ended.
-        how: what is known of its end.
-    """
+    """Make the question whether a session that went on comes back as it was then."""
     back = saved.gone_on.since if saved.gone_on is not None else saved.created
     since, until = moment(max(seen, back)), moment(now)
     ended = f"between {since} and {until}" if since < until else f"on {until}"
@@ -326,10 +262,7 @@ def _columns(
 ) -> dict[str, Any]:
     """Return the row's columns, now that the session is what was saved as that.
 
-    Args:
-        row: as it was.
-        info: the checkpoint. Where it is another account's, the next start asks.
-        seen: all that have been taken into account.
+    ``seen`` are all that have been taken into account.
     """
     return {
         "account": lineage.account(row, info),
@@ -340,41 +273,20 @@ def _columns(
     }
 
 
-def _note_unknown(sessions: Sessions, row: SessionRow, observed: Observed) -> None:
-    """Note what is saved beside a session, and what one that runs goes back to."""
-    rows = sessions.found(observed.unknown())
-    if not row.since:  # nothing that runs or is suspended: only what may come back
-        sessions.keep(row.key, rows)
-        sessions.touch(row.key)
-        return
-    changes: dict[str, Any] = lineage.highest(row, observed.saved or ())
-    back = new_way_back(row, observed, sessions.journal.checkpoint(row.checkpoint))
-    if back is not None:
-        changes["checkpoint"] = back.id
-        came_from = back.incarnation != row.incarnation
-        if came_from and observed.hub is not HubState.STOPPED:
-            changes["resumed_at"] = sessions.clock.now()
-    line = sessions.audit_line(row.key, SERVICE, "found aside")
-    sessions.update(row.key, line, checkpoints=rows, **changes)
+def way_back(
+    row: SessionRow, tree: Tree, observed: Observed, now: float
+) -> dict[str, Any]:
+    """Return the columns of what a session that runs goes back to.
 
-
-def new_way_back(
-    row: SessionRow, observed: Observed, known: CheckpointRow | None
-) -> CheckpointInfo | None:
-    """Return what a session that runs goes back to, if the journal does not say so.
-
-    Args:
-        row: the session.
-        observed: the facts.
-        known: what it goes back to as far as the journal knows, be it listed or not;
-            only a newer one takes its place.
+    What it came from has had its time to answer, unless the Hub says that it is over.
     """
-    tree = observed.tree(row.incarnation)
-    if tree is None or row.phase not in LIVE:
-        return None
+    changes: dict[str, Any] = lineage.highest(row, observed.saved or ())
     back = phase.goes_back_to(row, observed, tree)
-    if back is None or not row.checkpoint:
-        return back
-    since = (0, 0) if known is None else known.stamp
+    if back is None or back.id == row.checkpoint:
+        return changes
     own = back.incarnation == row.incarnation
-    return back if own and back.stamp > since else None
+    if row.checkpoint and not (own and back.stamp > row.stamp):
+        return changes
+    if not own and observed.hub is not HubState.STOPPED:
+        changes["resumed_at"] = now
+    return changes | {"checkpoint": back.id}

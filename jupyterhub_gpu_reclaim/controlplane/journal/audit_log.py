@@ -28,10 +28,6 @@ class NumberedLine(NamedTuple):
 class AuditReader:
     """A program that reads the audit forward.
 
-    Args:
-        journal: where the lines are, and how far the reader is.
-        name: the reader's name; a new reader begins with the next line.
-
     Raises:
         StoreError: the journal does not answer.
     """
@@ -71,14 +67,7 @@ def after(journal: Journal, number: int, limit: int = 100) -> list[NumberedLine]
 def of_user(
     journal: Journal, user: str | None, before: int, limit: int
 ) -> list[NumberedLine]:
-    """Return the lines about a user's sessions, deleted ones too, the newest first.
-
-    Args:
-        journal: where they are.
-        user: whose; None: those of all users.
-        before: only lines with a smaller number; 0: all.
-        limit: at most so many.
-    """
+    """Return the lines about a user's sessions, deleted ones too, the newest first."""
     table = schema.audit
     query = table.select()
     if user is not None:

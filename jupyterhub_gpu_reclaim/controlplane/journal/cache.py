@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 
 
 class JournalCache:
-    """Rows, indexed by the keys that they are looked up by.
-
-    Args:
-        sessions: all of them.
-        checkpoints: all of them.
-        amounts: counters that last, by name.
-    """
+    """Rows, indexed by the keys that they are looked up by."""
 
     def __init__(
         self,

@@ -171,14 +171,7 @@ class Journal:
         checkpoints: Iterable[CheckpointRow] = (),
         amounts: Mapping[str, float] | None = None,
     ) -> None:
-        """Write a session's new row with everything that belongs to it, at once.
-
-        Args:
-            row: the session.
-            audit: a line of its history.
-            checkpoints: its checkpoints that change, too.
-            amounts: what is added to counters that last.
-        """
+        """Write a session's new row with everything that belongs to it, at once."""
         lines = [] if audit is None else [schema.insert_audit(audit)]
         statements = [*schema.replace_session(row), *lines]
         with self._changing(*statements, kept=checkpoints, amounts=amounts) as cache:
@@ -231,7 +224,6 @@ class Journal:
             cache.drop(checkpoint)
 
     def _cache(self) -> JournalCache:
-        """Return the cache, read from the database once."""
         if self._known_cache is None:
             sessions = self.read(schema.sessions.select())
             kept = self.read(schema.checkpoints.select())
@@ -342,7 +334,6 @@ class Journal:
 
 
 def _store_error(error: Exception) -> StoreError:
-    """Turn the journal's failure into an error for other rooms."""
     return StoreError(Reason.INTERNAL, detail=f"journal: {error}")
 
 

@@ -53,38 +53,26 @@ schema = Table(
     Column("version", Integer, primary_key=True),
 )
 
+#: What a value is stored as; everything else is text.
+_TYPES = {"int": Integer, "bool": Boolean, "float": Float}
+
+
+def _columns(struct: type[msgspec.Struct]) -> list[Column[Any]]:
+    """A column for each of its fields but the key; what may be None may be null."""
+    columns: list[Column[Any]] = []
+    for name, kind in struct.__annotations__.items():
+        if name != "key":
+            what, _, none = kind.partition(" | ")
+            columns.append(Column(name, _TYPES.get(what, Text), nullable=bool(none)))
+    return columns
+
+
 sessions = Table(
     "sessions",
     metadata,
     Column("user", Text, primary_key=True),
     Column("server", Text, primary_key=True),
-    Column("phase", Text, nullable=False),
-    Column("since", Float, nullable=False),
-    Column("incarnation", Text, nullable=False),
-    Column("generation", Integer, nullable=False),
-    Column("checkpoint", Text, nullable=False),
-    Column("attempt", Text, nullable=False),
-    Column("intent", Text, nullable=False),
-    Column("intent_by", Text, nullable=False),
-    Column("failure", Text),  # JSON of models.Failure
-    Column("failures", Integer, nullable=False),
-    Column("backoff_until", Float),
-    Column("kept_until", Float),
-    Column("kept_by", Text, nullable=False),
-    Column("opted_out_by", Text, nullable=False),
-    Column("placed", Boolean, nullable=False),
-    Column("node", Text, nullable=False),
-    Column("started_at", Float),
-    Column("resumed_at", Float),
-    Column("stop_asked", Float),
-    Column("waiting_since", Float),
-    Column("bring_back", Text, nullable=False),
-    Column("dismissed", Text, nullable=False),
-    Column("session", Text, nullable=False),
-    Column("account", Text, nullable=False),
-    Column("term", Integer, nullable=False),
-    Column("claimed", Boolean, nullable=False),
-    Column("save_name", Text, nullable=False),
+    *_columns(SessionRow),  # its failure is JSON of models.Failure
 )
 
 #: A cache: what was last seen of checkpoints, with words that the store is to be told.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import HubState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane import phase
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import marks
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 
@@ -54,14 +55,13 @@ class ObservedState:
         """All committed checkpoints, as far as known."""
         return [info for infos in (self._saved or {}).values() for info in infos]
 
-    def session(self, key: SessionKey, known: frozenset[str]) -> Observed:
+    def session(self, key: SessionKey) -> Observed:
         """Return the part of the state that is about one session."""
         servers = self._servers
         return Observed(
             trees=None if self._trees is None else self._trees.get(key, ()),
             saved=None if self._saved is None else self._saved.get(key, ()),
             hub=None if servers is None else servers.get(key, HubState.STOPPED),
-            known=known,
         )
 
 
@@ -114,30 +114,28 @@ class Observer:
         return self._saved
 
     def is_listed(self, key: SessionKey) -> bool:
-        """Whether the store was listed, and the journal knows what it had.
-
-        Then the journal is no older than the store, as far as that session goes.
+        """Whether the store was listed, and showed nothing that is newer.
 
         Raises:
             StoreError: see ``Deletions.take_up``.
         """
         if self._list is None:
             return False
-        known = self._sessions.known(key)
-        had = Observed(None, self._list.get(key, ()), None, known)
-        return not self._deletions.living(key, had).unknown()
+        had = self.whole(key, Observed((), self._list.get(key, ()), None))
+        return phase.is_current(self._sessions.row(key), had)
 
     def of(self, key: SessionKey, state: ObservedState) -> Observed:
-        """Return the part of the state about one session, as it is not deleted.
+        """Return the part of the state about one session: see ``whole``."""
+        return self.whole(key, state.session(key))
+
+    def whole(self, key: SessionKey, observed: Observed) -> Observed:
+        """Leave out what is deleted, add what the store does not show yet.
 
         Raises:
-            StoreError: see ``Deletions.take_up``.
+            StoreError: see ``Deletions.take_up``; or the journal cannot be written.
         """
-        observed = state.session(key, self._sessions.known(key))
-        return self.with_words(key, self._deletions.living(key, observed))
-
-    def with_words(self, key: SessionKey, observed: Observed) -> Observed:
-        """Add the words that the store does not show yet."""
+        observed = self._deletions.living(key, observed)
+        self._sessions.see(key, observed.saved or ())
         words = marks.said(self._sessions, key, observed.saved or ())
         return observed._replace(said=words)
 
@@ -152,9 +150,8 @@ class Observer:
             trees=None if trees is None else tuple(trees),
             saved=None if saved is None else in_order(saved),
             hub=hub,
-            known=self._sessions.known(key),
         )
-        return self.with_words(key, self._deletions.living(key, observed))
+        return self.whole(key, observed)
 
     async def _ask(self, whom: str, ask: Callable[[], Awaitable[T]]) -> T | None:
         """Ask a part; None: no answer, which is logged once per silence."""
@@ -179,7 +176,6 @@ def in_order(infos: Iterable[CheckpointInfo]) -> tuple[CheckpointInfo, ...]:
 
 
 def _by_key(values: Iterable[V]) -> dict[SessionKey, tuple[V, ...]]:
-    """Group the items by session, in the order given."""
     found: dict[SessionKey, list[V]] = {}
     for value in values:
         found.setdefault(value.key, []).append(value)

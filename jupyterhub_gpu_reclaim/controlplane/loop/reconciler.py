@@ -5,7 +5,7 @@ views always give the same action, so neither restarts nor earlier events matter
 what the session is now is computed (``phase.py``), and taken into the row where that
 says something else. Then, if the agent or the store is silent, nothing is done, but
 that a person's order which cannot be begun is called off³; no answer of the Hub is "—".
-Where the Hub is about to start or to stop the session, ``start`` and ``stop`` answer.
+Where the Hub is about to start or to stop the session, the other two tables answer.
 
 ===========  ==========================  ===========  ================================
 phase        tree (agent)                Hub          action
@@ -17,8 +17,8 @@ WARNED                                                from is kept, else report 
                                          stopped
              holding⁵                    running,     kill
                                          stopped
-             capturing, for a save point any          cancel: nobody waits for it
-SUSPENDING   capturing                   any          attach to the capture
+             capturing, for a save point any          thaw: nobody waits for it
+SUSPENDING   capturing                   any          follow it
              captured, saved nowhere     any          thaw
 RELEASING    captured, gone              running      ask the Hub for a stop⁶
              captured                    stopping     wait; after the limit release
@@ -32,12 +32,12 @@ STOPPED      holding, restoring          stopped      kill³: restoring, if it i
                                                       what it comes from
              running, and stopped by a   stopped      kill³
              person
-RESUMING     restoring                   any          attach to the restore
-             holding, placed             spawning, —  restore, when it is its turn⁴
-             holding, restore failed     any          give the restore up
+RESUMING     restoring                   any          follow it
+             holding, placed             spawning, —  the same, when it is its turn⁴
+             holding, restore failed     any          kill: it is given up
              holding, another one runs   any          the same
-             restoring                   stopped      give it up³
-             holding                     stopped      give it up
+             restoring                   stopped      kill³
+             holding                     stopped      kill
 ===========  ==========================  ===========  ================================
 
 ¹ or spawning: the Hub has stopped it, and its user is back already.
@@ -47,6 +47,82 @@ RESUMING     restoring                   any          attach to the restore
 container again (``docker restart``): nothing answers there, and yet the Hub's poll
 finds a container that runs.
 ⁶ with the servers that belong to it, or thaw (``decide/together.py``).
+
+Where the Hub is about to start it: what runs is joined, what is frozen is taken up; a
+session with a checkpoint is never started cold.
+
+===========  =====================================  ==================================
+journal      agent, store, Hub's pointer            action
+===========  =====================================  ==================================
+SUSPENDING   any                                    refuse: in flight
+RELEASING    any                                    as if nobody asked
+RESUMING     of this very start                     return it
+             of another, which runs                 join it
+             of another, being captured             refuse: in flight
+             of another, captured                   take that
+             of another, otherwise                  kill that one
+SUSPENDED    another one is to be brought back      take that
+any other    a tree runs                            join it
+             being captured                         refuse: in flight
+             captured in what is current, or new    take it (→ RELEASING)
+             captured in what was set aside         kill: that is kept
+             captured, not committed                thaw
+             restoring                              refuse: in flight
+             holding for another start              kill: that one is over
+             a newer checkpoint                     take it (→ SUSPENDED); in flight
+                                                    beside a tree
+RUNNING …    gone                                   take that (→ SUSPENDED, if what it
+                                                    came from is kept, or STOPPED)
+SUSPENDED,   unknown checkpoints                    note them
+STOPPED
+SUSPENDED    a doubt that no person has settled     ask its user
+             its checkpoint is not there            what the Hub remembers, if newer;
+                                                    else ask for the newest there is
+             otherwise                              return it
+STOPPED      another one is to be brought back      take that
+             the Hub's pointer names one that       missing
+             nobody knows
+             otherwise                              cold
+any of the   no answer                              SUSPENDED: return it if Hub and
+last three                                          journal agree, unless a pod of it
+                                                    stands there; STOPPED: cold if
+                                                    nothing was ever saved; else
+                                                    unanswered
+===========  =====================================  ==================================
+
+Where the Hub is about to end it: what is saved is released, a stop by a person is a
+real one, and nothing is ended or forgotten of which it is not known that nothing may
+come back.
+
+===========  =====================================  ==================================
+journal      agent, store                           action
+===========  =====================================  ==================================
+SUSPENDING¹  any                                    refuse: in flight
+RESUMING¹    it has come back                       take that (→ RUNNING)
+             it is frozen again                     refuse: in flight
+             gone                                   kill: it is over (→ SUSPENDED)
+             otherwise                              it is saved
+RELEASING¹,  any                                    it is saved
+SUSPENDED¹
+any other    something of it is left, not frozen    end it
+             another tree is there                  keep it: the Hub is older
+             frozen, while anything is under way²   keep it
+             being captured                         refuse: in flight
+             captured in what is current, or new    take it (→ RELEASING)
+             captured, not committed                keep it
+             captured in what was set aside         as if none was there
+             a newer checkpoint, of it              take it (→ SUSPENDED)
+             the same, while anything is under way² keep it
+             a newer checkpoint, of another         keep it: the reconciler asks
+             what it came from is kept¹             take that (→ SUSPENDED)
+             it is being saved¹                     keep it: that may be committed yet
+             something else may come back²          keep it
+             the Hub's pointer names one that       keep it
+             nobody knows
+             otherwise                              end it
+===========  =====================================  ==================================
+
+¹ of the incarnation that is to be ended; ² of another one.
 """
 
 from __future__ import annotations
@@ -55,29 +131,37 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import moment
+from jupyterhub_gpu_reclaim.controlplane import phase
 from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import no_room
-from jupyterhub_gpu_reclaim.controlplane.loop.start import UNANSWERED, settle_start
-from jupyterhub_gpu_reclaim.controlplane.loop.stop import settle_stop
+from jupyterhub_gpu_reclaim.controlplane.model import lineage
 from jupyterhub_gpu_reclaim.controlplane.model.actions import (
     NOTHING,
     WAIT,
     Action,
     ActionKind,
+    Want,
     failure_of,
 )
-from jupyterhub_gpu_reclaim.controlplane.model.asked import Want
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
-from jupyterhub_gpu_reclaim.controlplane.phase import take
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, RESTS, SAVED
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.controlplane.model.asked import Asked
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure, Tree
+    from jupyterhub_gpu_reclaim.controlplane.model.actions import Asked
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 
 
+UNANSWERED = Action(ActionKind.UNANSWERED)
+END = Action(ActionKind.END)
+KEEP = Action(ActionKind.KEEP)
+_SAVED = Action(ActionKind.SAVED)
 _ENDED = (HubState.STOPPED, HubState.SPAWNING)
+#: Silences of a node where a pod of the session is.
+_UNSEEN = (Reason.NODE_SILENT, Reason.NODE_UNTRUSTED)
 
 
 def settle(
@@ -87,15 +171,7 @@ def settle(
     settings: Settings,
     asked: Asked | None = None,
 ) -> Action:
-    """Return the one action that brings a session's three views closer together.
-
-    Args:
-        row: the journal's row; a fresh row if it has none.
-        observed: the answers of agent and Hub.
-        now: seconds since the epoch.
-        settings: the limits.
-        asked: the Hub's plan (``start``, ``stop``); None: nothing.
-    """
+    """Return the one action that brings a session's three views closer together."""
     if asked is not None and asked.want is Want.STOP:
         return settle_stop(row, observed, asked)
     if asked is not None and row.phase is not Phase.RELEASING:
@@ -106,7 +182,7 @@ def settle(
         if row.phase is Phase.RELEASING and observed.hub is HubState.RUNNING:
             return WAIT
         return _unbegun(row, observed)
-    return take(row, observed) or _by_phase(row, observed, now, settings)
+    return phase.take(row, observed) or _by_phase(row, observed, now, settings)
 
 
 def _unbegun(row: SessionRow, observed: Observed) -> Action:
@@ -140,20 +216,15 @@ def _by_phase(
 
 
 def _live(row: SessionRow, observed: Observed) -> Action:
-    """Settle a session that is RUNNING, NAPPING or WARNED."""
     tree = observed.tree(row.incarnation)
     if tree is None:
         ended = observed.hub is HubState.STOPPED
         return WAIT if ended and observed.left() else NOTHING
     if tree.runs:
         return _second_tree(row, observed) or Action(ActionKind.READY, tree)
-    if tree.state is TreeState.CAPTURING:
-        return Action(ActionKind.CANCEL, tree)
-    if not observed.settled:
-        return NOTHING
-    if tree.state is TreeState.CAPTURED:
+    if tree.state is TreeState.CAPTURING or (tree.frozen and observed.settled):
         return Action(ActionKind.THAW, tree)
-    kills = tree.state is TreeState.HOLDING
+    kills = tree.state is TreeState.HOLDING and observed.settled
     return Action(ActionKind.KILL, tree) if kills else NOTHING
 
 
@@ -184,7 +255,7 @@ def _suspending(row: SessionRow, observed: Observed) -> Action:
     if tree is not None and tree.state is TreeState.CAPTURED:
         return Action(ActionKind.THAW, tree)
     attaches = tree is not None and tree.state is TreeState.CAPTURING
-    return Action(ActionKind.ATTACH, tree) if attaches else WAIT
+    return Action(ActionKind.FOLLOW, tree) if attaches else WAIT
 
 
 def _releasing(row: SessionRow, observed: Observed, *, too_long: bool) -> Action:
@@ -207,7 +278,6 @@ def _releasing(row: SessionRow, observed: Observed, *, too_long: bool) -> Action
 
 
 def _at_rest(row: SessionRow, observed: Observed) -> Action:
-    """Settle a session that is SUSPENDED or STOPPED, or unknown to the journal."""
     if observed.hub is HubState.RUNNING:
         over = row.phase is Phase.SUSPENDED and not observed.left()
         return Action(ActionKind.STOP_AT_HUB, patient=True) if over else NOTHING
@@ -241,10 +311,283 @@ def _resuming(row: SessionRow, observed: Observed, *, waits: bool) -> Action:
         retries = waits and no_room(tree.failure)
         another_runs = observed.running() is not None  # Hub and journal are both older
         if ended or another_runs or (failed and not retries):
-            return Action(ActionKind.GIVE_UP, tree)
-        return Action(ActionKind.RESTORE, tree) if row.placed else WAIT
+            return Action(ActionKind.KILL, tree)
+        return Action(ActionKind.FOLLOW, tree) if row.placed else WAIT
     return (
-        Action(ActionKind.GIVE_UP, tree, patient=True)
+        Action(ActionKind.KILL, tree, patient=True)
         if ended
-        else Action(ActionKind.RESTORE, tree)
+        else Action(ActionKind.FOLLOW, tree)
     )
+
+
+# --- where the Hub is about to start it
+def settle_start(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+    """Return what must be done for a start, in every phase but RELEASING."""
+    if row.phase is Phase.SUSPENDING:
+        return in_flight("suspend")
+    if row.phase is Phase.RESUMING:
+        return _settle_overtaken(row, observed, asked)
+    if row.phase is Phase.SUSPENDED and row.bring_back:
+        return Action(ActionKind.BRING_BACK)
+    return _settle_trees(row, observed, asked) or _settle_saved(row, observed, asked)
+
+
+def _settle_overtaken(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+    """Settle a start during another one, which the Hub has forgotten."""
+    if row.incarnation == asked.incarnation:
+        return Action(ActionKind.RETURN)  # the same question has the same answer
+    if observed.trees is None:
+        return UNANSWERED
+    tree = observed.tree(row.incarnation)
+    if tree is None or tree.state in {TreeState.HOLDING, TreeState.RESTORING}:
+        return Action(ActionKind.KILL, tree)
+    if tree.state is TreeState.CAPTURING:
+        return in_flight("capture")
+    if tree.runs:
+        return Action(ActionKind.JOIN, tree)
+    # Captured: a journal that was put back; the session has returned since.
+    settled = observed._replace(hub=HubState.STOPPED)
+    return phase.take(row, settled) or UNANSWERED
+
+
+def _settle_trees(row: SessionRow, observed: Observed, asked: Asked) -> Action | None:
+    running = observed.running()
+    if running is not None:
+        return Action(ActionKind.JOIN, running)
+    for tree in observed.left():
+        if tree.state is TreeState.CAPTURING:
+            return in_flight("capture")
+        if observed.saved is None:
+            continue
+        if tree.state is TreeState.CAPTURED:
+            return _settle_captured(row, observed, tree)
+        if tree.state is TreeState.RESTORING:
+            return in_flight("restore")  # the journal is older: it runs soon, or fails
+        if tree.incarnation != asked.incarnation:
+            # Of a start that is over: its container was started again (Docker).
+            return Action(ActionKind.KILL, tree)
+    return None
+
+
+def _settle_captured(row: SessionRow, observed: Observed, tree: Tree) -> Action:
+    saved = observed.checkpoint(tree.checkpoint)
+    if saved is None:
+        return Action(ActionKind.THAW, tree)
+    taken = phase.take_captured(row, observed, saved, tree)
+    return taken or Action(ActionKind.KILL, tree, saved)
+
+
+def _settle_saved(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+    if observed.trees is None or observed.saved is None:
+        return _settle_silence(row, observed, asked)
+    newer = phase.current(row, observed)
+    if newer and newer.stamp > row.stamp and observed.whole():
+        return in_flight("release")  # beside a tree it would only be set aside
+    # A place that is held for nothing hides nothing.
+    settled = observed._replace(hub=HubState.STOPPED, trees=observed.whole())
+    missed = phase.take(row, settled)
+    if missed is not None:
+        return missed
+    if row.phase is Phase.SUSPENDED:
+        return _returned(row, observed, asked)
+    if row.bring_back:
+        return Action(ActionKind.BRING_BACK)
+    known = is_accounted_for(row, asked)
+    return Action(ActionKind.COLD if known else ActionKind.MISSING)
+
+
+def _returned(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+    doubt = _doubt(row, asked)
+    if doubt is not None:
+        return Action(ActionKind.ASK, failure=doubt)
+    if observed.saved is not None and observed.checkpoint(row.checkpoint) is None:
+        return _settle_missing(row, observed, asked)
+    return Action(ActionKind.RETURN)
+
+
+def _settle_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+    """Settle a start when a part does not answer, or was not asked yet.
+
+    A silent node does not prevent a return if Hub and journal agree on the checkpoint
+    and its pod there is being deleted. But both are older if a tree was seen to run, or
+    if the store has a checkpoint that the journal does not know; then what runs there
+    may be newer. Both may be older, and something may run, if nobody has deleted its
+    pod. Nor does a store prevent it that cannot be listed now, but was before.
+
+    A start may be cold if both know of no checkpoint. The journal's word is good once
+    it was compared with the store, for sessions that were never suspended, and if there
+    is no agent at all, since the first start brings its node. A journal that has no row
+    of a session that the Hub remembers was lost, or is another one.
+    """
+    if asked.silence is None:
+        return UNANSWERED
+    if row.phase is Phase.SUSPENDED:
+        stands = asked.silence in _UNSEEN
+        at_rest = not stands and asked.checkpoint in {"", row.checkpoint}
+        trees = observed.trees is not None or at_rest
+        agreed = asked.checkpoint == row.checkpoint and asked.listed
+        saved = agreed if observed.saved is None else phase.is_current(row, observed)
+        return _returned(row, observed, asked) if trees and saved else UNANSWERED
+    there = asked.remembered or asked.silence in {*_UNSEEN, Reason.ENDING_UNSEEN}
+    known = observed.trees or not phase.is_current(row, observed)
+    if known or (there and observed.trees is None):
+        return UNANSWERED  # Hub or cluster know of something; what, nobody has said
+    if row.phase is not Phase.STOPPED or not is_accounted_for(row, asked):
+        return UNANSWERED
+    if asked.remembered and not row.since:
+        return UNANSWERED
+    never_saved = not row.generation and not asked.remembered
+    good = asked.listed or never_saved or asked.silence is Reason.NO_AGENT
+    return Action(ActionKind.COLD) if good else UNANSWERED
+
+
+def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
+    """Return why the user must be asked before this checkpoint comes back, if so.
+
+    A person's word, by button or command, settles it, but not one for another server
+    that belongs to this one; so does a Hub that remembers the same session, and
+    nothing newer of it.
+    """
+    asks = row.failure is not None and not row.failure.retryable
+    if row.intent is Intent.RESUME and (asks or row.intent_by != SERVICE):
+        return None
+    infos = [each.info for each in asked.kept]
+    mine = next((info for info in infos if info.id == row.checkpoint), None)
+    if mine is None:
+        return None
+    if row.failure is not None and row.failure.code == Reason.ENDED_SINCE_SAVED.value:
+        return row.failure  # it has gone on since then
+    its = lineage.is_of(mine, [asked.former, asked.checkpoint])
+    found = row.failure is not None and row.failure.code == Reason.SAVED_FOUND.value
+    if found and not its:
+        return row.failure
+    # The same session may have been saved since, which nobody else knows.
+    older = its and (0, 0) < asked.stamp <= mine.stamp
+    return None if older or is_accounted_for(row, asked) else _older(mine)
+
+
+def _settle_missing(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+    """Settle a return whose checkpoint is gone: another, or a person decides.
+
+    If what the Hub remembers is not older, nobody has to choose.
+    """
+    shown = {each.id for each in asked.kept if not lineage.is_hidden(row, each)}
+    there = [info for info in observed.saved or () if info.id in shown]
+    hubs = next((info for info in there if info.id == asked.checkpoint), None)
+    if hubs is not None and hubs.stamp >= row.stamp:
+        return Action(ActionKind.BRING_BACK, None, hubs)
+    other = hubs or (there[-1] if there else None)
+    if other is None:
+        lost = failure_of(Reason.CHECKPOINT_MISSING, checkpoint=row.checkpoint)
+        return Action(ActionKind.ASK, failure=lost)
+    asked_before = (
+        row.failure is not None and row.failure.code == Reason.SAVED_OLDER.value
+    )
+    if asked_before and row.intent is Intent.RESUME:
+        return Action(ActionKind.BRING_BACK, None, other)
+    return Action(ActionKind.ASK, failure=_older(other))
+
+
+def is_accounted_for(row: SessionRow, asked: Asked) -> bool:
+    """Whether the journal knows what became of the checkpoint that the Hub knows.
+
+    If it does not, the journal is older than the Hub's database.
+    """
+    return asked.checkpoint in {"", row.dismissed, *(each.id for each in asked.kept)}
+
+
+def _older(info: CheckpointInfo) -> Failure:
+    return failure_of(Reason.SAVED_OLDER, when=moment(info.created))
+
+
+def in_flight(operation: str) -> Action:
+    """Refuse: nothing can be said before that operation has ended."""
+    busy = failure_of(Reason.OPERATION_IN_FLIGHT, operation=operation)
+    return Action(ActionKind.REFUSE, failure=busy)
+
+
+# --- where the Hub is about to end it
+def settle_stop(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+    """Return what must be done for a stop."""
+    mine = row.incarnation == asked.incarnation
+    if mine and row.phase is Phase.SUSPENDING:
+        return in_flight("suspend")
+    if mine and row.phase is Phase.RESUMING:
+        return _settle_return(row, observed, asked)
+    if mine and row.phase in SAVED:
+        return _SAVED
+    return _by_its_parts(row, observed, asked)
+
+
+def _by_its_parts(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+    """Settle a stop by what agent and store know; the journal may be older, or differ.
+
+    Nobody has stopped a session that has ended: if anything may come back, the Hub must
+    not forget it.
+    """
+    if observed.trees is None:
+        return UNANSWERED
+    tree = observed.tree(asked.incarnation)
+    if tree is not None and not tree.frozen:
+        return Action(ActionKind.END, tree)
+    others = [other for other in observed.whole() if other != tree]
+    if others:
+        return KEEP
+    if tree is not None:
+        action = _settle_frozen(row, tree, observed) if _is_free(row) else KEEP
+        if action is not None:
+            return action
+    if observed.saved is None:
+        return UNANSWERED
+    return _by_what_is_saved(row, observed, asked, gone=tree is None)
+
+
+def _by_what_is_saved(
+    row: SessionRow, observed: Observed, asked: Asked, *, gone: bool
+) -> Action:
+    mine = row.incarnation == asked.incarnation
+    saved = phase.current(row, observed)
+    taken = Action(ActionKind.TAKE, None, saved, phase=Phase.SUSPENDED)
+    if saved is not None and saved.stamp > row.stamp:
+        its = saved.incarnation == asked.incarnation
+        its = its or (mine and saved.session == row.session != "")
+        return taken if its and gone and _is_free(row) else KEEP
+    if mine and saved is not None:
+        return taken
+    if mine and row.intent is Intent.SAVE:
+        return KEEP  # behind its copy the save may be under way, and still be committed
+    # Else the Hub asks about an earlier life: what it was told of this one is lost.
+    there = row.phase in {*SAVED, *LIVE, Phase.RESUMING} and row.checkpoint
+    known = is_accounted_for(row, asked)
+    return KEEP if (there and not mine) or not known else END
+
+
+def _is_free(row: SessionRow) -> bool:
+    return row.phase in LIVE | RESTS
+
+
+def _settle_frozen(row: SessionRow, tree: Tree, observed: Observed) -> Action | None:
+    """Settle a stop of a captured tree; None: it was set aside since."""
+    if tree.state is TreeState.CAPTURING:
+        return in_flight("suspend")
+    if observed.saved is None:
+        return UNANSWERED
+    saved = observed.checkpoint(tree.checkpoint)
+    if saved is None:  # as in a store that was put back: it is all there is
+        return KEEP
+    return phase.take_captured(row, observed, saved, tree)
+
+
+def _settle_return(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+    """Settle a stop during a return, of which the Hub knows more than the journal."""
+    tree = observed.tree(row.incarnation) if observed.trees is not None else None
+    back = Action(ActionKind.TAKE, tree, phase=Phase.RUNNING)
+    if asked.came_back:
+        return back
+    if observed.trees is None:
+        return UNANSWERED
+    if tree is None:
+        return Action(ActionKind.KILL)
+    if tree.frozen:
+        return in_flight("suspend")
+    return back if tree.runs else _SAVED

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 _log = logging.getLogger(__name__)
@@ -90,9 +89,9 @@ class ControlLoops:
         wakes: WakeFollower,
         jobs: JobWakes,
         taker: Taker,
-        settings: Settings,
     ) -> None:
         self._sessions = sessions
+        self._settings = sessions.settings
         self._agent = agent
         self._observer = observer
         self._deletions = deletions
@@ -107,7 +106,6 @@ class ControlLoops:
         self._wakes = wakes
         self._jobs = jobs
         self._taker = taker
-        self._settings = settings
         self._marks = Marks(sessions, agent)
         self._prune_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
@@ -134,7 +132,6 @@ class ControlLoops:
     async def _every(
         self, name: str, seconds: float, run: Callable[[], Awaitable[None]]
     ) -> None:
-        """Run for ever; a failed run is logged, and the next one comes."""
         while True:
             try:
                 await run()
@@ -145,7 +142,6 @@ class ControlLoops:
             await self._sessions.clock.sleep(seconds)
 
     async def _sample(self) -> None:
-        """Sample; take back warnings of sessions that are in use again."""
         await self._sampler.sample()
         for key in self._warnings.spared():
             self._queue.add(key)
@@ -170,19 +166,17 @@ class ControlLoops:
         self._jobs.refresh()
         self._room.refresh()
         expiry.retain(self._sessions, settings.retention)
-        await expiry.collect(self._sessions, self._agent, self._settings.set_aside)
+        await expiry.collect(self._sessions, self._agent)
         await self._marks.settle(state.checkpoints())
         self._forget_gone(state)
         self._do_rare_work(self._sessions.clock.now())
 
     def _take_up_deletions(self) -> None:
-        """Queue orders to delete; the workers carry them out, as often as it takes."""
         self._deletions.take_up()
         for key in self._deletions.pending_keys():
             self._queue.add(key)
 
     def _compare(self, key: SessionKey, state: ObservedState) -> None:
-        """Compare one session; return whether it is as it should be."""
         observed = self._observer.of(key, state)
         row = self._sessions.row(key)
         if not observed.silent:
@@ -192,8 +186,8 @@ class ControlLoops:
         self._sessions.note_node(key, observed.tree(row.incarnation))
         action = settle(row, observed, self._sessions.clock.now(), self._settings)
         self._note_compared(row, observed, action.kind)
-        rests = action.phase is Phase.SUSPENDED or action.kind is ActionKind.NOTE
-        if rests and not row.since and not self._queue.busy(key):
+        unheard = action.phase is Phase.SUSPENDED and not row.since
+        if unheard and not self._queue.busy(key):
             self._taker.take(row, action, observed)
         elif self._wants_a_look(row, action.kind):
             self._queue.add(key)
@@ -218,7 +212,7 @@ class ControlLoops:
         }
         for key, runtime in sessions.runtimes.items():
             if runtime.pod_waits_since is not None and key not in here:
-                hub = state.session(key, frozenset()).hub
+                hub = state.session(key).hub
                 left = hub in {HubState.STOPPED, HubState.STOPPING}
                 outcome = "left" if left else "served"
                 sessions.counters.waited(outcome, now - runtime.pod_waits_since)
@@ -226,7 +220,6 @@ class ControlLoops:
             runtime.pod_waits_since = None if placed else here.get(key)
 
     def _forget_gone(self, state: ObservedState) -> None:
-        """Drop the runtime state of sessions of which nothing is left."""
         sessions, here = self._sessions, state.keys()
         for key, runtime in list(sessions.runtimes.items()):
             known = key in here or sessions.journal.session(key) is not None
@@ -234,10 +227,11 @@ class ControlLoops:
                 sessions.forget(key)
 
     def _do_rare_work(self, now: float) -> None:
-        """Do what need not be done at every tick."""
         if now >= self._prune_at:
             expiry.give_notice(
-                self._sessions, self._settings.retention, self._settings.forewarn
+                self._sessions,
+                self._settings.retention,
+                self._settings.forewarn,
             )
             self._deletions.forget_old()
             before = now - self._settings.audit

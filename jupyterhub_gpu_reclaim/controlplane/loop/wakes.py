@@ -16,12 +16,9 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jupyterhub_gpu_reclaim.common.models import Event, SessionKey, Step, Tree
     from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
-    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 _log = logging.getLogger(__name__)
@@ -33,29 +30,18 @@ _USUAL_SPEED = 5.0 * 2**30
 
 
 class WakeFollower:
-    """Follows wakes, with one task for each session that naps.
-
-    Args:
-        sessions: the rows.
-        agent: tells of their wakes.
-        room: makes room for them.
-        look: has a worker look at a session.
-        settings: for how long it waits before it asks again.
-    """
+    """Follows wakes, with one task for each session that naps."""
 
     def __init__(
         self,
         sessions: Sessions,
         agent: Agent,
         room: RoomMaker,
-        look: Callable[[SessionKey], None],
-        settings: Settings,
     ) -> None:
         self._sessions = sessions
+        self._settings = sessions.settings
         self._agent = agent
         self._room = room
-        self._look = look
-        self._settings = settings
         self._tasks: dict[SessionKey, tuple[str, asyncio.Task[None]]] = {}
         self._speed = _USUAL_SPEED
 
@@ -117,10 +103,9 @@ class WakeFollower:
                 )
         elif event.tree is not None:
             self._note_waiting(key, incarnation, event.tree)
-            self._look(key)
+            self._sessions.look(key)
 
     def _note_moving(self, key: SessionKey, incarnation: str, step: Step) -> None:
-        """Note that the session's memory is on its way back."""
         nap = self._sessions.runtime(key).nap_of(incarnation)
         total = step.total_bytes or (nap.bytes if nap is not None else 0)
         if step.state == "done" and step.seconds > 0 and total:

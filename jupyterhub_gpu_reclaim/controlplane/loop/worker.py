@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 _log = logging.getLogger(__name__)
@@ -89,9 +88,9 @@ class Worker:
         draining: Draining,
         turns: Turns,
         together: Together,
-        settings: Settings,
     ) -> None:
         self._sessions = sessions
+        self._settings = sessions.settings
         self._agent = agent
         self._observer = observer
         self._deletions = deletions
@@ -106,20 +105,16 @@ class Worker:
         self._room = room
         self._draining = draining
         self._together = together
-        self._settings = settings
         self._turns = turns
         self._handlers: dict[ActionKind, Handler] = {
             ActionKind.NOTHING: self._nothing,
             ActionKind.WAIT: self._wait,
             ActionKind.READY: self._act_when_ready,
-            ActionKind.ATTACH: self._attach,
-            ActionKind.CANCEL: self._cancel,
+            ActionKind.FOLLOW: self._follow,
             ActionKind.CALL_OFF: self._call_off,
             ActionKind.STOP_AT_HUB: self._stop_at_hub,
             ActionKind.RELEASE: self._release,
             ActionKind.THAW: self._thaw,
-            ActionKind.RESTORE: self._restore,
-            ActionKind.GIVE_UP: self._give_up,
             ActionKind.BRING_BACK: self._bring_back,
             ActionKind.KILL: self._kill,
             ActionKind.REPORT: self._report,
@@ -175,12 +170,6 @@ class Worker:
     ) -> float | None:
         """Do one action of the reconciler's, in whosever task.
 
-        Args:
-            row: the session.
-            action: the action.
-            observed: the facts that it was concluded from.
-            remembered: as of ``Taker.take``.
-
         Returns:
             As :meth:`work`.
 
@@ -190,7 +179,8 @@ class Worker:
         if action.kind in self._handlers:
             return await self._handlers[action.kind](row, action)
         if action.phase in LIVE and self._is_to_end(row, observed):
-            return await self._give_up(row, action)
+            await ending.end(self._sessions, self._agent, row.key, row.incarnation)
+            return await self._kill(row, action._replace(tree=None))
         self._taker.take(row, action, observed, remembered)
         taken = self._sessions.row(row.key) != row
         return 0.0 if taken else self._settings.pace
@@ -236,7 +226,6 @@ class Worker:
         return None if spawner_reports else self._settings.pace
 
     def _has_told(self, key: SessionKey) -> bool:
-        """Whether this service has reported the end of the operation under way."""
         operation = self._sessions.operation(key)
         return operation is not None and operation.ended
 
@@ -251,7 +240,7 @@ class Worker:
             return await self._act_when_ready(row, action)
         if row.bring_back and row.phase.rests:
             if observed.hub is HubState.STOPPED:
-                bring_back.take(self._sessions, row, self._settings)
+                bring_back.take(self._sessions, row)
             return self._settings.pace
         if row.phase is Phase.SUSPENDED and row.intent is Intent.RESUME:
             if observed.hub is HubState.STOPPED:
@@ -289,7 +278,6 @@ class Worker:
         return wait if wait > 0 else await self._suspend_after_warning(row)
 
     async def _save_or_nap(self, row: SessionRow) -> float | None:
-        """Save a session that the policy leaves alone, or let it nap, when due."""
         self._warnings.spare(row)
         if self._saving.is_due(row):
             return await self._save(row, SERVICE)
@@ -317,7 +305,7 @@ class Worker:
             return self._settings.pace
         if self._judge.reclaims(row):
             return await self._suspend(row, SERVICE, self._judge.why(row.key))
-        self._sessions.update(row.key, intent=Intent.NONE, intent_by="")
+        self._sessions.update(row.key, **NO_ORDER)
         return 0.0
 
     async def _suspend(
@@ -331,7 +319,6 @@ class Worker:
         return 0.0
 
     async def _drain(self, row: SessionRow, drain: Drain) -> float:
-        """Suspend a session whose node is drained, when its turn has come."""
         if not self._draining.has_turn(row):
             return self._settings.pace
         back, why = self._draining.comes_back(row), self._judge.why(row.key)
@@ -348,16 +335,16 @@ class Worker:
                 await self._saver.save(row, by)
         return self._settings.pace
 
-    async def _attach(self, row: SessionRow, action: Action) -> float:
+    async def _follow(self, row: SessionRow, action: Action) -> float:
         del action
-        async for _ in self._suspender.attach(row):
+        if row.phase is Phase.SUSPENDING:
+            async for _ in self._suspender.attach(row):
+                pass
+            return 0.0
+        async for _ in self._resumer.follow(row):
             pass
-        return 0.0
-
-    async def _cancel(self, row: SessionRow, action: Action) -> float:
-        del action
-        await self._agent.order(row.incarnation, orders.Cancel())
-        return self._settings.pace
+        waits = self._sessions.row(row.key).waiting_since is not None
+        return self._settings.pace * (WAITING_PACES if waits else 1)
 
     async def _call_off(self, row: SessionRow, action: Action) -> None:
         """Call an order off that cannot be begun, and say so: it may be given again."""
@@ -395,15 +382,17 @@ class Worker:
         return 0.0
 
     async def _thaw(self, row: SessionRow, action: Action) -> float:
-        if action.tree is not None and action.tree.incarnation != row.incarnation:
-            await self._agent.order(
-                action.tree.incarnation, orders.Thaw()
-            )  # nobody knows of it
+        tree = action.tree
+        if tree is not None and tree.state is TreeState.CAPTURING:
+            await self._agent.order(tree.incarnation, orders.Cancel())
+            return self._settings.pace
+        if tree is not None and tree.incarnation != row.incarnation:
+            await self._agent.order(tree.incarnation, orders.Thaw())  # nobody knows it
             return self._settings.pace
         try:
             await self._suspender.thaw(row)
         except Refused as error:
-            ending = action.tree is not None and error.reason is Reason.WRONG_PHASE
+            ending = tree is not None and error.reason is Reason.WRONG_PHASE
             if not ending or row.phase is not Phase.RELEASING:
                 raise
             # The agent has begun to end it, and only that can be finished.
@@ -412,7 +401,6 @@ class Worker:
 
     # --- naps
     async def _nap_when_idle(self, row: SessionRow) -> float | None:
-        """Let a session nap, if the policy wants that and a fresh sample agrees."""
         if self._sessions.runtime(row.key).makes_room_for is not None:
             return await self._make_room(row)
         if not self._judge.naps(row):
@@ -424,7 +412,6 @@ class Worker:
         return 0.0
 
     async def _make_room(self, row: SessionRow) -> float:
-        """Let a session nap for another, if that waits and a fresh sample agrees."""
         if not await self._warnings.is_fresh(row):
             return self._settings.pace
         wanted = self._judge.gives_room(row) and await self._room.is_wanted(row)
@@ -436,10 +423,9 @@ class Worker:
         return 0.0
 
     async def _nap_or_wake(self, row: SessionRow, tree: Tree) -> float:
-        """Carry out an order to nap or wake, unless it is so already."""
         wakes = row.intent is Intent.WAKE
         if tree.nap is None if wakes else tree.state is TreeState.NAPPING:
-            self._sessions.update(row.key, intent=Intent.NONE, intent_by="")
+            self._sessions.update(row.key, **NO_ORDER)
         elif wakes:
             return await self._napper.wake(row, row.intent_by)
         else:
@@ -447,38 +433,24 @@ class Worker:
         return 0.0
 
     # --- resume
-    async def _restore(self, row: SessionRow, action: Action) -> float:
-        del action
-        async for _ in self._resumer.follow(row):
-            pass
-        waits = self._sessions.row(row.key).waiting_since is not None
-        return self._settings.pace * (WAITING_PACES if waits else 1)
-
-    async def _give_up(self, row: SessionRow, action: Action) -> float:
-        failure = action.tree.failure if action.tree is not None else None
-        failure = failure or failure_of(Reason.CANCELLED)
-        if action.tree is None:
-            self._resumer.failed(row, failure)
-        else:
-            await self._resumer.give_up(row, failure)
-        return 0.0
-
     async def _bring_back(self, row: SessionRow, action: Action) -> float:
         """Bring back the wanted checkpoint; if the session's is gone, the Hub's."""
         hubs = action.saved.id if action.saved is not None else ""
-        bring_back.take(
-            self._sessions, row, self._settings, checkpoint=hubs, gone=bool(hubs)
-        )
+        bring_back.take(self._sessions, row, checkpoint=hubs, gone=bool(hubs))
         return 0.0
 
     # --- leftovers
     async def _kill(self, row: SessionRow, action: Action) -> float:
-        if action.tree is not None:
-            await self._resumer.kill(row.key, action.tree.incarnation)
-        return self._settings.pace
+        tree = action.tree
+        if tree is not None:
+            await ending.end(self._sessions, self._agent, row.key, tree.incarnation)
+        if row.phase is not Phase.RESUMING:
+            return self._settings.pace
+        failure = tree.failure if tree is not None else None
+        self._resumer.failed(row, failure or failure_of(Reason.CANCELLED))
+        return 0.0
 
     async def _report(self, row: SessionRow, action: Action) -> None:
-        """Report a tree out of its user's reach, without a checkpoint, to people."""
         if action.tree is None:
             return
         second = action.tree.incarnation

@@ -127,7 +127,6 @@ class WorkQueue:
             self._jobs.pop(key, None)
 
     async def _look_once(self, key: SessionKey, job: _Job) -> float | None:
-        """Look once; a failure never ends the queue."""
         try:
             delay = await self._work(key)
         except ReclaimError as error:

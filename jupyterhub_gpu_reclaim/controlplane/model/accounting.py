@@ -26,14 +26,7 @@ GPU_SECONDS = "gpu_seconds_reclaimed"
 def leaving(
     row: SessionRow, gpus: float, now: float, phase: Phase | None = None
 ) -> dict[str, float]:
-    """Return what is added when a session leaves its row's phase, or is deleted.
-
-    Args:
-        row: the session before that.
-        gpus: that it has left; of a shared one, its share.
-        now: seconds since the epoch.
-        phase: None: the session is forgotten.
-    """
+    """Return what is added when a session leaves its row's phase, or is deleted."""
     if row.phase is not Phase.SUSPENDED or phase is Phase.SUSPENDED or not gpus:
         return {}
     return {GPU_SECONDS: gpus * max(0.0, now - row.since)}

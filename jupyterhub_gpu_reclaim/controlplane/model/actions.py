@@ -1,4 +1,4 @@
-"""Actions: the next step for a session, or the answer to whoever asks about it."""
+"""Actions: the next step for a session, or the answer to the Hub's spawner."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Tree,
     )
     from jupyterhub_gpu_reclaim.common.reasons import Reason
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
 
 
 class ActionKind(StrEnum):
@@ -25,16 +26,12 @@ class ActionKind(StrEnum):
     WAIT = "wait"  #: look again soon: something is under way
     READY = "ready"
     TAKE = "take what is so"
-    NOTE = "note what is saved"
-    ATTACH = "attach to the capture"
-    CANCEL = "cancel"
+    FOLLOW = "follow what is under way"  #: the capture, or the restore, which it begins
     CALL_OFF = "call the order off"  #: it cannot be begun
     STOP_AT_HUB = "ask the Hub for a stop"
     RELEASE = "release"
-    THAW = "thaw"
-    RESTORE = "restore"
-    GIVE_UP = "give the restore up"
-    KILL = "kill"
+    THAW = "thaw"  #: a capture under way is cancelled
+    KILL = "kill"  #: a restore under way is given up
     REPORT = "report"
     BRING_BACK = "bring another one back"
     MISSING = "take what is missing"
@@ -60,6 +57,30 @@ class Action(NamedTuple):
     patient: bool = False
     failure: Failure | None = None  #: failure to tell with it
     phase: Phase | None = None  #: of ``TAKE``: what the session is now
+
+
+class Want(StrEnum):
+    """The request: a start or a stop."""
+
+    START = "start"
+    STOP = "stop"
+
+
+class Asked(NamedTuple):
+    """A question of the spawner."""
+
+    want: Want
+    #: the one about to begin (for a start), or to be ended (for a stop)
+    incarnation: str
+    checkpoint: str = ""  #: checkpoint that the Hub remembers
+    stamp: tuple[int, int] = (0, 0)  #: stamp of that checkpoint; zeros: not known
+    #: session that the Hub remembers there, or an incarnation of it; empty: none
+    former: str = ""
+    remembered: bool = False  #: whether the Hub remembers a session there
+    kept: tuple[CheckpointRow, ...] = ()  #: the checkpoints that the journal has
+    listed: bool = False  #: whether the journal knows what the store last had of it
+    came_back: bool = False  #: whether the restore under way has ended well
+    silence: Reason | None = None  #: why a part did not answer; None: all did
 
 
 NOTHING = Action(ActionKind.NOTHING)

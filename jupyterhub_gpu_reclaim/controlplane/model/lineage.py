@@ -50,6 +50,24 @@ def is_hidden(row: SessionRow, checkpoint: CheckpointRow) -> bool:
     return left or another or checkpoint.keeping is Keeping.TO_DELETE
 
 
+def chosen_since(
+    row: SessionRow, kept: Iterable[CheckpointRow], saved: Collection[CheckpointInfo]
+) -> CheckpointRow | None:
+    """Return what a person has brought back, as the store says, and no journal.
+
+    A journal that was put back: it has missed a newer checkpoint, which was set aside
+    since; and what it has set aside itself is not, in the store. What came back from
+    that, and was saved again, has been set aside with it.
+    """
+    if not (row.phase.live or row.phase in {Phase.STOPPED, Phase.SUSPENDING}):
+        return None
+    there = {info.id for info in saved if info.aside is None}
+    there -= {info.parent for info in saved}
+    aside = (each for each in kept if each.info.aside is not None)
+    shown = (each for each in aside if not is_hidden(row, each) and each.id in there)
+    return max(shown, key=lambda each: (each.stamp, each.id), default=None)
+
+
 def _is_same(row: SessionRow, info: CheckpointInfo) -> bool:
     return info.session == row.session != ""
 

@@ -23,8 +23,6 @@ class Observed(NamedTuple):
     trees: tuple[Tree, ...] | None
     saved: tuple[CheckpointInfo, ...] | None  #: committed, the oldest first
     hub: HubState | None
-    #: ids of checkpoints that the journal knows
-    known: frozenset[str] = frozenset()
     #: by checkpoint: the last word, where the store does not show it yet; what is
     #: deleted is set aside
     said: Mapping[str, Mark] = MappingProxyType({})
@@ -60,10 +58,6 @@ class Observed(NamedTuple):
     def frozen(self) -> Tree | None:
         """Return a tree that is captured, or being captured."""
         return next((tree for tree in self.left() if tree.frozen), None)
-
-    def unknown(self) -> list[CheckpointInfo]:
-        """Return the committed checkpoints that the journal does not know."""
-        return [info for info in self.saved or () if info.id not in self.known]
 
     def checkpoint(self, checkpoint: str) -> CheckpointInfo | None:
         """Return that checkpoint, if it is committed."""

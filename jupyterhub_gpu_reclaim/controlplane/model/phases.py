@@ -19,6 +19,8 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
 
 
@@ -44,7 +46,6 @@ class SessionEvent(StrEnum):
     DISCARDED = "be discarded"
     PUT_ASIDE = "be started fresh"
     FOUND_RUNNING = "be found running"
-    FOUND_CAPTURED = "be found captured"
     FOUND_SAVED = "be found saved"
     BROUGHT_BACK = "go back to another saved state"
 
@@ -58,76 +59,53 @@ SAVED = frozenset({Phase.RELEASING, Phase.SUSPENDED})
 #: Phases in which the programs are, or may be, gone: only with a checkpoint.
 _NEEDS_CHECKPOINT = frozenset({Phase.RELEASING, Phase.SUSPENDED, Phase.RESUMING})
 
-TABLE: dict[tuple[Phase, SessionEvent], Phase] = {
+_STEPS: dict[SessionEvent, tuple[Iterable[Phase], Phase]] = {
     # idle, pressure, button
-    **{
-        (phase, SessionEvent.WARNED): Phase.WARNED
-        for phase in (Phase.RUNNING, Phase.NAPPING)
-    },
-    (Phase.WARNED, SessionEvent.STAYS): Phase.RUNNING,
-    # its GPU memory moved out and back: it runs all the time
-    (Phase.RUNNING, SessionEvent.NAPS): Phase.NAPPING,
-    (Phase.NAPPING, SessionEvent.WAKES): Phase.RUNNING,
-    **{
-        (Phase.WARNED, event): Phase.WARNED
-        for event in (SessionEvent.NAPS, SessionEvent.WAKES)
-    },
-    **{(phase, SessionEvent.SUSPEND): Phase.SUSPENDING for phase in LIVE},
+    SessionEvent.WARNED: ({Phase.RUNNING, Phase.NAPPING}, Phase.WARNED),
+    SessionEvent.STAYS: ({Phase.WARNED}, Phase.RUNNING),
+    # its GPU memory moved out and back: it runs all the time. Beside programs that nap
+    # others may begin to use a GPU; a wake may be noticed before its order's end.
+    SessionEvent.NAPS: ({Phase.RUNNING, Phase.NAPPING}, Phase.NAPPING),
+    SessionEvent.WAKES: ({Phase.RUNNING, Phase.NAPPING}, Phase.RUNNING),
     # capture, commit, release
-    (Phase.SUSPENDING, SessionEvent.CAPTURE_FAILED): Phase.RUNNING,
-    (Phase.SUSPENDING, SessionEvent.COMMITTED): Phase.RELEASING,
-    **{(phase, SessionEvent.THAWED): Phase.RUNNING for phase in SAVED},
-    (Phase.RELEASING, SessionEvent.RELEASED): Phase.SUSPENDED,
+    SessionEvent.SUSPEND: (LIVE, Phase.SUSPENDING),
+    SessionEvent.CAPTURE_FAILED: ({Phase.SUSPENDING}, Phase.RUNNING),
+    SessionEvent.COMMITTED: (Phase, Phase.RELEASING),
+    SessionEvent.THAWED: (SAVED, Phase.RUNNING),
+    SessionEvent.RELEASED: ({Phase.RELEASING}, Phase.SUSPENDED),
     # place, restore; a second start of the same session replaces the first
-    (Phase.SUSPENDED, SessionEvent.RESTORE): Phase.RESUMING,
-    (Phase.RESUMING, SessionEvent.RESTORE): Phase.RESUMING,
-    (Phase.RESUMING, SessionEvent.RESTORED): Phase.RUNNING,
-    (Phase.RESUMING, SessionEvent.RESTORE_FAILED): Phase.SUSPENDED,
+    SessionEvent.RESTORE: ({Phase.SUSPENDED, Phase.RESUMING}, Phase.RESUMING),
+    SessionEvent.RESTORED: ({Phase.RESUMING}, Phase.RUNNING),
+    SessionEvent.RESTORE_FAILED: ({Phase.RESUMING}, Phase.SUSPENDED),
     # cold starts and real stops
+    SessionEvent.STARTED: (LIVE | {Phase.STOPPED}, Phase.RUNNING),
+    SessionEvent.STOPPED: (LIVE | {Phase.SUSPENDING}, Phase.STOPPED),
+    SessionEvent.VANISHED: (LIVE | {Phase.SUSPENDING}, Phase.STOPPED),
+    SessionEvent.LOST: (LIVE | {Phase.SUSPENDING}, Phase.SUSPENDED),
+    # the user's choice
+    SessionEvent.DISCARDED: ({Phase.SUSPENDED}, Phase.STOPPED),
+    SessionEvent.PUT_ASIDE: ({Phase.SUSPENDED}, Phase.STOPPED),
+    SessionEvent.BROUGHT_BACK: (RESTS, Phase.SUSPENDED),
+    # what nobody had noted
+    SessionEvent.FOUND_RUNNING: (LIVE | RESTS | {Phase.RESUMING}, Phase.RUNNING),
+    SessionEvent.FOUND_SAVED: (LIVE | RESTS | {Phase.SUSPENDING}, Phase.SUSPENDED),
+}
+TABLE: dict[tuple[Phase, SessionEvent], Phase] = {
     **{
-        (phase, SessionEvent.STARTED): Phase.RUNNING for phase in (*LIVE, Phase.STOPPED)
+        (phase, event): after
+        for event, (before, after) in _STEPS.items()
+        for phase in before
     },
-    **{
-        (phase, event): Phase.STOPPED
-        for phase in (*LIVE, Phase.SUSPENDING)
-        for event in (SessionEvent.STOPPED, SessionEvent.VANISHED)
-    },
-    **{
-        (phase, SessionEvent.LOST): Phase.SUSPENDED
-        for phase in (*LIVE, Phase.SUSPENDING)
-    },
+    # A warning is ours alone; what is saved stays so.
+    (Phase.WARNED, SessionEvent.NAPS): Phase.WARNED,
+    (Phase.WARNED, SessionEvent.WAKES): Phase.WARNED,
     (Phase.RESUMING, SessionEvent.STOPPED): Phase.SUSPENDED,
     (Phase.SUSPENDED, SessionEvent.STOPPED): Phase.SUSPENDED,
-    # the user's choice
-    (Phase.SUSPENDED, SessionEvent.DISCARDED): Phase.STOPPED,
-    (Phase.SUSPENDED, SessionEvent.PUT_ASIDE): Phase.STOPPED,
-    (Phase.SUSPENDED, SessionEvent.BROUGHT_BACK): Phase.SUSPENDED,
-    (Phase.STOPPED, SessionEvent.BROUGHT_BACK): Phase.SUSPENDED,
-    # what a reconciliation finds
-    **{
-        (phase, SessionEvent.FOUND_RUNNING): Phase.RUNNING
-        for phase in (*LIVE, Phase.STOPPED, Phase.SUSPENDED, Phase.RESUMING)
-    },
-    **{
-        (phase, SessionEvent.FOUND_CAPTURED): Phase.RELEASING
-        for phase in Phase
-        if phase is not Phase.SUSPENDING
-    },
-    **{
-        (phase, SessionEvent.FOUND_SAVED): Phase.SUSPENDED
-        for phase in (*LIVE, Phase.SUSPENDING, Phase.STOPPED, Phase.SUSPENDED)
-    },
 }
 
 
 def advance(phase: Phase, event: SessionEvent, *, saved: bool) -> Phase:
     """Return the phase to which that event leads.
-
-    Args:
-        phase: where the session is now.
-        event: the event.
-        saved: whether a committed checkpoint of the session is known, now that this
-            has happened.
 
     Raises:
         Refused: ``wrong_phase``: the table has no such step; ``not_captured``: the
@@ -180,13 +158,7 @@ _OF_A_SESSION: dict[str, Any] = {"kept_until": None, "kept_by": ""}
 
 
 def ended(event: SessionEvent, before: SessionRow, after: SessionRow) -> dict[str, Any]:
-    """Return the columns that end, each with its empty value.
-
-    Args:
-        event: what has happened.
-        before: the row as it was.
-        after: with its new phase, incarnation and checkpoint.
-    """
+    """Return the columns that end, each with its empty value."""
     void: dict[str, Any] = _columns_ended(event, before, after)
     for phase, columns in _OF_ONE_PHASE.items():
         if after.phase is not phase:
@@ -213,7 +185,6 @@ def is_needless(checkpoint: CheckpointRow, session: SessionRow) -> bool:
 def _columns_ended(
     event: SessionEvent, before: SessionRow, after: SessionRow
 ) -> dict[str, Any]:
-    """Return the columns that end with the session, its processes, or the order."""
     stopped = after.phase is Phase.STOPPED
     if after.incarnation == before.incarnation and not stopped:
         return {**NO_ORDER} if _is_done(after) else {}

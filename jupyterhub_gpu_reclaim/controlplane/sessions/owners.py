@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
-    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 #: Audit text about a former account's sessions.
@@ -52,7 +51,7 @@ _ANOTHER = (
 
 
 # --- another account of the same name
-def check(sessions: Sessions, placement: Placement, settings: Settings) -> None:
+def check(sessions: Sessions, placement: Placement) -> None:
     """Check, before a start, whose session it is; repeat the check if more was found.
 
     Raises:
@@ -73,7 +72,7 @@ def check(sessions: Sessions, placement: Placement, settings: Settings) -> None:
         sessions.update(key, claimed=False)
         return
     rows = sessions.journal.checkpoints(key)
-    apart = [] if theirs else _set_apart(sessions, rows, settings)
+    apart = [] if theirs else _set_apart(sessions, rows)
     sessions.remove(key, sessions.audit_line(key, SERVICE, "new account", _NEW), apart)
     for each in rows:  # what others have set apart: the start finds it
         if each.keeping is Keeping.ASIDE and each.info.account == owner:
@@ -92,7 +91,7 @@ def refuse_anothers(sessions: Sessions, tree: Tree, placement: Placement) -> Non
         raise _refuse_running(sessions, placement.key)
 
 
-def note(sessions: Sessions, placement: Placement, settings: Settings) -> None:
+def note(sessions: Sessions, placement: Placement) -> None:
     """Note that the server belongs to its account; others' checkpoints do not.
 
     Raises:
@@ -107,7 +106,7 @@ def note(sessions: Sessions, placement: Placement, settings: Settings) -> None:
         for each in sessions.journal.checkpoints(key)
         if lineage.is_anothers(row, each.info) and each.id != row.checkpoint
     ]
-    apart = _set_apart(sessions, others, settings)
+    apart = _set_apart(sessions, others)
     if sessions.journal.session(key):  # else it has a row when it runs
         sessions.update(key, checkpoints=apart, account=owner, claimed=False)
     else:
@@ -131,10 +130,9 @@ def _refuse_running(sessions: Sessions, key: SessionKey) -> Refused:
 
 
 def _set_apart(
-    sessions: Sessions, rows: Iterable[CheckpointRow], settings: Settings
+    sessions: Sessions, rows: Iterable[CheckpointRow]
 ) -> list[CheckpointRow]:
-    """Return the rows of what is a former account's, kept for a while."""
-    until = sessions.clock.now() + settings.set_aside
+    until = sessions.clock.now() + sessions.settings.set_aside
     return [
         row.set_aside(until)
         for row in rows
@@ -199,7 +197,6 @@ async def check_names(sessions: Sessions, agent: Agent, placement: Placement) ->
 async def _names(
     sessions: Sessions, agent: Agent, placement: Placement
 ) -> set[SessionKey]:
-    """Return the names of what the Hub remembers, or of the account's leftovers."""
     rows = sessions.journal.sessions()
     there = [row for row in rows if row.phase is not Phase.STOPPED]
     if hubs := {placement.former, placement.checkpoint} - {""}:

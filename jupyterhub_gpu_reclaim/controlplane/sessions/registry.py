@@ -35,11 +35,12 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import retention
-from jupyterhub_gpu_reclaim.controlplane.model import accounting, phases
+from jupyterhub_gpu_reclaim.controlplane.model import accounting, lineage, phases
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import Counters
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     AuditRow,
     CheckpointRow,
+    Intent,
     SessionRow,
 )
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
@@ -75,14 +76,7 @@ SERVICE = OURSELVES
 
 
 class Sessions:
-    """Rows, runtime state, views, and the readers that wait for their changes.
-
-    Args:
-        journal: the rows.
-        clock: time and waiting.
-        settings: the limits.
-        policies: settings of a session by the rules; None: there are no rules.
-    """
+    """Rows, runtime state, views, and the readers that wait for their changes."""
 
     def __init__(
         self,
@@ -100,13 +94,15 @@ class Sessions:
         #: runtime state of every session that anything is remembered of
         self.runtimes: dict[SessionKey, Runtime] = {}
         self.policies = policies
-        self._settings = settings
+        self.settings = settings
         self.drains = Drains(journal)  #: nodes that are to be free of sessions
         self.silences: dict[str, Finding] = {}  #: why nodes do not answer, by name
         self.tab_keys = TabKeys(journal, clock)
         self.resume_times = suspensions.ResumeTimes()
         #: the highest generation known under a name, or given out by this service
         self._generations: dict[SessionKey, int] = {}
+        #: has a worker look at a session
+        self.look: Callable[[SessionKey], None] = lambda _: None
         self._views: Broadcast[SessionView] = Broadcast()
         self._changed = ChangeSignal()
 
@@ -126,7 +122,7 @@ class Sessions:
         """Seconds between two save points of a session; 0: only by order."""
         terms = self.policies(key) if self.policies is not None else None
         set_to = terms.save_every if terms is not None else None
-        return self._settings.save_every if set_to is None else set_to
+        return self.settings.save_every if set_to is None else set_to
 
     def apply(
         self,
@@ -217,6 +213,21 @@ class Sessions:
         self.touch(key)
         return row
 
+    def order(
+        self, key: SessionKey, intent: Intent, by: str, message: str = "", **more: Any
+    ) -> None:
+        """Write an order into the row; a worker carries it out."""
+        line = self.audit_line(key, by, f"ask to {intent.value}", message)
+        order = {**phases.NO_ORDER, "intent": intent, "intent_by": by, **more}
+        self.update(key, line, **order)
+        self.look(key)
+
+    def order_return(self, row: SessionRow, message: str = "") -> None:
+        """Order a return that no person has asked for, unless one has to be asked."""
+        asks = row.failure is not None and not row.failure.retryable
+        if row.intent is Intent.NONE and not asks and not row.claimed:
+            self.order(row.key, Intent.RESUME, SERVICE, message)
+
     def keep(
         self,
         key: SessionKey,
@@ -244,9 +255,9 @@ class Sessions:
             return []
         terms = retention.Terms(
             now=self.clock.now(),
-            grace=self._settings.grace,
-            set_aside=self._settings.set_aside,
-            save_points=self._settings.save_points,
+            grace=self.settings.grace,
+            set_aside=self.settings.set_aside,
+            save_points=self.settings.save_points,
             ruled=bool(self.saved_every(row.key)),
         )
         kept = retention.kept(row, rows.values(), terms)
@@ -294,11 +305,28 @@ class Sessions:
         return self._generations[key]
 
     # --- what was seen
-    def known(self, key: SessionKey) -> frozenset[str]:
-        """Return a session's checkpoints that the journal knows, or just knew."""
-        known = frozenset(row.id for row in self.journal.checkpoints(key))
-        runtime = self.runtimes.get(key)
-        return known | runtime.deleted if runtime is not None else known
+    def see(self, key: SessionKey, saved: Iterable[CheckpointInfo]) -> None:
+        """Give what the store has of a session its rows."""
+        runtime, row = self.runtimes.get(key), self.row(key)
+        gone = runtime.deleted if runtime is not None else frozenset()
+        infos = [info for info in saved if info.id not in gone]
+        kept = self.journal.checkpoints(key)
+        known = {each.id for each in kept}
+        new = [CheckpointRow(info=info) for info in infos if info.id not in known]
+        if not new:
+            return
+        changes: dict[str, Any] = {}
+        if any(each.stamp > row.stamp and each.info.aside for each in new):
+            chosen = lineage.chosen_since(row, kept, infos)
+            if chosen is not None:  # and nothing was decided of it yet
+                new.append(chosen.said(aside=None))
+                term, generation = chosen.stamp
+                changes = {"term": term, "generation": generation - 1}
+        if row.since:
+            self.update(key, checkpoints=new, **changes)
+        else:
+            self.keep(key, new)
+            self.touch(key)
 
     def gpus_of(self, row: SessionRow) -> list[GpuSample]:
         """Return the GPUs that a session holds, or that it held when it was saved."""
@@ -323,12 +351,7 @@ class Sessions:
             self.update(key, node=tree.node)
 
     def note_ended(self, key: SessionKey, observed: Observed) -> None:
-        """Drop the report of programs beside the session that have ended since.
-
-        Args:
-            key: the session.
-            observed: the answers of agents that have all answered.
-        """
+        """Drop the report of programs beside the session that have ended since."""
         failure = self.row(key).failure
         if failure is None or not failure.incarnation:
             return
@@ -502,7 +525,7 @@ class Sessions:
         if row.phase not in {*phases.SAVED, Phase.RESUMING}:
             return None
         why = suspensions.cause(self.cause(row.key))
-        times, limits = self.resume_times, self._settings.retention
+        times, limits = self.resume_times, self.settings.retention
         return suspensions.suspension_of(row, kept, why, times, limits)
 
     def cause(self, key: SessionKey) -> list[AuditRow]:
@@ -553,12 +576,6 @@ class Sessions:
     ) -> None:
         """Remove a session's row, and count its GPU time until now.
 
-        Args:
-            key: the session.
-            line: the line of the audit, if there is one.
-            checkpoints: its rows that change with it; the others stay.
-            also: statements of the same transaction.
-
         Raises:
             StoreError: it could not be written; nothing is changed.
         """
@@ -579,6 +596,5 @@ class Sessions:
 
 
 def _has_remains(view: SessionView) -> bool:
-    """Whether a stopped session has something saved or still running."""
     runs_on = view.failure is not None and view.failure.incarnation != ""
     return bool(view.saved) or runs_on

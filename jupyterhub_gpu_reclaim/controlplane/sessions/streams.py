@@ -60,11 +60,7 @@ class Broadcast(Generic[T]):
 
 
 class OperationEvents:
-    """Events of one capture or restore, for readers that come late or again.
-
-    Args:
-        kind: ``suspend`` or ``resume``.
-    """
+    """Events of one capture or restore, for readers that come late or again."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -138,10 +134,6 @@ class ChangeSignal:
 
     async def until(self, condition: Callable[[], bool], limit: float) -> bool:
         """Wait until a condition holds.
-
-        Args:
-            condition: cheap; looked at now and after every change.
-            limit: seconds to wait at most.
 
         Returns:
             Whether it holds.

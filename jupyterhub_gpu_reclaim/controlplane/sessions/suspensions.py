@@ -84,15 +84,7 @@ def suspension_of(
     times: ResumeTimes,
     retention: Retention,
 ) -> Suspension:
-    """Return the facts of one suspended session.
-
-    Args:
-        row: the journal's row.
-        kept: the session's checkpoints.
-        why: the reason; see :func:`cause`.
-        times: the newest resumes.
-        retention: the administrator's limits, by which it may be deleted.
-    """
+    """Return the facts of one suspended session."""
     mine = next((each for each in kept if each.id == row.checkpoint), None)
     info = mine.info if mine is not None else None
     size, at = (info.logical_bytes, info.created) if info else (0, row.since)

@@ -31,12 +31,7 @@ _KINDS = (NoteKind.TAB_KEY, NoteKind.NO_TAB_KEYS)
 
 
 class TabKeys:
-    """Knows which keys of tabs count.
-
-    Args:
-        journal: the rows.
-        clock: the time.
-    """
+    """Knows which keys of tabs count."""
 
     def __init__(self, journal: Journal, clock: Clock) -> None:
         self._journal = journal

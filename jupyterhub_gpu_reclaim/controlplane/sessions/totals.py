@@ -60,7 +60,6 @@ def gpus(sessions: Sessions) -> list[GpuCount]:
 def _cards(
     sessions: Sessions, rows: list[SessionRow]
 ) -> Iterator[tuple[SessionRow, GpuSample]]:
-    """Yield each card that a session holds, with that session."""
     for row in rows:
         if not row.phase.rests:
             for card in sessions.runtime(row.key).cards(row.incarnation):
@@ -68,7 +67,6 @@ def _cards(
 
 
 def _is_at_work(sessions: Sessions, row: SessionRow) -> bool:
-    """Whether a session uses its cards, or nothing is known of that."""
     usage = sessions.runtime(row.key).usage
     percent = usage.gpu_percent if usage is not None else None
     return percent is None or percent >= WORKING_PERCENT

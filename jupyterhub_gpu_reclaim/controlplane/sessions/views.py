@@ -41,17 +41,7 @@ def view_of(
     suspension: Suspension | None = None,
     gpus_held: int = 0,
 ) -> SessionView:
-    """Make the view of a session.
-
-    Args:
-        row: the journal's row.
-        kept: the session's checkpoints, the oldest first.
-        runtime: the runtime state.
-        policy: the rules' settings for it; None: there are no rules, or it does not
-            run.
-        suspension: the facts for its user; None: it is not suspended.
-        gpus_held: number of GPUs that it holds, or held when it was saved.
-    """
+    """Make the view of a session."""
     kept = [each for each in kept if not lineage.is_hidden(row, each)]
     ended = row.phase.rests
     operation = runtime.operation
@@ -101,7 +91,6 @@ def kept_states(rows: list[CheckpointRow], session: SessionRow) -> list[KeptStat
 
 
 def _newest_needed(kept: list[CheckpointRow]) -> CheckpointInfo | None:
-    """Return the newest checkpoint that the session itself needs."""
     mine = [c.info for c in kept if c.keeping in {Keeping.CURRENT, Keeping.SUPERSEDED}]
     return mine[-1] if mine else None
 
@@ -135,7 +124,6 @@ def _facts(
 def _last_return(
     row: SessionRow, operation: OperationEvents | None
 ) -> Resumed | UnsetType:
-    """Return the facts of the last return, while this program remembers it."""
     if operation is None or operation.kind != "resume" or not operation.succeeded:
         return UNSET
     if row.phase is Phase.RESUMING or row.resumed_at is None:

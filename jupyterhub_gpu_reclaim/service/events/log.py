@@ -67,7 +67,6 @@ EVENTS = {
     "vanished": "ended",
     "lost": "ended-after-return",
     "found_running": "found-running",
-    "found_captured": "found-saved",
     "found_saved": "found-saved",
 }
 
