@@ -45,37 +45,40 @@ class ByteRate(Amount):
     info_text = "bytes a second, not negative"
 
 
-class Address(Unicode[str, Any]):
+class Matching(Unicode[str, Any]):
+    """A text of one form, which ``info_text`` tells."""
+
+    pattern = ".*"
+
+    def validate(self, obj: Any, value: Any) -> Any:
+        # The value is not repeated in the error, since it may hold a secret.
+        found = super().validate(obj, value)
+        if found is not None and not self.is_one(found):
+            name = f"{type(obj).__name__}.{self.name}"
+            raise TraitError(f"{name} must be {self.info_text}")
+        return found
+
+    def is_one(self, text: str) -> bool:
+        return re.fullmatch(self.pattern, text) is not None
+
+
+class Address(Matching):
     """An ``http`` or ``https`` address; empty: none."""
 
     info_text = "like https://host/path"
 
-    def validate(self, obj: Any, value: Any) -> Any:
-        # The value is not repeated in the error, since it may hold a secret.
-        url: str = super().validate(obj, value)
-        if url and not self._is_one(url):
-            name = f"{type(obj).__name__}.{self.name}"
-            raise TraitError(f"{name} must be {self.info_text}")
-        return url
-
-    def _is_one(self, url: str) -> bool:
+    def is_one(self, text: str) -> bool:
         try:
-            parts = urlsplit(url)
+            parts = urlsplit(text)
             good = parts.scheme in {"http", "https"} and bool(parts.hostname)
             good = good and parts.port != 0
         except ValueError:
             return False
-        return good and url.isprintable() and " " not in url
+        return not text or (good and text.isprintable() and " " not in text)
 
 
-class AgentAddress(Unicode[str, Any]):
+class AgentAddress(Matching):
     """The address of an agent: nothing is sent to one by plain HTTP."""
 
     info_text = "like unix:/path or https://host:port: by plain HTTP nothing is sent"
-
-    def validate(self, obj: Any, value: Any) -> Any:
-        address: str = super().validate(obj, value)
-        if not re.fullmatch(r"unix:/.+|https://[^/]+", address):
-            name = f"{type(obj).__name__}.{self.name}"
-            raise TraitError(f"{name} must be {self.info_text}, not {address!r}")
-        return address
+    pattern = r"unix:/.+|https://[^/]+"

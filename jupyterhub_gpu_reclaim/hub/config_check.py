@@ -9,22 +9,20 @@ and leaves every session alone. Nothing is started, read or written.
 from __future__ import annotations
 
 import importlib
-import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from jupyterhub.spawner import Spawner
+from traitlets import Bool, Dict, Enum, HasTraits, Integer
 from traitlets.config import Config
 from traitlets.config.loader import DeferredConfigString, LazyConfigValue
 
+from jupyterhub_gpu_reclaim.common.traits import AgentAddress, Matching
 from jupyterhub_gpu_reclaim.service.settings import validation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from traitlets import HasTraits
+    from collections.abc import Mapping
 
 PLACEMENTS = ("local", "docker", "kubernetes")
 #: Our spawners' sections in a Hub's configuration, and the classes behind them.
@@ -67,7 +65,7 @@ def arguments(
                 f"configure() takes no {name}{validation.meant(name, defaults)}"
             )
             continue
-        wrong = _JUDGES[name](name, said)
+        wrong = _judge(name, said)
         if wrong:
             found.append(wrong)
         else:
@@ -176,93 +174,57 @@ def together(c: Any, sound: Mapping[str, Any], own: Mapping[str, Any]) -> list[s
 # --- one argument --------------------------------------------------------------------
 
 
-def _placement(name: str, value: Any) -> str:
-    if value in PLACEMENTS:
-        return ""
-    near = validation.meant(str(value), PLACEMENTS)
-    return f"{name} is 'local', 'docker' or 'kubernetes', not {str(value)[:40]!r}{near}"
+class _AbsolutePath(Matching):
+    info_text = "an absolute path"
+    pattern = r"/[^\0]*"
+
+    def validate(self, obj: Any, value: Any) -> Any:
+        return super().validate(obj, str(value) if isinstance(value, Path) else value)
 
 
-def _agent(name: str, value: Any) -> str:
-    good = isinstance(value, str) and value.isprintable()
-    if good and value.startswith("unix:/"):
-        return ""
-    try:
-        parts = urlsplit(value) if good else urlsplit("")
-        good = parts.scheme in {"http", "https"} and bool(parts.hostname)
-        good = good and parts.port != 0
-    except ValueError:
-        good = False
-    return "" if good else f"{name} must be like unix:/path or http://127.0.0.1:8099."
+class _Host(Matching):
+    info_text = "an address or a host name"
+    pattern = r"[\w.-]+|\[?[0-9a-fA-F:.]+\]?"
 
 
-def _path(name: str, value: Any) -> str:
-    text = str(value) if isinstance(value, str | Path) else ""
-    if text.startswith("/") and "\0" not in text:
-        return ""
-    return f"{name} must be an absolute path, not {str(value)[:80]!r}."
+class _VariableName(Matching):
+    pattern = r"[^=\0]+"
 
 
-def _port(name: str, value: Any) -> str:
-    if _is_number(value) and isinstance(value, int) and 0 < value < 65536:
-        return ""
-    return f"{name} must be a whole number from 1 to 65535, not {str(value)[:40]!r}."
+class _VariableValue(Matching):
+    pattern = r"[^\0]*"
 
 
-def _host(name: str, value: Any) -> str:
-    fine = isinstance(value, str) and re.fullmatch(
-        r"[\w.-]+|\[?[0-9a-fA-F:.]+\]?", value
-    )
-    if value is None or fine:
-        return ""
-    return f"{name} must be an address or a host name, not {str(value)[:80]!r}."
+class _Arguments(HasTraits):
+    """The arguments of ``configure`` that are no settings of the service."""
+
+    placement = Enum(PLACEMENTS).tag(config=True)
+    agent = AgentAddress().tag(config=True)
+    agent_token_file = _AbsolutePath().tag(config=True)
+    state_dir = _AbsolutePath().tag(config=True)
+    service_port = Integer(min=1, max=65535).tag(config=True)
+    service_host = _Host(allow_none=True).tag(config=True)
+    service_options = Dict(allow_none=True).tag(config=True)
+    service_environment = Dict(
+        key_trait=_VariableName(), value_trait=_VariableValue(), allow_none=True
+    ).tag(config=True)
+    strict = Bool().tag(config=True)
 
 
-def _seconds(name: str, value: Any) -> str:
-    if value is None:
-        return ""
-    section, _, trait = SHORT[name].partition(".")
-    owner = next(o for o in validation.SECTIONS[section] if o.class_traits().get(trait))
-    return validation.judged_value(owner, trait, DeferredConfigString(str(value)), name)
-
-
-def _options(name: str, value: Any) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, Mapping):
-        return (
-            f"{name} must be a dictionary, for example {{'ReclaimService.grace': 600}}."
-        )
-    return " ".join(options(value))
-
-
-def _environment(name: str, value: Any) -> str:
-    if value is None:
-        return ""
-    good = isinstance(value, Mapping) and all(
-        isinstance(k, str) and k and "=" not in k and isinstance(v, str)
-        for k, v in value.items()
-    )
-    good = good and not any("\0" in k + v for k, v in value.items())
-    return "" if good else f"{name} must be a dictionary of texts."
-
-
-def _flag(name: str, value: Any) -> str:
-    return "" if isinstance(value, bool) else f"{name} must be True or False."
-
-
-_JUDGES: dict[str, Callable[[str, Any], str]] = {
-    "placement": _placement,
-    "agent": _agent,
-    "agent_token_file": _path,
-    "state_dir": _path,
-    "service_port": _port,
-    "service_host": _host,
-    **dict.fromkeys(SHORT, _seconds),
-    "service_options": _options,
-    "service_environment": _environment,
-    "strict": _flag,
-}
+def _judge(name: str, value: Any) -> str:
+    owner: type[HasTraits] = _Arguments
+    trait = name
+    if name in SHORT:
+        if value is None:
+            return ""
+        section, _, trait = SHORT[name].partition(".")
+        owners = validation.SECTIONS[section]
+        owner = next(each for each in owners if each.class_traits().get(trait))
+        value = DeferredConfigString(str(value))
+    wrong = validation.judged_value(owner, trait, value, name)
+    if name == "service_options" and value and not wrong:
+        return " ".join(options(value))
+    return wrong
 
 
 # --- the Hub's own -------------------------------------------------------------------
