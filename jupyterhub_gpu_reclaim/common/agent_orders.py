@@ -16,6 +16,7 @@ import msgspec
 from jupyterhub_gpu_reclaim.common.bounds import Count, Identifier, Name
 from jupyterhub_gpu_reclaim.common.models import Mark as Said
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
+from jupyterhub_gpu_reclaim.common.text import dashed
 
 
 class PodHint(Value, frozen=True, kw_only=True):
@@ -33,7 +34,7 @@ class PodHint(Value, frozen=True, kw_only=True):
 class AgentOrder(Value, frozen=True, kw_only=True):
     """An order; ``subject`` is an incarnation, or of the last two a checkpoint."""
 
-    kind: ClassVar[str]
+    kind: ClassVar[str]  #: its class's name, with dashes
     about: ClassVar[Literal["sessions", "checkpoints"]] = "sessions"
     #: Whether events answer it, of which the last has the end; else the ``Tree`` does.
     streams: ClassVar[bool] = False
@@ -46,6 +47,9 @@ class AgentOrder(Value, frozen=True, kw_only=True):
     needs_image: ClassVar[bool] = False
 
     hint: PodHint = PodHint()
+
+    def __init_subclass__(cls) -> None:
+        cls.kind = dashed(cls.__name__)
 
 
 class Saving(AgentOrder, frozen=True):
@@ -67,8 +71,6 @@ class Capture(Saving, frozen=True):
     for, idle or not.
     """
 
-    kind: ClassVar = "capture"
-
     seen: float | None = None
 
 
@@ -77,8 +79,6 @@ class Save(Saving, frozen=True):
 
     ``name`` is what a person calls the save point; it stands in its manifest.
     """
-
-    kind: ClassVar = "save"
 
     name: Name = ""
 
@@ -90,7 +90,6 @@ class Restore(AgentOrder, frozen=True):
     what is newer is put beside them.
     """
 
-    kind: ClassVar = "restore"
     streams: ClassVar = True
     needs_image: ClassVar = True
 
@@ -105,7 +104,6 @@ class Nap(AgentOrder, frozen=True):
     without an order. A nap that fails leaves it running. ``seen`` as of a capture.
     """
 
-    kind: ClassVar = "nap"
     streams: ClassVar = True
     cancellable: ClassVar = True
 
@@ -118,7 +116,6 @@ class Wake(AgentOrder, frozen=True):
     If that fails, the tree stays napping; its agent tries again by itself.
     """
 
-    kind: ClassVar = "wake"
     streams: ClassVar = True
     cancellable: ClassVar = True
 
@@ -129,20 +126,15 @@ class NextWake(AgentOrder, frozen=True):
     It begins nothing. Empty if none begins for a while: ask again.
     """
 
-    kind: ClassVar = "next-wake"
     streams: ClassVar = True
 
 
 class Thaw(AgentOrder, frozen=True):
     """Let a captured tree go on; its checkpoint is discarded."""
 
-    kind: ClassVar = "thaw"
-
 
 class Release(AgentOrder, frozen=True):
     """End a captured tree; refused unless that checkpoint is committed."""
-
-    kind: ClassVar = "release"
 
     checkpoint: Identifier
 
@@ -150,13 +142,10 @@ class Release(AgentOrder, frozen=True):
 class Kill(AgentOrder, frozen=True):
     """End an orphan; refused while a capture runs."""
 
-    kind: ClassVar = "kill"
-
 
 class Cancel(AgentOrder, frozen=True):
     """Call off what runs, if it can be called off."""
 
-    kind: ClassVar = "cancel"
     quick: ClassVar = True
 
 
@@ -167,7 +156,6 @@ class Discard(AgentOrder, frozen=True):
     run any more when it arrives.
     """
 
-    kind: ClassVar = "discard"
     about: ClassVar = "checkpoints"
 
     runs: str = ""
@@ -180,7 +168,6 @@ class Mark(AgentOrder, frozen=True):
     is refused where it comes later.
     """
 
-    kind: ClassVar = "mark"
     about: ClassVar = "checkpoints"
     quick: ClassVar = True
 
@@ -188,19 +175,10 @@ class Mark(AgentOrder, frozen=True):
     word: Annotated[int, msgspec.Meta(ge=0, lt=10**10)]
 
 
-AGENT_ORDERS: tuple[type[AgentOrder], ...] = (
-    Capture,
-    Save,
-    Restore,
-    Nap,
-    Wake,
-    NextWake,
-    Thaw,
-    Release,
-    Kill,
-    Cancel,
-    Discard,
-    Mark,
+AGENT_ORDERS: tuple[type[AgentOrder], ...] = tuple(
+    each
+    for each in (*Saving.__subclasses__(), *AgentOrder.__subclasses__())
+    if each is not Saving
 )
 #: Kinds of operations that a cancel calls off.
 CANCELLABLE = frozenset(each.kind for each in AGENT_ORDERS if each.cancellable)

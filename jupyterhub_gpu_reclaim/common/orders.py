@@ -15,6 +15,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common.models import Phase, SessionView, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import dashed
 
 #: Longest time that a session can be kept, in seconds.
 LONGEST_KEEP = 366 * 86400.0
@@ -33,7 +34,7 @@ def _field(about: str, **command: Any) -> msgspec.Meta:
 class Order(Value, frozen=True, kw_only=True):
     """An order about one session."""
 
-    kind: ClassVar[str]
+    kind: ClassVar[str]  #: its class's name, with dashes
     says: ClassVar[str]  #: one line for a person
     #: What a command asks before it does so to sessions that were not named.
     asks: ClassVar[str]
@@ -64,6 +65,9 @@ class Order(Value, frozen=True, kw_only=True):
     cures: ClassVar[tuple[Reason, ...]] = ()
     #: Whether programs stop, so that people at work are told first.
     stops: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        cls.kind = dashed(cls.__name__)
 
     @property
     def needs_manager(self) -> bool:
@@ -97,7 +101,6 @@ class Order(Value, frozen=True, kw_only=True):
 class Suspend(Order, frozen=True):
     """The policy is not asked."""
 
-    kind: ClassVar = "suspend"
     says: ClassVar = "Suspend the session now and free its machine"
     asks: ClassVar = "suspend"
     follows: ClassVar = "suspend"
@@ -112,7 +115,6 @@ class Suspend(Order, frozen=True):
 class Resume(Order, frozen=True):
     """A suspend under way is called off."""
 
-    kind: ClassVar = "resume"
     says: ClassVar = "Resume the suspended session"
     asks: ClassVar = "resume"
     phases: ClassVar = (Phase.SUSPENDED,)
@@ -128,7 +130,6 @@ class Resume(Order, frozen=True):
 class PutFilesBack(Order, frozen=True):
     """What a resume has asked is answered with yes."""
 
-    kind: ClassVar = "put-files-back"
     says: ClassVar = (
         "Resume the session with its files as they were, where that was asked"
         " (`files_newer`); the newer ones are moved into a folder beside them"
@@ -146,7 +147,6 @@ class PutFilesBack(Order, frozen=True):
 class Save(Order, frozen=True):
     """A save point."""
 
-    kind: ClassVar = "save"
     says: ClassVar = (
         "Save the session while it goes on; if it ends, it can come back as it was"
     )
@@ -168,7 +168,6 @@ class Save(Order, frozen=True):
 class Nap(Order, frozen=True):
     """Its user wakes it without an order."""
 
-    kind: ClassVar = "nap"
     says: ClassVar = (
         "Move the GPU memory of the running session into the machine's; what is sent to"
         " it moves it back"
@@ -191,7 +190,6 @@ class Nap(Order, frozen=True):
 class Wake(Order, frozen=True):
     """The end of a nap."""
 
-    kind: ClassVar = "wake"
     says: ClassVar = "Move the GPU memory of the napping session back"
     asks: ClassVar = "wake"
     phases: ClassVar = (Phase.NAPPING,)
@@ -211,7 +209,6 @@ class Wake(Order, frozen=True):
 class Keep(Order, frozen=True):
     """A suspend that was ordered or is under way is taken back."""
 
-    kind: ClassVar = "keep"
     says: ClassVar = "Leave the session alone for a while, whatever it does"
     asks: ClassVar = "leave alone"
     phases: ClassVar = (*LIVE, Phase.SUSPENDING)
@@ -243,7 +240,6 @@ class Keep(Order, frozen=True):
 class OptOut(Order, frozen=True):
     """A user may only take it back."""
 
-    kind: ClassVar = "opt-out"
     says: ClassVar = "Never suspend the session for being idle (`out`), or do again"
     asks: ClassVar = "exclude from all policies"
     begins: ClassVar = False
@@ -270,7 +266,6 @@ class OptOut(Order, frozen=True):
 class BringBack(Order, frozen=True):
     """The present checkpoint is set aside."""
 
-    kind: ClassVar = "bring-back"
     says: ClassVar = "Bring one checkpoint back; what the session is in is put aside"
     asks: ClassVar = "bring back"
     phases: ClassVar = tuple(Phase)
@@ -329,7 +324,6 @@ class Delete(Order, frozen=True):
 class StartFresh(Order, frozen=True):
     """Nothing is started."""
 
-    kind: ClassVar = "start-fresh"
     says: ClassVar = (
         "Put the suspended session aside, so that the next start is a new one"
     )
@@ -342,7 +336,6 @@ class StartFresh(Order, frozen=True):
 class RenewLogin(Order, frozen=True):
     """Nothing is started."""
 
-    kind: ClassVar = "renew-login"
     says: ClassVar = (
         "Let the next start restore the session's old login, which the Hub no longer"
         " knows"
@@ -367,7 +360,6 @@ class RenewLogin(Order, frozen=True):
 class RevokeTabs(Order, frozen=True):
     """Pages of its user, and tabs of the next fresh start, are not concerned."""
 
-    kind: ClassVar = "revoke-tabs"
     says: ClassVar = (
         "Revoke the key with which open tabs of the session ask and steer, also in the"
         " hands of a guest; tabs of the next fresh start have another"
@@ -386,7 +378,6 @@ class RevokeTabs(Order, frozen=True):
 class EndTree(Order, frozen=True):
     """Never of the session itself."""
 
-    kind: ClassVar = "end-tree"
     says: ClassVar = "End programs of the session that the Hub does not know of"
     asks: ClassVar = "end programs beside"
     always_asks: ClassVar = True
@@ -404,20 +395,5 @@ class EndTree(Order, frozen=True):
     incarnation: Annotated[str, _field("which; the report names them")]
 
 
-ORDERS: tuple[type[Order], ...] = (
-    Suspend,
-    Resume,
-    PutFilesBack,
-    Save,
-    Nap,
-    Wake,
-    Keep,
-    OptOut,
-    BringBack,
-    Delete,
-    StartFresh,
-    RenewLogin,
-    RevokeTabs,
-    EndTree,
-)
+ORDERS: tuple[type[Order], ...] = tuple(Order.__subclasses__())
 KINDS = {each.kind: each for each in ORDERS}

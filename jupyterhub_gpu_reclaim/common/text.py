@@ -5,6 +5,7 @@ It rounds, so nothing may be computed from its results.
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -66,6 +67,11 @@ def count(number: float, noun: str) -> str:
 def sentence(words: str) -> str:
     """Words as a sentence: ``"name the GPUs"`` → ``"Name the GPUs."``."""
     return f"{words[:1].upper()}{words[1:]}."
+
+
+def dashed(name: str) -> str:
+    """A class's name as a word of commands and URLs: ``"PutBack"`` → ``"put-back"``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
 
 
 def plain(value: object) -> str:
