@@ -283,7 +283,7 @@ class LocalNode:
         if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action="wake now")
         operation = Operation(order.kind, session.key, "")
-        work = nap.Wake(self.tools, session, operation, why)
+        work = nap.Wake(self.tools, session, operation, why=why)
         return self._begin(session, operation, work.run).follow()
 
     async def next_wake(

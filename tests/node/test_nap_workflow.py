@@ -127,7 +127,7 @@ async def run(recovery, place, cards, kind: str, client=None) -> ReclaimError | 
     work = (
         workflow.Nap(tools, session, operation)
         if kind == "nap"
-        else workflow.Wake(tools, session, operation, "")
+        else workflow.Wake(tools, session, operation, why="")
     )
     recovery.operations.begin(place.incarnation, operation, work.run)
     await operation.wait()

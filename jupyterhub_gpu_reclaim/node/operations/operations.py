@@ -58,6 +58,16 @@ class TimeLimits:
     criu: float = 60.0  #: until a CRIU of an agent that died has undone its work
     gpu_lock: float = 30.0  #: until a GPU has done what it has in hand
 
+    @property
+    def emptying(self) -> float:
+        """Moving the memory of GPUs out."""
+        return self.gpu_lock + self.dump + self.check
+
+    @property
+    def filling(self) -> float:
+        """Moving it back."""
+        return self.restore + self.check
+
 
 #: With so many threads that go on though their time was up, nothing that looks at its
 #: programs and files is begun for a session.

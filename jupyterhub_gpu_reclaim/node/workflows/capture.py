@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -48,9 +48,7 @@ from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import IMAGES
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import (
-    StepReporter,
     TimeLimits,
-    durably,
     in_thread,
     reported,
 )
@@ -62,6 +60,7 @@ from jupyterhub_gpu_reclaim.node.requirements import (
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import filesystem
 from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
+from jupyterhub_gpu_reclaim.node.workflows.tools import Workflow
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -78,8 +77,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -141,7 +138,7 @@ def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
     return Look(found, survey, gpus, most)
 
 
-class Capture:
+class Capture(Workflow):
     """One capture of one session."""
 
     _behind: MemoryBehind  #: of its dump, once that has begun
@@ -156,14 +153,9 @@ class Capture:
         operation: Operation,
         stamp: tuple[int, int],
     ) -> None:
-        self._tools = tools
-        self._session = session
-        self._cancel = operation.cancel
+        super().__init__(tools, session, operation)
         self._checkpoint = operation.checkpoint
-        self._operation = operation
         self._term, self._generation = stamp
-        self._progress = StepReporter(operation, tools.clock)
-        self._limits = tools.limits
         self._writer: CheckpointWriter | None = None
         self._committing = False
         self._most = 0
@@ -181,7 +173,7 @@ class Capture:
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
         try:
-            async for event in durably(self._steps(), self._tools.records):
+            async for event in super().run(operation):
                 yield event
         finally:
             self._tools.store_room.release(operation)
@@ -235,10 +227,6 @@ class Capture:
             now, failure = tools.clock.monotonic(), codec.failure_of(why)
             tools.refusals.remember(incarnation, snapshot, failure, now)
 
-    def _note(self, stage: Stage, **changes: object) -> Record:
-        self._record = self._record.at(stage, self._operation.steps, **changes)
-        return self._record
-
     def _stopped_before(self, snapshot: Snapshot) -> frozenset[int]:
         # Not those that nap.
         nap = self._record.nap
@@ -286,11 +274,7 @@ class Capture:
         self._promise_memory(snapshot, look)
 
     def _promise_memory(self, snapshot: Snapshot, look: Look) -> None:
-        before = trees.resident_bytes(snapshot)
-        need = dataclasses.replace(
-            _need(self._session, look.gpus),
-            taken=lambda: trees.resident_bytes(self._tree()) - before,
-        )
+        need = need_from(self._session, look.gpus, snapshot)
         self._tools.memory.promise(self._operation, need)
 
     def _taken(self) -> int:
@@ -377,12 +361,12 @@ class Capture:
         )
 
     async def _archive(self, target: CheckpointWriter | Staging) -> None:
-        async with self._progress.step("files", "Saving its temporary files"):
-            await in_thread(
-                lambda: filesystem.save_archives(self._session, target, self._cancel),
-                step="files",
-                limit=self._limits.archive,
-            )
+        await self._step(
+            "files",
+            "Saving its temporary files",
+            lambda: filesystem.save_archives(self._session, target, self._cancel),
+            limit=self._limits.archive,
+        )
         self._cancel.check()
 
     def _refuse_ports(self, files_img: bytes, world: HostRequirements) -> None:
@@ -397,27 +381,29 @@ class Capture:
     async def _commit(
         self, writer: CheckpointWriter, rehearsal: Rehearsal, seconds: float
     ) -> CheckpointInfo:
-        async with self._progress.step(
-            "commit", "Making it safe", done=lambda: writer.stored_bytes
-        ):
-            steps = self._operation.steps
-            gpus = self._record.all_gpus()
-            self._committing = True
-            return await in_thread(
-                lambda: writer.commit(
-                    steps=steps,
-                    frozen_seconds=seconds,
-                    gpus=gpus.held() if gpus else (),
-                    goes_on=self._goes_on,
-                    not_kept=self._not_kept,
-                    name=self._name,
-                    timeout=self._limits.commit,
-                    last_look=lambda: self._word(rehearsal),
-                ),
-                step="commit",
-                limit=self._limits.commit * 2,
-                cancel=self._cancel,
+        gpus = self._record.all_gpus()
+
+        def commit() -> CheckpointInfo:
+            return writer.commit(
+                steps=self._operation.steps,
+                frozen_seconds=seconds,
+                gpus=gpus.held() if gpus else (),
+                goes_on=self._goes_on,
+                not_kept=self._not_kept,
+                name=self._name,
+                timeout=self._limits.commit,
+                last_look=lambda: self._word(rehearsal),
             )
+
+        self._committing = True
+        return await self._step(
+            "commit",
+            "Making it safe",
+            commit,
+            limit=self._limits.commit * 2,
+            done=lambda: writer.stored_bytes,
+            cancel=self._cancel,
+        )
 
     def _word(self, rehearsal: Rehearsal) -> None:
         """Wait for the rehearsal, in a thread.
@@ -488,14 +474,13 @@ class Capture:
                 self._cancel,
             )
 
-        async with self._progress.step(
-            "gpu", "Saving the memory of its GPU", total=lambda: total
-        ):
-            await in_thread(
-                empty,
-                step="gpu",
-                limit=self._limits.gpu_lock + self._limits.dump + self._limits.check,
-            )
+        await self._step(
+            "gpu",
+            "Saving the memory of its GPU",
+            empty,
+            limit=self._limits.emptying,
+            total=lambda: total,
+        )
         self._tools.memory.release(self._operation)  # it is in use from here on
 
     async def _cut(self, snapshot: Snapshot) -> list[int]:
@@ -609,9 +594,6 @@ class Capture:
         late = error.reason is Reason.TIMED_OUT and not self._committing
         return Stage.FAILED if late else Stage.ROLLING_BACK
 
-    async def _thread(self, step: str, work: Callable[[], T]) -> T:
-        return await in_thread(work, step=step, limit=self._limits.check)
-
 
 def _need(session: Session, gpus: Gpus | None) -> Need:
     """Host memory for its GPUs' memory, with its own limit lifted."""
@@ -619,6 +601,15 @@ def _need(session: Session, gpus: Gpus | None) -> Need:
         return Need(0, session.init_pid)
     lifted = cgroups.find_memory_limit(session.init_pid, session.hint.pod)
     return Need(gpus.bytes(), session.init_pid, lifted)
+
+
+def need_from(session: Session, gpus: Gpus | None, snapshot: Snapshot) -> Need:
+    """The same, beside what the session has in memory in that snapshot."""
+    before = trees.resident_bytes(snapshot)
+    return dataclasses.replace(
+        _need(session, gpus),
+        taken=lambda: trees.resident_bytes(trees.inspect(session)) - before,
+    )
 
 
 def thaw_tree(

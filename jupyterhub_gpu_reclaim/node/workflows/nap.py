@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey, held_by
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
@@ -28,11 +28,7 @@ from jupyterhub_gpu_reclaim.node.nap import inputs
 from jupyterhub_gpu_reclaim.node.nap.inputs import Unread
 from jupyterhub_gpu_reclaim.node.operations.card_room import Waker
 from jupyterhub_gpu_reclaim.node.operations.gpu import ROOM_PAUSE, no_room
-from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import (
-    StepReporter,
-    durably,
-    in_thread,
     reported,
 )
 from jupyterhub_gpu_reclaim.node.operations.records import (
@@ -45,19 +41,18 @@ from jupyterhub_gpu_reclaim.node.operations.records import (
 )
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import capture
+from jupyterhub_gpu_reclaim.node.workflows.tools import Workflow
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+    from collections.abc import AsyncGenerator, Iterable
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.common.models import Shortage
     from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
-    from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.requirements import Gpus
     from jupyterhub_gpu_reclaim.node.session import Session
-    from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 
 #: Step of a wake that waits for memory of its cards.
 ROOM: Final = "room"
@@ -75,37 +70,21 @@ class _Look(NamedTuple):
     unread: Unread  #: of those
 
 
-class Nap:
+class Nap(Workflow):
     """The begin of one nap."""
 
-    def __init__(
-        self, tools: WorkflowTools, session: Session, operation: Operation
-    ) -> None:
-        self._tools = tools
-        self._session = session
-        self._operation = operation
-        self._cancel = operation.cancel
-        self._progress = StepReporter(operation, tools.clock)
-        self._limits = tools.limits
-        self._standing: dict[str, int] = {}
-
-    async def run(self, operation: Operation) -> AsyncIterator[Event]:
-        del operation
-        async for event in durably(self._steps(), self._tools.records):
-            yield event
+    _standing: dict[str, int]  #: unread by what stands still, once it does
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
         async with self._progress.step("preflight", "Looking at its programs"):
-            look = await in_thread(
-                self._look, step="preflight", limit=self._limits.check
-            )
+            look = await self._thread("preflight", self._look)
             busy = await self._busy_kernels(look)
             self._cancel.check()
         if look is None:
             former = trees.record_of(self._tools.records, self._session)
             yield Event(tree=trees.tree_of(self._session, former, None))
             return
-        record = self._record(look)
+        record = self._recorded(look)
         yield record
         try:
             await self._empty(look, record)
@@ -190,18 +169,10 @@ class Nap:
         Raises:
             Refused: there is too little (``not_enough_memory``).
         """
-        session = self._session
-        before = trees.resident_bytes(snapshot)
-        lifted = cgroups.find_memory_limit(session.init_pid, session.hint.pod)
-        need = Need(
-            gpus.bytes(),
-            session.init_pid,
-            lifted,
-            taken=lambda: trees.resident_bytes(trees.inspect(session)) - before,
-        )
+        need = capture.need_from(self._session, gpus, snapshot)
         self._tools.memory.promise(self._operation, need)
 
-    def _record(self, look: _Look) -> Record:
+    def _recorded(self, look: _Look) -> Record:
         """Record of the nap beside the record of what came before.
 
         Raises:
@@ -248,14 +219,13 @@ class Nap:
             self._standing |= look.unread.left_by_driver()
             cgroups.restore_memory_limit(_raised(nap.memory_limit, nap.gpus))
 
-        async with self._progress.step(
-            "gpu", "Moving the memory of its GPU out", total=lambda: total
-        ):
-            await in_thread(
-                empty,
-                step="gpu",
-                limit=self._limits.gpu_lock + self._limits.dump + self._limits.check,
-            )
+        await self._step(
+            "gpu",
+            "Moving the memory of its GPU out",
+            empty,
+            limit=self._limits.emptying,
+            total=lambda: total,
+        )
         self._tools.memory.release(self._operation)  # it is in use from here on
 
     async def _roll_back(self, record: Record) -> None:
@@ -265,35 +235,20 @@ class Nap:
             ReclaimError: its memory could not be given back yet; the nap stays
                 recorded, and is ended later.
         """
-        async with self._progress.step("thaw", "Letting it go on"):
-            await in_thread(
-                lambda: end_nap(self._tools.accelerator, self._session, record),
-                step="thaw",
-                limit=self._limits.restore + self._limits.check,
-            )
+        await self._step(
+            "thaw",
+            "Letting it go on",
+            lambda: end_nap(self._tools.accelerator, self._session, record),
+            limit=self._limits.filling,
+        )
 
 
-class Wake:
+class Wake(Workflow):
     """The end of a nap; ``why``: what has woken it, empty for an order."""
 
-    def __init__(
-        self,
-        tools: WorkflowTools,
-        session: Session,
-        operation: Operation,
-        why: str,
-    ) -> None:
-        self._tools = tools
-        self._session = session
+    def __init__(self, *more: Any, why: str) -> None:
+        super().__init__(*more)
         self._why = why
-        self._operation = operation
-        self._cancel = operation.cancel
-        self._progress = StepReporter(operation, tools.clock)
-
-    async def run(self, operation: Operation) -> AsyncIterator[Event]:
-        del operation
-        async for event in durably(self._steps(), self._tools.records):
-            yield event
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
         tools, session = self._tools, self._session
@@ -305,14 +260,15 @@ class Wake:
             title += f": {self._why}" if self._why else ""
             waking, claim = record, object()
             await self._await_room(waking, claim)
-            async with self._progress.step("gpu", title, total=lambda: total):
-                await in_thread(
-                    lambda: end_nap(
-                        tools.accelerator, session, waking, self._cancel, claim
-                    ),
-                    step="gpu",
-                    limit=tools.limits.restore + tools.limits.check,
-                )
+            await self._step(
+                "gpu",
+                title,
+                lambda: end_nap(
+                    tools.accelerator, session, waking, self._cancel, claim
+                ),
+                limit=self._limits.filling,
+                total=lambda: total,
+            )
             yield (record := record.woken())
         yield Event(tree=trees.tree_of(session, record, None))
 
@@ -326,10 +282,8 @@ class Wake:
         tools = self._tools
         begun = tools.clock.monotonic()
         told = ""
-        while short := await in_thread(
-            lambda: _claim(tools.accelerator, self._session, record, claim),
-            step=ROOM,
-            limit=tools.limits.check,
+        while short := await self._thread(
+            ROOM, lambda: _claim(tools.accelerator, self._session, record, claim)
         ):
             if self._cancel.is_set:
                 tools.accelerator.leave(record.incarnation)

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
@@ -45,8 +45,6 @@ from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import (
 )
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import (
-    StepReporter,
-    durably,
     in_thread,
     reported,
 )
@@ -64,13 +62,12 @@ from jupyterhub_gpu_reclaim.node.requirements import (
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import filesystem
 from jupyterhub_gpu_reclaim.node.workflows.lost_rights import without_lost
+from jupyterhub_gpu_reclaim.node.workflows.tools import Workflow
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 
 if TYPE_CHECKING:
     from collections.abc import (
         AsyncGenerator,
-        AsyncIterator,
-        Callable,
         Sequence,
     )
 
@@ -80,8 +77,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
-
-T = TypeVar("T")
 
 #: An idle kernel answers its wake-up within milliseconds.
 _WAKE_SECONDS = 3.0
@@ -111,7 +106,7 @@ class Fit(NamedTuple):
     files: Files = Files()
 
 
-class Restore:
+class Restore(Workflow):
     """One restore of one session."""
 
     def __init__(
@@ -122,13 +117,8 @@ class Restore:
         *,
         put_files_back: bool = False,
     ) -> None:
-        self._tools = tools
-        self._session = session
-        self._operation = operation
+        super().__init__(tools, session, operation)
         self._put_files_back = put_files_back
-        self._cancel = operation.cancel
-        self._progress = StepReporter(operation, tools.clock)
-        self._limits = tools.limits
         self._taken: list[abstract_names.Name] = []  # meanwhile, by others
         self._uid = 0
         self._busy: frozenset[str] = frozenset()  # kernels, once its server tells
@@ -140,11 +130,6 @@ class Restore:
             checkpoint=operation.checkpoint,
             begun=tools.clock.now(),
         )
-
-    async def run(self, operation: Operation) -> AsyncIterator[Event]:
-        del operation
-        async for event in durably(self._steps(), self._tools.records):
-            yield event
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
         try:
@@ -186,10 +171,6 @@ class Restore:
         yield self._note(Stage.RESTORED)
         self._give_ports_back()
         yield Event(tree=trees.tree_of(self._session, self._record, None))
-
-    def _note(self, stage: Stage, **changes: object) -> Record:
-        self._record = self._record.at(stage, self._operation.steps, **changes)
-        return self._record
 
     async def _check(self) -> tuple[checkpoint_files.CheckpointContents, Fit]:
         there = await self._thread(
@@ -246,31 +227,31 @@ class Restore:
         world, checkpoint, files = there.world, there.checkpoint, fit.files
         images = SavedImages(CheckpointImages(checkpoint), fit.images)
         core = images.core(world.server or world.root)
-        async with self._progress.step("files-back", "Putting its files back"):
-            self._newer = await in_thread(
-                lambda: put_back(
-                    self._session.init_pid,
-                    files.changed,
-                    files.opened,
-                    credentials_of(core)._replace(effective=0),
-                    moment=checkpoint.info.created,
-                    read=checkpoint.stream,
-                ),
-                step="files-back",
-                limit=self._limits.archive,
-            )
+        self._newer = await self._step(
+            "files-back",
+            "Putting its files back",
+            lambda: put_back(
+                self._session.init_pid,
+                files.changed,
+                files.opened,
+                credentials_of(core)._replace(effective=0),
+                moment=checkpoint.info.created,
+                read=checkpoint.stream,
+            ),
+            limit=self._limits.archive,
+        )
 
     async def _restore(
         self, there: checkpoint_files.CheckpointContents, fit: Fit
     ) -> engine.RestoreResult:
-        async with self._progress.step("files", "Putting temporary files back"):
-            await in_thread(
-                lambda: filesystem.restore_archives(
-                    self._session, there.checkpoint, there.world
-                ),
-                step="files",
-                limit=self._limits.archive,
-            )
+        await self._step(
+            "files",
+            "Putting temporary files back",
+            lambda: filesystem.restore_archives(
+                self._session, there.checkpoint, there.world
+            ),
+            limit=self._limits.archive,
+        )
         self._cancel.check()
         source = CheckpointImages(there.checkpoint)
         images = SavedImages(source, fit.images)
@@ -284,17 +265,14 @@ class Restore:
             )
         self._cancel.check()
         total = source.bytes + result.missing.total
-        async with self._progress.step(
+        return await self._step(
             "memory",
             "Bringing the memory back",
+            lambda: self._fill(result, images),
+            limit=self._limits.restore + self._limits.end,
             done=lambda: source.bytes,
             total=lambda: total,
-        ):
-            return await in_thread(
-                lambda: self._fill(result, images),
-                step="memory",
-                limit=self._limits.restore + self._limits.end,
-            )
+        )
 
     def _run_criu(
         self, world: HostRequirements, source: ImageSource, fit: Fit
@@ -375,16 +353,15 @@ class Restore:
         if record.gpus is None:
             return
         total = record.gpus.bytes()
-        async with self._progress.step(
-            "gpu", "Bringing the memory of its GPU back", total=lambda: total
-        ):
-            await in_thread(
-                lambda: self._tools.accelerator.fill(
-                    record.gpus, record.memory_limit, result.tree
-                ),
-                step="gpu",
-                limit=self._limits.restore + self._limits.check,
-            )
+        await self._step(
+            "gpu",
+            "Bringing the memory of its GPU back",
+            lambda: self._tools.accelerator.fill(
+                record.gpus, record.memory_limit, result.tree
+            ),
+            limit=self._limits.filling,
+            total=lambda: total,
+        )
 
     async def _await_answer(self, address: jupyter_api.ServerAddress) -> None:
         """Ask the server until it answers; the connect timeout paces the attempts.
@@ -477,9 +454,6 @@ class Restore:
             self._tools.ports.let_go(self._record.checkpoint)
         except ReclaimError as error:
             _log.warning("%s ports stay held: %s", self._session.key, error)
-
-    async def _thread(self, step: str, work: Callable[[], T]) -> T:
-        return await in_thread(work, step=step, limit=self._limits.check)
 
 
 def _compare(

@@ -37,7 +37,7 @@ from jupyterhub_gpu_reclaim.node.jupyter.server import ask_state
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import IMAGES
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
-from jupyterhub_gpu_reclaim.node.operations.operations import in_thread, reported
+from jupyterhub_gpu_reclaim.node.operations.operations import reported
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import filesystem
@@ -207,12 +207,12 @@ class Save(Capture):
         Raises:
             ReclaimError: not all of it could; that is tried again.
         """
-        async with self._progress.step("thaw", "Letting it go on"):
-            await in_thread(
-                lambda: thaw_tree(self._tools.accelerator, self._session, self._record),
-                step="thaw",
-                limit=thaw_limit(self._limits, self._record),
-            )
+        await self._step(
+            "thaw",
+            "Letting it go on",
+            lambda: thaw_tree(self._tools.accelerator, self._session, self._record),
+            limit=thaw_limit(self._limits, self._record),
+        )
 
     def _settled(self, parent: str = "") -> Record:
         """The record of a tree that goes on, after that save point if there is one."""
@@ -233,18 +233,15 @@ class Save(Capture):
         assert staging is not None
         with self._rehearsal() as rehearsal:
             rehearsal.begin(dumped)
-            async with self._progress.step(
+            await self._step(
                 "save",
                 "Saving it while it goes on",
+                lambda: self._deliver(staging, writer, dumped),
+                limit=self._limits.dump,
                 done=lambda: writer.logical_bytes,
                 total=lambda: staging.logical_bytes + self._standing.logical_bytes,
-            ):
-                await in_thread(
-                    lambda: self._deliver(staging, writer, dumped),
-                    step="save",
-                    limit=self._limits.dump,
-                    cancel=self._cancel,
-                )
+                cancel=self._cancel,
+            )
             return await self._commit(writer, rehearsal, frozen)
 
     def _deliver(

@@ -1,26 +1,37 @@
-"""Tools of captures and restores, wired once by ``app``. Values and no logic."""
+"""What captures, restores, naps and wakes share: their tools, wired once by ``app``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from jupyterhub_gpu_reclaim.node.operations.operations import (
+    StepReporter,
+    durably,
+    in_thread,
+)
 from jupyterhub_gpu_reclaim.node.operations.would_not_return import Refusals
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
     from pathlib import Path
 
     from tornado.httpclient import AsyncHTTPClient
 
+    from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
     from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.common.models import Event
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
     from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
-    from jupyterhub_gpu_reclaim.node.operations.operations import TimeLimits
-    from jupyterhub_gpu_reclaim.node.operations.records import Records
+    from jupyterhub_gpu_reclaim.node.operations.operations import Operation, TimeLimits
+    from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
     from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
+    from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.node.setup.readiness import CheckedCriu
     from jupyterhub_gpu_reclaim.store.repository import Repository
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,3 +58,51 @@ class WorkflowTools:
     refusals: Refusals = field(default_factory=Refusals)
     trusted_capabilities: tuple[str, ...] = ()
     save_point_file_bytes: int = 256 << 20
+
+
+class Workflow:
+    """One operation on one session."""
+
+    _record: Record
+
+    def __init__(
+        self, tools: WorkflowTools, session: Session, operation: Operation
+    ) -> None:
+        self._tools = tools
+        self._session = session
+        self._operation = operation
+        self._cancel = operation.cancel
+        self._progress = StepReporter(operation, tools.clock)
+        self._limits = tools.limits
+
+    async def run(self, operation: Operation) -> AsyncIterator[Event]:
+        del operation
+        async for event in durably(self._steps(), self._tools.records):
+            yield event
+
+    def _steps(self) -> AsyncGenerator[Record | Event, None]:
+        """Do it: each record is on disk before the next step begins."""
+        raise NotImplementedError
+
+    def _note(self, stage: Stage, **changes: object) -> Record:
+        self._record = self._record.at(stage, self._operation.steps, **changes)
+        return self._record
+
+    async def _step(
+        self,
+        name: str,
+        title: str,
+        work: Callable[[], T],
+        *,
+        limit: float = 0.0,
+        done: Callable[[], int] = int,
+        total: Callable[[], int] = int,
+        cancel: Cancel | None = None,
+    ) -> T:
+        """Do one step in a thread, and tell of it; ``limit`` as of a look if 0."""
+        limit = limit or self._limits.check
+        async with self._progress.step(name, title, done=done, total=total):
+            return await in_thread(work, step=name, limit=limit, cancel=cancel)
+
+    async def _thread(self, step: str, work: Callable[[], T]) -> T:
+        return await in_thread(work, step=step, limit=self._limits.check)
