@@ -3,7 +3,6 @@
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.docker.container import ContainerPurpose, prepared
 from jupyterhub_gpu_reclaim.session_init import command_line
@@ -23,12 +22,7 @@ ASKED = {
 
 def purpose(*, holding=False):
     return ContainerPurpose(
-        holding=holding,
-        key=SessionKey("ann", "--gpu"),
-        incarnation="inc-1",
-        session="its-id",
-        account="7.x",
-        realm="lab",
+        init=arguments(holding=holding),
         image=IMAGE if holding else "",
         token="known" if holding else "",
     )

@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.service.clients.agents import Agents
 from jupyterhub_gpu_reclaim.service.clients.informer import Informer
 from jupyterhub_gpu_reclaim.service.clients.kubernetes import Api
 from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION
+from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 from tests.kube.schemas import as_json
 from tests.kube.test_pod import a_pod
 from tests.support.cluster import NAMESPACE, Cluster
@@ -117,7 +118,8 @@ def session_pod(cluster: Cluster, key: SessionKey = ADA, mode="start", **more):
     incarnation = more.pop("incarnation", "a" * 32)
     name = f"jupyter-{key.user}{'--' + key.server if key.server else ''}"
     options = more.pop("options", {})
-    purpose = PodPurpose(mode=mode, key=key, incarnation=incarnation, **more)
+    init = InitArguments(incarnation, key.user, key.server, "", holding=mode == "hold")
+    purpose = PodPurpose(init=init, **more)
     pod = as_json(prepared(a_pod(name=name, **options), purpose))
     pod["metadata"]["namespace"] = NAMESPACE
     pod["status"] = {"phase": "Pending"}

@@ -19,6 +19,7 @@ from jupyterhub_gpu_reclaim.hub.kube.pod import (
     saved_image,
 )
 from jupyterhub_gpu_reclaim.session_init import command_line, session_init
+from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 from tests.kube.schemas import as_json, problems
 
 CMD = ["jupyterhub-singleuser", "--ip=0.0.0.0"]
@@ -43,8 +44,12 @@ def a_pod(**more):
 
 
 def a_purpose(mode="start", **more):
-    given = {"key": SessionKey("ada"), "incarnation": "f" * 32, **more}
-    return PodPurpose(mode=mode, **given)
+    key, incarnation = (
+        more.pop("key", SessionKey("ada")),
+        more.pop("incarnation", "f" * 32),
+    )
+    init = InitArguments(incarnation, key.user, key.server, "", holding=mode == "hold")
+    return PodPurpose(init=init, **more)
 
 
 def notebook(pod):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from kubespawner.objects import make_pod
 
-from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.hub.kube.pod import PodPurpose, prepared
+from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 from tests.kube.schemas import as_json
 from tests.support import helm
 from tests.support.pod_security import LEVELS, broken, level
@@ -110,9 +110,8 @@ def test_the_pods_without_rights_are_restricted():
 def test_a_sessions_pod_needs_no_other_level_than_kubespawners(wanted, mode):
     pod = session(**SETTINGS[wanted])
     image = "quay.io/jupyter/base@sha256:" + "a" * 64
-    purpose = PodPurpose(
-        mode=mode, key=SessionKey("ada"), incarnation="f" * 32, image=image
-    )
+    init = InitArguments("f" * 32, "ada", "", "", holding=mode == "hold")
+    purpose = PodPurpose(init=init, image=image)
     ours, theirs = (as_json(one)["spec"] for one in (prepared(pod, purpose), pod))
     assert level(theirs) == wanted
     assert broken(ours, "restricted") == broken(theirs, "restricted")
@@ -138,7 +137,7 @@ def test_what_the_page_says_of_admission_is_what_the_pods_are():
     text = re.sub(r"\s+", " ", PAGE.read_text())
     assert "restartPolicy: Never" in text
     pod = prepared(session(), PodPurpose(
-        mode="hold", key=SessionKey("ada"), incarnation="f" * 32,
+        init=InitArguments("f" * 32, "ada", "", "", holding=True),
         image="quay.io/jupyter/base@sha256:" + "a" * 64,
     ))  # fmt: skip
     spec = as_json(pod)["spec"]

@@ -20,7 +20,6 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.spawner.placement import TOKENS
 from jupyterhub_gpu_reclaim.session_init import command_line
-from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 from jupyterhub_gpu_reclaim.session_init.container_labels import (
     ACCOUNT,
     INCARNATION,
@@ -33,28 +32,18 @@ from jupyterhub_gpu_reclaim.session_init.container_labels import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
+
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerPurpose:
-    """The purpose of a container.
+    """The purpose of a container: its init, and for a restore what it was saved with.
 
-    Attributes:
-        holding: whether it waits for a restore.
-        key: user and server.
-        incarnation: of this start.
-        session, account: id of the session, and the account that it belongs to.
-        realm: tells the sessions of two Hubs on one machine apart.
-        image: id of the image that the session was saved in (``holding``).
-        token: of the suspended session (``holding``).
-        python: the interpreter in the image.
+    ``image`` is the id of the image that the session was saved in, ``token`` its own,
+    ``python`` the interpreter in the image.
     """
 
-    holding: bool
-    key: SessionKey
-    incarnation: str
-    session: str = ""
-    account: str = ""
-    realm: str = ""
+    init: InitArguments
     image: str = ""
     token: str = field(default="", repr=False)
     python: str = "python3"
@@ -84,7 +73,7 @@ def prepared(asked: Mapping[str, Any], purpose: ContainerPurpose) -> dict[str, A
     }
     known = variables(asked.get("environment"))
     changes["environment"] = {**known, **command_line.inline_environment()}
-    if not purpose.holding:
+    if not purpose.init.holding:
         return {**asked, **changes, "command": _command(asked, purpose)}
     host["Init"] = False  # the session's own is pid 1
     if purpose.image:
@@ -103,12 +92,12 @@ def _labels(given: Any, purpose: ContainerPurpose) -> dict[str, str]:
     theirs = given if isinstance(given, dict) else dict.fromkeys(given or (), "")
     return {
         **theirs,
-        INCARNATION: purpose.incarnation,
-        USER: purpose.key.user,
-        SERVER: purpose.key.server,
-        REALM: purpose.realm,
-        SESSION: purpose.session,
-        ACCOUNT: purpose.account,
+        INCARNATION: purpose.init.incarnation,
+        USER: purpose.init.user,
+        SERVER: purpose.init.server,
+        REALM: purpose.init.realm,
+        SESSION: purpose.init.session,
+        ACCOUNT: purpose.init.account,
     }
 
 
@@ -128,19 +117,8 @@ def _command(asked: Mapping[str, Any], purpose: ContainerPurpose) -> list[str]:
 
 
 def _init(purpose: ContainerPurpose) -> list[str]:
-    arguments = InitArguments(
-        purpose.incarnation,
-        purpose.key.user,
-        purpose.key.server,
-        purpose.realm,
-        holding=purpose.holding,
-        session=purpose.session,
-        account=purpose.account,
-    )
-    return [
-        *command_line.inline(purpose.python),
-        *command_line.written(arguments),
-    ]
+    inline = command_line.inline(purpose.python)
+    return [*inline, *command_line.written(purpose.init)]
 
 
 def variables(environment: Any) -> dict[str, Any]:

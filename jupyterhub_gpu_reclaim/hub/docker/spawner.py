@@ -26,7 +26,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.docker import container as containers
 from jupyterhub_gpu_reclaim.hub.spawner import given
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
-from jupyterhub_gpu_reclaim.hub.spawner.placement import ImageTraits, Launch
+from jupyterhub_gpu_reclaim.hub.spawner.placement import ImageTraits
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.session_init.container_labels import INCARNATION
 
@@ -49,8 +49,6 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
     object_id: Any
     object_name: Any
 
-    reclaim_launch = Launch()
-    reclaim_given: Mapping[str, str] = {}
     _ended: dict[str, Any] | None = None  #: the container's state as last seen
     _running = True  #: as last seen; until then nothing may be ended or replaced
 
@@ -88,12 +86,7 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         launch = self.reclaim_launch
         saved = launch.identity if launch.mode == "hold" else None
         return containers.ContainerPurpose(
-            holding=launch.mode == "hold",
-            key=SessionKey(self.user.name, self.name),
-            incarnation=launch.incarnation,
-            session=launch.session,
-            account=launch.account,
-            realm=self.realm,
+            init=self.reclaim_init(),
             image=saved.image if saved else "",
             token=saved.api_token if saved else "",
             python=self.session_python,

@@ -22,12 +22,11 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.spawner.placement import TOKENS
 from jupyterhub_gpu_reclaim.session_init import command_line
-from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 
 #: KubeSpawner's name for the container that users work in.
 CONTAINER = "notebook"
@@ -51,29 +50,19 @@ _SANDBOX = re.compile(r"gvisor|runsc|kata(-.+)?")
 
 @dataclass(frozen=True, kw_only=True)
 class PodPurpose:
-    """The purpose of a pod.
+    """The purpose of a pod: its init, and for a restore what the session needs.
 
     Attributes:
-        mode: ``start`` or ``hold``.
-        key: user and server.
-        incarnation: of this start.
-        session, account: id of the session, and the account that it belongs to.
-        realm: tells the sessions of two Hubs on one node apart.
         generation: of the checkpoint to restore; 0 for a start.
-        image: of the suspended session, by digest if known (``hold``).
-        node_labels: that the node must have (``hold``).
-        token: of the suspended session (``hold``).
-        avoid: nodes that just rejected it; others are preferred (``hold``).
+        image: of the suspended session, by digest if known.
+        node_labels: that the node must have.
+        token: of the suspended session.
+        avoid: nodes that just rejected it; others are preferred.
         python: the interpreter in the image.
         lost_after: seconds that it stays on a node that is cut off; 0: for good.
     """
 
-    mode: str
-    key: SessionKey
-    incarnation: str
-    session: str = ""
-    account: str = ""
-    realm: str = ""
+    init: InitArguments
     generation: int = 0
     image: str = ""
     node_labels: dict[str, str] = field(default_factory=dict)
@@ -112,7 +101,7 @@ def prepared(pod: Any, purpose: PodPurpose) -> Any:
     # A stopped tree answers no probe, and the kubelet would kill it for that.
     container.liveness_probe = None
     pod.spec.tolerations = _staying(pod.spec.tolerations, purpose.lost_after)
-    if purpose.mode == "hold":
+    if purpose.init.holding:
         _run_init_alone(container, purpose)
         pod.spec.node_selector = _selector(pod.spec.node_selector, purpose.node_labels)
         if purpose.avoid:
@@ -131,9 +120,9 @@ def holds(pod: Any, purpose: PodPurpose) -> bool:
     container = pod.spec.containers[_position(pod)]
     words = [*(container.command or ()), *(container.args or ())]
     prefix = _prefix(purpose)
-    if (pod.metadata.labels or {}).get(INCARNATION) != purpose.incarnation:
+    if (pod.metadata.labels or {}).get(INCARNATION) != purpose.init.incarnation:
         return False
-    if purpose.mode == "hold":
+    if purpose.init.holding:
         asked = bool(container.command) and words == prefix
     else:
         asked = any(words[at : at + len(prefix)] == prefix for at in range(len(words)))
@@ -183,15 +172,15 @@ def _label(metadata: Any, purpose: PodPurpose) -> None:
     # Annotations hold names, which labels cannot.
     metadata.labels = {
         **(metadata.labels or {}),
-        INCARNATION: purpose.incarnation,
+        INCARNATION: purpose.init.incarnation,
         GENERATION: str(purpose.generation),
     }
     metadata.annotations = {
         **(metadata.annotations or {}),
-        USER: purpose.key.user,
-        SERVER: purpose.key.server,
-        SESSION: purpose.session,
-        ACCOUNT: purpose.account,
+        USER: purpose.init.user,
+        SERVER: purpose.init.server,
+        SESSION: purpose.init.session,
+        ACCOUNT: purpose.init.account,
     }
 
 
@@ -381,16 +370,7 @@ def _staying(given: Any, seconds: float) -> list[Any]:
 
 
 def _prefix(purpose: PodPurpose) -> list[str]:
-    arguments = InitArguments(
-        purpose.incarnation,
-        purpose.key.user,
-        purpose.key.server,
-        purpose.realm,
-        session=purpose.session,
-        account=purpose.account,
-        holding=purpose.mode == "hold",
-    )
-    words = [*command_line.inline(purpose.python), *command_line.written(arguments)]
+    words = [*command_line.inline(purpose.python), *command_line.written(purpose.init)]
     return [_escape(word) for word in words]
 
 

@@ -25,18 +25,17 @@ from traitlets import Float, default
 
 from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
-from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.kube import pod as pods
 from jupyterhub_gpu_reclaim.hub.kube import pod_events, watches
 from jupyterhub_gpu_reclaim.hub.spawner import given
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
-from jupyterhub_gpu_reclaim.hub.spawner.placement import ImageTraits, Launch
+from jupyterhub_gpu_reclaim.hub.spawner.placement import ImageTraits
 from jupyterhub_gpu_reclaim.hub.spawner.progress import interleaved
 from jupyterhub_gpu_reclaim.hub.spawner.state import Choice, Location
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable
 
     from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 
@@ -75,8 +74,6 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
     ).tag(config=True)
 
     user_options: Any  # of JupyterHub
-    reclaim_launch = Launch()
-    reclaim_given: Mapping[str, str] = {}
     _quota = ""  #: the API server's words while the quota is used up
     #: Nodes that did not take the pod of this start after all, and their words.
     _rejections: tuple[tuple[str, str], ...] = ()
@@ -157,12 +154,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         launch = self.reclaim_launch
         saved = launch.identity if launch.mode == "hold" else None
         return pods.PodPurpose(
-            mode=launch.mode,
-            key=SessionKey(self.user.name, self.name),
-            incarnation=launch.incarnation,
-            session=launch.session,
-            account=launch.account,
-            realm=self.realm,
+            init=self.reclaim_init(),
             generation=launch.generation if saved else 0,
             image=pods.saved_image(saved.image, launch.image) if saved else "",
             node_labels=dict(saved.node_labels) if saved else {},

@@ -29,24 +29,17 @@ from jupyterhub_gpu_reclaim.hub.local import exit_status, former_server, launch
 from jupyterhub_gpu_reclaim.hub.local.processes import LocalSession, find_session
 from jupyterhub_gpu_reclaim.hub.spawner import given
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
-from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch, RealmTraits
+from jupyterhub_gpu_reclaim.hub.spawner.placement import TOKENS, RealmTraits
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.session_init import launcher, session_init
-from jupyterhub_gpu_reclaim.session_init.command_line import (
-    InitArguments,
-    SystemUser,
-    written,
-)
+from jupyterhub_gpu_reclaim.session_init.command_line import SystemUser, written
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 
 #: Prefixes of variables that steer root's own interpreters; the session gets these
 #: through env(1) instead.
 _LOADER_VARIABLES = ("LD_", "PYTHON", "GCONV_PATH", "GLIBC_TUNABLES", "MALLOC_")
-_SECRETS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
 #: Seconds that making namespaces may take; 0.1 as a rule.
 _LAUNCH_SECONDS = 30.0
 #: Control group under which each session gets its own: that keeps it alive when the
@@ -94,9 +87,6 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
     place = Location()
     port: Any
 
-    reclaim_launch = Launch()
-    reclaim_given: Mapping[str, str] = {}
-
     # --- start ---
 
     async def start(self) -> tuple[str, int]:
@@ -124,7 +114,7 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
                 *command,
             ]
         else:
-            for secret in _SECRETS:
+            for secret in TOKENS:
                 env.pop(secret, None)
         launcher.sweep_cgroups(_CGROUP_PARENT)
         exit_status.sweep()
@@ -146,16 +136,8 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         return args
 
     def _init(self, command: list[str]) -> list[str]:
-        arguments = InitArguments(
-            self.reclaim_launch.incarnation,
-            self.user.name,
-            self.name,
-            self.realm,
-            holding=self.reclaim_launch.mode == "hold",
-            session=self.reclaim_launch.session,
-            account=self.reclaim_launch.account,
-            system_user=None if self.run_as_hub_user else self._rights_today(),
-        )
+        user = None if self.run_as_hub_user else self._rights_today()
+        arguments = self.reclaim_init()._replace(system_user=user)
         words = [*launch.PYTHON, session_init.__file__, *written(arguments)]
         if (file := exit_status.file_of(self.reclaim_launch.incarnation)) is not None:
             words += ["--status-file", str(file)]

@@ -16,6 +16,7 @@ from traitlets.config import Configurable
 from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.models import Identity, SessionKey
 from jupyterhub_gpu_reclaim.hub.spawner.state import Choice
+from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 
 if TYPE_CHECKING:
     import asyncio
@@ -147,6 +148,24 @@ class RealmTraits(HasTraits):
         default) is right where no other Hub has sessions there. Example: ``teaching``.
         """,
     ).tag(config=True)
+
+    user: Any  # of JupyterHub
+    name: Any
+    reclaim_launch = Launch()
+    reclaim_given: Mapping[str, str] = {}
+
+    def reclaim_init(self) -> InitArguments:
+        """How the init of the next start is called."""
+        launch = self.reclaim_launch
+        return InitArguments(
+            launch.incarnation,
+            self.user.name,
+            self.name,
+            self.realm,
+            holding=launch.mode == "hold",
+            session=launch.session,
+            account=launch.account,
+        )
 
 
 class ImageTraits(RealmTraits):
