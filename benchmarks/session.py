@@ -61,7 +61,7 @@ from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.linux import processes
-from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import (
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
     IMAGES,
     CheckpointImages,
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -113,6 +114,11 @@ def bars() -> Iterator[Bars]:
         return
     with Progress(*_COLUMNS, console=console, transient=True) as shown:
         yield Bars(shown)
+
+
+def local_time(at: float) -> str:
+    """Write a time in the local time zone."""
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
 
 def complain(line: str) -> None:

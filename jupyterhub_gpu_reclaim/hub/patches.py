@@ -7,8 +7,7 @@ but a stop that our service requested must never end what is not saved: :data:`A
 ``User.spawn``: a return that fails must not count as a failure of the Hub, which may
 end itself after some (T16). Hooks, profiles and logins fail outside of a spawner.
 
-``spawner/kept_logins.py`` and ``spawner/kept_users.py`` have one more each. Nothing
-else of JupyterHub is ever changed.
+``spawner/kept.py`` has two more. Nothing else of JupyterHub is ever changed.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jupyterhub_gpu_reclaim.common import metrics_file
+from jupyterhub_gpu_reclaim.cli.store.maintenance import write_metrics
 from jupyterhub_gpu_reclaim.common.models import Step
 from jupyterhub_gpu_reclaim.common.node_status import CardStatus, NodeHealth, NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -76,7 +76,7 @@ def exported() -> set[str]:
 def left_in_files(tmp_path_factory) -> set[str]:
     """Names of what a verification leaves for the node exporter."""
     file = tmp_path_factory.mktemp("node-exporter") / "verify.prom"
-    metrics_file.verified(file, 1, 1.0, 0, 1.0)
+    write_metrics(file, 1, 1.0, 0, 1.0)
     return names_in(file.read_text())
 
 

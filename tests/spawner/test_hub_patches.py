@@ -10,7 +10,7 @@ from jupyterhub.app import JupyterHub
 from traitlets.config import Config
 
 from jupyterhub_gpu_reclaim.hub import patches
-from jupyterhub_gpu_reclaim.hub.spawner import kept_logins, mixin  # noqa: F401 - applies it
+from jupyterhub_gpu_reclaim.hub.spawner import kept, mixin  # noqa: F401 - applies it
 from jupyterhub_gpu_reclaim.hub.spawner.state import KEY, Pointer, PointerPhase
 from tests.support.mock_hub import (
     add_user,
@@ -25,7 +25,7 @@ __all__ = ["configured_mockhub_instance", "hub_app", "mock_hub"]
 def test_patch_is_in_place_once_a_spawner_of_ours_is_imported():
     patched = JupyterHub.cleanup_oauth_clients
     assert patches.apply()
-    assert kept_logins.apply()
+    assert kept.apply()
     assert JupyterHub.cleanup_oauth_clients is patched
     assert patched.__wrapped__.__qualname__ == "JupyterHub.cleanup_oauth_clients"
     starts = JupyterHub.start_service
@@ -118,8 +118,8 @@ def test_unknown_hub_is_left_alone_with_a_warning(caplog):
 
     before = NewHub.cleanup_oauth_clients
     with caplog.at_level(logging.WARNING, logger="JupyterHub"):
-        assert not kept_logins.apply(NewHub)
-        assert not kept_logins.apply(NewerHub)
+        assert not kept.apply(NewHub)
+        assert not kept.apply(NewerHub)
         assert not patches.apply(NewerHub)
     assert NewHub.cleanup_oauth_clients is before
     assert "logs browsers out" in caplog.text

@@ -3,7 +3,7 @@
 Only the arguments are here, those of orders out of ``common/orders.py``; each action's
 imports are made when it runs, so that the program starts quickly. ``connection`` finds
 the service and a token, ``selection`` picks the sessions, ``listing``, ``actions``,
-``save_all`` and ``saved_states`` ask and print, and ``progress`` waits.
+``save_all`` and ``drains`` ask and print, and ``progress`` waits.
 
 Everything goes through the service's API: nothing is done on this machine itself, and
 the token says which sessions may be seen. A failure for one session does not affect the
@@ -78,7 +78,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         " two sessions are saved at a time, those that nap or are idle first."
         f" {every.epilog}Exit code 4: not all were saved by the deadline."
     )
-    saved = add("saved", "saved_states", "list the checkpoints of a session")
+    saved = add("saved", "listing", "list the checkpoints of a session")
     saved.add_argument("target", metavar="USER[/SERVER]")
     _register_for_nodes(add)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.cli.output import (
     bars,
     complain,
+    local_time,
     print_json,
     print_table,
     say,
@@ -141,8 +141,5 @@ def _table(results: list[Result]) -> None:
 def _cells(result: Result) -> tuple[str, ...]:
     took = f"{result.seconds:.1f} s" if result.seconds else ""
     stored = "" if result.stored_bytes is None else text.size(result.stored_bytes)
-    until = ""
-    if result.kept_until is not None:
-        local_time = datetime.fromtimestamp(result.kept_until, UTC).astimezone()
-        until = local_time.strftime("%Y-%m-%d %H:%M %Z")
+    until = "" if result.kept_until is None else local_time(result.kept_until)
     return (str(result.key), result.how.value, took, stored, until)

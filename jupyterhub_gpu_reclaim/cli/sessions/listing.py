@@ -1,4 +1,4 @@
-"""``sessions``, ``why`` and ``nodes``: lists of states and reasons."""
+"""``sessions``, ``why``, ``nodes`` and ``saved``: lists of states and reasons."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.cli.output import complain, print_json, print_table, say
+from jupyterhub_gpu_reclaim.cli.output import (
+    complain,
+    local_time,
+    print_json,
+    print_table,
+    say,
+)
 from jupyterhub_gpu_reclaim.cli.sessions import DONE, FAILED
 from jupyterhub_gpu_reclaim.cli.sessions.connection import ask
 from jupyterhub_gpu_reclaim.cli.sessions.selection import chosen, key_of
@@ -18,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jupyterhub_gpu_reclaim.cli.client import SessionsClient
-    from jupyterhub_gpu_reclaim.common.models import SessionView
+    from jupyterhub_gpu_reclaim.common.models import KeptState, SessionView
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
 
 _COLUMNS = ("SESSION", "STATE", "FOR", "IDLE", "GPU", "VRAM", "NODE", "WHY")
@@ -132,3 +138,37 @@ def _why(view: SessionView) -> str:
     if not view.phase.live:  # the last verdict is of the time before
         return suspension.why if (suspension := view.facts.suspension) else ""
     return view.verdict.message if view.verdict is not None else ""
+
+
+_STATES = ("ID", "NAME", "GENERATION", "SAVED", "SIZE", "NEW", "KEPT AS", "UNTIL")
+
+
+def saved(args: argparse.Namespace) -> int:
+    """List the checkpoints of one session."""
+    key = key_of(args.target)
+    states = ask(args, lambda client: client.saved(key))
+    if args.json:
+        print_json(states)
+        return DONE
+    print_table(
+        _STATES, [_state_cells(state) for state in states], right="GENERATION SIZE NEW"
+    )
+    return DONE
+
+
+def _state_cells(state: KeptState) -> tuple[object, ...]:
+    until = "" if state.expires is None else local_time(state.expires)
+    size = words.size(state.logical_bytes)
+    when = local_time(state.created)
+    new = words.size(state.stored_bytes)
+    why = "save point" if state.save_point else state.keeping
+    return (
+        state.id,
+        state.name,
+        state.generation,
+        when,
+        size,
+        new,
+        why,
+        until,
+    )

@@ -70,7 +70,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="delete the newest of a session too, which may be all there is of it",
     )
 
-    init = add("init", "initialization", "begin the store, in an empty place")
+    init = add("init", "maintenance", "begin the store, in an empty place")
     init.add_argument(
         "--new",
         action="store_true",

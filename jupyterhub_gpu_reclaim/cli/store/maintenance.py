@@ -1,15 +1,29 @@
-"""``store verify``, ``sweep``, ``rekey`` and ``rm``: keep the store in order."""
+"""``store init``, ``verify``, ``sweep``, ``rekey`` and ``rm``: begin and keep one."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+
 from jupyterhub_gpu_reclaim.cli.output import print_json, print_table, progress, say
-from jupyterhub_gpu_reclaim.cli.store.repository import open_store
-from jupyterhub_gpu_reclaim.common import metrics_file, text
+from jupyterhub_gpu_reclaim.cli.store.repository import (
+    check_folder,
+    open_store,
+    refuse,
+    settings_of,
+)
+from jupyterhub_gpu_reclaim.common import text
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.node.setup import store_init
+from jupyterhub_gpu_reclaim.node.setup.store import key_file, keys_of, place_of
+from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
+from jupyterhub_gpu_reclaim.store.format.identity import new_id
+from jupyterhub_gpu_reclaim.store.format.keys import STORE_ID
 from jupyterhub_gpu_reclaim.store.verification import Verification
 
 if TYPE_CHECKING:
@@ -33,7 +47,7 @@ def verify(args: argparse.Namespace) -> int:
     seconds = time.monotonic() - begun
     bad_ids = {each.checkpoint for each in found}
     if args.metrics_file:
-        metrics_file.verified(
+        write_metrics(
             args.metrics_file, pass_.bytes, seconds, len(bad_ids), store.clock.now()
         )
     if args.json:
@@ -131,3 +145,67 @@ def _refuse_newest(store: OpenStore, ids: set[str]) -> None:
     if unreadable:
         what = f"{min(unreadable)} cannot be read, so it may be needed: --force."
         raise Refused(Reason.INVALID, what=what)
+
+
+def init(args: argparse.Namespace) -> int:
+    """Write an id into an empty place and beside the master key; repeatable."""
+    settings = settings_of(args)
+    state = Path(settings.state_dir)
+    check_folder(settings, may_be_new=True)
+    where, place = settings.store_url, place_of(settings)
+    file = key_file(settings, state)
+    if file is not None:
+        now = SystemClock().now()
+        store = store_init.begin(place, where, file, now, new=args.new)
+    else:
+        keys = keys_of(settings, state)
+        store = keys.store_id
+        if args.new or not store:
+            refuse(
+                f"This master key is kept where nothing can be written. Give it a new"
+                f" {STORE_ID} there, {new_id()} for example, and repeat this without"
+                " --new."
+            )
+        IdentityCheck(place, keys, where).begin()
+    if args.json:
+        print_json({"store": store, "place": where})
+    else:
+        say(f"The store {store} is at {where}.")
+        if file is not None:
+            say(f"Keep a copy of its master key elsewhere: {file}")
+    return 0
+
+
+def write_metrics(
+    file: Path | str, read: int, seconds: float, damaged: int, now: float
+) -> None:
+    """Write a verification down for Prometheus' node exporter (``*.prom`` in a folder).
+
+    It has ended long before it could be scraped.
+
+    Args:
+        file: is replaced, atomically.
+        read: bytes that were read and are whole.
+        seconds: that it took.
+        damaged: checkpoints with damage, or whose master key is missing.
+        now: seconds since the epoch.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    registry = CollectorRegistry()
+    for name, about, value in (
+        ("timestamp_seconds", "When the store was last verified.", now),
+        ("duration_seconds", "Time that it took.", seconds),
+        ("bytes", "Bytes that were read and are whole.", read),
+        (
+            "damaged_checkpoints",
+            "Checkpoints with damage in them, or whose master key is missing.",
+            damaged,
+        ),
+    ):
+        metric = Gauge(
+            f"jupyterhub_gpu_reclaim_verify_{name}", about, registry=registry
+        )
+        metric.set(float(value))
+    write_to_textfile(str(file), registry)

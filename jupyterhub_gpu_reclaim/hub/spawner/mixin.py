@@ -37,7 +37,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub import patches
 from jupyterhub_gpu_reclaim.hub.client import ServiceClient
-from jupyterhub_gpu_reclaim.hub.spawner import kept_logins, kept_users, refusal
+from jupyterhub_gpu_reclaim.hub.spawner import kept, refusal
 from jupyterhub_gpu_reclaim.hub.spawner.known_servers import KnownServers
 from jupyterhub_gpu_reclaim.hub.spawner.lifecycle import SessionLifecycle
 from jupyterhub_gpu_reclaim.hub.spawner.placement import SessionPlacement
@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Suspension
 
 patches.apply()
-kept_logins.apply()
-kept_users.apply()
+kept.apply()
 
 _CLOCK = SystemClock()
 #: Tasks that outlive their spawner: asyncio alone would forget them.

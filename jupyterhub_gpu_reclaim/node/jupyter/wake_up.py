@@ -30,7 +30,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.images import restart_wait
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.linux import netns, ptrace
 from jupyterhub_gpu_reclaim.linux.descriptors import readable
-from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import IMAGES
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import IMAGES
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import LOOPBACK
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 ``operations`` starts an operation, and lets any number of callers follow its steps.
 ``records`` keeps on disk what it takes to undo it. ``host_memory`` and ``gpu`` promise
 memory before it is used (law 11), and ``gpu`` empties and fills the cards;
-``checkpoint_files`` names what stands in a checkpoint, ``checkpoint_images`` reads
+``checkpoint_files`` names what stands in a checkpoint, and reads
 CRIU's images out of it.
 
 The same order twice attaches to the first, or hears how it ended; another one meanwhile

@@ -45,7 +45,7 @@ from jupyterhub_gpu_reclaim.node.jupyter.server import (
     speaks_tls,
 )
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
-from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import IMAGES
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import IMAGES
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import (
     TimeLimits,

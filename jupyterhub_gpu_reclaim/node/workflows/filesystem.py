@@ -32,7 +32,7 @@ from jupyterhub_gpu_reclaim.linux.beneath import names_in
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 from jupyterhub_gpu_reclaim.linux.sock_diag import own_addresses
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
-from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import IMAGES
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import IMAGES
 from jupyterhub_gpu_reclaim.node.requirements import (
     HostRequirements,
     rights_of,

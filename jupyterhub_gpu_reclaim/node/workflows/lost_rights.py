@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim.checkpoint.tree.taken_away import RightsToday, adapt
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
-from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import CheckpointImages
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import CheckpointImages
 from jupyterhub_gpu_reclaim.session_init import command_line
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from jupyterhub_gpu_reclaim.node.jupyter import wake_up
 from jupyterhub_gpu_reclaim.node.jupyter.connection import find_connections
 from jupyterhub_gpu_reclaim.node.jupyter.wake_up import WakeUp
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
-from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import (
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
     CheckpointImages,
 )
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need

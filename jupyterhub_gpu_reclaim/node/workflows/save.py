@@ -35,7 +35,7 @@ from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.linux.processes import Snapshot
 from jupyterhub_gpu_reclaim.node.jupyter.server import ask_state
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
-from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import IMAGES
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import IMAGES
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import reported
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Stage

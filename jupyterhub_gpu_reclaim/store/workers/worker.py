@@ -19,9 +19,12 @@ from jupyterhub_gpu_reclaim.linux.libc import keep_freed
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend
 from jupyterhub_gpu_reclaim.store.format.index import BLOCKS
 from jupyterhub_gpu_reclaim.store.format.manifest import Body
-from jupyterhub_gpu_reclaim.store.packing.base_blocks import BaseBlocks, BaseChunks
+from jupyterhub_gpu_reclaim.store.packing.base_blocks import (
+    BaseBlocks,
+    BaseChunks,
+    DedupIndex,
+)
 from jupyterhub_gpu_reclaim.store.packing.buffers import Splicer
-from jupyterhub_gpu_reclaim.store.packing.dedup_index import DedupIndex
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import BUFFER_BYTES, PackWriter
 from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener
 from jupyterhub_gpu_reclaim.store.read import memory_restore

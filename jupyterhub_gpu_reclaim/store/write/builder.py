@@ -16,8 +16,7 @@ from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.catalogue import locks
 from jupyterhub_gpu_reclaim.store.format import crypto, layout
-from jupyterhub_gpu_reclaim.store.packing import dedup_index
-from jupyterhub_gpu_reclaim.store.packing.base_blocks import BaseBlocks
+from jupyterhub_gpu_reclaim.store.packing.base_blocks import BaseBlocks, dedup_index
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import Recipe
 from jupyterhub_gpu_reclaim.store.workers import pack_writers
 from jupyterhub_gpu_reclaim.store.workers.group import CaptureGroup
@@ -161,7 +160,7 @@ class CheckpointBuilder:
         known = None
         if base is not None:
             packs = [pack.length for pack in base.body.packs]
-            ids = dedup_index.of_index(base.index, packs)
+            ids = dedup_index(base.index, packs)
             known = BaseBlocks(base.body, base.index.blocks, ids)
         group, spec = None, self.backend.spec()
         if self.pool is not None and spec is not None:

@@ -1,4 +1,9 @@
-"""Keeps programs from deleting users who have suspended sessions.
+"""Keeps what suspended sessions need of the Hub: their logins, and their users.
+
+``JupyterHub.cleanup_oauth_clients`` deletes, at every start, the OAuth client of each
+server that does not run, and so all browser logins of that server: it only keeps
+clients of spawners that are in memory, and only running ones are loaded (trap T2 in
+``docs/reference/jupyterhub-traps.md``). The wrapper loads the suspended ones first.
 
 A culler of users (``jupyterhub-idle-culler --cull-users``) deletes those who have not
 come for a while, which is just when a session is suspended (trap T17). It is told that
@@ -11,7 +16,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jupyterhub import orm
 from jupyterhub.apihandlers.users import UserAPIHandler
+from jupyterhub.app import JupyterHub
 from tornado import web
 
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -22,8 +29,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def apply(users: type[Any] = UserAPIHandler) -> bool:
-    return patches.wrap(
+def apply(hub: type[Any] = JupyterHub, users: type[Any] = UserAPIHandler) -> bool:
+    """Wrap the methods; returns whether both are in place afterwards."""
+    logins = patches.wrap(
+        hub,
+        "cleanup_oauth_clients",
+        ["self"],
+        _keeping_suspended,
+        "cleans up OAuth clients in a way we do not know; a restart of the Hub logs"
+        " browsers out of suspended sessions",
+    )
+    spared = patches.wrap(
         users,
         "delete",
         ["self", "user_name"],
@@ -31,6 +47,29 @@ def apply(users: type[Any] = UserAPIHandler) -> bool:
         "deletes users in a way we do not know; a program that does so deletes what"
         " they have suspended",
     )
+    return logins and spared
+
+
+def _keeping_suspended(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    def cleanup_oauth_clients(self: Any) -> None:
+        load_suspended(self)
+        original(self)
+
+    return cleanup_oauth_clients
+
+
+def load_suspended(hub: Any) -> int:
+    """Bring the spawners of suspended servers into memory; returns how many."""
+    loaded = 0
+    stopped = hub.db.query(orm.Spawner).filter(
+        orm.Spawner.server == None,  # noqa: E711 - SQL
+        orm.Spawner.oauth_client != None,  # noqa: E711 - SQL
+    )
+    for spawner in stopped:
+        if Pointer.from_state((spawner.state or {}).get(KEY)).precious:
+            hub.users[spawner.user].spawners[spawner.name]
+            loaded += 1
+    return loaded
 
 
 def _sparing_who_is_away(original: Callable[..., Any]) -> Callable[..., Any]:
