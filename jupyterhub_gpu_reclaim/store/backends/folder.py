@@ -17,6 +17,7 @@ import stat
 from typing import TYPE_CHECKING, NoReturn
 
 from jupyterhub_gpu_reclaim.common import text
+from jupyterhub_gpu_reclaim.common.durable import sync_folder
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import (
@@ -121,7 +122,7 @@ class FolderBackend:
         path = self._root / name
         try:
             path.unlink()
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
@@ -224,7 +225,7 @@ class FolderBackend:
             # A delete has pruned the empty folder in between: once is enough.
             self._make_folders(path.parent)
             put_in_place(aside, path, replaces=replaces)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
     def _make_folders(self, folder: Path) -> None:
         missing = []
@@ -233,7 +234,7 @@ class FolderBackend:
             folder = folder.parent
         for each in reversed(missing):
             each.mkdir(mode=0o700, exist_ok=True)
-            _sync_folder(each.parent)
+            sync_folder(each.parent)
 
 
 class _FileWriter:
@@ -326,14 +327,6 @@ def _may_be_closed(root: Path) -> bool:
     # ``/var`` by mistake is neither a store nor as good as empty.
     names = {each.name for each in root.iterdir()}
     return bool(names & _OURS) or names <= _NOBODYS
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager

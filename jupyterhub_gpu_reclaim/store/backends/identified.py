@@ -27,7 +27,7 @@ from jupyterhub_gpu_reclaim.store.format.keys import STORE_ID
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
+    from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.format.keys import StoreKeys
 
 _T = TypeVar("_T")
@@ -125,53 +125,24 @@ class IdentifiedBackend(BackendProxy):
         super().__init__(backend)
         self.check = check
 
-    def publish(self, name: str, data: bytes) -> None:
-        self._written(lambda: self._backend.publish(name, data))
-
-    def replace(self, name: str, data: bytes) -> None:
-        self._written(lambda: self._backend.replace(name, data))
-
-    def read(self, name: str, offset: int, length: int) -> bytes:
-        return self._told(name, lambda: self._backend.read(name, offset, length))
-
-    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        return self._told(name, lambda: self._backend.read_into(name, offset, buffer))
-
-    def length(self, name: str) -> int:
-        return self._told(name, lambda: self._backend.length(name))
-
-    def list(self, prefix: str) -> list[Entry]:
-        return self._told(prefix, lambda: self._backend.list(prefix), whole=True)
-
-    def delete(self, name: str) -> None:
-        # A pack is deleted under a lock, which is an object of the store.
+    def _written(self, name: str, work: Callable[[], None]) -> None:
         if name.startswith(layout.PACKS):
-            self._backend.delete(name)
-        else:
-            self._written(lambda: self._backend.delete(name))
-
-    def free_bytes(self) -> int | None:
-        self.check.confirm()
-        return self._backend.free_bytes()
-
-    def capacity_bytes(self) -> int | None:
-        self.check.confirm()
-        return self._backend.capacity_bytes()
-
-    def _written(self, work: Callable[[], None]) -> None:
+            # It is deleted under a lock, which is an object of the store.
+            work()
+            return
         self.check.confirm()
         try:
             work()
         finally:
             self.check.confirm()
 
-    def _told(self, name: str, work: Callable[[], _T], *, whole: bool = False) -> _T:
+    def _told(self, name: str, work: Callable[[], _T]) -> _T:
         try:
             answer = work()
         except ObjectMissing:
             self.check.confirm()
             raise
-        if whole or not name.startswith(layout.PACKS):
+        if not name.startswith(layout.PACKS):
             self.check.confirm()
         return answer
 

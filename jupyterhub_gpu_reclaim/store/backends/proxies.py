@@ -65,31 +65,41 @@ class BackendProxy:
         return _WriterProxy(self._call(lambda: self._backend.create(name)), self._call)
 
     def publish(self, name: str, data: bytes) -> None:
-        self._call(lambda: self._backend.publish(name, data))
+        self._written(name, lambda: self._backend.publish(name, data))
 
     def replace(self, name: str, data: bytes) -> None:
-        self._call(lambda: self._backend.replace(name, data))
+        self._written(name, lambda: self._backend.replace(name, data))
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        return self._call(lambda: self._backend.read(name, offset, length))
+        return self._told(name, lambda: self._backend.read(name, offset, length))
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        return self._call(lambda: self._backend.read_into(name, offset, buffer))
+        return self._told(name, lambda: self._backend.read_into(name, offset, buffer))
 
     def length(self, name: str) -> int:
-        return self._call(lambda: self._backend.length(name))
+        return self._told(name, lambda: self._backend.length(name))
 
     def list(self, prefix: str) -> list[Entry]:
-        return self._call(lambda: self._backend.list(prefix))
+        return self._told("", lambda: self._backend.list(prefix))
 
     def delete(self, name: str) -> None:
-        self._call(lambda: self._backend.delete(name))
+        self._written(name, lambda: self._backend.delete(name))
 
     def free_bytes(self) -> int | None:
-        return self._call(self._backend.free_bytes)
+        return self._told("", self._backend.free_bytes)
 
     def capacity_bytes(self) -> int | None:
-        return self._call(self._backend.capacity_bytes)
+        return self._told("", self._backend.capacity_bytes)
+
+    def _told(self, name: str, work: Callable[[], _T]) -> _T:
+        """Answer a question about an object; an empty name: about the whole store."""
+        del name
+        return self._call(work)
+
+    def _written(self, name: str, work: Callable[[], None]) -> None:
+        """Change an object."""
+        del name
+        self._call(work)
 
     def spec(self) -> Spec | None:
         # ``address`` adds the proxies again.
