@@ -29,6 +29,8 @@ from jupyterhub_gpu_reclaim.common.text import plain, size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from jupyterhub_gpu_reclaim.common.models import Failure, Finding
+
 #: Width without a terminal, so that no line is broken.
 _WIDE = 400
 #: Bars that are shown at a time; a screen has no room for a thousand.
@@ -124,6 +126,13 @@ def local_time(at: float) -> str:
 def complain(line: str) -> None:
     """Print a line for a person, beside the result."""
     sys.stderr.write(plain(line) + "\n")
+
+
+def complain_of(what: object, failure: Failure | Finding) -> None:
+    """Print why something is wrong, and what to do."""
+    complain(f"Error: {what}: {failure.message} ({failure.code})")
+    if failure.hint:
+        complain(f"  {failure.hint}")
 
 
 def _silent(done: int, total: int) -> None:

@@ -297,7 +297,6 @@ class Deleted(Value, frozen=True, kw_only=True):
 class Delete(Order, frozen=True):
     """What is kept all the same is told, until when and why."""
 
-    kind: ClassVar = "delete"
     says: ClassVar = "Delete a checkpoint of the session for good, or all of them"
     asks: ClassVar = "delete checkpoints of"
     always_asks: ClassVar = True

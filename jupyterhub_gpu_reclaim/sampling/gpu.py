@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from jupyterhub_gpu_reclaim.common.models import GpuSample, Value
+from jupyterhub_gpu_reclaim.common.node_status import CardStatus
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -25,15 +26,9 @@ class ProcessUse(Value, frozen=True, kw_only=True):
     mps: bool = False  #: whether it shares its card through NVIDIA's MPS
 
 
-class CardUse(Value, frozen=True, kw_only=True):
-    """A card; a lost one has its place and nothing else."""
+class CardUse(CardStatus, frozen=True, kw_only=True):
+    """A card with what runs on it; a lost one has its place and nothing else."""
 
-    uuid: str = ""  #: 32 hexadecimal digits
-    name: str = ""
-    total: int | None = None  #: bytes
-    free: int | None = None
-    busy_percent: float | None = None
-    divided: bool | None = None  #: whether into MIG instances
     processes: list[ProcessUse] | None = None
 
 

@@ -259,7 +259,10 @@ class Sampler:
     ) -> _Answers:
         kernels, terminals, status, (notebooks, saved), jobs = await asyncio.gather(
             self._ask(address, problems, "api/kernels", jupyter_api.KERNELS),
-            self._terminals(address, problems),
+            # Without the extension there are known to be none.
+            self._ask(
+                address, problems, "api/terminals", jupyter_api.TERMINALS, absent=[]
+            ),
             self._ask(address, problems, "api/status", jupyter_api.Status),
             self._notebooks(address, problems),
             self._scheduled(address, problems),
@@ -303,10 +306,13 @@ class Sampler:
         problems: list[str],
         path: str,
         kind: type[T],
+        absent: T | None = None,
     ) -> T | None:
         try:
             return await self._ask_if_changed(address, path, kind)
         except ReclaimError as error:
+            if isinstance(error, NotFound) and absent is not None:
+                return absent
             problems.append(error.detail)
             return None
 
@@ -326,20 +332,6 @@ class Sampler:
             query=query,
             known=self._known.get(address),
         )
-
-    async def _terminals(
-        self, address: jupyter_api.ServerAddress, problems: list[str]
-    ) -> list[jupyter_api.Terminal] | None:
-        # Without the extension there are known to be none.
-        try:
-            return await self._ask_if_changed(
-                address, "api/terminals", jupyter_api.TERMINALS
-            )
-        except NotFound:
-            return []
-        except ReclaimError as error:
-            problems.append(error.detail)
-            return None
 
     async def _notebooks(
         self, address: jupyter_api.ServerAddress, problems: list[str]

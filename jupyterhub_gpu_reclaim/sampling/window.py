@@ -24,6 +24,8 @@ UNUSED_SECONDS = 600.0
 #: Seconds in which an unused page has sent all that it usually sends: one that is
 #: hidden asks for news once a minute at least.
 PAGE_SECONDS = 90.0
+#: Fields of a sample that count up.
+_COUNTED = ("cpu_work", "written", "moved", "paged")
 
 
 class Window:
@@ -55,11 +57,8 @@ class Window:
         self._newest: Sample | None = None
         self._watched_since: float | None = None
         self._watched_until = 0.0
-        self._cpu = Meter(span, self._gap)
         self._gpu = Meter(span, self._gap)
-        self._written = Meter(span, self._gap)
-        self._moved = Meter(span, self._gap)
-        self._paged = Meter(span, self._gap)
+        self._counters = {name: Meter(span, self._gap) for name in _COUNTED}
         self._active: tuple[float, str] | None = None
 
     def add(self, sample: Sample) -> None:
@@ -92,7 +91,7 @@ class Window:
             return Usage(at=now, watched=0.0, sample_age=now, last_active=None)
         age = max(0.0, now - newest.at)
         over = self._usual if span is None else span
-        cpu = None if newest.cpu_work is None else self._cpu.rate(over)
+        cpu, paged = self._rate("cpu_work", over), self._counters["paged"]
         gpu = None if _gpu_share(newest) is None else self._gpu.rate(over)
         peak = None if _gpu_share(newest) is None else self._gpu.peak(over)
         percent, gpu_percent = _in_percent(cpu), _in_percent(gpu)
@@ -110,12 +109,10 @@ class Window:
             cpu_percent=percent,
             gpu_percent=gpu_percent,
             gpu_peak_percent=_in_percent(peak),
-            data_rate=self._data_rate(newest, over),
-            page_peak_rate=None if newest.paged is None else self._paged.peak(over),
+            data_rate=self._data_rate(over),
+            page_peak_rate=None if newest.paged is None else paged.peak(over),
             page_quiet_rate=(
-                None
-                if newest.paged is None
-                else self._paged.quiet_peak(over, self._page)
+                None if newest.paged is None else paged.quiet_peak(over, self._page)
             ),
             gpu_memory=_gpu_memory(newest),
             memory=newest.memory,
@@ -131,21 +128,20 @@ class Window:
             and bool(self._active),
         )
 
-    def _data_rate(self, newest: Sample, over: float) -> float | None:
+    def _rate(self, counter: str, over: float) -> float | None:
+        known = getattr(self._newest, counter, None) is not None
+        return self._counters[counter].rate(over) if known else None
+
+    def _data_rate(self, over: float) -> float | None:
         """Bytes per second; an upload moves first, and is written at its end."""
-        written = None if newest.written is None else self._written.rate(over)
-        moved = None if newest.moved is None else self._moved.rate(over)
-        known = [rate for rate in (written, moved) if rate is not None]
-        return max(known, default=None)
+        rates = (self._rate("written", over), self._rate("moved", over))
+        return max((rate for rate in rates if rate is not None), default=None)
 
     def _forget(self) -> None:
         self._newest = None
         self._watched_since = None
-        self._cpu.clear()
-        self._gpu.clear()
-        self._written.clear()
-        self._moved.clear()
-        self._paged.clear()
+        for meter in (self._gpu, *self._counters.values()):
+            meter.clear()
         self._active = None
 
     def _see_activity(self, sample: Sample) -> None:
@@ -168,14 +164,9 @@ class Window:
         return self._watched_until - self._watched_since
 
     def _see_work(self, sample: Sample) -> None:
-        if sample.cpu_work is not None:
-            self._cpu.add(sample.at, sample.cpu_work)
-        if sample.written is not None:
-            self._written.add(sample.at, float(sample.written))
-        if sample.moved is not None:
-            self._moved.add(sample.at, float(sample.moved))
-        if sample.paged is not None:
-            self._paged.add(sample.at, float(sample.paged))
+        for name, meter in self._counters.items():
+            if (work := getattr(sample, name)) is not None:
+                meter.add(sample.at, float(work))
         share = _gpu_share(sample)
         if share is not None:
             self._gpu.add_share(sample.at, share)

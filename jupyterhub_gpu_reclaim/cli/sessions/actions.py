@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.cli.output import (
     bars,
-    complain,
+    complain_of,
     local_time,
     print_json,
     print_table,
@@ -116,10 +116,8 @@ def _report(args: argparse.Namespace, results: list[Result]) -> int:
     for result in results:
         for left in result.kept:
             complain(f"{result.key}: {left.checkpoint} is still there. {left.why}")
-        if (failure := result.failure) is not None:
-            complain(f"Error: {result.key}: {failure.message} ({failure.code})")
-            if failure.hint:
-                complain(f"  {failure.hint}")
+        if result.failure is not None:
+            complain_of(result.key, result.failure)
     hows = {result.how for result in results}
     if hows & {How.FAILED, How.REFUSED}:
         return FAILED

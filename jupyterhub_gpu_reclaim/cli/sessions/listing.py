@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.cli.output import (
-    complain,
+    complain_of,
     local_time,
     print_json,
     print_table,
@@ -95,8 +95,7 @@ def nodes(args: argparse.Namespace) -> int:
         print_table(("NODE", "STATE", "AGENT"), rows)
         for each in found:
             for fault in each.faults:
-                complain(f"Error: {_name(each)}: {fault.message} ({fault.code})")
-                complain(f"  {fault.hint}")
+                complain_of(_name(each), fault)
     return FAILED if any(each.faults for each in found) else DONE
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jupyterhub_gpu_reclaim.cli.output import (
     bars,
     complain,
+    complain_of,
     print_json,
     print_table,
     say,
@@ -200,9 +201,7 @@ def save_all(args: argparse.Namespace) -> int:
         _print_outcomes(sessions)
     for each in sessions:
         if each.failure is not None:
-            complain(f"Error: {each.key}: {each.failure.message} ({each.failure.code})")
-            if each.failure.hint:
-                complain(f"  {each.failure.hint}")
+            complain_of(each.key, each.failure)
     if round_.goes_on:
         complain("Not done in time; what is being saved goes on. Run save-all again.")
         return LATE

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +16,7 @@ from jupyterhub_gpu_reclaim.linux import processes, procfs
 from jupyterhub_gpu_reclaim.session_init import command_line, launcher
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Iterator
 
 
@@ -26,6 +25,7 @@ class LocalSession:
 
     def __init__(self, place: Location) -> None:
         self.place = place
+        self._init = processes.Process(place.pid, 1, 0, "", "", place.start, 0)
 
     def alive(self) -> bool:
         """Whether that very init lives (a zombie does not)."""
@@ -38,34 +38,26 @@ class LocalSession:
 
     def signal(self, number: signal.Signals) -> bool:
         """Signal the init; False if it is gone."""
-        fd = self._pidfd()
-        if fd is None:
-            return False
-        try:
-            signal.pidfd_send_signal(fd, number)
-        except ProcessLookupError:
-            return False
-        finally:
-            os.close(fd)
-        return True
+        return self.alive() and processes.send(self._init, number)
 
     async def wait(self, seconds: float) -> bool:
         """Wait until the init is dead; False if it still lives after that time."""
         # In the event loop: the Hub has few threads, and may stop many sessions at
         # once.
-        fd = self._pidfd()
-        if fd is None:
+        if not self.alive():
             return True
         loop, dead = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(fd, dead.set)
-        try:
-            async with asyncio.timeout(seconds):
-                await dead.wait()
-        except TimeoutError:
-            return False
-        finally:
-            loop.remove_reader(fd)
-            os.close(fd)
+        with processes.held(self._init) as fd:
+            if fd is None:
+                return True
+            loop.add_reader(fd, dead.set)
+            try:
+                async with asyncio.timeout(seconds):
+                    await dead.wait()
+            except TimeoutError:
+                return False
+            finally:
+                loop.remove_reader(fd)
         return True
 
     def frozen(self) -> bool:
@@ -93,18 +85,6 @@ class LocalSession:
             for task in Path(f"/proc/{self.place.pid}/task").iterdir():
                 children = (task / "children").read_text().split()
                 yield from map(int, children)
-
-    def _pidfd(self) -> int | None:
-        if not self.alive():
-            return None
-        try:
-            fd = os.pidfd_open(self.place.pid)
-        except ProcessLookupError:
-            return None
-        if self.alive():  # the handle is of the process that we looked at
-            return fd
-        os.close(fd)
-        return None
 
 
 def find_session(incarnation: str) -> Location | None:

@@ -78,17 +78,8 @@ class TreeSampler:
         cards = await self._sampler.cards()
         if cards is None:
             return None
-        return [
-            CardStatus(
-                uuid=card.uuid,
-                name=card.name,
-                total=card.total,
-                free=card.free,
-                busy_percent=card.busy_percent,
-                divided=card.divided,
-            )
-            for card in cards
-        ]
+        names = CardStatus.__struct_fields__
+        return [CardStatus(**{n: getattr(card, n) for n in names}) for card in cards]
 
     def _watch(self, tree: Tree, children: Mapping[int, Sequence[int]]) -> _Seen | None:
         try:
