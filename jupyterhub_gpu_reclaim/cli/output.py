@@ -39,6 +39,7 @@ _COLUMNS = (
     TextColumn("{task.description}", markup=False),
     BarColumn(),
     TaskProgressColumn(),
+    TimeRemainingColumn(),
 )
 
 
@@ -53,8 +54,7 @@ def print_table(
     """Print a table; columns whose names are in ``right`` are numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
-        side = "right" if name in right.split() else "left"
-        table.add_column(name, justify="right" if side == "right" else "left")
+        table.add_column(name, justify="right" if name in right.split() else "left")
     for row in rows:
         table.add_row(*[Text(plain(each)) for each in row])
     _console().print(table)
@@ -67,14 +67,13 @@ def say(line: str) -> None:
 @contextlib.contextmanager
 def progress(title: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal, nothing elsewhere; call it with done and total."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _silent
-        return
-    columns = (*_COLUMNS, TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(plain(title), total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with bars() as shown:
+
+        def show(done: int, total: int) -> None:
+            shown.show(title, "", done, total, in_bytes=False)
+
+        show(0, 0)
+        yield show
 
 
 class Bars:
@@ -133,10 +132,6 @@ def complain_of(what: object, failure: Failure | Finding) -> None:
     complain(f"Error: {what}: {failure.message} ({failure.code})")
     if failure.hint:
         complain(f"  {failure.hint}")
-
-
-def _silent(done: int, total: int) -> None:
-    del done, total
 
 
 def _console() -> Console:

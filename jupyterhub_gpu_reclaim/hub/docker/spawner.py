@@ -264,10 +264,6 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
             return Refused(Reason.SESSION_OUT_OF_MEMORY)
         return endings.by_status(int(self._ended.get("ExitCode") or 0))
 
-    def reclaim_frozen(self) -> bool | None:
-        # Only the node knows.
-        return None
-
     async def reclaim_find(self, incarnation: str) -> Location | None:
         label = f"{INCARNATION}={incarnation}"
         found = [

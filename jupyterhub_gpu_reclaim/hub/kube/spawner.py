@@ -482,10 +482,6 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
             return endings.by_itself("its pod is gone")
         return super().reclaim_ending(status)
 
-    def reclaim_frozen(self) -> bool | None:
-        # Only the node knows.
-        return None
-
     async def reclaim_find(self, incarnation: str) -> Location | None:
         await self._start_watching_pods()
         for pod in self.pod_reflector.pods.values():

@@ -97,12 +97,12 @@ class SessionPlacement(Base):
         """Whether the session is dead, now that the service says so."""
         return not self.reclaim_alive()
 
-    @abstractmethod
     def reclaim_frozen(self) -> bool | None:
         """Whether the session's programs are stopped, as those of a captured one are.
 
-        None: that cannot be seen from here.
+        None: only the node knows.
         """
+        return None
 
     async def reclaim_former(self) -> bool:
         """Whether the process was started by the spawner that this one has replaced."""

@@ -165,20 +165,14 @@ class GetReadiness(Handler):
         self.answer({"ready": ready, **told}, 200 if ready else 503)
 
 
-class GetStatus(Handler):
-    """``GET /v1/status``."""
+class GetAll(Handler):
+    """``GET`` of all that the node says of one subject."""
+
+    subject: str  #: a method of the node
 
     async def get(self) -> None:
-        """Answer with how this node is."""
-        self.answer(await self.node.status())
-
-
-class ListTrees(Handler):
-    """``GET /v1/sessions``."""
-
-    async def get(self) -> None:
-        """Answer with every tree."""
-        self.answer(await self.node.trees())
+        """Answer with it."""
+        self.answer(await getattr(self.node, self.subject)())
 
 
 class GetSession(Handler):
@@ -235,14 +229,6 @@ class PostOrder(Handler):
             self.set_status(204)
 
 
-class ListCheckpoints(Handler):
-    """``GET /v1/checkpoints``."""
-
-    async def get(self) -> None:
-        """Answer with the committed ones."""
-        self.answer(await self.node.checkpoints())
-
-
 class GetIdentity(Handler):
     """``GET /v1/checkpoints/{id}/identity``."""
 
@@ -287,11 +273,11 @@ def make_application(
     routes: list[tuple[str, type[Handler]]] = [
         ("/healthz", GetHealth),
         ("/readyz", GetReadiness),
-        ("/v1/status", GetStatus),
-        ("/v1/sessions", ListTrees),
+        ("/v1/status", _all("status")),
+        ("/v1/sessions", _all("trees")),
         (f"/v1/sessions/{name}", GetSession),
         ("/v1/samples", GetSamples),
-        ("/v1/checkpoints", ListCheckpoints),
+        ("/v1/checkpoints", _all("checkpoints")),
         (f"/v1/checkpoints/{name}/identity", GetIdentity),
     ]
     for each in AGENT_ORDERS:
@@ -303,6 +289,10 @@ def make_application(
         default_handler_args=bound,
         log_function=_log_request,
     )
+
+
+def _all(subject: str) -> type[Handler]:
+    return type(subject, (GetAll,), {"subject": subject})
 
 
 def _log_request(handler: RequestHandler) -> None:
