@@ -28,8 +28,6 @@ from jupyterhub_gpu_reclaim.store.write.builder import (
 from jupyterhub_gpu_reclaim.store.write.writer import Draft
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
@@ -184,13 +182,6 @@ class Repository:
         """Problems of a checkpoint's mark, which counts as none then."""
         found = self._marks.damage(self._catalogue.cached(checkpoint))
         return [Problem("", name, why) for name, why in found]
-
-    def verify(
-        self,
-        checkpoint: str,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> list[Problem]:
-        return self.open(checkpoint).verify(progress)
 
     def rekey(self, checkpoint: str | None = None) -> int:
         """Wrap under the newest master key what is wrapped under others.

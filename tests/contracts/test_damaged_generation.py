@@ -37,7 +37,7 @@ def test_pages_in_a_damaged_pack_are_stored_again_and_told(store, backend, caplo
     turn_bit(backend, PACK, 300_000)  # behind the store's back
     info = save(store, 2)
     assert PACK in caplog.text
-    assert store.verify("c2") == []
+    assert store.open("c2").verify() == []
     assert store.open("c2").read("pages") == PAGES
     # Only what stood in the damaged block.
     assert 200_000 < info.stored_bytes < 400_000

@@ -79,7 +79,7 @@ def test_first_start_makes_key_and_store_a_pair(opened, tmp_path, caplog):
     assert key.startswith("2023-11-14-")
     assert key.split()[1] not in caplog.text
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert opened().repository.verify("one") == []
+    assert opened().repository.open("one").verify() == []
     assert {each.name for each in tmp_path.iterdir()} == {
         "agent",
         "master.key",

@@ -35,7 +35,7 @@ def judge(root, told):
     assert set(told) <= set(listed)
     repository.sweep()
     for name in listed:
-        assert repository.verify(name) == []
+        assert repository.open(name).verify() == []
     left = {str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()}
     needed = {e.name for name in listed for e in repository.objects(name)}
     assert left == needed | {f"manifests/{name}" for name in listed}

@@ -127,7 +127,7 @@ def test_damaged_block_is_named_and_what_came_before_was_right(
     assert next(stream) == CONTENTS["random"][:262_144]
     with pytest.raises(StoreError, match=r"block 1 of packs/c1/00000000 .*\(random\)"):
         next(stream)
-    (one, *rest) = repository.verify("c1")
+    (one, *rest) = repository.open("c1").verify()
     assert one.file == "random"
     assert one.object == "packs/c1/00000000"
     assert all(problem.object == one.object for problem in rest)
@@ -136,7 +136,7 @@ def test_damaged_block_is_named_and_what_came_before_was_right(
 def test_verify_of_a_whole_checkpoint_finds_nothing(committed, repository):
     told = []
     progress = lambda done, total: told.append((done, total))  # noqa: E731
-    assert repository.verify("c1", progress=progress) == []
+    assert repository.open("c1").verify(progress) == []
     assert told[-1][0] == told[-1][1] > 2
 
 

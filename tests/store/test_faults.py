@@ -302,7 +302,7 @@ def test_session_begins_to_be_saved_while_a_sweep_hangs(clock):
     finally:
         goes_on.set()
         sweep.join(20)
-    assert store.verify("c1") == []
+    assert store.open("c1").verify() == []
 
 
 def test_file_that_holds_something_else_is_found_before_the_commit(

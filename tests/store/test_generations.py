@@ -332,7 +332,7 @@ def test_sweeps_beside_writers_and_deletes_take_nothing_that_is_needed(clock):
     ended.set()
     thread.join(30)
     assert errors == []
-    assert store.verify("c14") == []
+    assert store.open("c14").verify() == []
 
 
 def test_backend_that_fails_every_third_call_saves_and_restores_when_retried(clock):
@@ -344,7 +344,7 @@ def test_backend_that_fails_every_third_call_saves_and_restores_when_retried(clo
     save(store, 2, second)
     store.delete("c1")
     assert store.open("c2").read("pages") == second
-    assert store.verify("c2") == []
+    assert store.open("c2").verify() == []
     buffer = bytearray(len(second))
     address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
     piece = (0, len(second), os.getpid(), address)
@@ -463,8 +463,8 @@ def test_damage_of_an_older_origin_is_found_generations_later(backend, store):
     store.delete("c1")
     turn_bit(backend, first_pack(backend), 1000)
     save(store, 4)
-    assert store.verify("c3")
-    assert store.verify("c4") == []
+    assert store.open("c3").verify()
+    assert store.open("c4").verify() == []
     assert store.open("c4").read("pages") == PLAIN
 
 

@@ -119,7 +119,7 @@ def test_pipe_fed_in_odd_parts_and_files_beside_read_back(store):
     assert checkpoint.read("pages-1.img") == PLAIN
     assert checkpoint.read("pages-2.img") == PLAIN[::-1][:3_000_000]
     assert checkpoint.read("other") == b"small" * 9000
-    assert store.verify("c1") == []
+    assert store.open("c1").verify() == []
 
 
 def test_two_pipes_at_once_read_back(store):
@@ -546,8 +546,8 @@ def test_pages_in_damaged_packs_are_stored_again_and_told(store, root, caplog):
     info = writer.commit()
     assert 200_000 < info.stored_bytes < 1_500_000
     assert store.open("c2").read("pages-1.img") == PLAIN[4096:]
-    assert store.verify("c2") == []
+    assert store.open("c2").verify() == []
     for name in names[:-1]:
         assert f"{name} is damaged" in caplog.text
     store.delete("c1")
-    assert store.verify("c2") == []
+    assert store.open("c2").verify() == []
