@@ -24,7 +24,7 @@ from demo.stack import free_port
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.node.sessions.samples import find_kernels
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
-from jupyterhub_gpu_reclaim.sampling.target import SampleTarget
+from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 from tests.support import chromium
 from tests.support.agent import Jupyter, Place, wait_for
 from tests.support.nvml import Recorded, measured, process

@@ -37,8 +37,8 @@ from jupyterhub_gpu_reclaim.node.session import Session
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.sessions.ended import EndedSessions
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap, save
-from jupyterhub_gpu_reclaim.node.workflows.again import looking_again
 from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
+from jupyterhub_gpu_reclaim.node.workflows.tools import looking_again
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
 
 if TYPE_CHECKING:

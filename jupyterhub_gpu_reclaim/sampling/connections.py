@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         Endpoint,
         TcpConnection,
     )
-    from jupyterhub_gpu_reclaim.sampling.target import SampleTarget
+    from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 
 #: Most open files of a session that are looked at; with more, it is not known.
 MAX_FILES = 16_384

@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.linux import procfs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
+
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -157,3 +160,18 @@ def _last_input(pid: int, number: int) -> float | None:
         return Path(f"/proc/{pid}/root/dev/pts/{number}").stat().st_atime
     except OSError:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTarget:
+    """A running session to sample; all pids are the host's."""
+
+    incarnation: str
+    key: SessionKey
+    init_pid: int
+    root_pid: int
+    pids: list[int]
+    address: ServerAddress | None
+    stopped: bool = False
+    pod: str = ""
+    kernels: Collection[int] = ()  #: of those pids

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import GpuSample
     from jupyterhub_gpu_reclaim.sampling.gpu import CardSource, CardUse
-    from jupyterhub_gpu_reclaim.sampling.target import SampleTarget
+    from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 
 
 T = TypeVar("T")

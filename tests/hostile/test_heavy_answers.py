@@ -22,8 +22,8 @@ from jupyterhub_gpu_reclaim.node.http import routes
 from jupyterhub_gpu_reclaim.node.jupyter import connection
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
+from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
-from jupyterhub_gpu_reclaim.sampling.target import SampleTarget
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 
 KERNEL = {"id": "k", "last_activity": "2026-01-01T00:00:00Z"}

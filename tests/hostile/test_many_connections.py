@@ -25,8 +25,8 @@ from jupyterhub_gpu_reclaim.linux.sock_diag import (
 )
 from jupyterhub_gpu_reclaim.sampling.connections import Connections
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
+from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
-from jupyterhub_gpu_reclaim.sampling.target import SampleTarget
 
 PAIRS = 10_000
 #: Opens connections to itself, in as many programs as the limit of open files asks for.

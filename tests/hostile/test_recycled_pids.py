@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.hub.local import former_server
+from jupyterhub_gpu_reclaim.hub.local.processes import find_former
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from tests.support.hub import wait_until
 
@@ -32,31 +32,31 @@ def server():
 
 
 def test_former_server_is_known_by_its_pid(server):
-    found = former_server.find(server.pid, os.getuid(), now())
+    found = find_former(server.pid, os.getuid(), now())
     assert (found.pid, found.start > 0, bool(found.boot)) == (server.pid, True, True)
-    assert former_server.find(server.pid, os.getuid(), None) == found
+    assert find_former(server.pid, os.getuid(), None) == found
 
 
 def test_process_of_another_user_is_no_server(server):
-    assert former_server.find(server.pid, NOBODY, now()) == Location()
-    assert former_server.find(1, NOBODY, None) == Location()
+    assert find_former(server.pid, NOBODY, now()) == Location()
+    assert find_former(1, NOBODY, None) == Location()
 
 
 @pytest.mark.parametrize("before", [timedelta(days=2), timedelta(hours=1)])
 def test_process_that_began_long_after_the_server_is_none(server, before):
-    assert former_server.find(server.pid, os.getuid(), now() - before) == Location()
+    assert find_former(server.pid, os.getuid(), now() - before) == Location()
 
 
 def test_process_inside_somebodys_session_is_no_server():
     with subprocess.Popen(["sleep", "600"]) as process:
-        assert former_server.find(process.pid, os.getuid(), now()) == Location()
+        assert find_former(process.pid, os.getuid(), now()) == Location()
         process.kill()
 
 
 def test_ended_process_is_no_server(server):
     server.kill()
     server.wait()
-    assert former_server.find(server.pid, os.getuid(), now()) == Location()
+    assert find_former(server.pid, os.getuid(), now()) == Location()
 
 
 @pytest.mark.root
@@ -65,5 +65,5 @@ def test_session_of_ours_is_no_server_of_the_former_spawner():
     with subprocess.Popen(command, start_new_session=True) as outer:
         children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
         inner = wait_until(children.read_text, 60).split()
-        assert former_server.find(int(inner[0]), os.getuid(), now()) == Location()
+        assert find_former(int(inner[0]), os.getuid(), now()) == Location()
         outer.kill()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Tree, TreeState
 from jupyterhub_gpu_reclaim.node.sessions import samples
 from jupyterhub_gpu_reclaim.node.sessions.samples import TreeSampler, find_kernels
-from jupyterhub_gpu_reclaim.sampling.target import SampleTarget
+from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 
 
 class Sampled:

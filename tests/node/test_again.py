@@ -9,7 +9,7 @@ from jupyterhub_gpu_reclaim.common.models import Event, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
-from jupyterhub_gpu_reclaim.node.workflows.again import PAUSES, looking_again
+from jupyterhub_gpu_reclaim.node.workflows.tools import PAUSES, looking_again
 
 BEGUN = RolledBack(Reason.GPU_BEGUN, pid=320, name="python")
 ONE = {"pid": 320, "name": "python"}

@@ -13,8 +13,10 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, Unreachable
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.cgroups import parse_engine_container
-from jupyterhub_gpu_reclaim.node.sessions.docker_engine import DockerEngine
-from jupyterhub_gpu_reclaim.node.sessions.docker_placements import DockerPlacements
+from jupyterhub_gpu_reclaim.node.sessions.docker_placements import (
+    DockerEngine,
+    DockerPlacements,
+)
 from tests.node.test_pods import Proc
 
 ANNS, BOBS = "a" * 64, "b" * 64

@@ -29,8 +29,8 @@ from jupyterhub_gpu_reclaim.common.models import Sample, SessionKey
 from jupyterhub_gpu_reclaim.node.sessions.samples import find_kernels
 from jupyterhub_gpu_reclaim.sampling.connections import Connections
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
+from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
-from jupyterhub_gpu_reclaim.sampling.target import SampleTarget
 from tests.support import bridge
 from tests.support.agent import Jupyter, Place, free_port, wait_for
 from tests.support.long_stories import but

@@ -6,8 +6,8 @@ import threading
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.sampling.gpu import CardUse, ProcessUse
+from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 from jupyterhub_gpu_reclaim.sampling.sampler import CARD_SECONDS, Sampler
-from jupyterhub_gpu_reclaim.sampling.target import SampleTarget
 
 
 class Cards:

@@ -15,13 +15,13 @@ from tornado.web import Application, RequestHandler
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
+from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
 from jupyterhub_gpu_reclaim.sampling.scheduled_jobs import (
     Definition,
     next_due,
     next_run,
 )
-from jupyterhub_gpu_reclaim.sampling.target import SampleTarget
 
 #: A Sunday.
 NOW = datetime.fromisoformat("2026-11-29T16:21:10+00:00").timestamp()

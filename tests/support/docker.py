@@ -17,7 +17,7 @@ import pytest
 from demo.stack import free_port
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
-from jupyterhub_gpu_reclaim.node.sessions.docker_engine import DockerEngine
+from jupyterhub_gpu_reclaim.node.sessions.docker_placements import DockerEngine
 from tests.support.agent import PATIENCE, Agent, criu_folder, wait_for
 from tests.support.containerd import FOLDERS, entry, packed
 from tests.support.containers import run

@@ -25,8 +25,12 @@ from traitlets import Bool
 from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.hub.local import exit_status, former_server, launch
-from jupyterhub_gpu_reclaim.hub.local.processes import LocalSession, find_session
+from jupyterhub_gpu_reclaim.hub.local import exit_status, launch
+from jupyterhub_gpu_reclaim.hub.local.processes import (
+    LocalSession,
+    find_former,
+    find_session,
+)
 from jupyterhub_gpu_reclaim.hub.spawner import given
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import TOKENS, RealmTraits
@@ -247,7 +251,7 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
         if not self.reclaim_pointer.begun and state.get("pid"):
             uid = self._expected_uid()
             started = self.orm_spawner.started if self.orm_spawner else None
-            self.reclaim_take(former_server.find(state["pid"], uid, started))
+            self.reclaim_take(find_former(state["pid"], uid, started))
 
     def _expected_uid(self) -> int:
         """The server's uid by its user; -1: there is no such user (any more)."""

@@ -11,16 +11,34 @@ containers run. While it is silent, an unknown session is an error, not an absen
 
 from __future__ import annotations
 
+import http.client
+import json
+import socket
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import msgspec
 
 from jupyterhub_gpu_reclaim.common.agent_orders import PodHint
+from jupyterhub_gpu_reclaim.common.decoders import json_decoder
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import cgroups
 from jupyterhub_gpu_reclaim.node.sessions.placements import (
     PATIENCE,
     PodPlacements,
     as_told,
+)
+from jupyterhub_gpu_reclaim.session_init.container_labels import (
+    ACCOUNT,
+    INCARNATION,
+    REALM,
+    SERVER,
+    SESSION,
+    USER,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +46,81 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from jupyterhub_gpu_reclaim.node.session import Session
-    from jupyterhub_gpu_reclaim.node.sessions.docker_engine import DockerEngine
+    from jupyterhub_gpu_reclaim.node.sessions.docker_placements import DockerEngine
+
+SOCKET = "/run/docker.sock"
+#: Seconds for one answer.
+_PATIENCE = 10.0
+
+
+class _Container(msgspec.Struct, frozen=True, rename="pascal"):
+    """A container in Docker's list; unknown fields are left out."""
+
+    id: str
+    created: int  #: seconds since 1970
+    image_id: str = msgspec.field(default="", name="ImageID")
+    labels: dict[str, str] | None = None
+
+
+class DockerEngine:
+    def __init__(self, path: str = SOCKET) -> None:
+        self._path = path
+
+    def hints(self, realm: str = "") -> dict[str, PodHint]:
+        """The facts about every session that has a container here, by incarnation.
+
+        Only containers count that the Hub of this realm has made.
+
+        Raises:
+            Unreachable: Docker does not answer (``docker_silent``).
+        """
+        filters = quote(json.dumps({"label": [INCARNATION]}))
+        there = self._containers(f"/containers/json?filters={filters}")
+        found: dict[str, PodHint] = {}
+        for container in sorted(there, key=lambda one: one.created):
+            labels = container.labels or {}
+            if labels.get(REALM, "") != realm:
+                continue
+            hint = PodHint(
+                pod=container.id,
+                key=SessionKey(labels.get(USER, ""), labels.get(SERVER, "")),
+                image=container.image_id,
+                session=labels.get(SESSION, ""),
+                account=labels.get(ACCOUNT, ""),
+            )
+            found.setdefault(labels[INCARNATION], hint)
+        return found
+
+    def _containers(self, path: str) -> list[_Container]:
+        connection = _Connection(self._path)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            body = answer.read()
+            if answer.status != HTTPStatus.OK:
+                raise _silent(f"HTTP {answer.status}: {body[:200]!r}")
+            return json_decoder(list[_Container]).decode(body)
+        except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
+            raise _silent(f"{self._path}: {error!r}") from None
+        finally:
+            connection.close()
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a UNIX socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("docker", timeout=_PATIENCE)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _silent(detail: str) -> Unreachable:
+    return Unreachable(Reason.DOCKER_SILENT, detail=detail)
 
 
 def _parse(table: str) -> cgroups.ContainerCgroup | None:

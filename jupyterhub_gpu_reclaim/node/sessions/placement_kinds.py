@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.linux import host
-from jupyterhub_gpu_reclaim.node.sessions.docker_engine import SOCKET, DockerEngine
-from jupyterhub_gpu_reclaim.node.sessions.docker_placements import DockerPlacements
+from jupyterhub_gpu_reclaim.node.sessions.docker_placements import (
+    SOCKET,
+    DockerEngine,
+    DockerPlacements,
+)
 from jupyterhub_gpu_reclaim.node.sessions.placements import (
     LocalPlacements,
     PodPlacements,

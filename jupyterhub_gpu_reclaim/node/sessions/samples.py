@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.node.jupyter.connection import is_started_as_kernel
 from jupyterhub_gpu_reclaim.node.jupyter.server import read_login
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
-from jupyterhub_gpu_reclaim.sampling.target import SampleTarget
+from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

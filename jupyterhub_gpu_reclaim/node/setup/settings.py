@@ -32,7 +32,7 @@ from jupyterhub_gpu_reclaim.common.traits import Seconds
 from jupyterhub_gpu_reclaim.node import state_folder
 from jupyterhub_gpu_reclaim.node.operations.operations import TimeLimits
 from jupyterhub_gpu_reclaim.node.requirements import REACHING
-from jupyterhub_gpu_reclaim.node.sessions import docker_engine, placement_kinds
+from jupyterhub_gpu_reclaim.node.sessions import docker_placements, placement_kinds
 
 
 class StoreSettings(Configurable):
@@ -236,7 +236,7 @@ class AgentSettings(StoreSettings, Application):
     ).tag(config=True)
 
     docker_socket = Unicode(
-        docker_engine.SOCKET,
+        docker_placements.SOCKET,
         help="""Socket of Docker's API, with `placement = "docker"`.
 
         The agent asks it which container was made for which session. Set it where

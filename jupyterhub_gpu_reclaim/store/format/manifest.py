@@ -6,24 +6,29 @@ read may be hostile: only the head is parsed before it is authenticated.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import re
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import decoders
 from jupyterhub_gpu_reclaim.common.bounds import Count, Size
+from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Value
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Entry
-from jupyterhub_gpu_reclaim.store.format import crypto, envelope, layout
+from jupyterhub_gpu_reclaim.store.format import crypto, layout
 from jupyterhub_gpu_reclaim.store.format.crypto import MAGIC, Origin
 from jupyterhub_gpu_reclaim.store.format.index import damaged
+from jupyterhub_gpu_reclaim.store.format.keys import MAX_WRAPPED
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.store.format.envelope import Sealed
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
 
 #: Far above any manifest of ours; a hostile one must not fill the memory.
 MAX_BYTES = 64 * 1024 * 1024
+_MAX_KEY_NAME = 64
+_KEY_NAME = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class PackRef(msgspec.Struct, frozen=True, array_like=True):
@@ -98,17 +103,47 @@ def rewrap(data: bytes, checkpoint: str, keys: Wrapper) -> bytes:
     return _join(data_key, checkpoint, sealed.body, keys)
 
 
+class Sealed(NamedTuple):
+    """A manifest's parts, unopened."""
+
+    key: str  #: name of the master key
+    wrapped: bytes
+    body: bytes
+
+
 def split(data: bytes) -> Sealed:
     """A manifest's parts, unauthenticated.
 
     Raises:
-        StoreError: ``CHECKPOINT_DAMAGED``, it is not a manifest of this format.
+        StoreError: ``CHECKPOINT_DAMAGED``, it is none of ours; ``OTHER_VERSION``.
     """
-    return envelope.split(data, MAGIC, "manifest")
+    view = memoryview(data)
+    if bytes(view[:7]) != MAGIC[:7] or len(view) == 7:
+        raise damaged("the manifest is none of ours")
+    if bytes(view[7:8]) != MAGIC[7:]:
+        what = "The manifest"
+        raise StoreError(
+            Reason.OTHER_VERSION, what=what, version=view[7], known=MAGIC[7]
+        )
+    at, parts = len(MAGIC), []
+    for limit in (_MAX_KEY_NAME, MAX_WRAPPED):
+        length = int.from_bytes(view[at : at + 2], "little")
+        part = bytes(view[at + 2 : at + 2 + length])
+        if not 0 < length <= limit or len(part) != length:
+            raise damaged("the manifest's head cannot be read")
+        parts.append(part)
+        at += 2 + length
+    if not _KEY_NAME.fullmatch(parts[0]):
+        raise damaged("the manifest's head cannot be read")
+    return Sealed(parts[0].decode("ascii"), parts[1], bytes(view[at:]))
 
 
 def _join(data_key: bytes, checkpoint: str, body: bytes, keys: Wrapper) -> bytes:
-    return envelope.join(MAGIC, keys.wrap(data_key, checkpoint), body)
+    name, wrapped = keys.wrap(data_key, checkpoint)
+    head = b"".join(
+        len(part).to_bytes(2, "little") + part for part in (name.encode(), wrapped)
+    )
+    return MAGIC + head + body
 
 
 def _open(sealed: Sealed, data_key: bytes, checkpoint: str) -> Body:
