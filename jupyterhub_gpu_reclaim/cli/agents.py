@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.cli import agent_secrets
-from jupyterhub_gpu_reclaim.cli.output import say
+from jupyterhub_gpu_reclaim.cli.output import say, say_findings
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.http.client import Connection, NoResponse
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -121,10 +121,7 @@ async def _check_agent(args: argparse.Namespace, ip: str) -> bool:
         ours.close()
         stranger.close()
     say(f"{ip}: {_describe(status)}")
-    for finding in status.findings:
-        say(f"  {'Error' if finding.fatal else 'Note'}: {finding.message}")
-        if finding.hint:
-            say(f"    {finding.hint}")
+    say_findings(status.findings, "  ")
     refuses = answer.status == 401
     if not refuses:
         say(f"  Error: it answers {answer.status}, not 401, to a wrong token.")

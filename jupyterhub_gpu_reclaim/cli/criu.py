@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary
 from jupyterhub_gpu_reclaim.checkpoint.criu import install as criu_install
+from jupyterhub_gpu_reclaim.cli.output import say, say_findings
 from jupyterhub_gpu_reclaim.common.text import sentence
 
 if TYPE_CHECKING:
@@ -59,31 +59,23 @@ def _folder(parser: argparse.ArgumentParser, option: str, text: str) -> None:
     )
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 def _install(args: argparse.Namespace) -> int:
     found = criu_install.install(
         args.folder,
         suite=args.suite,
         mirror=args.mirror,
         again=args.again,
-        report=_say,
+        report=say,
     )
     _print_found(found)
     # An image is built without the rights that this needs, and on another machine.
-    _say("  Whether it works where sessions run: jupyterhub-gpu-reclaim criu check")
+    say("  Whether it works where sessions run: jupyterhub-gpu-reclaim criu check")
     return 0
 
 
 def _check(args: argparse.Namespace) -> int:
     findings = binary.check(args.folder)
-    for finding in findings:
-        _say(f"{'Error' if finding.fatal else 'Note'}: {finding.message}")
-        if finding.hint:
-            _say(f"  {finding.hint}")
+    say_findings(findings)
     if any(finding.fatal for finding in findings):
         return 1
     _print_found(binary.locate(args.folder))
@@ -92,4 +84,4 @@ def _check(args: argparse.Namespace) -> int:
 
 def _print_found(found: binary.Criu) -> None:
     version = ".".join(str(number) for number in found.version())
-    _say(f"CRIU {version}: {found.binary}")
+    say(f"CRIU {version}: {found.binary}")

@@ -27,7 +27,7 @@ from rich.text import Text
 from jupyterhub_gpu_reclaim.common.text import plain, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.common.models import Failure, Finding
 
@@ -62,6 +62,7 @@ def print_table(
 
 def say(line: str) -> None:
     sys.stdout.write(plain(line) + "\n")
+    sys.stdout.flush()
 
 
 @contextlib.contextmanager
@@ -125,6 +126,14 @@ def local_time(at: float) -> str:
 def complain(line: str) -> None:
     """Print a line for a person, beside the result."""
     sys.stderr.write(plain(line) + "\n")
+
+
+def say_findings(findings: Iterable[Finding], indent: str = "") -> None:
+    """Say what was found, and what to do."""
+    for finding in findings:
+        say(f"{indent}{'Error' if finding.fatal else 'Note'}: {finding.message}")
+        if finding.hint:
+            say(f"{indent}  {finding.hint}")
 
 
 def complain_of(what: object, failure: Failure | Finding) -> None:

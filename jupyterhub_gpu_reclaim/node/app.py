@@ -65,8 +65,6 @@ from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tornado.httpclient import AsyncHTTPClient
-
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
     from jupyterhub_gpu_reclaim.node.setup.store import Opened
@@ -123,24 +121,10 @@ class AgentApp(AgentSettings):
             with contextlib.suppress(Refused):  # recovery insists
                 ports.settle()  # first of all: nothing else keeps others off them now
             store = await asyncio.to_thread(open_store, self, clock, state=state)
-            accelerator = self._accelerator()
-            client = jupyter_api.make_client()
-            operations = Operations()
-            sampler = Sampler(clock, accelerator.cards)
-            node = self._node(
-                placements=placements,
-                state=state,
-                clock=clock,
-                opened=store,
-                ports=ports,
-                accelerator=accelerator,
-                client=client,
-                operations=operations,
-                sampler=sampler,
-            )
+            node = self._node(placements, state, clock, store, ports)
             await node.recovery.recover()
             wakers = Wakers(
-                node.placements, node.tools.records, operations, node.wake_up
+                placements, node.tools.records, node.operations, node.wake_up
             )
             wakers.begin()
             server = listen(self, node, node.term)
@@ -153,16 +137,16 @@ class AgentApp(AgentSettings):
             finally:
                 server.stop()
                 wakers.close()
-                late = await operations.finish(STOP_SECONDS)
+                late = await node.operations.finish(STOP_SECONDS)
                 for incarnation in late:
                     _log.warning(
                         "- unfinished, the next start settles it: %s", incarnation
                     )
                 _leave_after(_CLOSE_SECONDS, status)
                 await server.close_all_connections()
-                sampler.close()
-                client.close()
-                await asyncio.to_thread(accelerator.close)
+                node.sampler.close()
+                node.tools.client.close()
+                await asyncio.to_thread(node.tools.accelerator.close)
                 await asyncio.to_thread(store.close)
                 remove_socket(self)
             return status
@@ -212,18 +196,14 @@ class AgentApp(AgentSettings):
 
     def _node(
         self,
-        *,
         placements: Placements,
         state: Path,
         clock: Clock,
         opened: Opened,
         ports: HeldPorts,
-        accelerator: Accelerator,
-        client: AsyncHTTPClient,
-        operations: Operations,
-        sampler: Sampler,
     ) -> LocalNode:
         limits, store = self.limits(), opened.repository
+        accelerator, operations = self._accelerator(), Operations()
         work = folder(state / "work")
         for rest in work.iterdir():
             _remove(rest)
@@ -240,12 +220,12 @@ class AgentApp(AgentSettings):
         return LocalNode(
             placements=placements,
             operations=operations,
-            sampler=TreeSampler(placements, sampler),
+            sampler=TreeSampler(placements, Sampler(clock, accelerator.cards)),
             tools=WorkflowTools(
                 records=records,
                 store=store,
                 criu=criu,
-                client=client,
+                client=jupyter_api.make_client(),
                 clock=clock,
                 limits=limits,
                 work=work,

@@ -58,6 +58,9 @@ class TreeSampler:
         #: Programs that are kernels; likewise.
         self._kernels: frozenset[_Name] = frozenset()
 
+    def close(self) -> None:
+        self._sampler.close()
+
     async def samples(self, known: list[Tree]) -> list[Sample]:
         children = await asyncio.to_thread(processes.families)
         # At the same time: each may keep us waiting, for a second or so.
