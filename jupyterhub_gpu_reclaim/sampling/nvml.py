@@ -13,18 +13,16 @@ import logging
 import re
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import pynvml
 
 from jupyterhub_gpu_reclaim.sampling.gpu import CardUse, ProcessUse, digits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 #: Errors that say this machine has no GPU, rather than one that does not answer.
 _NO_GPU: Final = (
@@ -106,39 +104,36 @@ class Nvml:
                 continue
             yield self._card(handle, since)
 
+    def _ask(self, what: str, handle: Any) -> Any:
+        """The library's answer; None: it has none."""
+        try:
+            return getattr(self._library, f"nvmlDeviceGet{what}")(handle)
+        except pynvml.NVMLError:
+            return None
+
     def _card(self, handle: Any, since: float) -> CardUse:
-        library = self._library
-        memory = _answer_or_none(lambda: library.nvmlDeviceGetMemoryInfo(handle))
-        rates = _answer_or_none(lambda: library.nvmlDeviceGetUtilizationRates(handle))
-        mode = _answer_or_none(lambda: library.nvmlDeviceGetMigMode(handle)[0])
+        memory = self._ask("MemoryInfo", handle)
+        rates = self._ask("UtilizationRates", handle)
+        mode = self._ask("MigMode", handle)
         return CardUse(
-            uuid=_uuid(
-                _answer_or_none(lambda: library.nvmlDeviceGetUUID(handle)) or ""
-            ),
-            name=_answer_or_none(lambda: library.nvmlDeviceGetName(handle)) or "",
+            uuid=_uuid(self._ask("UUID", handle) or ""),
+            name=self._ask("Name", handle) or "",
             total=memory.total if memory else None,
             free=memory.free if memory else None,
             busy_percent=float(rates.gpu) if rates else None,
             # A card that cannot be divided is not.
-            divided=bool(mode),
+            divided=bool(mode and mode[0]),
             processes=self._processes(handle, since, rates.gpu if rates else None),
         )
 
     def _processes(
         self, handle: Any, since: float, busy: int | None
     ) -> list[ProcessUse] | None:
-        library = self._library
-        compute = _answer_or_none(
-            lambda: library.nvmlDeviceGetComputeRunningProcesses(handle)
-        )
+        compute = self._ask("ComputeRunningProcesses", handle)
         if compute is None:
             return None
-        graphics = _answer_or_none(
-            lambda: library.nvmlDeviceGetGraphicsRunningProcesses(handle)
-        )
-        shared = _answer_or_none(
-            lambda: library.nvmlDeviceGetMPSComputeRunningProcesses(handle)
-        )
+        graphics = self._ask("GraphicsRunningProcesses", handle)
+        shared = self._ask("MPSComputeRunningProcesses", handle)
         used = self._use_by_pid(handle, since, busy)
         every = (*(graphics or ()), *(shared or ()), *compute)
         sharing = {process.pid for process in shared or ()}
@@ -192,13 +187,6 @@ def _process(
         instance=_instance(process.gpuInstanceId),
         mps=mps,
     )
-
-
-def _answer_or_none(question: Callable[[], T]) -> T | None:
-    try:
-        return question()
-    except pynvml.NVMLError:
-        return None
 
 
 def _uuid(text: str | bytes) -> str:

@@ -6,7 +6,11 @@ import pytest
 
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.backends.proxies import Patience, ReadAhead, Retrying
+from jupyterhub_gpu_reclaim.store.backends.proxies import (
+    BackendProxy,
+    ReadAhead,
+    patient,
+)
 from simulation.doubles.memory_backend import MemoryBackend
 from tests.support.faulty_backend import FailsEveryThird
 from tests.support.object_store import served
@@ -37,5 +41,5 @@ def backend(request, tmp_path):
             return open_backend(request.getfixturevalue("spec_of_s3"))
         case "ahead":
             return ReadAhead(MemoryBackend())
-    patience = Patience(60.0, pause=lambda seconds: None)
-    return Retrying(FailsEveryThird(MemoryBackend()), patience)
+    call = patient(60.0, pause=lambda seconds: None)
+    return BackendProxy(FailsEveryThird(MemoryBackend()), call)

@@ -16,8 +16,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
 from jupyterhub_gpu_reclaim.store.backends.proxies import (
     BackendProxy,
-    Patience,
-    Retrying,
+    patient,
 )
 from jupyterhub_gpu_reclaim.store.catalogue import locks
 from jupyterhub_gpu_reclaim.store.format.index import BLOCKS, ChunkIndex
@@ -337,8 +336,8 @@ def test_sweeps_beside_writers_and_deletes_take_nothing_that_is_needed(clock):
 
 def test_backend_that_fails_every_third_call_saves_and_restores_when_retried(clock):
     faulty = FailsEveryThird(MemoryBackend())
-    patience = Patience(60, pause=lambda seconds: None)
-    store = Repository(Retrying(faulty, patience), clock=clock, keys=KEYS)
+    retrying = BackendProxy(faulty, patient(60, pause=lambda seconds: None))
+    store = Repository(retrying, clock=clock, keys=KEYS)
     save(store, 1)
     second = changed(PLAIN, 0.1)
     save(store, 2, second)

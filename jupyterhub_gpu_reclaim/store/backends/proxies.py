@@ -124,25 +124,13 @@ class _WriterProxy:
         self._writer.abandon()
 
 
-class Patience:
-    """How long a call is repeated; seconds count from the first one."""
+def patient(
+    seconds: float = 120.0, *, pause: Callable[[float], None] = time.sleep
+) -> Caller:
+    """Does each call until it works; when the time is up it is ``Unavailable``."""
 
-    def __init__(
-        self,
-        seconds: float = 120.0,
-        *,
-        pause: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._seconds = seconds
-        self._pause = pause
-
-    def call(self, work: Callable[[], _T]) -> _T:
-        """Do it until it works.
-
-        Raises:
-            Unavailable: the time is up.
-        """
-        end = time.monotonic() + self._seconds
+    def call(work: Callable[[], _T]) -> _T:
+        end = time.monotonic() + seconds
         longest = _FIRST_SECONDS
         while True:
             try:
@@ -151,15 +139,10 @@ class Patience:
                 wait = longest * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
                 if time.monotonic() + wait >= end:
                     raise
-                self._pause(wait)
+                pause(wait)
             longest = min(2 * longest, _LONGEST_SECONDS)
 
-
-class Retrying(BackendProxy):
-    """A backend whose calls are repeated, those of its writers included."""
-
-    def __init__(self, backend: Backend, patience: Patience) -> None:
-        super().__init__(backend, patience.call)
+    return call
 
 
 class _Window(NamedTuple):

@@ -17,8 +17,6 @@ from jupyterhub_gpu_reclaim.store.format.index import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.format.index import ChunkIndex
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
@@ -36,7 +34,11 @@ class Catalogue:
     def __init__(self, backend: Backend, keys: Wrapper) -> None:
         self._backend = backend
         self._keys = keys
-        self._cache = ManifestCache()
+        #: Bodies of manifests; the lock is held for moments only, never while one is
+        #: read.
+        self._bodies: dict[str, Body] = {}
+        self._drops = 0
+        self._lock = threading.Lock()
 
     def exists(self, checkpoint: str) -> bool:
         """Whether it is committed, damaged or not."""
@@ -78,12 +80,12 @@ class Catalogue:
         """Like :meth:`read`, but cached: manifests never change."""
         if not self.exists(checkpoint):
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
-        return self._cache.get(checkpoint, lambda: self.read(checkpoint))
+        return self._read_once(checkpoint)
 
     def cached_or_none(self, checkpoint: str) -> Body | None:
         """The same; None if it is gone or cannot be read now (logged)."""
         try:
-            return self._cache.get(checkpoint, lambda: self.read(checkpoint))
+            return self._read_once(checkpoint)
         except NotFound:
             return None  # deleted in between
         except StoreError as error:
@@ -118,31 +120,18 @@ class Catalogue:
 
     def forget(self, checkpoint: str) -> None:
         """Drop it from the cache; call this *after* it was removed."""
-        self._cache.drop(checkpoint)
+        with self._lock:
+            self._bodies.pop(checkpoint, None)
+            self._drops += 1
 
-
-class ManifestCache:
-    """Bodies of manifests, by checkpoint id."""
-
-    def __init__(self) -> None:
-        #: Held for moments only, never while something is read.
-        self._lock = threading.Lock()
-        self._bodies: dict[str, Body] = {}
-        self._drops = 0
-
-    def get(self, checkpoint: str, read: Callable[[], Body]) -> Body:
+    def _read_once(self, checkpoint: str) -> Body:
         with self._lock:
             body, drops = self._bodies.get(checkpoint), self._drops
         if body is not None:
             return body
-        body = read()
+        body = self.read(checkpoint)
         with self._lock:
             # Read during a removal, it may be of an object that was removed.
             if drops == self._drops:
                 self._bodies[checkpoint] = body
         return body
-
-    def drop(self, checkpoint: str) -> None:
-        with self._lock:
-            self._bodies.pop(checkpoint, None)
-            self._drops += 1
