@@ -41,8 +41,9 @@ from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
-from jupyterhub_gpu_reclaim.store.repository import CHUNK_BYTES, Repository
+from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.workers.pool import Pool
+from jupyterhub_gpu_reclaim.store.write.builder import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

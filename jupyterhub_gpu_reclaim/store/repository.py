@@ -6,45 +6,24 @@ need (``FORMAT.md``). It does not decide which checkpoints are worth keeping.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from jupyterhub_gpu_reclaim.common.models import Mark
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
-from jupyterhub_gpu_reclaim.store.catalogue.committed import Catalogue
-from jupyterhub_gpu_reclaim.store.catalogue.garbage import Garbage
-from jupyterhub_gpu_reclaim.store.catalogue.marks import Marks
 from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader, Problem
 from jupyterhub_gpu_reclaim.store.format import layout, manifest
-from jupyterhub_gpu_reclaim.store.format.compression import Compression
-from jupyterhub_gpu_reclaim.store.packing.packs import PACK_BYTES
-from jupyterhub_gpu_reclaim.store.write.builder import (
-    ActiveWrites,
-    CheckpointBuilder,
-    WriteOptions,
-)
-from jupyterhub_gpu_reclaim.store.write.writer import Draft
+from jupyterhub_gpu_reclaim.store.write.builder import CheckpointBuilder
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.common.models import (
-        CheckpointInfo,
-        SessionKey,
-    )
-    from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.store.backend import Entry
     from jupyterhub_gpu_reclaim.store.catalogue.garbage import SweepResult
-    from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
     from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
-    from jupyterhub_gpu_reclaim.store.workers.pool import Pool
-    from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
-
-#: One page: what a session changes is found exactly; docs/explanation/store.md.
-CHUNK_BYTES = 4096
 
 
-class Repository:
+class Repository(CheckpointBuilder):
     """Checkpoints in a backend. All calls block; all are safe from any thread.
 
     Each raises ``StoreError`` when the store does not work. One that needs a committed
@@ -60,86 +39,6 @@ class Repository:
         chunk_bytes: size of the chunks of a session's first generation.
         compression: of blocks that shrink.
     """
-
-    def __init__(
-        self,
-        backend: Backend,
-        *,
-        clock: Clock,
-        keys: Wrapper,
-        pool: Pool | None = None,
-        pack_bytes: int = PACK_BYTES,
-        chunk_bytes: int = CHUNK_BYTES,
-        compression: str = Compression.LZ4,
-    ) -> None:
-        self._backend = backend
-        self._clock = clock
-        self._keys = keys
-        self._pool = pool
-        self._active = ActiveWrites()
-        #: Held while something is removed or wrapped again, however long that takes;
-        #: never while a checkpoint begins, whose intent is enough.
-        self._removing = threading.Lock()
-        self._catalogue = Catalogue(backend, keys)
-        self._garbage = Garbage(backend, clock, self._catalogue)
-        self._marks = Marks(backend)
-        self._builder = CheckpointBuilder(
-            backend=backend,
-            catalogue=self._catalogue,
-            garbage=self._garbage,
-            clock=clock,
-            keys=keys,
-            pool=pool,
-            options=WriteOptions(pack_bytes, chunk_bytes, Compression(compression)),
-            active=self._active,
-        )
-
-    def begin(
-        self,
-        *,
-        id: str,  # noqa: A002 - its name everywhere
-        key: SessionKey,
-        incarnation: str,
-        generation: int,
-        expected_bytes: int = 0,
-        parent: str = "",
-        session: str = "",
-        account: str = "",
-        term: int = 0,
-    ) -> CheckpointWriter:
-        """Begin a checkpoint; remains of an earlier attempt at it are removed.
-
-        Chunks of the last generation of the same session will be referenced.
-
-        Args:
-            id: of the checkpoint, never used before.
-            key: of the session.
-            incarnation: of the session.
-            generation: of the checkpoint.
-            expected_bytes: about how much it will hold; a large one gets larger chunks,
-                so that the memory needed here stays bounded.
-            parent: the checkpoint that the incarnation was restored from, if any.
-            session: id of the session; empty if unknown.
-            account: that it belongs to; empty if unknown.
-            term: of the service that orders it; 0: none.
-
-        Raises:
-            BadRequest: the id is invalid.
-            StoreError: ``CHECKPOINT_EXISTS``, it is committed already (a damaged one
-                too), or was and others need its packs; or the store does not work.
-            Refused: ``OPERATION_IN_FLIGHT``, it is being written.
-        """
-        draft = Draft(
-            id=id,
-            key=key,
-            incarnation=incarnation,
-            generation=generation,
-            parent=parent,
-            session=session,
-            account=account,
-            term=term,
-        )
-        return self._builder.begin(draft, expected_bytes)
 
     def exists(self, checkpoint: str) -> bool:
         """Whether it is committed, damaged or not."""
@@ -216,9 +115,9 @@ class Repository:
         if not layout.is_id(checkpoint):
             return 0
         with self._removing:
-            with self._active.lock:
-                self._active.refuse(checkpoint)
-                writing = set(self._active.ids)
+            with self._turn:
+                self._refuse_active(checkpoint)
+                writing = set(self._active)
             again = not self._catalogue.exists(checkpoint)
             freed = self._garbage.remove(checkpoint)
             if again:
@@ -241,8 +140,8 @@ class Repository:
     def sweep(self) -> SweepResult:
         """Remove unneeded objects; committed checkpoints are not touched."""
         with self._removing:
-            with self._active.lock:
-                writing = set(self._active.ids)
+            with self._turn:
+                writing = set(self._active)
             return self._garbage.sweep(writing)
 
     def free_bytes(self) -> int | None:

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.catalogue import locks
+from jupyterhub_gpu_reclaim.store.catalogue.committed import Catalogue
+from jupyterhub_gpu_reclaim.store.catalogue.garbage import Garbage
+from jupyterhub_gpu_reclaim.store.catalogue.marks import Marks
 from jupyterhub_gpu_reclaim.store.format import crypto, layout
+from jupyterhub_gpu_reclaim.store.format.compression import Compression
 from jupyterhub_gpu_reclaim.store.packing.base_blocks import BaseBlocks, dedup_index
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import Recipe
+from jupyterhub_gpu_reclaim.store.packing.packs import PACK_BYTES
 from jupyterhub_gpu_reclaim.store.workers import pack_writers
 from jupyterhub_gpu_reclaim.store.workers.group import CaptureGroup
 from jupyterhub_gpu_reclaim.store.write.commit import BaseCheckpoint
@@ -25,62 +29,100 @@ from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter, Draft
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.store.backend import Backend
-    from jupyterhub_gpu_reclaim.store.catalogue.committed import Catalogue
-    from jupyterhub_gpu_reclaim.store.catalogue.garbage import Garbage
-    from jupyterhub_gpu_reclaim.store.format.compression import Compression
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
     from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 
 log = logging.getLogger(__name__)
 
+#: One page: what a session changes is found exactly; docs/explanation/store.md.
+CHUNK_BYTES = 4096
 #: Most chunks of a checkpoint. Their list takes about 100 bytes for each of them while
 #: it is made, so sessions that would have more get larger chunks.
 _MOST_CHUNKS = 1 << 23
 
 
-class ActiveWrites:
-    """Checkpoints that this process is writing; the lock is held for moments only."""
+class CheckpointBuilder:
+    """The part of a repository that begins checkpoints; see :class:`~.Repository`."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.ids: set[str] = set()
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        clock: Clock,
+        keys: Wrapper,
+        pool: Pool | None = None,
+        pack_bytes: int = PACK_BYTES,
+        chunk_bytes: int = CHUNK_BYTES,
+        compression: str = Compression.LZ4,
+    ) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._keys = keys
+        self._pool = pool
+        self._pack_bytes = pack_bytes
+        self._chunk_bytes = chunk_bytes
+        self._compression = Compression(compression)
+        self._catalogue = Catalogue(backend, keys)
+        self._garbage = Garbage(backend, clock, self._catalogue)
+        self._marks = Marks(backend)
+        #: Checkpoints that this process is writing; the lock is held for moments only.
+        self._active: set[str] = set()
+        self._turn = threading.Lock()
+        #: Held while something is removed or wrapped again, however long that takes;
+        #: never while a checkpoint begins, whose intent is enough.
+        self._removing = threading.Lock()
 
-    def refuse(self, checkpoint: str) -> None:
-        """Refuse one that is being written; the caller holds the lock.
+    def begin(
+        self,
+        *,
+        id: str,  # noqa: A002 - its name everywhere
+        key: SessionKey,
+        incarnation: str,
+        generation: int,
+        expected_bytes: int = 0,
+        parent: str = "",
+        session: str = "",
+        account: str = "",
+        term: int = 0,
+    ) -> CheckpointWriter:
+        """Begin a checkpoint; remains of an earlier attempt at it are removed.
+
+        Chunks of the last generation of the same session will be referenced.
+
+        Args:
+            id: of the checkpoint, never used before.
+            key: of the session.
+            incarnation: of the session.
+            generation: of the checkpoint.
+            expected_bytes: about how much it will hold; a large one gets larger chunks,
+                so that the memory needed here stays bounded.
+            parent: the checkpoint that the incarnation was restored from, if any.
+            session: id of the session; empty if unknown.
+            account: that it belongs to; empty if unknown.
+            term: of the service that orders it; 0: none.
 
         Raises:
-            Refused: ``OPERATION_IN_FLIGHT``.
+            BadRequest: the id is invalid.
+            StoreError: ``CHECKPOINT_EXISTS``, it is committed already (a damaged one
+                too), or was and others need its packs; or the store does not work.
+            Refused: ``OPERATION_IN_FLIGHT``, it is being written.
         """
-        if checkpoint in self.ids:
-            raise Refused(Reason.OPERATION_IN_FLIGHT, operation="saving")
-
-
-class WriteOptions(NamedTuple):
-    """Settings of every checkpoint; see :class:`~.repository.Repository`."""
-
-    pack_bytes: int
-    chunk_bytes: int
-    compression: Compression
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointBuilder:
-    backend: Backend  #: where they are written
-    catalogue: Catalogue  #: of that backend
-    garbage: Garbage  #: of that backend
-    clock: Clock  #: for the time of a commit
-    keys: Wrapper  #: wrap the data keys
-    pool: Pool | None  #: workers; None: our own threads do it
-    options: WriteOptions
-    active: ActiveWrites  #: of the repository
-
-    def begin(self, draft: Draft, expected_bytes: int) -> CheckpointWriter:
+        draft = Draft(
+            id=id,
+            key=key,
+            incarnation=incarnation,
+            generation=generation,
+            parent=parent,
+            session=session,
+            account=account,
+            term=term,
+        )
         self._reserve(draft.id)
-        options = self.options
         try:
-            begun = self.clock.now()
-            least = least_chunk(options.chunk_bytes, expected_bytes)
+            begun = self._clock.now()
+            least = least_chunk(self._chunk_bytes, expected_bytes)
             base = self._find_base(draft, begun, least)
             origin = crypto.Origin(
                 id=draft.id,
@@ -92,13 +134,22 @@ class CheckpointBuilder:
                 origin=origin,
                 id_key=base.body.id_key if base else crypto.new_key(),
                 chunk_bytes=base.body.chunk_bytes if base else least,
-                pack_bytes=options.pack_bytes,
-                compression=options.compression,
+                pack_bytes=self._pack_bytes,
+                compression=self._compression,
             )
             return self._writer(draft, recipe, begun, base)
         except BaseException:
             self._ended(draft.id)
             raise
+
+    def _refuse_active(self, checkpoint: str) -> None:
+        """Refuse one that is being written; the caller holds the lock.
+
+        Raises:
+            Refused: ``OPERATION_IN_FLIGHT``.
+        """
+        if checkpoint in self._active:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation="saving")
 
     def _reserve(self, checkpoint: str) -> None:
         """Begin to write one of that id; :meth:`_ended` is its end.
@@ -111,9 +162,9 @@ class CheckpointBuilder:
         if not layout.is_id(checkpoint):
             what = f"No checkpoint is called {checkpoint!r}."
             raise BadRequest(Reason.INVALID, what=what)
-        with self.active.lock:
-            self.active.refuse(checkpoint)
-            self.active.ids.add(checkpoint)
+        with self._turn:
+            self._refuse_active(checkpoint)
+            self._active.add(checkpoint)
         try:
             self._make_room(checkpoint)
         except BaseException:
@@ -123,10 +174,10 @@ class CheckpointBuilder:
     def _make_room(self, checkpoint: str) -> None:
         """Remove remains of an earlier attempt; anything committed or needed stays."""
         exists = StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=checkpoint)
-        if self.catalogue.exists(checkpoint):
+        if self._catalogue.exists(checkpoint):
             raise exists
-        self.garbage.remove(checkpoint)
-        if self.backend.list(layout.pack_prefix(checkpoint)):
+        self._garbage.remove(checkpoint)
+        if self._backend.list(layout.pack_prefix(checkpoint)):
             raise exists
 
     def _find_base(
@@ -138,18 +189,18 @@ class CheckpointBuilder:
         """
         candidates = [
             body
-            for body in self.catalogue.all()
+            for body in self._catalogue.all()
             if body.info.key == draft.key and body.chunk_bytes >= chunk_bytes
         ]
         last = max(candidates, key=lambda body: body.info.stamp, default=None)
         references = frozenset(origin.id for origin in (last.origins if last else ()))
         intent = locks.WriteIntent(draft.id, begun, references)
-        locks.publish_intent(self.backend, intent)
+        locks.publish_intent(self._backend, intent)
         # Only now it is certain that its packs stay, if it still exists.
-        if last is None or not self.catalogue.exists(last.info.id):
+        if last is None or not self._catalogue.exists(last.info.id):
             return None
         try:
-            return BaseCheckpoint(last, self.catalogue.index(last))
+            return BaseCheckpoint(last, self._catalogue.index(last))
         except StoreError as error:
             log.warning("%s %s is not built upon: %s", draft.key, last.info.id, error)
             return None
@@ -162,39 +213,41 @@ class CheckpointBuilder:
             packs = [pack.length for pack in base.body.packs]
             ids = dedup_index(base.index, packs)
             known = BaseBlocks(base.body, base.index.blocks, ids)
-        group, spec = None, self.backend.spec()
-        if self.pool is not None and spec is not None:
+        group, spec = None, self._backend.spec()
+        if self._pool is not None and spec is not None:
             # Before the session stands still: its first start takes a while.
-            self.pool.warm()
-            group = CaptureGroup(self.pool, spec, recipe, known, first=pack_writers.OWN)
+            self._pool.warm()
+            group = CaptureGroup(
+                self._pool, spec, recipe, known, first=pack_writers.OWN
+            )
         return CheckpointWriter(
-            self.backend,
+            self._backend,
             draft,
             recipe,
             begun=begun,
-            pack_writers=pack_writers.PackWriters(self.backend, recipe, known, group),
+            pack_writers=pack_writers.PackWriters(self._backend, recipe, known, group),
             base=base,
-            keys=self.keys,
-            clock=self.clock,
+            keys=self._keys,
+            clock=self._clock,
             ended=self._ended,
             discard=self._discard,
         )
 
     def _discard(self, checkpoint: str) -> None:
-        with self.active.lock:
+        with self._turn:
             # Now: what cannot be removed in an outage can be deleted after it.
-            self.active.ids.discard(checkpoint)
-        self.garbage.remove(checkpoint)
+            self._active.discard(checkpoint)
+        self._garbage.remove(checkpoint)
 
     def _ended(self, checkpoint: str) -> None:
         # A commit that failed late had a manifest for a moment.
-        self.catalogue.forget(checkpoint)
+        self._catalogue.forget(checkpoint)
         try:
-            self.backend.delete(layout.intent(checkpoint))
+            self._backend.delete(layout.intent(checkpoint))
         except StoreError as error:
             log.warning("- the intent of %s stays for a day: %s", checkpoint, error)
-        with self.active.lock:
-            self.active.ids.discard(checkpoint)
+        with self._turn:
+            self._active.discard(checkpoint)
 
 
 def least_chunk(wanted: int, expected_bytes: int) -> int:
