@@ -378,7 +378,9 @@ class SessionLifecycle:
                 why="its login is not known",
                 detail="no identity",
             )
-        number = self._known_login(plan, identity.api_token, minted)
+        number = self._login(identity.api_token, minted, renew=plan.renew_login)
+        if not number:  # what was revoked is never made valid again by itself (T7)
+            raise RestoreFailed(Reason.TOKEN_REVOKED)
         if plan.session:  # else it was saved without one, and has one from now on
             self._launch(session=plan.session)
         self._repair = await ClientRepair.remember(self._spawner)
@@ -412,18 +414,6 @@ class SessionLifecycle:
         self._note_running(identity.api_token, where)
         self.logins.delete(self.logins.token_id(minted))
         return where
-
-    def _known_login(self, plan: StartPlan, token: str, minted: str) -> int:
-        """The database id of the session's own token.
-
-        Raises:
-            RestoreFailed: the Hub does not know it, and there is no order to renew it:
-                the spawner must not make a revoked token valid again by itself (T7).
-        """
-        number = self._login(token, minted, renew=plan.renew_login)
-        if not number:
-            raise RestoreFailed(Reason.TOKEN_REVOKED)
-        return number
 
     def _login(self, token: str, minted: str, *, renew: bool) -> int:
         """The database id of the session's own token; 0: it may not be valid."""
