@@ -152,34 +152,21 @@ def _register_for_nodes(add: Callable[..., argparse.ArgumentParser]) -> None:
         metavar="TIME",
         type=seconds,
         help="when the node may be gone, such as 30s or 10m: users are warned for a"
-        " part of that, and idle sessions are not warned",
+        " part of that, and idle sessions are not warned; then the waiting ends, too",
     )
     drain.add_argument(
         "--resume",
         action="store_true",
         help="start sessions at work again at once, on other nodes",
     )
-    drain.add_argument(
-        "--wait",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="wait until it is done (default), or only ask for it",
-    )
-    drain.add_argument(
-        "--time-limit",
-        metavar="TIME",
-        type=seconds,
-        default=1800.0,
-        help="wait no longer than that (default: 30m), nor than the deadline; it goes"
-        " on all the same",
-    )
     drain.epilog = (
         "For administrators. Idle and small sessions go first, those at work last; what"
         " cannot be suspended runs on, and is tried again until the node is undrained."
         " On a cluster, cordon the node first, so that nothing new is placed there; on"
         " the Hub's own machine nothing starts until it is undrained."
-        f" {_EPILOG}Exit code 4: not done in time."
+        f" {_EPILOG}"
     )
+    _waiting(drain)
     undrain.epilog = f"For administrators. {_EPILOG}"
 
 
