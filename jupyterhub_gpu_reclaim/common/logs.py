@@ -14,6 +14,8 @@ import time
 import unicodedata
 from typing import TextIO
 
+from jupyterhub_gpu_reclaim.common import throttle
+
 _FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname).1s %(name)s: %(message)s"
 _DATES = "%Y-%m-%dT%H:%M:%S"
 _PACKAGE = "jupyterhub_gpu_reclaim"
@@ -24,8 +26,6 @@ _OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 _PLAIN = re.compile(r"[ -~]*")
 #: Messages of one kind that are written within so many seconds; more are counted.
 _MOST, _WITHIN = 200, 10.0
-#: Kinds that are remembered; then counting begins again.
-_MOST_KINDS = 1000
 #: Characters of a message, or of a traceback.
 _LONGEST = 16_000
 
@@ -87,23 +87,16 @@ class Throttle(logging.Filter):
 
     def __init__(self, most: int = _MOST, within: float = _WITHIN) -> None:
         super().__init__()
-        self._most = most
-        self._within = within
-        self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
+        self._kinds = throttle.Throttle(most, per_minute=60 * most / within)
 
     def filter(self, record: logging.LogRecord) -> bool:
         # The first one after a gap says how many are missing.
         kind = (record.name, str(record.msg)[:200])
-        if len(self._kinds) > _MOST_KINDS:
-            self._kinds.clear()
-        begun, count = self._kinds.get(kind, (record.created, 0))
-        if record.created - begun >= self._within:
-            if count > self._most:
-                left_out = f" ({count - self._most} more like it were left out)"
-                record.msg = str(record.msg) + left_out
-            begun, count = record.created, 0
-        self._kinds[kind] = (begun, count + 1)
-        return count < self._most
+        if not self._kinds.lets(kind, record.created):
+            return False
+        if left_out := self._kinds.held_back(kind):
+            record.msg = f"{record.msg} ({left_out} more like it were left out)"
+        return True
 
 
 def set_up(level: int | str = logging.INFO, stream: TextIO | None = None) -> None:
