@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from jupyterhub_gpu_reclaim.node.session import Session
-    from jupyterhub_gpu_reclaim.node.sessions.docker_placements import DockerEngine
 
 SOCKET = "/run/docker.sock"
 #: Seconds for one answer.
