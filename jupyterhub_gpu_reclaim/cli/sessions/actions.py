@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.cli.output import (
     bars,
+    complain,
     complain_of,
     local_time,
     print_json,
