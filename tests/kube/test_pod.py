@@ -294,7 +294,7 @@ def test_any_pod_stays_valid_and_itself(user, server, mode, options) -> None:
     assert holds(made, purpose)
     after = as_json(made)
     assert problems(after) == []
-    assert after["metadata"]["labels"][INCARNATION] == purpose.incarnation
+    assert after["metadata"]["labels"][INCARNATION] == purpose.init.incarnation
     ours = notebook(made)
     words = [*ours.get("command", ()), *ours.get("args", ())]
     assert f"--user={user}" in map(expanded, words)
