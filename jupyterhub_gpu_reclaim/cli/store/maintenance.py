@@ -195,17 +195,15 @@ def write_metrics(
     """
     registry = CollectorRegistry()
     for name, about, value in (
-        ("timestamp_seconds", "When the store was last verified.", now),
-        ("duration_seconds", "Time that it took.", seconds),
-        ("bytes", "Bytes that were read and are whole.", read),
+        ("verify_timestamp_seconds", "When the store was last verified.", now),
+        ("verify_duration_seconds", "Time that it took.", seconds),
+        ("verify_bytes", "Bytes that were read and are whole.", read),
         (
-            "damaged_checkpoints",
+            "verify_damaged_checkpoints",
             "Checkpoints with damage in them, or whose master key is missing.",
             damaged,
         ),
     ):
-        metric = Gauge(
-            f"jupyterhub_gpu_reclaim_verify_{name}", about, registry=registry
-        )
+        metric = Gauge(f"jupyterhub_gpu_reclaim_{name}", about, registry=registry)
         metric.set(float(value))
     write_to_textfile(str(file), registry)
