@@ -6,6 +6,8 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
 from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
+from jupyterhub_gpu_reclaim.controlplane.api.starts import StartPlanner
+from jupyterhub_gpu_reclaim.controlplane.api.stops import StopPlanner
 from simulation.mutants import MUTANTS
 from simulation.mutants.patch import nothing, yes
 from simulation.programs import PortsHeld
@@ -18,15 +20,10 @@ def test_held_ports_take_the_calls_of_the_real_ones():
 
 
 def test_sessions_in_memory_take_every_call_of_the_api():
-    of_the_program_itself = {
-        "culled_inside",
-        "lately_culled",
-        "metrics_snapshot",
-        "note_silent",
-        "start",
-        "stop",
-    }
+    of_the_program_itself = {"culled_inside", "start", "stop"}
     assert set(unlike(SessionsInMemory, Controller)) == of_the_program_itself
+    assert set(unlike(SessionsInMemory, StartPlanner)) == {"plan"}  # by another name
+    assert set(unlike(SessionsInMemory, StopPlanner)) == {"plan", "lately_culled"}
 
 
 @pytest.mark.parametrize("name", sorted(MUTANTS))
