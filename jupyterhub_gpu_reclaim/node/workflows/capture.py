@@ -346,8 +346,11 @@ class Capture(Workflow):
         target.add(checkpoint_files.WORLD, codec.encode(world))
 
     def _sinks(self, target: CheckpointWriter | Staging) -> Callable[[str], Sink]:
-        self._behind = MemoryBehind(lambda name: target.file(IMAGES + name))
-        return self._behind
+        sinks = lambda name: target.file(IMAGES + name)  # noqa: E731
+        self._behind = MemoryBehind(sinks)
+        # Not by way of it yet: beside a busy agent its thread feeds the workers of 1 GB
+        # more slowly than CRIU itself does (each MiB waits for the interpreter's lock).
+        return sinks
 
     async def _written(self) -> None:
         """Wait until the store has the memory, too; the tree must stand so long."""
