@@ -101,21 +101,6 @@ class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
     stuck: bool = False
 
 
-class NothingBehind:
-    """In place of memory that comes late: CRIU's double writes all of it at once."""
-
-    any = False
-
-    def __init__(self, sinks: Callable[[str], Any]) -> None:
-        self._sinks = sinks
-
-    def __call__(self, name: str) -> Any:
-        return self._sinks(name)
-
-    def mark(self, tree: object) -> None:
-        """None of it is read later."""
-
-
 class Unrehearsed(contextlib.nullcontext[Any]):
     """In place of a rehearsal."""
 
@@ -718,7 +703,6 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (capture, "rights_of", none),
         (capture, "refuse_reaching", nothing),
         (capture, "Rehearsal", kernel.rehearsal),
-        (capture, "MemoryBehind", NothingBehind),
         (capture, "tempfile", folder),
         (save, "ask_state", no_state),
         (save, "Staging", lambda _, grant: Staging(0, grant)),

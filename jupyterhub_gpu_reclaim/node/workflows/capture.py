@@ -18,7 +18,6 @@ import msgspec
 from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
-from jupyterhub_gpu_reclaim.checkpoint.memory.behind import MemoryBehind
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
@@ -141,7 +140,6 @@ def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
 class Capture(Workflow):
     """One capture of one session."""
 
-    _behind: MemoryBehind  #: of its dump, once that has begun
     _goes_on = False  #: whether the session does, once it is copied
     _not_kept = ""  #: files that it could write, and that were not copied
     _name = ""  #: of a save point
@@ -294,7 +292,6 @@ class Capture(Workflow):
                 dumped = await self._image(writer, login, Told(state, cut))
                 rehearsal.begin(dumped)
                 await self._archive(writer)
-                await self._written()
             info = await self._commit(writer, rehearsal, self._since(frozen))
         # The manifest cannot tell how long its own commit took; the service is told.
         return msgspec.structs.replace(
@@ -346,22 +343,7 @@ class Capture(Workflow):
         target.add(checkpoint_files.WORLD, codec.encode(world))
 
     def _sinks(self, target: CheckpointWriter | Staging) -> Callable[[str], Sink]:
-        sinks = lambda name: target.file(IMAGES + name)  # noqa: E731
-        self._behind = MemoryBehind(sinks)
-        # Not by way of it yet: beside a busy agent its thread feeds the workers of 1 GB
-        # more slowly than CRIU itself does (each MiB waits for the interpreter's lock).
-        return sinks
-
-    async def _written(self) -> None:
-        """Wait until the store has the memory, too; the tree must stand so long."""
-        if not self._behind.any:
-            return
-        await in_thread(
-            lambda: self._behind.wait(self._cancel),
-            step="dump",
-            limit=self._limits.dump,
-            cancel=self._cancel,
-        )
+        return lambda name: target.file(IMAGES + name)
 
     async def _archive(self, target: CheckpointWriter | Staging) -> None:
         await self._step(
@@ -504,7 +486,7 @@ class Capture(Workflow):
             # CRIU cannot save a device; it would say so in its own words.
             self._tools.accelerator.refuse_holders(self._tree())
         with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
-            result = dump.dump(
+            return dump.dump(
                 self._tools.criu.criu(),
                 SessionInit(self._session.init_pid, self._session.init_start),
                 sinks=kept,
@@ -516,12 +498,6 @@ class Capture(Workflow):
                 # No process may run before its GPU is filled.
                 undo=not has_gpus,
             )
-        self._mark()
-        return result
-
-    def _mark(self) -> None:
-        """All of it stands: what is read of its memory later is of this moment."""
-        self._behind.mark(self._tree().processes)
 
     def _tree(self) -> Snapshot:
         return trees.inspect(self._session)

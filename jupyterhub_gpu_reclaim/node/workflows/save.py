@@ -53,7 +53,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
+    from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
     from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
+    from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.linux.processes import Process
     from jupyterhub_gpu_reclaim.node.jupyter.server import ServerLogin, ServerState
@@ -153,12 +155,13 @@ class Save(Capture):
 
     def _sinks(self, target: CheckpointWriter | Staging) -> Callable[[str], Sink]:
         # Their memory is saved when the rest of it goes on.
-        sinks = lambda name: target.file(IMAGES + name)  # noqa: E731
-        self._standing = StandingMemory(sinks, self._stands_on())
+        self._standing = StandingMemory(super()._sinks(target), self._stands_on())
         return self._standing
 
-    def _mark(self) -> None:
+    def _run_criu(self, kept: KeptImages) -> DumpResult:
+        result = super()._run_criu(kept)
         self._standing.mark()
+        return result
 
     async def _stand(
         self,
