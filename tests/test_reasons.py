@@ -17,6 +17,7 @@ NUMBERS = "bdeEfFgGn%"
 #: Functions that take a reason, and the facts that they add to it.
 ADDED = {
     "found": {"pid", "name"},
+    "refusal": {"pid", "name"},
     "refused": {"path", "why", "what"},
     "failure": {"why"},
     "SharingFound": {"pid", "name", "others"},
