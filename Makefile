@@ -1,5 +1,5 @@
 # The commands of this project; README.md says what each is for.
-.PHONY: demo demo-check quick test test-all coverage versions simulate soak lint venv docs dist clean
+.PHONY: demo demo-check quick test test-all coverage versions bench simulate soak lint venv docs dist clean
 
 PYTHON := .venv/bin/python
 PORT ?= 8000
@@ -51,6 +51,10 @@ versions: ## one whole pass for each combination of versions; docs/reference/ver
 	@nice -n 19 $(PYTHON) benchmarks/versions.py .cache/versions \
 		$$(for each in 3.11 3.12 3.13 3.14; do command -v python$$each; done) \
 		--page docs/reference/versions.md
+
+bench: ## ours beside stock CRIU and a new server, ten minutes; docs/reference/performance.md
+	@scripts/bootstrap test
+	@$(PYTHON) -m benchmarks.performance --page docs/reference/performance.md
 
 simulate: ## the whole system by seeds, SEEDS of them from FROM on; docs/explanation/track-record.md
 	@$(PYTHON) -m simulation --seeds $(SEEDS) --from $(FROM) --keep-going

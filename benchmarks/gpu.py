@@ -52,7 +52,7 @@ from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 LIMIT = 600.0
 #: Of the model: 50 million numbers, 12 bytes each with what AdamW keeps of them.
@@ -258,6 +258,17 @@ class Bench:
                     sys.exit("its tensors came back changed")
                 yield name, times
 
+    def medians(
+        self, gib: float, kind: str, ways: Sequence[str], *, runs: int, again: bool
+    ) -> dict[str, Times]:
+        """Measure them in turns, print each row, and return the median of each way."""
+        found: dict[str, list[Times]] = {}
+        for _, way in itertools.product(range(runs), ways):
+            for name, one in self.measure(way, gib, kind, again=again):
+                found.setdefault(name, []).append(one)
+                print(one.row(gib, kind, name), flush=True)
+        return {name: _median(each) for name, each in found.items()}
+
     def _method(self, way: str, folder: Path) -> Method:
         if way == "bare":
             return tree.Stock(self._criu, folder)
@@ -275,12 +286,9 @@ class Bench:
             f"  {'(memory':>8} {'driver)':>8} {'stored':>10} {'ended':>8} {'answer':>8}"
         )
         for gib, kind in itertools.product(args.gb, args.kinds):
-            found: dict[str, list[Times]] = {}
-            for _, way in itertools.product(range(args.runs), args.ways):
-                for name, one in self.measure(way, gib, kind, again=args.again):
-                    found.setdefault(name, []).append(one)
-                    print(one.row(gib, kind, name), flush=True)
-            medians = {name: _median(runs) for name, runs in found.items()}
+            medians = self.medians(
+                gib, kind, args.ways, runs=args.runs, again=args.again
+            )
             if again := medians.get("again"):
                 share = again.stored / medians["ours"].stored
                 print(f"{'':>12} again: {share:.2%} of the first")

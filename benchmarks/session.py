@@ -536,6 +536,17 @@ def measure(
     return found
 
 
+def methods_of(criu: Path, pool: Pool) -> dict[str, Make]:
+    """The ways to save a session that are compared, by name."""
+    found = criu_module.locate(criu)
+    return {
+        "stock": lambda folder: Stock(found, folder),
+        "ours": lambda folder: Ours(found, folder, open_store(folder, pool)),
+        "agent": lambda folder: ByAgent(criu, folder),
+        "engine": lambda folder: Ours(found, folder, None),
+    }
+
+
 def open_store(folder: Path, pool: Pool) -> Repository:
     backend = FolderBackend(folder / "store")
     keys = KeyRing({"benchmark": bytes(32)})
@@ -556,13 +567,9 @@ def main() -> None:
     WHERE["disk"].mkdir(exist_ok=True)
     WHERE["tmpfs"] = args.tmpfs
     pool = Pool()
-    methods: dict[str, Make] = {
-        "stock": lambda folder: Stock(criu, folder),
-        "ours": lambda folder: Ours(criu, folder, open_store(folder, pool)),
-        "agent": lambda folder: ByAgent(args.criu, folder),
-    }
-    if args.engine:
-        methods["engine"] = lambda folder: Ours(criu, folder, None)
+    methods = methods_of(args.criu, pool)
+    if not args.engine:
+        del methods["engine"]
     version = ".".join(map(str, criu.version()))
     print(f"CRIU {version}, {os.cpu_count()} cores, median of {args.runs}")
     meter = Meter()
