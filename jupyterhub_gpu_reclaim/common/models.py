@@ -288,6 +288,9 @@ class Mark(Value, frozen=True, kw_only=True):
 
     aside: Aside | None = None
     gone_on: GoneOn | None = None  #: that is a choice, too
+    name: Name = ""  #: what a person calls it
+    #: Number of the word before, which this one only adds a name to: no choice.
+    adds_to: tuple[Count, Count] | None = None
 
 
 #: A higher term was never any service's: each is one above a former one. Half of what
@@ -327,18 +330,28 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     goes_on: bool = False
     #: Of a save point: files that its programs could write, and that it has not kept.
     not_kept: str = ""
-    #: Of a save point: what a person calls it.
+    #: Of a save point: what a person calls it; the mark beside it has the last word.
     name: Name = ""
-    #: What the mark beside it says, where checkpoints are listed.
+    #: What that mark says, where checkpoints are listed.
     aside: Aside | None = None
     gone_on: GoneOn | None = None
-    #: Number of that mark (term, word): the later word has the higher one; zeros: there
-    #: is none.
+    #: Number of the last choice (term, word): the later one has the higher one; zeros:
+    #: there is none.
     word: tuple[Count, Count] = (0, 0)
+
+    def marked(self, said: Mark, number: tuple[int, int]) -> CheckpointInfo:
+        """Return what a list tells of it where the mark of that number is beside it."""
+        return msgspec.structs.replace(
+            self,
+            aside=said.aside,
+            gone_on=said.gone_on,
+            name=said.name,
+            word=number if said.adds_to is None else said.adds_to,
+        )
 
     @property
     def mark(self) -> Mark:
-        return Mark(aside=self.aside, gone_on=self.gone_on)
+        return Mark(aside=self.aside, gone_on=self.gone_on, name=self.name)
 
     @property
     def stamp(self) -> tuple[int, int]:

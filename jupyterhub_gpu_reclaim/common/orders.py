@@ -279,6 +279,21 @@ class BringBack(Order, frozen=True):
     ] = False
 
 
+class Rename(Order, frozen=True):
+    """Nothing else changes by it."""
+
+    says: ClassVar = "Give a save point another name, or none: then it is as any other"
+    asks: ClassVar = "rename a save point of"
+    phases: ClassVar = tuple(Phase)
+    begins: ClassVar = False
+    refusals: ClassVar = (400, 404, 409)
+    label: ClassVar = "Rename"
+    done: ClassVar = "The save point was renamed."
+
+    checkpoint: Annotated[str, _field("which; `saved` lists them")]
+    name: Annotated[str, _field("its name from now on")]
+
+
 class Left(Value, frozen=True, kw_only=True):
     """A checkpoint that is still there."""
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from jupyterhub_gpu_reclaim.common.models import Mark
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
 from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader, Problem
 from jupyterhub_gpu_reclaim.store.format import layout, manifest
 from jupyterhub_gpu_reclaim.store.write.builder import CheckpointBuilder
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Mark
     from jupyterhub_gpu_reclaim.store.backend import Entry
     from jupyterhub_gpu_reclaim.store.catalogue.garbage import SweepResult
     from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
@@ -167,10 +164,9 @@ class Repository(CheckpointBuilder):
         """All committed checkpoints, oldest first; unreadable ones are logged."""
         # At the end of the class: what comes after means this by `list`.
         bodies = self._catalogue.all()
-        words, none = self._marks.of(bodies), (Mark(), (0, 0))
+        words = self._marks.of(bodies)
         infos = []
         for body in bodies:
-            said, word = words.get(body.info.id, none)
-            marked = msgspec.structs.asdict(said)
-            infos.append(msgspec.structs.replace(body.info, **marked, word=word))
+            said, number = words.get(body.info.id, (body.info.mark, (0, 0)))
+            infos.append(body.info.marked(said, number))
         return sorted(infos, key=lambda info: (info.created, info.id))

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
     NotFound,
@@ -53,6 +51,11 @@ class Saved(NamedTuple):
     files: dict[str, bytes]
     #: the last word about it, and its number
     mark: tuple[MarkNumber, Mark] = (MarkNumber(-1, 0), Mark())
+
+    def shown(self) -> CheckpointInfo:
+        """What a list tells of it."""
+        number, said = self.mark
+        return self.info.marked(said, number) if number.term >= 0 else self.info
 
 
 class Swept(NamedTuple):
@@ -248,14 +251,7 @@ class RepositoryInMemory:
     def list(self) -> list[CheckpointInfo]:
         """All committed checkpoints, oldest first."""
         self.store.touch()
-        infos = [
-            msgspec.structs.replace(
-                saved.info,
-                **msgspec.structs.asdict(saved.mark[1]),
-                word=max(saved.mark[0], (0, 0)),
-            )
-            for saved in self.store.there.values()
-        ]
+        infos = [saved.shown() for saved in self.store.there.values()]
         return sorted(infos, key=lambda info: (info.created, info.id))
 
 

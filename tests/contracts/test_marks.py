@@ -103,6 +103,21 @@ def test_list_tells_which_word_is_the_later_one(backend, store):
     assert words == {"c1": (3, 1), "c2": (2, 8), "c3": (0, 0)}
 
 
+def test_name_counts_in_place_of_the_manifests_and_its_word_is_the_one_before(
+    backend, store
+):
+    key = SessionKey("ann")
+    writer = store.begin(id="c1", key=key, incarnation="i", generation=1)
+    writer.add("memory", b"x" * 1000)
+    writer.commit(goes_on=True, name="first")
+    assert [info.name for info in store.list()] == ["first"]
+    store.mark("c1", Mark(name="second", adds_to=(0, 0)), MarkNumber(1, 1))
+    store.mark("c1", Mark(name="third", aside=ASIDE), MarkNumber(1, 2))
+    store.mark("c1", Mark(name="", aside=ASIDE, adds_to=(1, 2)), MarkNumber(1, 3))
+    (info,) = opened(backend).list()
+    assert (info.name, info.aside, info.word) == ("", ASIDE, (1, 2))
+
+
 def test_word_that_arrives_after_a_later_one_is_refused(backend, store):
     saved(store)
     lay(store, ASIDE, term=3, word=2)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.agent_orders import Restore
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import (
     Failure,
     SessionKey,
@@ -193,6 +193,61 @@ async def test_nobody_floods_the_store_with_names(world, monkeypatch):
     await world.saved(controller)
     await controller.users.delete(KEY, "ada", first)
     await world.saved(controller, "3")
+
+
+async def test_name_that_was_given_later_outlives_the_journal_and_chooses_nothing(
+    world,
+):
+    first, _ = await world.started("as saved")
+    saved = await world.saved(first)
+    unsaid = world.node.listed()[0].word
+    for _ in range(2):  # as often as one likes
+        await first.users.rename(KEY, saved, " before Monday ", "ada")
+        await world.until(lambda: world.node.listed()[0].name == "before Monday")
+        assert world.node.listed()[0].word == unsaid == (0, 0)
+        await first.users.rename(KEY, saved, "", "ada")
+        await world.until(lambda: not world.node.listed()[0].name)
+    await first.users.rename(KEY, saved, "good", "ada")
+    await world.until(lambda: world.node.listed()[0].name == "good")
+    later = await world.saved(first)
+    second = await world.journal_lost(first)
+    await world.until(lambda: len(kept(second)) == 2)
+    states = {each.id: each.name for each in second.users.session(KEY).kept}
+    assert states == {saved: "good", later: ""}
+    world.lost()
+    await world.reaches(second, "suspended")
+    assert await world.hub.start() == "ended_since_saved"  # nobody has chosen it
+
+
+async def test_name_does_not_take_back_what_was_chosen_since(world):
+    """``is_left`` goes by the words' numbers, of which a name has none."""
+    controller, _ = await world.started()
+    older = await world.saved(controller, "older")
+    newer = await world.saved(controller, "newer")
+    await controller.users.bring_back(KEY, older, "ada", save_running=True)
+    await world.until(lambda: row(controller).checkpoint == older)
+    await world.reaches(controller, "running")
+    words = {each.id: each.word for each in world.node.listed()}
+    await controller.users.rename(KEY, newer, "newest", "ada")
+    await world.until(lambda: "newest" in {each.name for each in world.node.listed()})
+    assert words[newer] == {e.id: e.word for e in world.node.listed()}[newer]
+
+
+async def test_what_has_no_name_is_refused_one(world, monkeypatch):
+    monkeypatch.setattr(users, "MOST_NAMED", 1)
+    controller, _ = await world.started()
+    named = await world.saved(controller, "a")
+    plain = await world.saved(controller)
+    await controller.users.rename(KEY, named, "b", "ada")
+    with pytest.raises(Refused):
+        await controller.users.rename(KEY, plain, "c", "ada")
+    with pytest.raises(BadRequest):
+        await controller.users.rename(KEY, named, "two\nlines", "ada")
+    with pytest.raises(NotFound):
+        await controller.users.rename(KEY, "nothing", "c", "ada")
+    suspended = await world.suspend(controller)
+    with pytest.raises(Refused, match="save points"):
+        await controller.users.rename(KEY, suspended, "", "ada")
 
 
 async def test_name_outlives_the_journal(world):

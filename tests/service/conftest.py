@@ -324,6 +324,12 @@ class SessionsInMemory:
             raise Refused(Reason.SESSION_RUNS)
         return self.session(key)
 
+    async def rename(
+        self, key: SessionKey, checkpoint: str, name: str, by: str
+    ) -> SessionView:
+        self.calls.append(("rename", key, checkpoint, name, by))
+        return self.session(key)
+
     def crowded(self) -> dict[str, CrowdedCard]:
         return self.crowded_known
 

@@ -32,6 +32,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     StoreError,
 )
 from jupyterhub_gpu_reclaim.common.models import (
+    CheckpointInfo,
     Decision,
     Failure,
     KernelSample,
@@ -279,6 +280,10 @@ class Machine:
             files = files | {MEMORY: msgspec.json.encode(memory)}
         self.saved[info.id] = there._replace(info=info, files=files)
         self._of.ledger.contents[info.id] = self.contents(info.id)
+
+    def listed(self) -> list[CheckpointInfo]:
+        """What a list of the store shows."""
+        return [each.shown() for each in self.saved.values()]
 
     def said(self, checkpoint: str) -> Mark:
         return self.saved[checkpoint].mark[1]

@@ -76,6 +76,7 @@ _SENTENCES = {
     "put files back": "{who} chose to put its files back as they were saved.",
     "went back": "It went back to a save point.",
     "ask to bring back": "{who} asked for another checkpoint of it.",
+    "rename": "{who} renamed a save point of it.",
     "journal rebuilt": "{who} chose to resume its newest checkpoint.",
     "renew login": "{who} let its next start make its old login valid again.",
     "revoke tabs": "{who} revoked the key of its open tabs.",

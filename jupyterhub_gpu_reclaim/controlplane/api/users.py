@@ -437,11 +437,34 @@ class UserApi:
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
         return row
 
-    def _discard_other(self, row: SessionRow, checkpoint: str, by: str) -> None:
+    async def rename(
+        self, key: SessionKey, checkpoint: str, name: str, by: str
+    ) -> SessionView:
+        """Give a save point another name; without one, it is kept as any other.
+
+        Raises:
+            NotFound: no such session or checkpoint.
+            BadRequest: the name is not valid.
+            Refused: it is no save point, or there are too many names.
+        """
+        row = self._known_row(key)
+        found, name = self._own(row, checkpoint), _checked_name(name)
+        if not found.info.goes_on:
+            raise Refused(Reason.INVALID, what="Only save points have a name.")
+        if name and not found.name:
+            self._check_names(key)
+        line = self._sessions.audit_line(key, by, "rename", f"“{name}”" if name else "")
+        self._sessions.update(key, line, [found.said(name=name)])
+        return self._sessions.view(key)
+
+    def _own(self, row: SessionRow, checkpoint: str) -> CheckpointRow:
         found = self._sessions.journal.checkpoint(checkpoint)
-        theirs = found is not None and found.key == row.key
-        if found is None or not theirs or lineage.is_hidden(row, found):
+        if found is None or found.key != row.key or lineage.is_hidden(row, found):
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
+        return found
+
+    def _discard_other(self, row: SessionRow, checkpoint: str, by: str) -> None:
+        found = self._own(row, checkpoint)
         if not is_needless(found, row):
             raise _wrong_phase(row, SessionEvent.DISCARDED)
         line = self._sessions.audit_line(row.key, by, "discard", checkpoint)

@@ -1,10 +1,10 @@
 """Marks: what is said of a checkpoint, kept beside it in the store.
 
-That it is set aside, or chosen, is a person's word; that a session has come back from
-it, and gone on, is what has happened since. The journal is the wish, the mark its copy,
-so that a lost journal costs history and no word. Nothing is queued: a difference is
-told to the agent, until a list of the store shows it. What is to be said waits in the
-journal while the store is away, and nothing waits for it.
+That it is set aside, or chosen, and its name are a person's word; that a session has
+come back from it, and gone on, is what has happened since. The journal is the wish,
+the mark its copy, so that a lost journal costs history and no word. Nothing is queued:
+a difference is told to the agent, until a list of the store shows it. What is to be
+said waits in the journal while the store is away, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import itertools
 import logging
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
@@ -90,6 +92,7 @@ class Marks:
             runtime = self._sessions.runtime(key)
             if runtime.compared:
                 words = untold(self._sessions, key, infos, runtime.told)
+                words |= _renamed(self._sessions, infos, {*words, *runtime.told})
                 due += [_Word(key, *word) for word in words.items()]
         return due
 
@@ -143,6 +146,18 @@ def untold(
     return due | chosen
 
 
+def _renamed(
+    sessions: Sessions, saved: Iterable[CheckpointInfo], said: Collection[str]
+) -> dict[str, Mark]:
+    """The names that the store does not show; no choice is made by them."""
+    rows = {each.id: sessions.journal.checkpoint(each.id) for each in saved}
+    return {
+        info.id: msgspec.structs.replace(info.mark, name=row.name, adds_to=info.word)
+        for info in saved
+        if (row := rows[info.id]) and row.name != info.name and info.id not in said
+    }
+
+
 def _is_decided(row: CheckpointRow) -> bool:
     """Whether there is a word: its session is in it, or a person has set it aside.
 
@@ -160,4 +175,4 @@ def _is_new(said: Mark, shown: Mark) -> bool:
 
 def _wish(row: CheckpointRow, current: str) -> Mark:
     gone_on = row.info.gone_on if row.id == current else None
-    return Mark(aside=row.info.aside, gone_on=gone_on)
+    return Mark(aside=row.info.aside, gone_on=gone_on, name=row.name)

@@ -132,7 +132,7 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
         """Return the row, kept for that reason, until then."""
         return msgspec.structs.replace(self, keeping=keeping, expires=expires)
 
-    def said(self, **words: Aside | GoneOn | None) -> CheckpointRow:
+    def said(self, **words: Aside | GoneOn | str | None) -> CheckpointRow:
         """Return the row with other words on it."""
         info = msgspec.structs.replace(self.info, **words)
         return msgspec.structs.replace(self, info=info)

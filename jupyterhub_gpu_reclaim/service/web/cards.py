@@ -96,6 +96,7 @@ class OtherCheckpoint:
     about: str
     suspends_first: bool  #: the session runs
     what: str  #: save point or checkpoint
+    name: str
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,7 @@ def _states(view: SessionView, now: float) -> list[OtherCheckpoint]:
             about=_describe_checkpoint(one, now),
             suspends_first=live,
             what=_what(one),
+            name=one.name,
         )
         for one in view.kept
         if one.keeping in {"aside", "superseded"}
