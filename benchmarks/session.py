@@ -49,7 +49,7 @@ from agent import REALM, Agent, Order
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import run_inside
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import COMMON, LOG, SessionInit
-from jupyterhub_gpu_reclaim.checkpoint.tree import stdio
+from jupyterhub_gpu_reclaim.checkpoint.kinds import output
 from jupyterhub_gpu_reclaim.checkpoint.tree.dump import dump
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import (
     fill,
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import IO
 
-    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import Piece, Range, StopSignal
+    from jupyterhub_gpu_reclaim.checkpoint.saved_images import Piece, Range, StopSignal
 
 T = TypeVar("T")
 Make = Callable[[Path], "Method"]
@@ -304,13 +304,13 @@ class Stock(Method):
     def save(self, place: Place) -> None:
         tree = processes.snapshot(place.pid, place.start)
         assert tree.root is not None
-        self.pipes = stdio.names(tree)
+        self.pipes = output.names(place.pid)
         root = str(tree.root.ns_pid)
         self._run(place, ["dump", "--leave-stopped", "--tree", root])
 
     def bring_back(self, place: Place) -> None:
         with ExitStack() as stack:
-            ends = stdio.open_ends(place.pid, self.pipes)
+            ends = output.open_ends(place.pid, self.pipes)
             for descriptor in ends.values():
                 stack.callback(os.close, descriptor)
             self._run(place, ["restore", "--restore-detached"], HELPERS, ends)
@@ -402,9 +402,6 @@ class Ours(Method):
             source=source,
             folder=self._folder(),
             limit=LIMIT,
-            root_pid=result.root_pid,
-            pids=result.pids,
-            pipes=result.pipes,
         )
         self.parts = [time.monotonic() - begun]
         begun = time.monotonic()

@@ -2,25 +2,69 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import (
-        ImageSource,
-        Piece,
-        Range,
-        StopSignal,
-    )
-
 FILES: Final = "files.img"
 
 
+class Range(NamedTuple):
+    """Bytes of a file."""
+
+    offset: int
+    length: int
+
+
+class Piece(NamedTuple):
+    """Bytes of a pages image and where they belong."""
+
+    offset: int
+    length: int
+    pid: int
+    address: int
+
+
+class StopSignal(Protocol):
+    """Says that something has been cancelled; readable from then on."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it has."""
+
+    def fileno(self) -> int:
+        """For poll(2)."""
+
+
+class ImageSource(Protocol):
+    """Source of CRIU's images; called from several threads at once.
+
+    Everything it returns has been authenticated. It raises what the store raises.
+    """
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file; None where there is none."""
+
+    def stream(
+        self, name: str, skip: Sequence[Range] = ()
+    ) -> Iterable[bytes | memoryview]:
+        """A file's bytes in order, without those ranges (ascending, not touching)."""
+
+    def copy(self, name: str, pieces: Sequence[Piece], stop: StopSignal) -> None:
+        """Write pieces of a file into a stopped process' memory, which is all zero.
+
+        Args:
+            name: of the file.
+            pieces: in ascending order, all of one process of our own pid namespace.
+            stop: ends it soon, by any error.
+        """
+
+
 class SavedImages:
-    """An ``ImageSource`` (``memory.plan``), some of whose images differ.
+    """An ``ImageSource``, some of whose images differ.
 
     What :meth:`entries` has returned is written when the image is read next, so entries
     are changed before.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.linux.processes import Process
 
-#: Seconds in which all threads of a stopped process are held.
-_SECONDS: Final = 10.0
 _SIGCONT: Final = 1 << (signal.SIGCONT - 1)
 
 
@@ -30,7 +28,7 @@ def go_on(process: Process) -> None:
         # Where it is held by somebody else, it hears of it.
         with contextlib.suppress(OSError), processes.held(process) as pidfd:
             if pidfd is not None:
-                ptrace.go_on(process.pid, pidfd, seconds=_SECONDS)
+                ptrace.go_on(process.pid, pidfd)
                 return
     processes.send(process, signal.SIGCONT)
 

@@ -68,6 +68,8 @@ _QUICK_LOOKS: Final = 50
 _GIVEN_UP_SECONDS: Final = 0.001
 #: How long a processor counts as one that others use.
 _CROWDED_SECONDS: Final = 1.0
+#: In which the threads of a process stand still, and each of its calls returns.
+SECONDS: Final = 10.0
 #: For a thread that has only to be given a processor.
 _STOP_SECONDS: Final = 10.0
 #: In which the kernel lets go the threads of an agent that was killed.
@@ -185,7 +187,7 @@ class Traced:
 
 
 @contextlib.contextmanager
-def stopped(pid: int, *, seconds: float) -> Iterator[Traced]:
+def stopped(pid: int, *, seconds: float = SECONDS) -> Iterator[Traced]:
     """Hold a process with all its threads; they go on at the end of the block.
 
     A process that a signal had stopped is stopped again when the block has ended. Must
@@ -241,7 +243,9 @@ def standing(
         yield threads.keys()
 
 
-def begin_again(pid: int, calls: Mapping[int, int], *, seconds: float) -> None:
+def begin_again(
+    pid: int, calls: Mapping[int, int], *, seconds: float = SECONDS
+) -> None:
     """Have the kernel restart calls that it would only resume, or end; blocks.
 
     A thread that was not in such a call is left as it was.
@@ -262,7 +266,7 @@ def begin_again(pid: int, calls: Mapping[int, int], *, seconds: float) -> None:
                 thread.begin_again(machine, calls[tid])
 
 
-def go_on(pid: int, pidfd: int, *, seconds: float) -> None:
+def go_on(pid: int, pidfd: int, *, seconds: float = SECONDS) -> None:
     """Continue a process that a signal has stopped, and take SIGCONT away from it.
 
     Args:
@@ -279,7 +283,7 @@ def go_on(pid: int, pidfd: int, *, seconds: float) -> None:
             next(iter(threads.values())).take_continue(pidfd)
 
 
-def stop_plainly(pid: int, pidfd: int, *, seconds: float) -> None:
+def stop_plainly(pid: int, pidfd: int, *, seconds: float = SECONDS) -> None:
     """Have a process that its terminal has stopped be stopped by SIGSTOP instead.
 
     Its threads stand meanwhile, and each of the two signals takes the other back.

@@ -312,7 +312,6 @@ class HostRequirements(Value, frozen=True, kw_only=True):
     pids: list[Count]
     stopped: list[Count] = msgspec.field(default_factory=list)
     cut: list[int] = msgspec.field(default_factory=list)
-    pipes: list[str] = msgspec.field(default_factory=list)
     files: list[FileFingerprint] = msgspec.field(default_factory=list)
     archives: list[str] = msgspec.field(default_factory=list)
     kernels: list[str] = msgspec.field(default_factory=list)

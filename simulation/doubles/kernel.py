@@ -298,7 +298,6 @@ class Kernel:
             root_pid=ROOT,
             pids=PIDS,
             stopped=tuple(sorted(stopped)),
-            pipes=(),
             seconds=1.0,
         )
 

@@ -382,9 +382,6 @@ class Engine:
             place.session,
             source=source,
             folder=self.work(),
-            root_pid=result.root_pid,
-            pids=result.pids,
-            pipes=result.pipes,
             **options,
         )
 

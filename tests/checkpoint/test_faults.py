@@ -453,8 +453,7 @@ class Source:
         time.sleep(60)
 session = SessionInit(int(sys.argv[2]), int(sys.argv[3]))
 restore(criu.locate(pathlib.Path(sys.argv[1])), session, source=Source(), limit=60,
-        folder=pathlib.Path(sys.argv[4]), root_pid=result.root_pid, pids=result.pids,
-        pipes=result.pipes)
+        folder=pathlib.Path(sys.argv[4]))
 """
 
 

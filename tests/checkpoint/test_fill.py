@@ -10,6 +10,7 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.memory import plan
+from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -91,7 +92,7 @@ def test_memory_of_every_kind_comes_back(places, engine):
         server = place.tree.server.ns_pid
         kept, name = rseq_of(image, server), f"pages-{number_of(image, server)}.img"
         assert kept
-        for one in plan.make_plan(image).pieces[name]:
+        for one in plan.make_plan(SavedImages(image)).pieces[name]:
             assert not one.address <= kept < one.address + one.length
         assert image.copied > 24 * MIB
         proceed(tree, result.stopped)

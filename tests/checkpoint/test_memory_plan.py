@@ -20,6 +20,7 @@ from jupyterhub_gpu_reclaim.checkpoint.memory.plan import (
     overlap,
     subtract,
 )
+from jupyterhub_gpu_reclaim.checkpoint.saved_images import Piece, SavedImages
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.checkpoint.conftest import Image
@@ -102,15 +103,27 @@ def contents(pagemap: bytes, data: bytes) -> dict[int, bytes]:
     return found
 
 
-def served(plan: memory_plan.MemoryPlan, image: Image, name: str) -> bytes:
-    return b"".join(plan.serve(image, name))
+class Planned:
+    """A plan, and the images that it has changed."""
+
+    def __init__(self, image: Image, **options) -> None:
+        self.images = SavedImages(image)
+        self.plan = memory_plan.make_plan(self.images, **options)
+        self.pieces, self.total = self.plan.pieces, self.plan.total
+
+    def serve(self, name: str):
+        return self.plan.serve(self.images, name)
 
 
-def assert_nothing_lost(plan: memory_plan.MemoryPlan, image: Image, pid: int) -> None:
+def served(plan: Planned, name: str) -> bytes:
+    return b"".join(plan.serve(name))
+
+
+def assert_nothing_lost(plan: Planned, image: Image, pid: int) -> None:
     name = f"pages-{pid}.img"
     pagemap = f"pagemap-{pid}.img"
     before = contents(image[pagemap], image[name])
-    after = contents(served(plan, image, pagemap), served(plan, image, name))
+    after = contents(served(plan, pagemap), served(plan, name))
     for piece in plan.pieces.get(name, ()):
         for at in range(0, piece.length, PAGE):
             assert piece.address + at not in after
@@ -121,7 +134,7 @@ def assert_nothing_lost(plan: memory_plan.MemoryPlan, image: Image, pid: int) ->
 
 def refused(image: Image) -> None:
     with pytest.raises(RestoreFailed) as caught:
-        memory_plan.make_plan(image)
+        Planned(image)
     assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
 
 
@@ -129,8 +142,8 @@ def test_plan_neighbours_are_joined_before_they_are_judged():
     half = FEW // 2
     areas = [(10, half, 4), (10 + half, half, 6), (2000, half, 4)]
     image = saved_image(Saved(vmas=[(0, 5000, {})], areas=areas))
-    plan = memory_plan.make_plan(image)
-    piece = memory_plan.Piece(0, memory_plan.SMALLEST, 301, BASE + 10 * PAGE)
+    plan = Planned(image)
+    piece = Piece(0, memory_plan.SMALLEST, 301, BASE + 10 * PAGE)
     assert plan.pieces == {"pages-301.img": (piece,)}
     assert plan.total == memory_plan.SMALLEST
     assert_nothing_lost(plan, image, 301)
@@ -138,11 +151,11 @@ def test_plan_neighbours_are_joined_before_they_are_judged():
 
 def test_plan_nothing_large_serves_the_very_files():
     image = saved_image(Saved(vmas=[(0, 5000, {})], areas=[(10, FEW - 1, 4)]))
-    plan = memory_plan.make_plan(image)
+    plan = Planned(image)
     assert plan.pieces == {}
     for name, data in image.items():
-        assert served(plan, image, name) == data
-    assert plan.serve(image, "missing.img") is None
+        assert served(plan, name) == data
+    assert plan.serve("missing.img") is None
 
 
 @pytest.mark.parametrize(
@@ -170,7 +183,7 @@ def test_plan_special_memory_stays_with_criu(changes):
     vmas = [(0, 5000, changes), (5000, 9000, {"status": PLAIN | HEAP})]
     areas = [(0, 9000, 4)]
     image = saved_image(Saved(vmas=vmas, areas=areas))
-    plan = memory_plan.make_plan(image)
+    plan = Planned(image)
     (piece,) = plan.pieces["pages-301.img"]
     assert (piece.address, piece.length) == (BASE + 5000 * PAGE, 4000 * PAGE)
     assert_nothing_lost(plan, image, 301)
@@ -180,8 +193,8 @@ def test_plan_pages_that_the_kernel_writes_stay_with_criu():
     vmas = [(0, 9000, {})]
     rseq = [1000 * PAGE + 64, 5000 * PAGE - 16, 8999 * PAGE]
     image = saved_image(Saved(vmas=vmas, areas=[(0, 9000, 4)], rseq=rseq))
-    plan = memory_plan.make_plan(image)
-    _, areas = images.read_pagemap(plan.files["pagemap-301.img"])
+    plan = Planned(image)
+    _, areas = images.read_pagemap(served(plan, "pagemap-301.img"))
     left = [((address - BASE) // PAGE, count) for address, count, _ in areas]
     assert left == [(1000, 1), (4999, 2), (8999, 1)]
     assert_nothing_lost(plan, image, 301)
@@ -196,7 +209,7 @@ def test_plan_what_a_child_has_in_common_stays_with_criu():
         Saved(401, 301, 1, child, areas),
         Saved(501, 401, 2, child, areas),
     )
-    plan = memory_plan.make_plan(image)
+    plan = Planned(image)
     starts = {
         name: [(one.address - BASE) // PAGE for one in pieces]
         for name, pieces in plan.pieces.items()
@@ -214,14 +227,14 @@ def test_plan_what_a_child_has_in_common_stays_with_criu():
 def test_plan_guarded_area_within_another_is_no_overlap():
     vmas = [(0, 5000, {}), (100, 101, {"status": PLAIN | GUARD})]
     image = saved_image(Saved(vmas=vmas, areas=[(101, 4000, 4)]))
-    assert memory_plan.make_plan(image).total == 4000 * PAGE
+    assert Planned(image).total == 4000 * PAGE
 
 
 @pytest.mark.parametrize("flags", [12, 1, 2])
 def test_plan_pages_that_are_not_here_or_of_unknown_kind_are_left_alone(flags):
     areas = [(0, 1000, flags), (1000, FEW, 4)]
     image = saved_image(Saved(vmas=[(0, 5000, {})], areas=areas))
-    plan = memory_plan.make_plan(image)
+    plan = Planned(image)
     assert plan.total == (0 if flags & ~6 else memory_plan.SMALLEST)
     assert_nothing_lost(plan, image, 301)
 
@@ -232,7 +245,7 @@ def test_plan_process_without_memory_is_no_damage():
     )
     for name in ("mm-302.img", "pagemap-302.img", "core-302.img"):
         del image[name]
-    assert memory_plan.make_plan(image).total == memory_plan.SMALLEST
+    assert Planned(image).total == memory_plan.SMALLEST
 
 
 @pytest.mark.parametrize(
@@ -281,7 +294,7 @@ def test_plan_images_that_do_not_fit_together_are_refused(change):
         Saved(vmas=[(0, 5000, {})], areas=[(0, FEW, 4)]),
         Saved(302, 301, 2, [(0, 5000, {})]),
     )
-    memory_plan.make_plan(image)
+    Planned(image)
     change(image)
     refused(image)
 
@@ -321,7 +334,7 @@ def test_plan_nothing_is_lost_whatever_the_layout(vmas, plain, areas, flags, rse
         rseq=rseq,
     )
     image = saved_image(process)
-    plan = memory_plan.make_plan(image)
+    plan = Planned(image)
     assert_nothing_lost(plan, image, 301)
     for piece in plan.pieces.get("pages-301.img", ()):
         assert piece.length >= memory_plan.SMALLEST
@@ -346,8 +359,8 @@ HUGE = memory_plan.HUGE_PAGE // PAGE
 
 def advice(image: Image, **options) -> dict[int, int]:
     """Start of an area, in pages → what it is advised when it comes back."""
-    plan = memory_plan.make_plan(image, **options)
-    payload = images.only(served(plan, image, "mm-301.img"), images.MM_MAGIC)
+    plan = Planned(image, **options)
+    payload = images.only(served(plan, "mm-301.img"), images.MM_MAGIC)
     vmas = images.parse("mm_entry", payload).vmas
     return {(vma.start - BASE) // PAGE: vma.madv for vma in vmas}
 
@@ -386,8 +399,8 @@ def test_plan_advice_keeps_what_we_do_not_know_of_an_area():
     head = b"\x60\x01" + b"\x82\x01\x02ab"
     payload = head + b"\x72" + bytes([len(vma)]) + vma
     image["mm-301.img"] = images.join(images.MM_MAGIC, [payload])
-    plan = memory_plan.make_plan(image, advise=True)
-    after = images.only(plan.files["mm-301.img"], images.MM_MAGIC)
+    plan = Planned(image, advise=True)
+    after = images.only(served(plan, "mm-301.img"), images.MM_MAGIC)
     assert images.parse("mm_entry", after).vmas[0].madv == 1 << 14
     for kept in (b"\x18\x07", b"\x20\x09", b"\x40\x01", b"\x82\x01\x02ab"):
         assert kept in after
@@ -398,7 +411,7 @@ def test_plan_any_bytes_for_an_address_space_end_in_a_plan_or_damage(data):
     image = saved_image(Saved(vmas=[(0, 5000, {})], areas=[(0, FEW, 4)]))
     image["mm-301.img"] = images.join(images.MM_MAGIC, [data])
     try:
-        plan = memory_plan.make_plan(image)
+        plan = Planned(image)
     except RestoreFailed:
         return
     assert_nothing_lost(plan, image, 301)

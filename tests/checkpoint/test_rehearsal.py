@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.trial import Names
 from jupyterhub_gpu_reclaim.checkpoint.kinds.watches import new_instance
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import (
     KeptImages,
-    WithoutMemory,
+    without_memory,
     without_pages,
 )
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import PROGRAM, empty_place
@@ -303,7 +303,7 @@ assert ctypes.CDLL(None).mlock(ctypes.c_void_p(address), 32 << 20) == 0
     world, saved = dumped(setup)
     pids = {one.ns_pid: one.pid for one in world.place.tree.processes}
     memory = without_pages(saved.images, pids)
-    source = WithoutMemory(saved.images, memory)
+    source = without_memory(saved.images, memory)
     pages = [f"pages-{number}.img" for number in range(1, 9)]
     assert any(source.size(name) for name in pages)  # the vDSO
     assert sum(source.size(name) or 0 for name in pages) < 1 << 20

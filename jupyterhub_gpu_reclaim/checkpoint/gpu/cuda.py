@@ -18,7 +18,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu import driver as cuda_driver
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import CudaState, DriverError
@@ -360,9 +360,6 @@ def _failed(process: Process, why: object) -> ReclaimError:
     )
 
 
-#: Seconds in which the threads of one process must stand still, and it do its calls.
-_CALL_SECONDS: Final = 10.0
-
 # <linux/fcntl.h>, <linux/mman.h>: the same on every known machine.
 _READ_WRITE, _CLOEXEC = 2, 0o2000000
 _NO_ACCESS, _PRIVATE_ANONYMOUS_FIXED_NORESERVE = 0, 0x2 | 0x20 | 0x10 | 0x4000
@@ -386,8 +383,8 @@ def give_up(process: Process) -> None:
             return
         try:
             with (
-                continuing.stopped(process, _CALL_SECONDS),
-                ptrace.stopped(process.pid, seconds=_CALL_SECONDS) as traced,
+                continuing.stopped(process, ptrace.SECONDS),
+                ptrace.stopped(process.pid) as traced,
             ):
                 # Looked at now that nothing of it moves.
                 _replace_devices(traced, held_by(process.pid))

@@ -43,8 +43,6 @@ _log = logging.getLogger(__name__)
 
 #: The image; CRIU has none of that name.
 IMAGE: Final = "attributes.json"
-#: Seconds in which the threads of one process must stand still, and do their calls.
-SECONDS: Final = 10.0
 
 
 class ThreadAttributes(Value, frozen=True, kw_only=True):
@@ -284,7 +282,7 @@ def _inside(
     dispatch: dict[int, tuple[int, ...]] = {}
     unasked = bool(asked)
     try:
-        with ptrace.stopped(process.pid, seconds=SECONDS) as traced:
+        with ptrace.stopped(process.pid) as traced:
             if landlock.is_confined(traced, process, asked):
                 number, name = process.ns_pid, process.name
                 raise ReclaimError(Reason.CONFINED, pid=number, name=name)
@@ -463,7 +461,7 @@ def _apply_inside(
     if not (threads or left or wanted.lock or wanted.states):
         return
     try:
-        with ptrace.stopped(process.pid, seconds=SECONDS) as traced:
+        with ptrace.stopped(process.pid) as traced:
             for tid, changes in left.items():
                 with traced.thread(tid) as thread:
                     _change_itself(thread, tid, changes)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Seconds in which the threads of one process must stand still, and it do its call.
-SECONDS: Final = 10.0
 _PR_SET_DUMPABLE: Final = 4
 _MEMORY: Final = re.compile(r"/(\d+)(?:/task/(\d+))?/mem$")
 
@@ -121,7 +119,7 @@ def open_again(tree: Snapshot, closed: Collection[int]) -> None:
 
 
 def _set(process: Process, value: int) -> None:
-    with ptrace.stopped(process.pid, seconds=SECONDS) as traced:
+    with ptrace.stopped(process.pid) as traced:
         traced.call("prctl", _PR_SET_DUMPABLE, value, 0, 0, 0)
 
 

@@ -174,12 +174,21 @@ class Return:
     deleted: dict[int, int] = field(default_factory=dict)  #: CRIU's number → descriptor
     pipes: dict[int, int] = field(default_factory=dict)  #: likewise, both ends of FIFOs
     when_open: list[Callable[[], None]] = field(default_factory=list)
+    #: Image → what is done when CRIU asks for it, and waits.
+    when_asked: dict[str, Callable[[], None]] = field(default_factory=dict)
+    #: CRIU's name of a pipe whose other end is outside of the tree → descriptor.
+    ends: dict[str, int] = field(default_factory=dict)
     tree: Snapshot = field(init=False)  #: that CRIU has made
 
     @property
     def root(self) -> int:
         """The folder that paths are looked up in."""
         return self.place.root
+
+    @property
+    def root_pid(self) -> int:
+        """The pid of the tree's root in the session; 0: there is no tree."""
+        return next((task.pid for task in self.images.tasks()), 0)
 
     def hand_over(self, number: int, descriptor: int) -> None:
         """Give CRIU that in place of an entry; it is closed with the stack."""
@@ -193,7 +202,7 @@ class Return:
 
     def inherit(self) -> dict[str, int]:
         """CRIU's name of each → descriptor."""
-        return {
+        return self.ends | {
             _NAME.format(number=number)[1:]: descriptor
             for number, descriptor in self.descriptors.items()
         }

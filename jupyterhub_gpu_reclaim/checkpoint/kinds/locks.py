@@ -31,8 +31,6 @@ _POSIX, _FLOCK, _OFD = 1, 2, 4
 _KINDS: Final = {"READ": 0, "WRITE": 1}  # F_RDLCK, F_WRLCK
 #: ``struct flock`` of fcntl(2), on 64 bits.
 _RANGE: Final = struct.Struct("hhqqi4x")
-#: Seconds in which a process must stand still, and set its locks.
-_SECONDS: Final = 10.0
 _WRITE_LEASE: Final = re.compile(r"^lock:.* LEASE .* WRITE ", re.MULTILINE)
 #: A lock that is held, in ``/proc/locks`` and, behind its word, in ``fdinfo``.
 _LOCK: Final = re.compile(
@@ -91,7 +89,7 @@ class Locks(Kind):
             lost = [lock for lock in locks if _identity(lock) not in there]
             if not lost:
                 continue
-            with ptrace.stopped(process.pid, seconds=_SECONDS) as traced:
+            with ptrace.stopped(process.pid) as traced:
                 for lock in lost:
                     if not _set(traced, lock):
                         _, number = back.saved.descriptors[lock.pid, lock.fd]

@@ -265,8 +265,6 @@ _NORESERVE: Final = 0x4000
 # <linux/shm.h>
 _SHM_RDONLY, _SHM_REMAP, _SHM_EXEC = 0o10000, 0o40000, 0o100000
 _PROT_EXEC: Final = 4
-#: Seconds in which the threads of one process must stand still, and it do its calls.
-_SECONDS: Final = 10.0
 _U32: Final = struct.Struct("<I")
 _ALIGNED: Final = 8
 _MOST_PAGES: Final = 1 << 40  #: bytes of one segment: no machine has more memory
@@ -328,7 +326,7 @@ class SavedObjects:
             found = self._attached.get(process.ns_pid)
             if not found:
                 continue
-            with ptrace.stopped(process.pid, seconds=_SECONDS) as traced:
+            with ptrace.stopped(process.pid) as traced:
                 for number, base, areas in found:
                     try:
                         _attach(traced, number, base, areas)

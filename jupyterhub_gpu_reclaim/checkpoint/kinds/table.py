@@ -39,7 +39,9 @@ from jupyterhub_gpu_reclaim.checkpoint.kinds.kernel_objects import (
 )
 from jupyterhub_gpu_reclaim.checkpoint.kinds.locks import Locks
 from jupyterhub_gpu_reclaim.checkpoint.kinds.named_files import Fifos, NamedFiles
+from jupyterhub_gpu_reclaim.checkpoint.kinds.orphans import Orphans
 from jupyterhub_gpu_reclaim.checkpoint.kinds.other_names import OtherNames
+from jupyterhub_gpu_reclaim.checkpoint.kinds.output import Output
 from jupyterhub_gpu_reclaim.checkpoint.kinds.process_files import ProcessFiles
 from jupyterhub_gpu_reclaim.checkpoint.kinds.programs import Namespaces, Programs
 from jupyterhub_gpu_reclaim.checkpoint.kinds.protection import Protection
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
 KINDS: Final[tuple[type[Kind], ...]] = (
     Rights,
     Programs,
+    Orphans,
     Namespaces,
     ProcessAttributes,
     KernelObjects,
@@ -74,6 +77,7 @@ KINDS: Final[tuple[type[Kind], ...]] = (
     ReservedAddresses,
     SystemV,
     Devices,
+    Output,
     Terminals,
     InterruptedWaits,
     Sockets,

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 DEV_TTY: Final = os.makedev(5, 0)
 #: Major numbers of pseudo-terminals.
 PTYS: Final = range(136, 144)
-#: Seconds in which the threads of one process must stand still.
-_SECONDS: Final = 10.0
 _TIOCGSID: Final = 0x5429  # <asm-generic/ioctls.h>
 _EPOLL: Final = "anon_inode:[eventpoll]"
 _EPOLL_CTL_ADD, _EPOLL_CTL_DEL = 1, 2  # <sys/epoll.h>
@@ -79,7 +77,7 @@ def _stop_plainly(process: Process) -> None:
     stands = named(process, "does not stand still")
     with stands, processes.held(process) as pidfd:
         if pidfd is not None:
-            ptrace.stop_plainly(process.pid, pidfd, seconds=_SECONDS)
+            ptrace.stop_plainly(process.pid, pidfd)
 
 
 def _held(pid: int) -> Iterator[int]:
@@ -97,7 +95,7 @@ def _open_by_name(process: Process, held: Collection[int], name: str) -> None:
     # inheritance detected", CRIU 4.2, tty_verify_ctty). So each such descriptor becomes
     # one of /dev/pts/N, opened by its own program with the same flags.
     try:
-        with ptrace.stopped(process.pid, seconds=_SECONDS) as traced:
+        with ptrace.stopped(process.pid) as traced:
             watches = list(_watches(process.pid))
             for fd in held:
                 _replace(traced, fd, name, [one for one in watches if one.fd == fd])

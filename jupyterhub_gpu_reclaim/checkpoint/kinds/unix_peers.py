@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.linux import procfs, ptrace
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Return
 
-#: How long a process may take to stand for it.
-_SECONDS: Final = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +67,7 @@ class UnixPeers(Kind):
                 wanted.setdefault(pids[owner], {})[fd] = listeners.pop(number)
         for pid, calls in wanted.items():
             try:
-                with ptrace.stopped(pid, seconds=_SECONDS) as traced:
+                with ptrace.stopped(pid) as traced:
                     for fd, backlog in calls.items():
                         traced.call("listen", fd, backlog)
             except OSError as error:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump
 
-#: Seconds in which the threads of one process must stand still.
-_SECONDS: Final = 10.0
 # Numbers of x86-64.
 _POLL, _NANOSLEEP, _FUTEX, _RESTART, _CLOCK_NANOSLEEP = 7, 35, 202, 219, 230
 _EPOLL_WAIT, _EPOLL_PWAIT = 232, 281
@@ -67,7 +65,7 @@ class InterruptedWaits(Kind):
             waits = {tid: number for tid, number in found.items() if number is not None}
             if waits:
                 with named(process, "does not stand still"):
-                    ptrace.begin_again(process.pid, waits, seconds=_SECONDS)
+                    ptrace.begin_again(process.pid, waits)
 
 
 def _interrupted(tid: int) -> int | None:

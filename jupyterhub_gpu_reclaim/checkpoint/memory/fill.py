@@ -20,7 +20,8 @@ from jupyterhub_gpu_reclaim.linux.processes import start_time
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource, MemoryPlan
+    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import MemoryPlan
+    from jupyterhub_gpu_reclaim.checkpoint.saved_images import ImageSource
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
 

@@ -13,17 +13,19 @@ if the process had asked: this cannot make it use more memory than it did.
 from __future__ import annotations
 
 import bisect
-import functools
 import mmap
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.images import Area
+from jupyterhub_gpu_reclaim.checkpoint.saved_images import Piece, Range
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 
 PAGE: Final = mmap.PAGESIZE
 #: No process has memory above.
@@ -61,30 +63,25 @@ class SavedProcess:
     plain: tuple[Span, ...]
 
 
-def read_processes(read: Callable[[str], bytes | None]) -> list[SavedProcess]:
+def read_processes(saved: SavedImages) -> list[SavedProcess]:
     """The processes that have memory.
 
     Raises:
         RestoreFailed: the images are off (``checkpoint_damaged``).
     """
     found: dict[int, SavedProcess] = {}
-    seen = set()
-    tree = read("pstree.img")
-    for payload in () if tree is None else images.split(tree, images.PSTREE_MAGIC):
-        entry = images.parse("pstree_entry", payload)
-        if entry.pid in seen:
-            raise images.damaged(f"process {entry.pid} stands twice in the tree")
-        seen.add(entry.pid)
-        image = read(f"mm-{entry.pid}.img")
-        if image is None:
+    for task in saved.tasks():
+        if task.pid in found:
+            raise images.damaged(f"process {task.pid} stands twice in the tree")
+        mm = saved.memory(task.pid)
+        if mm is None:
             continue  # a zombie
-        mm = images.parse("mm_entry", images.only(image, images.MM_MAGIC))
         vmas = [vma for vma in mm.vmas if not vma.status & GUARD]
-        _check_areas(vmas, entry.pid)
-        found[entry.pid] = SavedProcess(
-            pid=entry.pid,
-            parent=entry.ppid,
-            threads=tuple(sorted({entry.pid, *entry.threads})),
+        _check_areas(vmas, task.pid)
+        found[task.pid] = SavedProcess(
+            pid=task.pid,
+            parent=task.ppid,
+            threads=tuple(sorted({task.pid, *task.threads})),
             exe=mm.exe_file_id,
             spans=tuple(Span(vma.start, vma.end) for vma in vmas),
             plain=tuple(Span(vma.start, vma.end) for vma in vmas if _is_plain(vma)),
@@ -93,7 +90,7 @@ def read_processes(read: Callable[[str], bytes | None]) -> list[SavedProcess]:
 
 
 def free_spans(
-    processes: Sequence[SavedProcess], read: Callable[[str], bytes | None]
+    processes: Sequence[SavedProcess], saved: SavedImages
 ) -> dict[int, list[Span]]:
     """Per process, where others may write: ascending, as long as they can be.
 
@@ -104,7 +101,7 @@ def free_spans(
     found = {}
     for process in processes:
         spans = (span for span in process.plain if span not in inherited[process.pid])
-        kept = _kept_by_kernel(process, read)
+        kept = _kept_by_kernel(process, saved)
         found[process.pid] = [
             part for span in _joined(spans) for part in subtract(span, kept)
         ]
@@ -180,9 +177,7 @@ def _inherited(processes: Sequence[SavedProcess]) -> dict[int, set[Span]]:
     return found
 
 
-def _kept_by_kernel(
-    process: SavedProcess, read: Callable[[str], bytes | None]
-) -> list[Span]:
+def _kept_by_kernel(process: SavedProcess, saved: SavedImages) -> list[Span]:
     """Pages with the fields of rseq(2), one of each thread.
 
     The kernel writes there on which processor a thread runs, and may not do so again
@@ -190,10 +185,9 @@ def _kept_by_kernel(
     """
     found = []
     for thread in process.threads:
-        image = read(f"core-{thread}.img")
-        if image is None:
+        core = saved.core(thread)
+        if core is None:
             raise images.damaged(f"thread {thread} has no state")
-        core = images.parse("core_entry", images.only(image, images.CORE_MAGIC))
         rseq = core.thread_core.rseq_entry
         if rseq.rseq_abi_pointer:
             end = rseq.rseq_abi_pointer + max(1, rseq.rseq_abi_size)
@@ -228,73 +222,15 @@ _HUGEPAGE, _NOHUGEPAGE = 1 << 14, 1 << 15
 _KNOWN_FLAGS: Final = images.LAZY | images.PRESENT
 
 
-class Range(NamedTuple):
-    """Bytes of a file."""
-
-    offset: int
-    length: int
-
-
-class Piece(NamedTuple):
-    """Bytes of a pages image and where they belong."""
-
-    offset: int
-    length: int
-    pid: int
-    address: int
-
-
-class StopSignal(Protocol):
-    """Says that something has been cancelled; readable from then on."""
-
-    @property
-    def is_set(self) -> bool:
-        """Whether it has."""
-
-    def fileno(self) -> int:
-        """For poll(2)."""
-
-
-class ImageSource(Protocol):
-    """Source of CRIU's images; called from several threads at once.
-
-    Everything it returns has been authenticated. It raises what the store raises.
-    """
-
-    def size(self, name: str) -> int | None:
-        """Bytes of a file; None where there is none."""
-
-    def stream(
-        self, name: str, skip: Sequence[Range] = ()
-    ) -> Iterable[bytes | memoryview]:
-        """A file's bytes in order, without those ranges (ascending, not touching)."""
-
-    def copy(self, name: str, pieces: Sequence[Piece], stop: StopSignal) -> None:
-        """Write pieces of a file into a stopped process' memory, which is all zero.
-
-        Args:
-            name: of the file.
-            pieces: in ascending order, all of one process of our own pid namespace.
-            stop: ends it soon, by any error.
-        """
-
-
-def whole(source: ImageSource, name: str) -> bytes | None:
-    """All of an image; None where there is none."""
-    return None if source.size(name) is None else b"".join(source.stream(name))
-
-
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Memory that bypasses CRIU, and the images rewritten for that.
+    """Memory that bypasses CRIU.
 
     Attributes:
-        files: those of its images that are rewritten.
         pieces: pages image → what is copied by others, in ascending order, all of one
             process, whose ``pid`` is one of the session's namespace.
     """
 
-    files: Mapping[str, bytes] = field(default_factory=dict)
     pieces: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
 
     @property
@@ -303,54 +239,48 @@ class MemoryPlan:
         return sum(one.length for pieces in self.pieces.values() for one in pieces)
 
     def serve(
-        self, source: ImageSource, name: str
+        self, saved: SavedImages, name: str
     ) -> Iterable[bytes | memoryview] | None:
-        """A file as CRIU is given it; None where there is none."""
-        if name in self.files:
-            return [self.files[name]]
-        if source.size(name) is None:
+        """An image as CRIU is given it; None where there is none."""
+        if saved.size(name) is None:
             return None
         pieces = self.pieces.get(name, ())
-        return source.stream(name, [Range(one.offset, one.length) for one in pieces])
+        return saved.stream(name, [Range(one.offset, one.length) for one in pieces])
 
 
-def make_plan(source: ImageSource, *, advise: bool = False) -> MemoryPlan:
-    """Decide what does not go through CRIU.
+def make_plan(saved: SavedImages, *, advise: bool = False) -> MemoryPlan:
+    """Decide what does not go through CRIU, and take it out of the images.
 
     Raises:
         RestoreFailed: the images do not fit together (``checkpoint_damaged``).
-        Exception: what the source raises.
+        Exception: what their source raises.
     """
-    read = functools.partial(whole, source)
-    files: dict[str, bytes] = {}
     pieces: dict[str, tuple[Piece, ...]] = {}
     seen: set[str] = set()
-    processes = read_processes(read)
-    free = free_spans(processes, read)
+    processes = read_processes(saved)
+    free = free_spans(processes, saved)
     for process in processes:
         name = f"pagemap-{process.pid}.img"
-        image = read(name)
+        image = saved.read(name)
         if image is None:
             continue
         number, areas = images.read_pagemap(image)
-        memory = f"mm-{process.pid}.img"
         if any(span.end - span.start > _LARGEST for span in process.spans):
-            files[memory] = _divided(read(memory) or b"")
+            _divide(saved.memory(process.pid))
         pages = f"pages-{number}.img"
         if pages in seen:
             raise images.damaged(f"two processes claim {pages}")
         seen.add(pages)
-        _check_pages(areas, source.size(pages) or 0, process.pid)
+        _check_pages(areas, saved.size(pages) or 0, process.pid)
         if any(area.flags & ~_KNOWN_FLAGS for area in areas):
             continue  # of a CRIU that knows more than we do
         chosen = tuple(_pieces(areas, free[process.pid], process.pid))
         if chosen:
             pieces[pages] = chosen
-            files[name] = images.write_pagemap(number, _without(areas, chosen))
+            saved.replace(name, images.write_pagemap(number, _without(areas, chosen)))
             if advise:
-                areas_image = files.get(memory) or read(memory) or b""
-                files[memory] = _advised(areas_image, chosen)
-    return MemoryPlan(files, pieces)
+                _advise(saved.memory(process.pid), chosen)
+    return MemoryPlan(pieces)
 
 
 def _span(area: Area) -> Span:
@@ -394,10 +324,9 @@ def _runs(areas: Iterable[Area]) -> Iterator[tuple[int, Span]]:
         yield offset, Span(start, end)
 
 
-def _advised(image: bytes, pieces: Sequence[Piece]) -> bytes:
-    """The image of a process' areas, with advice for huge pages where it counts."""
+def _advise(mm: Any, pieces: Sequence[Piece]) -> None:
+    """Advise huge pages where it counts."""
     spans = [Span(one.address, one.address + one.length) for one in pieces]
-    mm = images.parse("mm_entry", images.only(image, images.MM_MAGIC))
     for vma in mm.vmas:
         size = vma.end - vma.start
         if size < HUGE_PAGE or vma.status & GUARD or vma.madv & _NOHUGEPAGE:
@@ -407,11 +336,9 @@ def _advised(image: bytes, pieces: Sequence[Piece]) -> bytes:
         )
         if (size - filled) * _NEARLY_FULL <= size:
             vma.madv |= _HUGEPAGE
-    return images.join(images.MM_MAGIC, [images.serialize(mm)])
 
 
-def _divided(image: bytes) -> bytes:
-    mm = images.parse("mm_entry", images.only(image, images.MM_MAGIC))
+def _divide(mm: Any) -> None:
     whole = list(mm.vmas)
     del mm.vmas[:]
     for vma in whole:
@@ -422,7 +349,6 @@ def _divided(image: bytes) -> bytes:
             vma.start = vma.end
         vma.end = end
         mm.vmas.append(vma)
-    return images.join(images.MM_MAGIC, [images.serialize(mm)])
 
 
 def _without(areas: Iterable[Area], pieces: Iterable[Piece]) -> Iterator[Area]:

@@ -29,8 +29,6 @@ _log = logging.getLogger(__name__)
 
 #: ``struct robust_list_head``: the first entry, an offset, an entry under way.
 _HEAD: Final = struct.Struct("=QqQ")
-#: Seconds in which a process must stand still.
-_SECONDS: Final = 10.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -77,7 +75,7 @@ def _holds_one(tid: int) -> bool:
 
 
 def _forget(process: Process, holders: list[int]) -> None:
-    with ptrace.stopped(process.pid, seconds=_SECONDS) as traced:
+    with ptrace.stopped(process.pid) as traced:
         for tid in holders:
             with traced.thread(tid) as thread:
                 thread.call("set_robust_list", 0, _HEAD.size)

@@ -2,7 +2,7 @@
 
 A rehearsal needs what CRIU writes about processes, files and sockets, and none of the
 pages: nothing of it is ever continued. So :class:`KeptImages` copies everything but
-pages and the contents of deleted files as it passes by, and :class:`WithoutMemory`
+pages and the contents of deleted files as it passes by, and :func:`without_memory`
 gives CRIU address spaces that are empty but for the few pages that CRIU itself reads
 while it restores (the vDSO, rings of kernel AIO). Those come from the tree that stands.
 """
@@ -17,12 +17,12 @@ from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import PAGES
 from jupyterhub_gpu_reclaim.checkpoint.kinds import locks
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import PAGE, Span, overlap
+from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
-    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import Piece, Range, StopSignal
 
 _GHOST: Final = "ghost-file-"
 #: Of a deleted file: what it was, in front of its contents.
@@ -74,39 +74,20 @@ class _Kept:
         self._sink.close()
 
 
-class WithoutMemory:
-    """The kept images as an ``ImageSource``: no memory, no locks on files.
+def without_memory(
+    files: Mapping[str, bytes | bytearray], memory: Mapping[str, bytes]
+) -> SavedImages:
+    """The kept images, without memory and without locks on files.
 
     Locks are held by the tree itself, which stands beside.
     """
-
-    def __init__(
-        self,
-        files: Mapping[str, bytes | bytearray],
-        memory: Mapping[str, bytes],
-    ) -> None:
-        self._files = {name: bytes(data) for name, data in files.items()} | {**memory}
-        if locks.IMAGE in self._files:
-            self._files[locks.IMAGE] = _without_entries(self._files[locks.IMAGE])
-        for name in list(self._files):
-            if name.startswith(_GHOST):
-                self._files[name] = _hollow(self._files[name])
-
-    def size(self, name: str) -> int | None:
-        """See ``ImageSource``."""
-        data = self._files.get(name)
-        return None if data is None else len(data)
-
-    def stream(
-        self, name: str, skip: Sequence[Range] = ()
-    ) -> Iterable[bytes | memoryview]:
-        """See ``ImageSource``."""
-        assert not skip, name
-        return [self._files[name]]
-
-    def copy(self, name: str, pieces: Sequence[Piece], stop: StopSignal) -> None:
-        """See ``ImageSource``; there is nothing to copy."""
-        raise NotImplementedError
+    found = {name: bytes(data) for name, data in files.items()} | {**memory}
+    for name, data in found.items():
+        if name == locks.IMAGE:
+            found[name] = data[:_HEAD_BYTES]
+        elif name.startswith(_GHOST):
+            found[name] = _hollow(data)
+    return SavedImages(None, found)
 
 
 def without_pages(
@@ -162,10 +143,6 @@ def _read_by_criu(image: bytes) -> tuple[bytes, list[Span]]:
         if area.status & _READ_BY_CRIU
     ]
     return unlocked, read
-
-
-def _without_entries(image: bytes) -> bytes:
-    return image[:_HEAD_BYTES]
 
 
 def _hollow(ghost: bytes) -> bytes:

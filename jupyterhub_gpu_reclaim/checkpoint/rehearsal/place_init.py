@@ -40,7 +40,7 @@ SET_PDEATHSIG, SET_NAME = 1, 15
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 AF_INET, SOCK_DGRAM, SIG_BLOCK, SIGKILL, SIGCHLD = 2, 2, 0, 9, 17
 #: Descriptors of the pipe for the session's output, as a restore expects them
-#: (``stdio``).
+#: (``kinds.output``).
 OUTPUT_WRITE, OUTPUT_READ = 3, 4
 
 libc = ctypes.CDLL(None, use_errno=True)

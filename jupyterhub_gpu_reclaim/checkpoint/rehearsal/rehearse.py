@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import passes
 from jupyterhub_gpu_reclaim.checkpoint.files.trial import Names, Trial
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import (
-    WithoutMemory,
+    without_memory,
     without_pages,
 )
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import (
@@ -110,12 +110,9 @@ def rehearse(
             engine.restore(
                 criu,
                 place,
-                source=WithoutMemory(dumped.images, memory),
+                source=without_memory(dumped.images, memory),
                 folder=folder,
                 limit=limit,
-                root_pid=dumped.result.root_pid,
-                pids=dumped.result.pids,
-                pipes=dumped.result.pipes,
                 opened=dumped.opened,
                 cut=dumped.cut,
                 trial=Trial(scratch, dumped.names),

@@ -2,8 +2,7 @@
 
 ``quiesce`` drains the server's output and cuts connections, ``freeze`` stops everything
 in the session's pid namespace, ``dump`` streams the tree out. ``restore`` makes it
-again under a holding init, fills its memory and lets it continue; ``stdio`` connects
-its output to the new init.
+again under a holding init, fills its memory and lets it continue.
 
 After a dump the tree stays stopped until it is released or thawed; a failed dump ends
 with ``freeze.thaw``, and the tree runs as before (law 2). A restored tree is stopped

@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.stream import CaptureServer
 from jupyterhub_gpu_reclaim.checkpoint.kinds import locks, table
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import FILES, SavedImages
-from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, stdio
+from jupyterhub_gpu_reclaim.checkpoint.tree import freeze
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
@@ -55,14 +55,12 @@ class DumpResult:
         root_pid: of the tree's root, in the session's namespace.
         pids: every process and thread id in use, in the session's namespace.
         stopped: pids of processes that a signal had stopped before.
-        pipes: CRIU's names of the pipes whose reader was outside of the tree.
         seconds: how long it took.
     """
 
     root_pid: int
     pids: tuple[int, ...]
     stopped: tuple[int, ...]
-    pipes: tuple[str, ...]
     seconds: float
 
 
@@ -146,7 +144,6 @@ def dump(
         root_pid=before.root.ns_pid,
         pids=_ids(tree),
         stopped=tuple(sorted(stopped)),
-        pipes=stdio.names(before),
         seconds=time.monotonic() - begun,
     )
 

@@ -16,7 +16,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import STOP_PATIENCE, CriuRun
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import RestoreServer
@@ -30,15 +30,10 @@ from jupyterhub_gpu_reclaim.checkpoint.memory.fill import copy_all
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import MemoryPlan, make_plan
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
-from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, inspection, stdio
+from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, inspection
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import (
-    continuing,
-    huge_pages,
-    processes,
-    ptrace,
-)
+from jupyterhub_gpu_reclaim.linux import continuing, huge_pages, processes
 from jupyterhub_gpu_reclaim.linux.beneath import open_root
 from jupyterhub_gpu_reclaim.session_init import session_init
 
@@ -50,58 +45,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
     from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
     from jupyterhub_gpu_reclaim.checkpoint.files.trial import Trial
-    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource
+    from jupyterhub_gpu_reclaim.checkpoint.saved_images import ImageSource
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
-
-#: Seconds in which CRIU's process must stand still, and do its call.
-_ADOPTION_SECONDS: Final = 10.0
-_PR_SET_CHILD_SUBREAPER: Final = 36
-
-
-class OrphanAdoption:
-    """Makes the root a subreaper in time, where it is needed.
-
-    A program whose parent has ended (``!train &`` in a notebook) is a child of the
-    session's root, a "child subreaper", and still belongs to the session (setsid) that
-    it came from. CRIU (4.1, 4.2: ``prepare_pstree_ids``) makes it as the child of a
-    helper below that session's leader, and has the helper end. But it makes the root a
-    subreaper only at its very end, so these children would go to the init, where no
-    later dump finds them. So the root is made one earlier, by a system call forced upon
-    it while it waits for an image of its own: it exists then, and no helper has ended.
-    """
-
-    def __init__(
-        self, session: SessionInit, source: SavedImages, root_pid: int
-    ) -> None:
-        self._session = session
-        self._root_pid = root_pid
-        tasks = source.tasks()
-        own = {task.sid for task in tasks if task.pid == root_pid}
-        # A child of the root that belongs to a session that neither of them leads.
-        self._needed = any(
-            task.ppid == root_pid and task.sid not in {*own, task.pid} for task in tasks
-        )
-
-    def before(self, name: str) -> None:
-        """CRIU waits for that image.
-
-        Raises:
-            RestoreFailed: the root cannot be made to do it.
-        """
-        if not self._needed or name != f"pagemap-{self._root_pid}.img":
-            return
-        init = processes.snapshot_init(self._session.init_pid, self._session.init_start)
-        inside = processes.inhabitants(init)
-        pids = [one.pid for one in inside if one.ns_pid == self._root_pid]
-        try:
-            with ptrace.stopped(pids[0], seconds=_ADOPTION_SECONDS) as traced:
-                traced.call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        except (IndexError, OSError) as error:
-            why = "programs without a parent would be lost to the next suspend"
-            raise RestoreFailed(
-                Reason.RESTORE_FAILED, why=why, detail=str(error)
-            ) from error
-
 
 #: CRIU's own processes take some tens of pids; as many are kept free for them.
 HELPER_PIDS = 1000
@@ -138,9 +83,6 @@ def restore(
     source: ImageSource,
     folder: Path,
     limit: float,
-    root_pid: int,
-    pids: Sequence[int],
-    pipes: Sequence[str] = (),
     opened: Sequence[FileFingerprint] = (),
     cut: Collection[int] = (),
     trial: Trial | None = None,
@@ -156,9 +98,6 @@ def restore(
         source: where CRIU's images come from.
         folder: an empty folder of ours for CRIU's socket and log, mode 0700.
         limit: seconds that it may take.
-        root_pid: as in ``DumpResult``; likewise the next two.
-        pids: every id that must be free.
-        pipes: to be replaced by the new init's output.
         opened: the fingerprints of its files.
         cut: inodes of the connections that were cut; they read as reset.
         trial: of a rehearsal; None for a return.
@@ -194,13 +133,14 @@ def restore(
                 cut=cut,
                 prepare=prepare,
             )
+            pids = _ids(images)
+            root_pid = back.root_pid
             kinds = table.every()
-            adoption = OrphanAdoption(session, images, root_pid)
             for kind in kinds:
                 kind.rewrite(back)
             back.write_files()
             plan = make_plan(images, advise=_advice_counts())
-            server = RestoreServer(folder, _serving(plan, images, adoption))
+            server = RestoreServer(folder, _serving(plan, back))
             attempt = CriuRun(
                 criu,
                 session,
@@ -210,14 +150,11 @@ def restore(
                 cancel=cancel,
                 renewed=renewed,
             )
-            ends = stdio.open_ends(session.init_pid, tuple(pipes))
-            for descriptor in ends.values():
-                stack.callback(os.close, descriptor)
             attempt.run(
                 "restore",
                 ["--leave-stopped", "--restore-detached"],
                 reason=Reason.RESTORE_FAILED,
-                inherit={**ends, **back.inherit()},
+                inherit=back.inherit(),
                 last_pid=free_pid(pids, _pid_max()),
                 prepare=prepare,
             )
@@ -334,11 +271,12 @@ def free_pid(pids: Sequence[int], pid_max: int) -> int:
 
 
 def _serving(
-    plan: MemoryPlan, images: ImageSource, adoption: OrphanAdoption
+    plan: MemoryPlan, back: Return
 ) -> Callable[[str], Iterable[bytes | memoryview] | None]:
     def serve(name: str) -> Iterable[bytes | memoryview] | None:
-        adoption.before(name)
-        return plan.serve(images, name)
+        if name in back.when_asked:
+            back.when_asked[name]()
+        return plan.serve(back.images, name)
 
     return serve
 
@@ -376,6 +314,15 @@ def _advice_counts() -> bool:
     On a kernel without them CRIU would fail on the advice.
     """
     return huge_pages.setting() == "madvise"
+
+
+def _ids(images: SavedImages) -> list[int]:
+    """The ids of all saved processes and threads."""
+    found = [task.pid for task in images.tasks()]
+    for task in images.tasks():
+        if images.memory(task.pid) is not None:  # of another, CRIU writes no threads
+            found += set(task.threads) - {task.pid}
+    return found
 
 
 def _pid_max() -> int:

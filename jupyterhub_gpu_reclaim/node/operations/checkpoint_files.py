@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.sampling import jupyter_api
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import Piece, Range, StopSignal
+    from jupyterhub_gpu_reclaim.checkpoint.saved_images import Piece, Range, StopSignal
     from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader
 
@@ -73,7 +73,7 @@ class CheckpointContents:
 
 
 class CheckpointImages:
-    """CRIU's images in a checkpoint (``memory.plan.ImageSource``), for one operation.
+    """CRIU's images in a checkpoint (``saved_images.ImageSource``), for one operation.
 
     Attributes:
         bytes: handed out or written so far.

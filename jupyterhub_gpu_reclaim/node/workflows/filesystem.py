@@ -102,7 +102,6 @@ def describe(
         pids=list(result.pids),
         stopped=list(result.stopped),
         cut=sorted(cut_connections.unread_ends(snapshot.processes).union(cut)),
-        pipes=list(result.pipes),
         files=files.fingerprint(
             session.init_pid,
             [process.pid for process in snapshot.processes],

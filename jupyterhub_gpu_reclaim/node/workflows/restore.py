@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     )
 
     from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
-    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource
+    from jupyterhub_gpu_reclaim.checkpoint.saved_images import ImageSource
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.session import Session
@@ -287,9 +287,6 @@ class Restore(Workflow):
                 source=source,
                 folder=Path(folder),
                 limit=self._limits.restore,
-                root_pid=world.root,
-                pids=world.pids,
-                pipes=world.pipes,
                 opened=fit.files.opened,
                 cut=world.cut,
                 prepare=lambda helper: cgroups.join(helper, init_pid),
