@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 FILES: Final = "files.img"
+T = TypeVar("T")
 
 
 class Range(NamedTuple):
@@ -89,6 +92,17 @@ class SavedImages:
         """Have other contents in place of an image."""
         self._parsed.pop(name, None)
         self._changed[name] = data
+
+    def decoded(self, name: str, kind: type[T]) -> T:
+        """An image of ours (``codec``).
+
+        Raises:
+            RestoreFailed: it does not read (``checkpoint_damaged``).
+        """
+        try:
+            return codec.decode(self.read(name) or b"", kind)
+        except BadRequest as error:
+            raise images.damaged(f"{name} cannot be read ({error})") from None
 
     def entries(self, name: str, magic: int, kind: str) -> list[Any]:
         """The messages of an image, to be changed in place; empty where there is none.

@@ -17,7 +17,7 @@ import msgspec
 from jupyterhub_gpu_reclaim.checkpoint.kinds import rights
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, RestoreFailed
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import (
@@ -330,17 +330,8 @@ def _lock(traced: Traced) -> int:
 
 
 def load(source: SavedImages) -> dict[int, Attributes]:
-    """The saved attributes, by pid in the session.
-
-    Raises:
-        RestoreFailed: they do not read (``checkpoint_damaged``).
-    """
-    try:
-        return codec.decode(source.read(IMAGE) or b"", dict[int, Attributes])
-    except BadRequest as error:
-        raise RestoreFailed(
-            Reason.CHECKPOINT_DAMAGED, why=f"{IMAGE} is off", detail=str(error)
-        ) from None
+    """The saved attributes, by pid in the session; raises as ``decoded``."""
+    return source.decoded(IMAGE, dict[int, Attributes])
 
 
 def _apply_outside(

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
-from jupyterhub_gpu_reclaim.linux import processes, procfs
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow, unread_bytes
 from jupyterhub_gpu_reclaim.linux.libc import checked
 from jupyterhub_gpu_reclaim.linux.sock_diag import TCP_REPAIR, TcpState, own_addresses
@@ -84,21 +83,10 @@ def unread_ends(tree: Iterable[Process]) -> frozenset[int]:
     tree; what has gone is left out.
     """
     found: set[int] = set()
-    seen: set[int] = set()
-    for process in tree:
-        with processes.held(process) as pidfd:
-            if pidfd is None:
-                continue
-            for fd, target in procfs.descriptors(process.pid):
-                if not target.startswith("socket:["):
-                    continue
-                inode = int(target[8:-1])
-                if inode in seen:
-                    continue
-                seen.add(inode)
-                with contextlib.suppress(OSError), borrow(pidfd, fd) as end:
-                    if _is_closed(end) and _is_unread(end):
-                        found.add(inode)
+    for _, inode, end in inet.sockets_in(tree):
+        with contextlib.suppress(OSError):
+            if _is_closed(end) and _is_unread(end):
+                found.add(inode)
     return frozenset(found)
 
 

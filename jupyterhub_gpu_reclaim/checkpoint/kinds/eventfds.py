@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.linux import procfs
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return
 
 #: Which descriptors are semaphores; CRIU has no image of that name.
-IMAGE: Final = "semaphores.img"
+IMAGE: Final = "semaphores.json"
 _TARGET: Final = "anon_inode:[eventfd]"
 _MOST_AT_ONCE: Final = (1 << 32) - 1
 #: The kernel can count one further, which no program can write, and would wait for.
@@ -29,23 +30,19 @@ class Eventfds(Kind):
     """
 
     def save(self, dump: Dump) -> None:
-        lines = [
-            f"{one.process.ns_pid} {each.fd}\n"
+        found = [
+            (one.process.ns_pid, each.fd)
             for one in dump.programs
             for each in one.descriptors
             if each.target == _TARGET
             and procfs.fdinfo(one.pid, each.fd).get("eventfd-semaphore") == "1"
         ]
-        if lines:
-            dump.images.replace(IMAGE, "".join(lines).encode())
+        dump.images.replace(IMAGE, codec.encode(found))
 
     def rewrite(self, back: Return) -> None:
         semaphores = set()
-        for line in (back.images.read(IMAGE) or b"").splitlines():
-            pid, _, fd = line.partition(b" ")
-            if not pid.isdigit() or not fd.isdigit():
-                raise images.damaged("a semaphore is not told rightly")
-            one = back.saved.descriptors.get((int(pid), int(fd)), (0, 0))
+        for each in back.images.decoded(IMAGE, list[tuple[int, int]]):
+            one = back.saved.descriptors.get(each, (0, 0))
             if one[0] != images.TYPE_EVENTFD:
                 raise images.damaged("a semaphore is something else")
             semaphores.add(one[1])

@@ -7,6 +7,7 @@ import stat
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.linux.procfs import PROC
 from jupyterhub_gpu_reclaim.session_init.session_init import (
     RELAY_READ_FD,
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return
 
-#: CRIU's names of these pipes, a line each; CRIU has no image of that name.
-_IMAGE: Final = "output.img"
+#: CRIU's names of these pipes; CRIU has no image of that name.
+_IMAGE: Final = "output.json"
 
 
 class Output(Kind):
@@ -38,11 +39,11 @@ class Output(Kind):
         self._names = names(dump.init_pid)
 
     def save(self, dump: Dump) -> None:
-        dump.images.replace(_IMAGE, "\n".join(self._names).encode())
+        dump.images.replace(_IMAGE, codec.encode(self._names))
 
     def rewrite(self, back: Return) -> None:
-        lines = (back.images.read(_IMAGE) or b"").decode("ascii").split()
-        for name, descriptor in open_ends(back.init_pid, lines).items():
+        told = back.images.decoded(_IMAGE, list[str])
+        for name, descriptor in open_ends(back.init_pid, told).items():
             back.stack.callback(os.close, descriptor)
             back.ends[name] = descriptor
 

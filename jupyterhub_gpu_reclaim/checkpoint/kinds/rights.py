@@ -20,7 +20,6 @@ import os
 import pwd
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import finding
@@ -81,7 +80,7 @@ class Rights(Kind):
         # login beside the session, could so have the session come back as root.
         known = dict(_threads(dump.tree))
         for number in sorted(_saved_threads(dump.images)):
-            saved = _rights_in(dump.images.read(f"core-{number}.img") or b"")
+            saved = _rights_in(dump.images, number)
             now = _rights_now(known.get(number, {}))
             if saved is not None and saved != now:
                 why = f"process {number} would come back with other rights than it has"
@@ -216,21 +215,20 @@ def _threads(tree: Snapshot) -> Iterator[tuple[int, dict[str, str]]]:
                     yield int(fields["NSpid"].split()[-1]), fields
 
 
-def _rights_in(core: bytes) -> ThreadRights | None:
+def _rights_in(saved: SavedImages, number: int) -> ThreadRights | None:
     try:
-        entry = images.parse("core_entry", images.only(core, images.CORE_MAGIC))
+        entry = saved.core(number)
     except RestoreFailed as error:
         why = "CRIU has written an image that is off"
         raise ReclaimError(Reason.CAPTURE_FAILED, why=why, detail=str(error)) from error
     if not entry.thread_core.HasField("creds"):
         return None
     one: Any = entry.thread_core.creds
-    capabilities = tuple(_number(getattr(one, name)) for name in _SAVED.values())
     return ThreadRights(
         (one.uid, one.euid, one.suid, one.fsuid),
         (one.gid, one.egid, one.sgid, one.fsgid),
         tuple(sorted(one.groups)),
-        capabilities,
+        tuple(_number(getattr(one, name)) for name in _SAVED.values()),
         bool(one.no_new_privs),
         bool(one.secbits & _KEEPING) and not _number(one.cap_prm),
     )

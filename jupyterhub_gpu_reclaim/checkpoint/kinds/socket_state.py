@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,21 +10,21 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
-from jupyterhub_gpu_reclaim.checkpoint.sockets import datagrams, options
+from jupyterhub_gpu_reclaim.checkpoint.sockets import datagrams, inet, options
 from jupyterhub_gpu_reclaim.checkpoint.sockets.datagrams import Datagram  # noqa: TC001 msgspec reads it
 from jupyterhub_gpu_reclaim.checkpoint.sockets.options import (  # noqa: TC001 likewise
     Membership,
     Option,
 )
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import netns, processes, procfs
-from jupyterhub_gpu_reclaim.linux.descriptors import borrow
+from jupyterhub_gpu_reclaim.linux import netns
+from jupyterhub_gpu_reclaim.linux.descriptors import borrow, readable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Mapping
 
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return
     from jupyterhub_gpu_reclaim.linux.processes import Process
@@ -57,9 +56,8 @@ class SocketStates(Kind):
 
     def before_dump(self, dump: Dump) -> None:
         groups = options.groups_of(dump.init_pid)
-        seen: set[int] = set()
-        for process in dump.tree.processes:
-            for inode, end in _sockets(process, seen):
+        for process, inode, end in inet.sockets_in(dump.tree.processes):
+            with contextlib.suppress(OSError):
                 state = SocketState(
                     options=options.read(end),
                     memberships=options.memberships(end, groups),
@@ -72,10 +70,7 @@ class SocketStates(Kind):
         dump.images.replace(IMAGE, codec.encode(self._read))
 
     def rewrite(self, back: Return) -> None:
-        try:
-            saved = codec.decode(back.images.read(IMAGE) or b"", dict[int, SocketState])
-        except BadRequest as error:
-            raise images.damaged(f"{IMAGE} cannot be read ({error})") from None
+        saved = back.images.decoded(IMAGE, dict[int, SocketState])
         entries = back.saved.entries.values()
         by_inode = {inode: entry.id for entry in entries if (inode := _inode(entry))}
         for entry in entries:
@@ -149,22 +144,9 @@ class SocketStates(Kind):
         return held
 
 
-def _sockets(process: Process, seen: set[int]) -> Iterator[tuple[int, socket.socket]]:
-    with processes.held(process) as pidfd:
-        if pidfd is None:
-            return
-        for fd, target in procfs.descriptors(process.pid):
-            inode = int(target[8:-1]) if target.startswith("socket:[") else 0
-            if not inode or inode in seen:
-                continue
-            seen.add(inode)
-            with contextlib.suppress(OSError), borrow(pidfd, fd) as end:
-                yield inode, end
-
-
 def _queue(process: Process, end: socket.socket) -> list[Datagram] | None:
     family, kind, _ = options.kind_of(end)
-    if family != socket.AF_UNIX or kind != socket.SOCK_DGRAM or not _is_ready(end):
+    if family != socket.AF_UNIX or kind != socket.SOCK_DGRAM or not readable([end], 0):
         return None
     queue = datagrams.read(end)
     if queue is None and datagrams.name_of(end)[:1] not in {b"", b"\0"}:
@@ -175,12 +157,6 @@ def _queue(process: Process, end: socket.socket) -> list[Datagram] | None:
             where="a UNIX socket whose messages carry open files",
         )
     return queue
-
-
-def _is_ready(end: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(end, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _without(queues: bytes, ours: Collection[int]) -> bytes:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
+from jupyterhub_gpu_reclaim.checkpoint.sockets.datagrams import enlarged
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow
@@ -24,8 +25,7 @@ _WITHOUT_END: Final = {
 #: Of CRIU's ``sk_shutdown``.
 _READ: Final = 1
 _SEQUENCE: Final = (1 << 32) - 1
-_SNDBUFFORCE, _BUF_LOCK, _NOTSENT_LOWAT = 32, 72, 25
-#: The largest buffer that the kernel takes; it doubles what it is told.
+_NOTSENT_LOWAT: Final = 25
 _MOST: Final = (1 << 30) - 1
 
 
@@ -107,17 +107,15 @@ def _cut(image: bytes, *, has_ended: bool) -> tuple[bytes, Unsent] | None:
 
 def _send(end: socket.socket, what: Unsent) -> None:
     """Send all at once; the socket's buffer and limits are set aside meanwhile."""
-    size = end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-    lock = end.getsockopt(socket.SOL_SOCKET, _BUF_LOCK)
     limit = end.getsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT)
-    end.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, _MOST)
     end.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, _MOST)
     left = memoryview(what.data)
     try:
-        while left:
-            left = left[end.send(left, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) :]
-        if what.has_ended:
-            end.shutdown(socket.SHUT_WR)
+        with enlarged(end):
+            while left:
+                left = left[end.send(left, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) :]
+            if what.has_ended:
+                end.shutdown(socket.SHUT_WR)
     except OSError as error:
         why = f"{len(left)} bytes of a connection could not be sent again"
         raise RestoreFailed(
@@ -125,5 +123,3 @@ def _send(end: socket.socket, what: Unsent) -> None:
         ) from error
     finally:
         end.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, limit)
-        end.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, size // 2)
-        end.setsockopt(socket.SOL_SOCKET, _BUF_LOCK, lock)

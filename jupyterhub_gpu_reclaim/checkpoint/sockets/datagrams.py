@@ -88,7 +88,7 @@ def send(
     with _address(to) as address:
         for message in queue:
             by = by_name.get(message.sender, fallback)
-            with _enlarged(by):
+            with enlarged(by):
                 _send(by, message.data, address)
 
 
@@ -127,7 +127,8 @@ def _send(by: socket.socket, data: bytes, address: bytes | str) -> None:
 
 
 @contextlib.contextmanager
-def _enlarged(end: socket.socket) -> Iterator[None]:
+def enlarged(end: socket.socket) -> Iterator[None]:
+    """Inside the block, what is sent by it need not wait for room."""
     size = end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     lock = end.getsockopt(socket.SOL_SOCKET, _BUF_LOCK)
     end.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, _MOST)

@@ -12,6 +12,7 @@ CRIU (``--skip-in-flight``), so its other end counts as cut.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import time
@@ -19,7 +20,8 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
-from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux import processes, procfs
+from jupyterhub_gpu_reclaim.linux.descriptors import borrow
 from jupyterhub_gpu_reclaim.linux.sock_diag import (
     Address,
     Diag,
@@ -30,7 +32,9 @@ from jupyterhub_gpu_reclaim.linux.sock_diag import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator
+
+    from jupyterhub_gpu_reclaim.linux.processes import Process
 
 #: States in which both ends hold a connection that CRIU can take up again.
 _CONNECTED: Final = frozenset(
@@ -99,6 +103,27 @@ def tree_inodes(pids: Iterable[int]) -> dict[int, tuple[int, int]]:
             if target.startswith("socket:["):
                 found.setdefault(int(target[8:-1]), (pid, fd))
     return found
+
+
+def sockets_in(
+    tree: Iterable[Process],
+) -> Iterator[tuple[Process, int, socket.socket]]:
+    """Every socket of those processes, once: a holder, its inode, and a copy of it.
+
+    What has gone meanwhile is left out.
+    """
+    seen: set[int] = set()
+    for process in tree:
+        with processes.held(process) as pidfd:
+            if pidfd is None:
+                continue
+            for fd, target in procfs.descriptors(process.pid):
+                inode = int(target[8:-1]) if target.startswith("socket:[") else 0
+                if not inode or inode in seen:
+                    continue
+                seen.add(inode)
+                with contextlib.suppress(OSError), borrow(pidfd, fd) as end:
+                    yield process, inode, end
 
 
 def sockets_of(init_pid: int, inodes: Collection[int]) -> list[InetSocket]:

@@ -15,11 +15,10 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.checkpoint.sockets import listeners
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, listeners
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import capabilities, continuing, processes, procfs
-from jupyterhub_gpu_reclaim.linux.descriptors import borrow
 from jupyterhub_gpu_reclaim.linux.sock_diag import TCP_REPAIR
 
 if TYPE_CHECKING:
@@ -62,14 +61,11 @@ def stop(init_pid: int, start: int, *, timeout: float) -> Snapshot:
         time.sleep(0.002)
 
 
-def bystanders(
-    tree: Snapshot, inside: Iterable[Process] | None = None
-) -> list[Process]:
-    """Everything alive in the session's pid namespace but its tree.
+def bystanders(tree: Snapshot, inside: Iterable[Process]) -> list[Process]:
+    """Everything alive of the session's pid namespace but its tree.
 
     The init is among them unless it is as much root as we are: then it is ours (local
-    placement), and what could have changed it could change us. ``inside``: all of that
-    namespace, if it is known.
+    placement), and what could have changed it could change us.
     """
     init = tree.init
     mine = {process.pid for process in tree.processes}
@@ -77,15 +73,13 @@ def bystanders(
     if init.uid == 0 and not capabilities.own() & ~effective:
         mine.add(init.pid)
     return [
-        one
-        for one in (processes.inhabitants(init) if inside is None else inside)
-        if one.pid not in mine and one.state not in processes.DEAD
+        one for one in inside if one.pid not in mine and one.state not in processes.DEAD
     ]
 
 
 def stopped_before(tree: Snapshot) -> frozenset[int]:
     """The pids, in the session's namespace, of all processes stopped as of now."""
-    others = bystanders(tree)
+    others = bystanders(tree, processes.inhabitants(tree.init))
     return tree.stopped | {one.ns_pid for one in others if one.stopped}
 
 
@@ -230,10 +224,9 @@ def thaw(snapshot: Snapshot, keep_stopped: Collection[int] = ()) -> None:
         with contextlib.suppress(Refused):
             listeners.hear_again(snapshot.init.pid, snapshot.server)
     # First those beside it, the init among them: it is the tree's reaper.
+    others = bystanders(snapshot, processes.inhabitants(snapshot.init))
     continue_bystanders(
-        one
-        for one in bystanders(snapshot)
-        if one.stopped and one.ns_pid not in keep_stopped
+        one for one in others if one.stopped and one.ns_pid not in keep_stopped
     )
     continuing.resume(snapshot.processes, keep_stopped)
 
@@ -244,17 +237,12 @@ def thaw(snapshot: Snapshot, keep_stopped: Collection[int] = ()) -> None:
 def leave_repair(process: Process) -> int:
     """Take the process's TCP connections out of repair mode; how many there were."""
     count = 0
-    with processes.held(process) as pidfd:
-        if pidfd is None:
-            return 0
-        for descriptor, target in procfs.descriptors(process.pid):
-            if not target.startswith("socket:"):
-                continue
-            with contextlib.suppress(OSError), borrow(pidfd, descriptor) as end:
-                if end.getsockopt(socket.IPPROTO_TCP, TCP_REPAIR):
-                    end.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 0)
-                    # Repair mode has overwritten this one. Set is what a server's
-                    # connections have, and harms no others.
-                    end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    count += 1
+    for _, _, end in inet.sockets_in([process]):
+        with contextlib.suppress(OSError):
+            if end.getsockopt(socket.IPPROTO_TCP, TCP_REPAIR):
+                end.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 0)
+                # Repair mode has overwritten this one. Set is what a server's
+                # connections have, and harms no others.
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                count += 1
     return count
