@@ -83,11 +83,14 @@ class FarFiles:
         # Looked up once.
         return bool(_far_mounts(self._init[0]))
 
-    def facts(self) -> dict[str, Any]:
-        """The facts of ``files_silent`` if it is not known which one it is.
+    def silent(self, tasks: Iterable[Task], waits: FarWaits) -> dict[str, Any]:
+        """The facts of ``files_silent`` once a task waits in vain for such a file.
 
-        Empty if there is none, or the session has ended.
+        Empty until then, and where the session has ended. Call it again and again.
         """
+        return self._facts() if self.exist and waits.silent(tasks) else {}
+
+    def _facts(self) -> dict[str, Any]:
         try:
             tree = processes.snapshot(*self._init)
         except NotFound:

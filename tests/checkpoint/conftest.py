@@ -24,7 +24,6 @@ from jupyterhub_gpu_reclaim.checkpoint.files.open_files import (
     FileFingerprint,
     fingerprint,
 )
-from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped, rehearse
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, ports
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze
@@ -396,10 +395,9 @@ class Engine:
     def cycle(self, world: World, places: Places) -> World:
         """Dump, rehearse, end, restore in a new place, go on."""
         image = Image()
-        kept = KeptImages(image.sink)
-        result = self.dump(world.place, kept)
+        result = self.dump(world.place, image.sink)
         opened = fingerprints(world.place)
-        self.rehearse(world.place, Dumped(kept.files, result, opened, ()))
+        self.rehearse(world.place, Dumped(result, opened, ()))
         world.place.kill()
         place = places.hold()
         self.await_free(place, image)

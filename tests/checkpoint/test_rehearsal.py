@@ -20,7 +20,6 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
 from jupyterhub_gpu_reclaim.checkpoint.files.trial import Names
 from jupyterhub_gpu_reclaim.checkpoint.kinds.watches import new_instance
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import (
-    KeptImages,
     without_memory,
     without_pages,
 )
@@ -51,10 +50,9 @@ def dumped(places, engine):
     def dumped(setup: str):
         world = places.world()
         world(setup)
-        kept = KeptImages(Image().sink)
-        result = engine.dump(world.place, kept)
+        result = engine.dump(world.place, Image().sink)
         stood.append((world, result))
-        return world, Dumped(kept.files, result, fingerprints(world.place), ())
+        return world, Dumped(result, fingerprints(world.place), ())
 
     yield dumped
     for world, result in stood:
@@ -255,10 +253,10 @@ def test_rehearsal_beside_a_tree_that_goes_on_takes_files_as_they_stood(
     world, saved = dumped(IN_PASSING.format(folder=str(folder)))
     names = Names()
     who = credentials_now(world.place.tree.root.pid)
-    image = bytes(saved.images["files.img"])
+    image = bytes(saved.result.images["files.img"])
     names.take(world.place.init_pid, image, who)
     pids = {one.ns_pid: one.pid for one in world.place.tree.processes}
-    memory = without_pages(saved.images, pids)
+    memory = without_pages(saved.result.images, pids)
     saved = saved._replace(names=names, memory=memory)
     if not fingerprinted:
         saved = saved._replace(opened=())
@@ -302,8 +300,8 @@ assert ctypes.CDLL(None).mlock(ctypes.c_void_p(address), 32 << 20) == 0
 """
     world, saved = dumped(setup)
     pids = {one.ns_pid: one.pid for one in world.place.tree.processes}
-    memory = without_pages(saved.images, pids)
-    source = without_memory(saved.images, memory)
+    memory = without_pages(saved.result.images, pids)
+    source = without_memory(saved.result.images, memory)
     pages = [f"pages-{number}.img" for number in range(1, 9)]
     assert any(source.size(name) for name in pages)  # the vDSO
     assert sum(source.size(name) or 0 for name in pages) < 1 << 20

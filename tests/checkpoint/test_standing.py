@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
-from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import leave_repair, thaw
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.checkpoint.tree.standing import StandingMemory
@@ -71,19 +70,18 @@ def test_dump_that_fails_does_not_wait_for_what_is_left_out(world, engine):
     standing = StandingMemory(full, world.place.tree.processes)
     threads = threading.active_count()
     with pytest.raises(RolledBack):
-        engine.dump(world.place, KeptImages(standing))
+        engine.dump(world.place, standing)
     wait_for(lambda: threading.active_count() <= threads)
 
 
 def dump_without_memory(world, engine):
-    """What is saved of it, what was left out, the images that are kept, its place."""
+    """What is saved of it, what was left out, and what is known of it."""
     image = Stored()
     standing = StandingMemory(image.sink, world.place.tree.processes)
-    kept = KeptImages(standing)
-    result = engine.dump(world.place, kept)
+    result = engine.dump(world.place, standing)
     standing.mark()
     assert not pages(image)
-    return image, standing, kept, result
+    return image, standing, result
 
 
 @pytest.fixture
@@ -92,9 +90,9 @@ def dumped(world, engine):
 
 
 def test_what_is_saved_behind_the_dump_comes_back(engine, places, dumped):
-    world, image, standing, kept, result = dumped
+    world, image, standing, result = dumped
     assert standing.logical_bytes > 8 << 20
-    standing.deliver(image.file, "", kept.files, Cancel())
+    standing.deliver(image.file, "", result.images, Cancel())
     assert sum(map(len, pages(image).values())) == standing.logical_bytes
     thaw(world.place.tree, ())
     expected = world("hash(bytes(much))")
@@ -105,14 +103,14 @@ def test_what_is_saved_behind_the_dump_comes_back(engine, places, dumped):
 
 
 def test_program_that_goes_on_meanwhile_is_not_saved(dumped):
-    world, image, standing, kept, _ = dumped
+    world, image, standing, result = dumped
     one = world.place.tree.processes[-1]
     before = processes.times_run(one)
     go_on(one)
     processes.send(one, signal.SIGSTOP)
     wait_for(lambda: processes.times_run(one) != before)
     with pytest.raises(RolledBack, match="gone on"):
-        standing.deliver(image.file, "", kept.files, Cancel())
+        standing.deliver(image.file, "", result.images, Cancel())
 
 
 def test_program_that_gives_memory_back_meanwhile_is_not_saved(places, engine):
@@ -124,20 +122,20 @@ def test_program_that_gives_memory_back_meanwhile_is_not_saved(places, engine):
         "signal.signal(signal.SIGCONT, lambda *_: much.close()); 0"
     )
     stop(world)
-    image, standing, kept, _ = dump_without_memory(world, engine)
+    image, standing, result = dump_without_memory(world, engine)
     go_on(world.place.tree.processes[-1])
     wait_for(lambda: world("much.closed"))
     stop(world)
     with pytest.raises(RolledBack, match="gone on"):
-        standing.deliver(image.file, "", kept.files, Cancel())
+        standing.deliver(image.file, "", result.images, Cancel())
 
 
 def test_program_that_ends_meanwhile_is_not_saved_nor_what_is_called_off(dumped):
-    world, image, standing, kept, _ = dumped
+    world, image, standing, result = dumped
     cancel = Cancel()
     cancel.set()
     with pytest.raises(RolledBack):
-        standing.deliver(image.file, "", kept.files, cancel)
+        standing.deliver(image.file, "", result.images, cancel)
     world.place.kill()
     with pytest.raises((ProcessLookupError, FileNotFoundError)):
-        standing.deliver(image.file, "", kept.files, Cancel())
+        standing.deliver(image.file, "", result.images, Cancel())

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
+from jupyterhub_gpu_reclaim.checkpoint.buffers import BufferReader
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
@@ -33,6 +34,7 @@ IDS_MAGIC: Final = 0x54432030
 FS_MAGIC: Final = 0x51403912
 REMAP_MAGIC: Final = 0x59133954
 GHOST_MAGIC: Final = 0x52583605
+FIFO_DATA_MAGIC: Final = 0x59333054
 LOCKS_MAGIC: Final = 0x54323616
 INVENTORY_MAGIC: Final = 0x58313116
 #: Of System V objects, by the kernel's short name for them.
@@ -420,11 +422,13 @@ def split(data: bytes, magic: int) -> Iterator[bytes]:
 
 def join(magic: int, payloads: Iterable[bytes]) -> bytes:
     """An image of those messages, in that order."""
-    out = bytearray(_U32.pack(COMMON_MAGIC) + _U32.pack(magic))
-    for payload in payloads:
-        out += _U32.pack(len(payload))
-        out += payload
-    return bytes(out)
+    head = _U32.pack(COMMON_MAGIC) + _U32.pack(magic)
+    return head + b"".join(map(framed, payloads))
+
+
+def framed(payload: bytes) -> bytes:
+    """A message with its length before it."""
+    return _U32.pack(len(payload)) + payload
 
 
 def only(image: bytes, magic: int) -> bytes:
@@ -439,38 +443,33 @@ def only(image: bytes, magic: int) -> bytes:
     return payloads[0]
 
 
-def first(image: bytes, magic: int) -> tuple[bytes, bytes]:
-    """The one message of an image that goes on with plain data, and that.
+class Entries:
+    """An image in which plain data stands between the messages, read in its order.
 
     Raises:
-        RestoreFailed: it holds no such message (``checkpoint_damaged``).
+        RestoreFailed: it has another magic, or is cut off (``checkpoint_damaged``).
     """
-    at = 2 * _U32.size
-    size = int.from_bytes(image[at : at + _U32.size], "little")
-    end = at + _U32.size + size
-    return only(image[:end], magic), image[end:]
 
+    def __init__(self, buffers: Iterable[bytes | memoryview], magic: int) -> None:
+        self._stream = BufferReader(iter(buffers))
+        self.has_more = self._stream.has_more
+        self.read = self._stream.read  #: so many bytes, or what is left
+        if self.data(2 * _U32.size) != join(magic, []):
+            raise damaged(f"an image does not begin with {magic:#x}")
 
-def packets(image: bytes) -> Iterator[tuple[Any, bytes, bytes]]:
-    """The messages of ``sk-queues.img``, in which plain data follows each.
+    def message(self, kind: str) -> Any:
+        """The next message."""
+        (size,) = _U32.unpack(self.data(_U32.size))
+        if size > MAX_ENTRY_BYTES:
+            raise damaged(f"a {kind} of {size} bytes")
+        return parse(kind, self.data(size))
 
-    Yields:
-        The message, its bytes with their length, and the data.
-
-    Raises:
-        RestoreFailed: it is no such image, or is cut off (``checkpoint_damaged``).
-    """
-    at = 2 * _U32.size
-    list(split(image[:at], SK_QUEUES_MAGIC))
-    while at < len(image):
-        size = int.from_bytes(image[at : at + _U32.size], "little")
-        middle = at + _U32.size + size
-        entry = parse("sk_packet_entry", image[at + _U32.size : middle])
-        end = middle + entry.length
-        if end > len(image):
-            raise damaged("what waits in a socket is cut off")
-        yield entry, image[at:middle], image[middle:end]
-        at = end
+    def data(self, size: int) -> bytes:
+        """The next bytes, so many."""
+        data = self._stream.read(size)
+        if len(data) != size:
+            raise damaged("an image is cut off")
+        return data
 
 
 def file_entries(files_img: bytes) -> Iterator[Any]:

@@ -248,11 +248,7 @@ class CriuRun:
                 self._server.fail(ReclaimError(Reason.CANCELLED))
             elif not ready and time.monotonic() >= self._until(deadline):
                 self._late(step)
-            elif (
-                far.exist
-                and waits.silent(tasks_below(inside.pid))
-                and (facts := far.facts())
-            ):
+            elif facts := far.silent(tasks_below(inside.pid), waits):
                 self._server.fail(ReclaimError(Reason.FILES_SILENT, **facts))
         return status
 

@@ -103,6 +103,8 @@ CAPTURE_SOCKET = "streamer-capture.sock"
 RESTORE_SOCKET = "streamer-serve.sock"
 #: How the names of the images begin that hold memory: nearly all bytes there are.
 PAGES = "pages-"
+#: Of a deleted file: what it was, in front of its contents.
+GHOST = "ghost-file-"
 #: One read of a pipe at most; also what a pipe is asked to hold. More than 1 MiB needs
 #: CAP_SYS_RESOURCE.
 BLOCK = 1 << 20

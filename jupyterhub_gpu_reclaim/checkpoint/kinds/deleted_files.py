@@ -8,10 +8,8 @@ import functools
 import os
 import secrets
 import stat
-import struct
 from typing import TYPE_CHECKING, Any, Final
 
-from jupyterhub_gpu_reclaim.checkpoint.buffers import BufferReader
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
     OVERRIDE,
@@ -198,7 +196,6 @@ def _may_read(pid: int, fd: int, status: os.stat_result) -> bool:
         os.close(found)
 
 
-_U32: Final = struct.Struct("<I")
 _BLOCK: Final = 1 << 20
 _NO_TMPFILE: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
 
@@ -211,11 +208,8 @@ class Ghost:
     """
 
     def __init__(self, buffers: Iterable[bytes | memoryview]) -> None:
-        self._stream = BufferReader(iter(buffers))
-        head = self._stream.read(8)
-        if head != _U32.pack(images.COMMON_MAGIC) + _U32.pack(images.GHOST_MAGIC):
-            raise images.damaged("a deleted file has no head")
-        self.entry: Any = self._message("ghost_file_entry")
+        self._entries = images.Entries(buffers, images.GHOST_MAGIC)
+        self.entry = self._entries.message("ghost_file_entry")
 
     def make(self, root: int, path: bytes) -> int:
         """An empty file of that kind, without a name; called inside of ``run_as``.
@@ -245,19 +239,17 @@ class Ghost:
             return
         if not self.entry.chunks:
             at = 0
-            while block := self._stream.read(_BLOCK):
+            while block := self._entries.read(_BLOCK):
                 at += os.pwrite(descriptor, block, at)
             return
         os.ftruncate(descriptor, self.entry.size)
-        while self._stream.has_more():
-            chunk = self._message("ghost_chunk_entry")
+        while self._entries.has_more():
+            chunk = self._entries.message("ghost_chunk_entry")
             at, end = chunk.off, chunk.off + chunk.len
             if end > self.entry.size:
                 raise images.damaged("a deleted file is longer than it was")
             while at < end:
-                block = self._stream.read(min(_BLOCK, end - at))
-                if not block:
-                    raise images.damaged("a deleted file is cut off")
+                block = self._entries.data(min(_BLOCK, end - at))
                 at += os.pwrite(descriptor, block, at)
 
     def finish(self, descriptor: int) -> None:
@@ -296,12 +288,6 @@ class Ghost:
             raise refused(Reason.FILE_DENIED, path, "it was deleted and is no file")
         os.unlink(name)  # noqa: PTH108
         return made
-
-    def _message(self, kind: str) -> Any:
-        head = self._stream.read(_U32.size)
-        if len(head) != _U32.size or _U32.unpack(head)[0] > images.MAX_ENTRY_BYTES:
-            raise images.damaged("a deleted file has an entry that is off")
-        return images.parse(kind, self._stream.read(_U32.unpack(head)[0]))
 
 
 class _NoTmpfile(Exception):

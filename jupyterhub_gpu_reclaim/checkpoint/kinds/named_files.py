@@ -44,8 +44,13 @@ class Fifos(Kind):
                 yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
     def rewrite(self, back: Return) -> None:
-        for number, data, size in _pipe_contents(back.images.read("fifo-data.img")):
-            fill = functools.partial(_fill, back.pipes, number, data, size)
+        if (image := back.images.read("fifo-data.img")) is None:
+            return
+        entries = images.Entries([image], images.FIFO_DATA_MAGIC)
+        while entries.has_more():
+            one = entries.message("pipe_data_entry")
+            data = entries.data(one.bytes)
+            fill = functools.partial(_fill, back.pipes, one.pipe_id, data, one.size)
             back.when_open.append(fill)
 
 
@@ -133,19 +138,3 @@ def _fill(pipes: dict[int, int], number: int, data: bytes, size: int) -> None:
         fcntl.fcntl(both, fcntl.F_SETPIPE_SZ, size)
     if os.write(both, data) != len(data):
         raise OSError(errno.ENOSPC, "a FIFO does not take what it held")
-
-
-def _pipe_contents(image: bytes | None) -> Iterator[tuple[int, bytes, int]]:
-    """CRIU's number of a FIFO, what was in it, and how much it takes."""
-    if image is None:
-        return
-    at, entries = 8, memoryview(image)
-    while at < len(image):
-        size = int.from_bytes(entries[at : at + 4], "little")
-        entry = images.parse("pipe_data_entry", bytes(entries[at + 4 : at + 4 + size]))
-        at += 4 + size
-        data = bytes(entries[at : at + entry.bytes])
-        if len(data) != entry.bytes:
-            raise images.damaged("the contents of a FIFO are cut off")
-        at += entry.bytes
-        yield entry.pipe_id, data, entry.size

@@ -161,9 +161,12 @@ def _queue(process: Process, end: socket.socket) -> list[Datagram] | None:
 
 def _without(queues: bytes, ours: Collection[int]) -> bytes:
     kept = [images.join(images.SK_QUEUES_MAGIC, [])]
-    for packet, head, data in images.packets(queues):
+    entries = images.Entries([queues], images.SK_QUEUES_MAGIC)
+    while entries.has_more():
+        packet = entries.message("sk_packet_entry")
+        data = entries.data(packet.length)
         if packet.id_for not in ours:
-            kept += [head, data]
+            kept += [images.framed(images.serialize(packet)), data]
     return b"".join(kept)
 
 

@@ -16,7 +16,6 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from jupyterhub_gpu_reclaim.checkpoint.buffers import BufferReader
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ANON_PRIVATE, PAGE, REGULAR
@@ -352,18 +351,15 @@ class SavedObjects:
 
     # --- what there was ---------------------------------------------------------------
 
-    def _entries(self, kind: str, number: int) -> Iterator[tuple[Any, BufferReader]]:
+    def _entries(self, kind: str, number: int) -> Iterator[tuple[Any, images.Entries]]:
         name = f"ipcns-{kind}-{number}.img"
         if self._source.size(name) is None:
             return
-        reader = BufferReader(iter(self._source.stream(name)))
-        magic = images.IPC_MAGICS[kind]
-        if reader.read(8) != _U32.pack(images.COMMON_MAGIC) + _U32.pack(magic):
-            raise images.damaged(f"{name} has no head")
+        reader = images.Entries(self._source.stream(name), images.IPC_MAGICS[kind])
         for _ in range(MOST_OBJECTS):
             if not reader.has_more():
                 return
-            yield _message(reader, f"ipc_{kind}_entry"), reader
+            yield reader.message(f"ipc_{kind}_entry"), reader
         raise images.damaged(f"{name} holds too much")
 
     def _sets(self, namespace: int) -> Iterator[dict[str, Any]]:
@@ -381,7 +377,7 @@ class SavedObjects:
         for entry, reader in self._entries("msg", namespace):
             messages = []
             for _ in range(entry.qnum):
-                head = _message(reader, "ipc_msg")
+                head = reader.message("ipc_msg")
                 total += max(1, head.msize)
                 if total > MOST_MESSAGE_BYTES or not 0 < head.mtype < 1 << 63:
                     raise images.damaged("a message is off")
@@ -465,19 +461,8 @@ def _description(entry: Any) -> dict[str, Any]:
     return about
 
 
-def _message(reader: BufferReader, kind: str) -> Any:
-    head = reader.read(_U32.size)
-    if len(head) != _U32.size or _U32.unpack(head)[0] > images.MAX_ENTRY_BYTES:
-        raise images.damaged(f"an {kind} is off")
-    return images.parse(kind, reader.read(_U32.unpack(head)[0]))
-
-
-def _padded(reader: BufferReader, size: int) -> bytes:
-    padded = -(-size // _ALIGNED) * _ALIGNED
-    data = reader.read(padded)
-    if len(data) != padded:
-        raise images.damaged("an image of System V objects is cut off")
-    return data[:size]
+def _padded(reader: images.Entries, size: int) -> bytes:
+    return reader.data(-(-size // _ALIGNED) * _ALIGNED)[:size]
 
 
 def _copy(vma: Any) -> Any:

@@ -90,8 +90,8 @@ class UnsentData(Kind):
 
 
 def _cut(image: bytes, *, has_ended: bool) -> tuple[bytes, Unsent] | None:
-    head, body = images.first(image, images.TCP_STREAM_MAGIC)
-    stream = images.parse("tcp_stream_entry", head)
+    entries = images.Entries([image], images.TCP_STREAM_MAGIC)
+    stream, body = entries.message("tcp_stream_entry"), entries.read(len(image))
     size, sent = stream.unsq_len, stream.inq_len + stream.outq_len - stream.unsq_len
     if not size:
         return None

@@ -1,9 +1,9 @@
-"""Images for a rehearsal: kept while they are written, and given without the memory.
+"""Images for a rehearsal, which is given them without the memory.
 
 A rehearsal needs what CRIU writes about processes, files and sockets, and none of the
-pages: nothing of it is ever continued. So :class:`KeptImages` copies everything but
-pages and the contents of deleted files as it passes by, and :func:`without_memory`
-gives CRIU address spaces that are empty but for the few pages that CRIU itself reads
+pages: nothing of it is ever continued. So a dump keeps everything but pages and the
+contents of deleted files (``DumpResult.images``), and :func:`without_memory` gives CRIU
+address spaces that are empty but for the few pages that CRIU itself reads
 while it restores (the vDSO, rings of kernel AIO). Those come from the tree that stands.
 """
 
@@ -14,19 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
-from jupyterhub_gpu_reclaim.checkpoint.criu.stream import PAGES
+from jupyterhub_gpu_reclaim.checkpoint.criu.stream import GHOST, PAGES
 from jupyterhub_gpu_reclaim.checkpoint.kinds import locks
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import PAGE, Span, overlap
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
-
-_GHOST: Final = "ghost-file-"
-#: Of a deleted file: what it was, in front of its contents.
-_GHOST_HEAD_BYTES: Final = 4096
 _PAGEMAP: Final = "pagemap-"
 _MEMORY: Final = "mm-"
 #: Of an image without entries: two magic numbers.
@@ -37,41 +32,6 @@ _HEAD_BYTES: Final = 8
 _READ_BY_CRIU: Final = 1 << 3 | 1 << 12 | 1 << 13 | 1 << 15
 #: mmap(2): memory that is locked is filled at once.
 _MAP_LOCKED: Final = 0x2000
-
-
-class KeptImages:
-    """Passes images on, and keeps a copy of what a rehearsal needs.
-
-    Attributes:
-        files: name → contents, complete once the dump has ended.
-    """
-
-    def __init__(self, sinks: Callable[[str], Sink]) -> None:
-        self._sinks = sinks
-        self.files: dict[str, bytearray] = {}
-
-    def __call__(self, name: str) -> Sink:
-        """See ``CaptureServer``."""
-        sink = self._sinks(name)
-        if name.startswith(PAGES):
-            return sink
-        most = _GHOST_HEAD_BYTES if name.startswith(_GHOST) else None
-        return _Kept(sink, self.files.setdefault(name, bytearray()), most)
-
-
-class _Kept:
-    def __init__(self, sink: Sink, copy: bytearray, most: int | None) -> None:
-        self._sink = sink
-        self._copy = copy
-        self._most = most
-
-    def write(self, data: memoryview, /) -> None:
-        left = None if self._most is None else max(0, self._most - len(self._copy))
-        self._copy += data[:left]
-        self._sink.write(data)
-
-    def close(self) -> None:
-        self._sink.close()
 
 
 def without_memory(
@@ -85,7 +45,7 @@ def without_memory(
     for name, data in found.items():
         if name == locks.IMAGE:
             found[name] = data[:_HEAD_BYTES]
-        elif name.startswith(_GHOST):
+        elif name.startswith(GHOST):
             found[name] = _hollow(data)
     return SavedImages(None, found)
 

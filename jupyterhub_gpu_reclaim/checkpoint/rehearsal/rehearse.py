@@ -54,7 +54,6 @@ class Dumped(NamedTuple):
     """Result of a dump, as far as a rehearsal needs it.
 
     Attributes:
-        images: name → contents, of all that hold no memory.
         result: of the dump.
         opened: the fingerprints of its files.
         cut: inodes of the connections that were cut before.
@@ -63,7 +62,6 @@ class Dumped(NamedTuple):
         names: its files, as it stood; likewise.
     """
 
-    images: Mapping[str, bytes | bytearray]
     result: DumpResult
     opened: Sequence[FileFingerprint]
     cut: Collection[int]
@@ -104,13 +102,13 @@ def rehearse(
     tree = processes.snapshot(session.init_pid, session.init_start)
     memory = dumped.memory
     if memory is None:
-        memory = without_pages(dumped.images, pids_of(tree))
+        memory = without_pages(dumped.result.images, pids_of(tree))
     try:
         with scratch_folder() as scratch, empty_place(session) as place:
             engine.restore(
                 criu,
                 place,
-                source=without_memory(dumped.images, memory),
+                source=without_memory(dumped.result.images, memory),
                 folder=folder,
                 limit=limit,
                 opened=dumped.opened,

@@ -7,9 +7,10 @@ namespace. Nothing here knows where the image goes.
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import (
@@ -17,7 +18,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.process import (
     CriuRun,
     SessionInit,
 )
-from jupyterhub_gpu_reclaim.checkpoint.criu.stream import CaptureServer
+from jupyterhub_gpu_reclaim.checkpoint.criu.stream import GHOST, PAGES, CaptureServer
 from jupyterhub_gpu_reclaim.checkpoint.kinds import locks, table
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import FILES, SavedImages
@@ -33,7 +34,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
@@ -45,23 +46,27 @@ if TYPE_CHECKING:
 #: Images that kinds may look at or change before they are saved.
 _KEPT_BACK: Final = frozenset({FILES, locks.IMAGE})
 _KEPT_BACK_OF_EACH: Final = ("core-", "mm-")
+_GHOST_HEAD_BYTES: Final = 4096
 
 
 @dataclass(frozen=True)
 class DumpResult:
-    """Facts that a restore needs besides the image files; all plain values.
+    """What is known of a tree that was dumped; all plain values.
 
     Attributes:
         root_pid: of the tree's root, in the session's namespace.
         pids: every process and thread id in use, in the session's namespace.
         stopped: pids of processes that a signal had stopped before.
         seconds: how long it took.
+        images: name → contents, of all that hold no memory; of deleted files, what they
+            were.
     """
 
     root_pid: int
     pids: tuple[int, ...]
     stopped: tuple[int, ...]
     seconds: float
+    images: Mapping[str, bytes | bytearray] = field(default_factory=dict)
 
 
 def dump(
@@ -104,7 +109,7 @@ def dump(
         raise Refused(Reason.NO_TREE)
     if stopped is None:
         stopped = freeze.stopped_before(before)
-    kept = _KeptBack(sinks)
+    kept = _Kept(sinks)
     server = CaptureServer(folder, kept)
     attempt = CriuRun(criu, session, folder, server, limit=limit, cancel=cancel)
     arguments = ["--leave-stopped", "--tree", str(before.root.ns_pid)]
@@ -127,10 +132,12 @@ def dump(
             dumped.tree = tree = processes.wait_stopped(
                 session.init_pid, session.init_start, timeout=STOP_PATIENCE
             )
-            dumped.images = SavedImages(None, kept.images)
+            back = {n: bytes(kept.images[n]) for n in kept.images if _is_kept_back(n)}
+            dumped.images = SavedImages(None, back)
             for kind in kinds:
                 kind.save(dumped)
-            for name, image in dumped.images.written().items():
+            written = dumped.images.written()
+            for name, image in written.items():
                 sink = sinks(name)
                 sink.write(memoryview(image))
                 sink.close()
@@ -145,33 +152,44 @@ def dump(
         pids=_ids(tree),
         stopped=tuple(sorted(stopped)),
         seconds=time.monotonic() - begun,
+        images={**kept.images, **written},
     )
 
 
-class _KeptBack:
-    """Passes images on, but for those that are saved once CRIU has ended."""
+class _Kept:
+    """Passes images on, but for those that kinds may change, and keeps a copy."""
 
     def __init__(self, sinks: Callable[[str], Sink]) -> None:
         self._sinks = sinks
-        self.images: dict[str, bytes] = {}
+        self.images: dict[str, bytearray] = {}
 
     def __call__(self, name: str) -> Sink:
-        if name in _KEPT_BACK or name.startswith(_KEPT_BACK_OF_EACH):
-            return _KeptImage(name, self.images)
-        return self._sinks(name)
+        if name.startswith(PAGES):
+            return self._sinks(name)
+        copy = self.images.setdefault(name, bytearray())
+        sink = None if _is_kept_back(name) else self._sinks(name)
+        most = _GHOST_HEAD_BYTES if name.startswith(GHOST) else sys.maxsize
+        return _KeptImage(copy, sink, most)
 
 
 class _KeptImage:
-    def __init__(self, name: str, images: dict[str, bytes]) -> None:
-        self._name = name
-        self._images = images
-        self._data = bytearray()
+    def __init__(self, copy: bytearray, sink: Sink | None, most: int) -> None:
+        self._copy = copy
+        self._sink = sink
+        self._most = most
 
     def write(self, data: memoryview, /) -> None:
-        self._data += data
+        self._copy += data[: max(0, self._most - len(self._copy))]
+        if self._sink is not None:
+            self._sink.write(data)
 
     def close(self) -> None:
-        self._images[self._name] = bytes(self._data)
+        if self._sink is not None:
+            self._sink.close()
+
+
+def _is_kept_back(name: str) -> bool:
+    return name in _KEPT_BACK or name.startswith(_KEPT_BACK_OF_EACH)
 
 
 def _roll_back(session: SessionInit, stopped: Collection[int]) -> None:

@@ -431,8 +431,9 @@ async def _silent(threads: list[far_files.Task]) -> dict[str, Any]:
     while True:
         await asyncio.sleep(far_files.LOOK_SECONDS)
         # What waits may be the store's; a session without such files waits for it.
-        silent = far is not None and far.exist and waits.silent(threads)
-        if far and silent and (facts := await asyncio.to_thread(far.facts)):
+        if far is None or not far.exist:
+            continue
+        if facts := await asyncio.to_thread(far.silent, threads, waits):
             return facts
 
 

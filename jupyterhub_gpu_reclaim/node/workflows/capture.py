@@ -18,7 +18,6 @@ import msgspec
 from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
-from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
@@ -312,9 +311,9 @@ class Capture(Workflow):
     async def _image(
         self, target: CheckpointWriter | Staging, login: ServerLogin, told: Told
     ) -> Dumped:
-        kept = KeptImages(self._sinks(target))
+        sinks = self._sinks(target)
         result = await in_thread(
-            lambda: self._run_criu(kept),
+            lambda: self._run_criu(sinks),
             step="dump",
             limit=self._limits.dump + self._limits.criu,
         )
@@ -332,10 +331,10 @@ class Capture(Workflow):
             ),
         )
         if world.shares_network:
-            self._refuse_ports(bytes(kept.files["files.img"]), world)
+            self._refuse_ports(bytes(result.images["files.img"]), world)
         target.add(checkpoint_files.IDENTITY, codec.encode(login.identity))
         await self._describe(target, world)
-        return Dumped(kept.files, result, world.files, told.cut)
+        return Dumped(result, world.files, told.cut)
 
     async def _describe(
         self, target: CheckpointWriter | Staging, world: HostRequirements
@@ -480,7 +479,7 @@ class Capture(Workflow):
             self._cancel.check()
             return sorted(cut.inodes)
 
-    def _run_criu(self, kept: KeptImages) -> dump.DumpResult:
+    def _run_criu(self, sinks: Callable[[str], Sink]) -> dump.DumpResult:
         has_gpus = self._record.all_gpus() is not None
         if has_gpus:
             # CRIU cannot save a device; it would say so in its own words.
@@ -489,7 +488,7 @@ class Capture(Workflow):
             return dump.dump(
                 self._tools.criu.criu(),
                 SessionInit(self._session.init_pid, self._session.init_start),
-                sinks=kept,
+                sinks=sinks,
                 folder=Path(folder),
                 limit=self._limits.dump,
                 stopped=self._record.stopped_before,

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
-    from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
     from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
     from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
@@ -158,8 +157,8 @@ class Save(Capture):
         self._standing = StandingMemory(super()._sinks(target), self._stands_on())
         return self._standing
 
-    def _run_criu(self, kept: KeptImages) -> DumpResult:
-        result = super()._run_criu(kept)
+    def _run_criu(self, sinks: Callable[[str], Sink]) -> DumpResult:
+        result = super()._run_criu(sinks)
         self._standing.mark()
         return result
 
@@ -182,9 +181,9 @@ class Save(Capture):
         tree, self._names = self._tree(), Names()
         if tree.server is not None:
             who = credentials_now(tree.server.pid)
-            image = bytes(dumped.images[checkpoint_files.FILES])
+            image = bytes(dumped.result.images[checkpoint_files.FILES])
             self._names.take(self._session.init_pid, image, who)
-        memory = without_pages(dumped.images, pids_of(tree))
+        memory = without_pages(dumped.result.images, pids_of(tree))
         return dumped._replace(memory=memory, names=self._names)
 
     async def _describe(
@@ -256,7 +255,7 @@ class Save(Capture):
         world = msgspec.structs.replace(self._world, files=files)
         writer.add(checkpoint_files.WORLD, codec.encode(world))
         staging.deliver(writer.file, self._cancel)
-        self._standing.deliver(writer.file, IMAGES, dumped.images, self._cancel)
+        self._standing.deliver(writer.file, IMAGES, dumped.result.images, self._cancel)
 
     def _word(self, rehearsal: Rehearsal) -> None:
         """Wait for the rehearsal; a session that has ended has only the copy.
