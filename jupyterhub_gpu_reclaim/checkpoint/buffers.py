@@ -16,7 +16,6 @@ class BufferReader:
         self._rest = memoryview(b"")
 
     def has_more(self) -> bool:
-        """Whether any byte is left."""
         while not self._rest:
             following = next(self._buffers, None)
             if following is None:

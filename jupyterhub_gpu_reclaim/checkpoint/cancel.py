@@ -44,13 +44,11 @@ class Cancel:
             listener()
 
     def remove_listener(self, listener: Callable[[], None]) -> None:
-        """Call it no more."""
         with self._lock:
             self._listeners.remove(listener)
 
     @property
     def is_set(self) -> bool:
-        """Whether it has been cancelled."""
         return self._set
 
     def check(self) -> None:
@@ -63,7 +61,6 @@ class Cancel:
             raise RolledBack(Reason.CANCELLED)
 
     def fileno(self) -> int:
-        """For select(2)."""
         return self._event
 
     def __del__(self) -> None:

@@ -16,8 +16,6 @@ T = TypeVar("T")
 
 
 class Range(NamedTuple):
-    """Bytes of a file."""
-
     offset: int
     length: int
 
@@ -142,7 +140,6 @@ class SavedImages:
         return dict(self._changed)
 
     def size(self, name: str) -> int | None:
-        """See ``ImageSource``."""
         self._write(name)
         if name in self._changed:
             return len(self._changed[name])
@@ -151,7 +148,6 @@ class SavedImages:
     def stream(
         self, name: str, skip: Sequence[Range] = ()
     ) -> Iterable[bytes | memoryview]:
-        """See ``ImageSource``."""
         self._write(name)
         if name in self._changed:
             return [self._changed[name]]
@@ -159,7 +155,6 @@ class SavedImages:
         return self._source.stream(name, skip)
 
     def copy(self, name: str, pieces: Sequence[Piece], stop: StopSignal) -> None:
-        """See ``ImageSource``."""
         assert self._source is not None, name
         self._source.copy(name, pieces, stop)
 

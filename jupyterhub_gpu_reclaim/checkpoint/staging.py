@@ -168,12 +168,7 @@ def _take(count: int) -> list[_Piece]:
 
 
 class StagedFile:
-    """One file in memory; a ``PipeSink`` of ``criu.stream``, and a context manager.
-
-    Args:
-        name: for what is told of errors.
-        piece: takes more memory.
-    """
+    """One file in memory; a ``PipeSink`` of ``criu.stream``, and a context manager."""
 
     def __init__(self, name: str, piece: Callable[[], _Piece]) -> None:
         self._name = name
@@ -299,11 +294,6 @@ class StagedFile:
 
 def hand_over(target: StoreFile, parts: Iterable[memoryview], cancel: Cancel) -> None:
     """Have a store take memory through a pipe, as many processes of it as it has.
-
-    Args:
-        target: the file, to which nothing else is written.
-        parts: asked for one after the other, in a thread.
-        cancel: ends it.
 
     Raises:
         ReclaimError: the store does not take it, or it was cancelled.

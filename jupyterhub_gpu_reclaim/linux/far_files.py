@@ -88,9 +88,9 @@ class FarFiles:
 
         Empty until then, and where the session has ended. Call it again and again.
         """
-        return self._facts() if self.exist and waits.silent(tasks) else {}
+        return self.facts() if self.exist and waits.silent(tasks) else {}
 
-    def _facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         try:
             tree = processes.snapshot(*self._init)
         except NotFound:

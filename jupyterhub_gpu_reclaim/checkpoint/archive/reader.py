@@ -40,8 +40,6 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY
 
 
 class ArchiveLimits(NamedTuple):
-    """How much an archive may make."""
-
     bytes: int = 1 << 42
     entries: int = 20_000_000
 

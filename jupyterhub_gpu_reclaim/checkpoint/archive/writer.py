@@ -51,7 +51,6 @@ class Content:
         self._seek()
 
     def read(self, size: int = BLOCK_BYTES) -> bytes:
-        """The next bytes, over the borders of the parts."""
         out = bytearray()
         while len(out) < size and self._parts:
             start, length = self._parts.pop()

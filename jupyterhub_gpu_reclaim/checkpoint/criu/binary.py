@@ -65,7 +65,6 @@ class Criu:
     private: bool
 
     def command(self, *arguments: str) -> list[str]:
-        """The command line that starts it in our own namespaces."""
         libraries = ":".join(str(path) for path in self.libraries)
         start = [str(self.loader), "--library-path", libraries, str(self.binary)]
         return [*start, *arguments]
@@ -188,7 +187,6 @@ def _complaint(text: str) -> str:
 
 
 def _says_only(log: str, words: str) -> bool:
-    """Whether that is CRIU's one complaint that matters."""
     errors = [
         line
         for line in log.splitlines()

@@ -374,7 +374,6 @@ class Area(NamedTuple):
 
 
 def damaged(why: str) -> RestoreFailed:
-    """The error for images that are off."""
     return RestoreFailed(Reason.CHECKPOINT_DAMAGED, why=why)
 
 
@@ -421,7 +420,6 @@ def split(data: bytes, magic: int) -> Iterator[bytes]:
 
 
 def join(magic: int, payloads: Iterable[bytes]) -> bytes:
-    """An image of those messages, in that order."""
     head = _U32.pack(COMMON_MAGIC) + _U32.pack(magic)
     return head + b"".join(map(framed, payloads))
 
@@ -473,7 +471,6 @@ class Entries:
 
 
 def file_entries(files_img: bytes) -> Iterator[Any]:
-    """Every ``file_entry`` of a ``files.img``."""
     for payload in split(files_img, FILES_MAGIC):
         yield parse("file_entry", payload)
 

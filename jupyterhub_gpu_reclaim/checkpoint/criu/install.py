@@ -46,8 +46,6 @@ APT_PATIENCE = 600.0
 
 @dataclass(frozen=True)
 class Package:
-    """One package that was unpacked."""
-
     file: str
     sha256: str
 
@@ -127,11 +125,6 @@ def unpack(packages: list[Path], work: Path, source: dict[str, str]) -> Path:
 
 
 def _runs(folder: Path) -> Criu:
-    """The copy in that folder, which tells its version.
-
-    Raises:
-        Refused: it is not there, or cannot be started.
-    """
     found = criu_module.private_copy(folder)
     if found is None:
         raise _refused(f"there is none in {folder}")
@@ -140,7 +133,6 @@ def _runs(folder: Path) -> Criu:
 
 
 def _present(to: Path, suite: str) -> Criu | None:
-    """The copy that is there, if it is of that suite and runs."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, Refused):
         if json.loads((to / MANIFEST).read_text())["suite"] == suite:
             return _runs(to)
@@ -178,11 +170,6 @@ def _fetch(work: Path, suite: str, mirror: str) -> list[Path]:
 
 
 def _gather(unpacked: Path, made: Path) -> None:
-    """The binary, every library and the loader, flat, and each package's licence.
-
-    Raises:
-        Refused: the packages do not hold what they should.
-    """
     binary = unpacked / "usr/sbin/criu"
     libraries = list((unpacked / "usr/lib").glob("*-linux-gnu*/*.so*"))
     loaders = [file for file in libraries if file.name.startswith("ld-linux")]
@@ -209,11 +196,6 @@ def _digest(file: Path) -> str:
 
 
 def _run(command: list[str]) -> None:
-    """Run one command.
-
-    Raises:
-        Refused: it failed; the reason is its last line of complaint.
-    """
     environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     code, text = criu_module.run(command, seconds=APT_PATIENCE, environment=environment)
     if code != 0:

@@ -57,10 +57,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def open_detached(path: Path, *, read_only: bool) -> int:
     """A descriptor (O_PATH) of a detached mount of that folder or file alone.
 
-    Args:
-        path: what to lead to; mounts below a folder are left out.
-        read_only: nothing can be written through it.
-
     Raises:
         Refused: this kernel or container does not allow it (``criu_unusable``).
         OSError: there is no such path.
@@ -143,7 +139,6 @@ class Inside:
     def begin(
         self, spec: dict[str, Any], prepare: Callable[[int], None] | None
     ) -> None:
-        """Tell the helper what to do, after it has been prepared from outside."""
         assert self._helper.stdin is not None
         # Closed whatever happens: a helper without a word ends.
         with self._helper.stdin as line:
@@ -164,7 +159,6 @@ class Inside:
         self.pid, self.inner_pid = self._facts["pid"], self._facts["inner_pid"]
 
     def fileno(self) -> int:
-        """Readable when there is news."""
         return self._report
 
     def poll(self) -> int | None:
@@ -223,18 +217,6 @@ def run_inside(
     prepare: Callable[[int], None] | None = None,
 ) -> Inside:
     """Start CRIU inside the namespaces of a session's init.
-
-    Args:
-        criu: what to start.
-        arguments: makes CRIU's arguments; it is handed a function that passes a
-            descriptor of ours on and returns its path inside.
-        init_pid: the session's init, in our pid namespace.
-        init_start: its start time, against a pid used again.
-        last_pid: make pids inside start after this number; 0 leaves them alone.
-        own_ipc: give it an empty IPC namespace instead of the session's, which it then
-            takes for something to be saved.
-        prepare: called with the helper's pid before it enters anything, e.g. to move
-            it (and what it starts) into the session's control groups.
 
     Raises:
         NotFound: there is no such init.
@@ -311,7 +293,6 @@ def _binary(criu: Criu, stack: ExitStack) -> int:
 
 
 def _copy(data: bytes, stack: ExitStack) -> int:
-    """A sealed copy of a program in memory, which cannot be changed any more."""
     descriptor = _memfd()
     stack.callback(os.close, descriptor)
     with open(descriptor, "wb", closefd=False) as copy:

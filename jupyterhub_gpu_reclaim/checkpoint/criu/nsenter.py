@@ -56,11 +56,6 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def checked(result: int, name: str) -> int:
-    """The result of a call of libc's.
-
-    Raises:
-        OSError: it has failed; with the name of what was called.
-    """
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), name)
@@ -68,12 +63,10 @@ def checked(result: int, name: str) -> int:
 
 
 def on_signal(number: int, action: int) -> None:
-    """Ignore a signal, or let it end the process (signal(2))."""
     libc.signal(number, ctypes.c_void_p(action))
 
 
 def setns(pidfd: int, kinds: int) -> None:
-    """Join those namespaces of the process behind a pidfd (setns(2), Linux 5.8)."""
     checked(libc.setns(pidfd, kinds), "setns")
 
 
@@ -92,7 +85,6 @@ def leave_keyring() -> None:
 
 
 def write_report(report: int, **facts: Any) -> None:
-    """Write one line for the agent; an agent that is gone needs none."""
     try:
         os.write(report, line_of(facts))
     except OSError:
@@ -182,7 +174,6 @@ def become(spec: dict[str, Any]) -> NoReturn:
 
 
 def enter(spec: dict[str, Any]) -> int:
-    """Join the namespaces and make the child that becomes the program; its pid."""
     counter = open_counter() if spec["last_pid"] else -1
     setns(spec["pidfd"], ALL & ~CLONE_NEWIPC if spec["own_ipc"] else ALL)
     if spec["own_ipc"]:
@@ -201,7 +192,6 @@ def enter(spec: dict[str, Any]) -> int:
 
 
 def main() -> int:
-    """Carry out what is on the input; the exit code is 0 when it was done."""
     spec = marshal.load(sys.stdin.buffer)  # noqa: S302 - of the agent, our parent
     # The agent's own end must not end what is under way inside.
     for number in (SIGINT, SIGTERM, SIGHUP):

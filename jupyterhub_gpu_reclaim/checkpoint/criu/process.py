@@ -107,17 +107,7 @@ class SessionInit:
 
 
 class CriuRun:
-    """One CRIU: started, awaited, ended.
-
-    Args:
-        criu: which CRIU.
-        session: whose namespaces it runs in.
-        folder: CRIU's image folder: an empty one of ours; the log stays in it.
-        server: the stream's other side, not started yet.
-        limit: seconds that the whole may take.
-        cancel: cancels it.
-        renewed: the limit begins again with each image that CRIU asks for.
-    """
+    """One CRIU: started, awaited, ended."""
 
     def __init__(
         self,
@@ -150,16 +140,6 @@ class CriuRun:
         prepare: Callable[[int], None] | None = None,
     ) -> None:
         """Run ``criu <step> <arguments>`` to its end.
-
-        Args:
-            step: dump or restore.
-            arguments: besides the common ones.
-            reason: why, when CRIU itself fails.
-            inherit: replacements for pipes whose other end is outside: CRIU's name of
-                the pipe → descriptor of ours.
-            last_pid: see ``run_inside``.
-            own_ipc: likewise.
-            prepare: likewise.
 
         Raises:
             ReclaimError: CRIU failed, time was up, or it was cancelled.
@@ -222,7 +202,6 @@ class CriuRun:
             return ""
 
     def failure(self, reason: Reason, status: int) -> ReclaimError:
-        """The error for a CRIU that ended badly, in its own first words."""
         log = self._log()
         why = criu_module.first_error(log)
         if status < 0:
@@ -253,7 +232,6 @@ class CriuRun:
         return status
 
     def _until(self, deadline: float) -> float:
-        """When its time is up, as far as is known now."""
         if not self._renewed:
             return deadline
         return max(deadline, self._server.asked + self._limit)

@@ -43,7 +43,6 @@ class StreamBroken(ReclaimError):
 
 
 def reply(*, exists: bool) -> bytes:
-    """Whether there is such a file: ``{1: exists}`` behind its length."""
     return struct.pack("=IBB", 2, 0x08, exists)
 
 
@@ -184,7 +183,6 @@ class StreamServer:
         self._main.start()
 
     def fileno(self) -> int:
-        """Readable once something has gone wrong on our side."""
         return self._wake
 
     def fail(self, error: Exception) -> None:
@@ -325,7 +323,6 @@ class CaptureServer(StreamServer):
             self._spawn(pipe, name, lambda end: self._drain(end, sink))
 
     def fail(self, error: Exception) -> None:
-        """Fail as the base class does; cancel sinks that empty a pipe themselves."""
         super().fail(error)
         with self._lock:
             taking = list(self._taking)

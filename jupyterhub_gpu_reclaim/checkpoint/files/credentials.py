@@ -47,7 +47,6 @@ class Credentials(NamedTuple):
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """Orders from the least to the most powerful."""
         return self.uid == 0, self.effective.bit_count()
 
 

@@ -99,7 +99,6 @@ class KeptFiles:
 
     @property
     def in_memory(self) -> int:
-        """Bytes that are not in reflinks."""
         return sum(copy.size for copy in self._copies if copy.clone < 0)
 
     def _take_all(self, root: int, skip: Collection[int]) -> None:
@@ -266,7 +265,6 @@ class _Blocks:
 
 
 def blocks_of(descriptor: int) -> Iterator[memoryview]:
-    """All of a file, from its beginning."""
     at = 0
     while block := os.pread(descriptor, _BLOCK, at):
         yield memoryview(block)

@@ -182,11 +182,9 @@ class _FileUse:
 
     @property
     def is_only_mapped(self) -> bool:
-        """Whether it is mapped, and not written."""
         return self.mapped and not (self.written or self.appended or self.shared)
 
     def add_descriptor(self, info: dict[str, str]) -> None:
-        """Take in one entry of /proc/<pid>/fdinfo."""
         flags = int(info.get("flags", "0"), 8)
         if flags & os.O_ACCMODE != os.O_RDONLY:
             self.appended |= bool(flags & os.O_APPEND)
@@ -195,7 +193,6 @@ class _FileUse:
         self.locked |= "lock" in info
 
     def add_mapping(self, mode: str) -> None:
-        """Take in one mapping by its mode, e.g. ``r-xp``."""
         shared = mode.endswith("s") and "w" in mode
         self.shared |= shared
         self.mapped |= not shared
@@ -439,13 +436,7 @@ def _opened(
 
 
 def of_file(path: bytes, descriptor: int, **use: Any) -> FileFingerprint:
-    """The fingerprint of what a descriptor leads to.
-
-    Args:
-        path: as the session names it.
-        descriptor: of it.
-        use: how its programs use it, and its digest.
-    """
+    """The fingerprint of what a descriptor leads to."""
     status = os.fstat(descriptor)
     return FileFingerprint(
         path=path,

@@ -70,14 +70,11 @@ class FileIdentity(NamedTuple):
 
 
 def identity(descriptor: int) -> FileIdentity:
-    """Device and inode of the file that a descriptor leads to."""
     status = os.fstat(descriptor)
     return FileIdentity(status.st_dev, status.st_ino)
 
 
 class Opened(NamedTuple):
-    """A file that was opened."""
-
     descriptor: int  #: for CRIU
     file: int = -1  #: opened by name only, where the other is a stand-in; else -1
 

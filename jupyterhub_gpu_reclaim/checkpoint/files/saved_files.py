@@ -107,7 +107,6 @@ class SavedFiles:
     hidden: set[int] = field(default_factory=set)
 
     def table_entries(self) -> Iterator[Any]:
-        """Every descriptor of every table, once."""
         return itertools.chain.from_iterable(self.tables.values())
 
     def held(self) -> set[int]:

@@ -73,8 +73,6 @@ class DriverError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One GPU."""
-
     uuid: str  #: 32 hexadecimal digits
     name: str
 

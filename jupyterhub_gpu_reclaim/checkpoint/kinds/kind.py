@@ -96,17 +96,14 @@ class Program:
 
     @functools.cached_property
     def status(self) -> dict[str, str]:
-        """Of ``/proc/PID/status``."""
         return procfs.status(self.pid)
 
     @functools.cached_property
     def descriptors(self) -> list[procfs.Descriptor]:
-        """Everything that it has open."""
         return list(procfs.descriptors(self.pid))
 
     @functools.cached_property
     def mappings(self) -> list[procfs.Mapping]:
-        """Its memory, area by area."""
         return list(procfs.mappings(self.pid))
 
     @functools.cached_property
@@ -182,7 +179,6 @@ class Return:
 
     @property
     def root(self) -> int:
-        """The folder that paths are looked up in."""
         return self.place.root
 
     @property

@@ -61,8 +61,6 @@ class TreeRights(NamedTuple):
 
 
 class HeldFile(NamedTuple):
-    """An open file of ``/proc/PID``."""
-
     path: bytes
     flags: int
     mode: int

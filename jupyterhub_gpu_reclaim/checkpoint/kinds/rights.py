@@ -156,7 +156,6 @@ def refuse_beyond_agent(before: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def user_name(uid: int) -> str:
-    """A user as the machine knows it."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -56,8 +56,6 @@ MAPPED: Final = "/SYSV"
 
 
 class Part(NamedTuple):
-    """A piece of a segment in a process's memory."""
-
     start: int
     end: int
     offset: int  #: in the segment
@@ -77,7 +75,6 @@ class Objects(NamedTuple):
 
     @property
     def any(self) -> bool:
-        """Whether there is something to be saved."""
         return any(self.tables.values())
 
     def problems(self, uids: Collection[int]) -> Iterator[str]:
@@ -307,7 +304,6 @@ class SavedObjects:
 
     @property
     def any(self) -> bool:
-        """Whether there is anything to be made."""
         return any(self.wanted.values())
 
     def contents(self) -> Iterator[bytes | memoryview]:

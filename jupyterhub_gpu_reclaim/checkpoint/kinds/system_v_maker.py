@@ -58,11 +58,6 @@ class Status(ctypes.Structure):
 
 
 def checked(result: int, name: str) -> int:
-    """The result of a call of libc's.
-
-    Raises:
-        OSError: it has failed; with the name of what was called.
-    """
     if result == -1:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), name)
@@ -91,7 +86,6 @@ class Maker:
         self._lent: set[int] = set()
 
     def semaphores(self, one: dict[str, Any]) -> None:
-        """A set with its values."""
         values = one["values"]
         number = self._new("sem", one, len(values))
         array = (ctypes.c_ushort * max(1, len(values)))(*values)
@@ -113,7 +107,6 @@ class Maker:
         self._set("msg", number, one)
 
     def segment(self, one: dict[str, Any], contents: IO[bytes]) -> None:
-        """A segment with its contents."""
         size = one["size"]
         number = self._new("shm", one, size, more=one["huge"])
         address = libc.shmat(number, None, 0)
@@ -149,7 +142,6 @@ class Maker:
         self._lent.add(number)
 
     def remove(self) -> None:
-        """Leave nothing of what was made."""
         for kind, number in self._made:
             self._control(kind, number, IPC_RMID, None)
 
@@ -201,7 +193,6 @@ class Maker:
 
 
 def make(maker: Maker, contents: IO[bytes]) -> None:
-    """Make what the first line of the input says."""
     wanted = json.loads(contents.readline())
     for one in wanted["sem"]:
         maker.semaphores(one)
@@ -212,13 +203,11 @@ def make(maker: Maker, contents: IO[bytes]) -> None:
 
 
 def say(line: str) -> None:
-    """Write one line for the agent."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def main() -> int:
-    """Do the work; the exit code is 0 when it is to stay."""
     checked(libc.setns(int(sys.argv[1]), CLONE_NEWIPC), "setns")
     maker = Maker(open_proc())
     try:

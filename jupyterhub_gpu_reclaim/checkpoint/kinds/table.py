@@ -102,5 +102,4 @@ KINDS: Final[tuple[type[Kind], ...]] = (
 
 
 def every() -> tuple[Kind, ...]:
-    """Every kind, for one dump or one restore."""
     return tuple(kind() for kind in KINDS)

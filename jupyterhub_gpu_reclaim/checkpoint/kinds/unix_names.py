@@ -32,8 +32,6 @@ _ELSEWHERE: Final = b"/tmp"
 
 
 class Named(NamedTuple):
-    """One UNIX socket to be made."""
-
     kind: int
     folder: bytes  #: what a relative name begins at; empty for an absolute one
     name: bytes  #: abstract, or empty, where it is only connected to one with a path

@@ -30,8 +30,6 @@ _MOST: Final = (1 << 30) - 1
 
 
 class Unsent(NamedTuple):
-    """Data that one end of a connection has not sent yet."""
-
     data: bytes
     has_ended: bool  #: nothing follows
 

@@ -235,7 +235,6 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """Bytes of all pieces."""
         return sum(one.length for pieces in self.pieces.values() for one in pieces)
 
     def serve(

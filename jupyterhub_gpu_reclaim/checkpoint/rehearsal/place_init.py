@@ -47,22 +47,12 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def checked(result: int, name: str) -> None:
-    """Check a call of libc's.
-
-    Raises:
-        OSError: it has failed; with the name of what was called.
-    """
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), name)
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    """Mount something (mount(2)).
-
-    Raises:
-        OSError: it cannot be mounted there.
-    """
     result = libc.mount(
         source.encode(),
         target.encode(),
@@ -123,7 +113,6 @@ def hold(spec: dict[str, Any], alive: int) -> NoReturn:
 
 
 def reap() -> None:
-    """Take what has ended."""
     try:
         while os.waitpid(-1, os.WNOHANG) != (0, 0):
             pass
@@ -140,7 +129,6 @@ def say(line: bytes) -> None:
 
 
 def say_why(error: OSError) -> None:
-    """Tell what could not be done."""
     words = f"{error.filename or 'fork'}: {error.strerror}"
     say(f'{{"error": "{words}"}}'.encode("ascii", "replace"))
 
