@@ -11,6 +11,7 @@ import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pynvml
 
@@ -18,7 +19,16 @@ from demo import processes
 from demo.simulated_gpu import GPUS, NAME, TOTAL, Held, held
 from jupyterhub_gpu_reclaim.node import app
 from jupyterhub_gpu_reclaim.node.app import AgentApp
+from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
+from jupyterhub_gpu_reclaim.sampling.gpu import samples_of
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jupyterhub_gpu_reclaim.common.models import GpuSample
+    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+    from jupyterhub_gpu_reclaim.node.requirements import Gpus
 
 #: How busy a GPU is while somebody computes on it.
 _BUSY_PERCENT = 90
@@ -103,14 +113,23 @@ class Library:
         return [one for one in self._held if one.gpu == gpu]
 
 
+class SimulatedGpus(Accelerator):
+    """No program uses a driver, so only the simulated cards tell who has memory."""
+
+    def held(self, gpus: Gpus | None, snapshot: Snapshot) -> Sequence[GpuSample]:
+        del gpus
+        tree = {process.pid for process in snapshot.processes}
+        return samples_of(self.cards.measure(time.time()), tree) or ()
+
+
 class DemoAgent(AgentApp):
     """The agent with simulated GPUs."""
 
     name = "demo-agent"
 
-    def nvml(self) -> Nvml:
-        """Reads the simulated ones."""
-        return Nvml(Library(Path(os.environ[processes.MARK])), driver=Path("/none"))
+    def accelerator(self, *_: object) -> Accelerator:
+        library = Library(Path(os.environ[processes.MARK]))
+        return super().accelerator(SimulatedGpus, Nvml(library, driver=Path("/none")))
 
 
 def main() -> None:

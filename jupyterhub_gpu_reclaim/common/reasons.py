@@ -6,24 +6,18 @@ The reference page ``docs/reference/reasons.md`` is generated from this list.
 from __future__ import annotations
 
 import re
-from enum import Enum
-from typing import Any, Self
+from enum import Enum, unique
+from typing import Any
 
 
+@unique  # two with the same words would be one
 class Reason(Enum):
     """A stable code with its sentence; ``value`` is the code: the name in small."""
 
-    template: str
-    hint: str
-    retryable: bool
-
-    def __new__(cls, template: str, hint: str = "", retryable: bool = False) -> Self:
-        member = object.__new__(cls)
-        member._value_ = len(cls.__members__)  # two may have the same sentence
-        member.template = template
-        member.hint = hint
-        member.retryable = retryable
-        return member
+    def __init__(self, template: str, hint: str = "", retryable: bool = False) -> None:
+        self.template = template
+        self.hint = hint
+        self.retryable = retryable
 
     @property
     def value(self) -> str:
@@ -880,8 +874,8 @@ class Reason(Enum):
         "Nothing is lost: suspended sessions are kept. For the administrator: the Hub's log says more, and so does 'jupyterhub-gpu-reclaim config check'.",
         True,
     )
-    SETTING_INVALID = ("{what}",)
-    STATE_UNUSABLE = ("{what}",)
+    SETTING_INVALID = ("{what}", "Correct that setting.")
+    STATE_UNUSABLE = ("{what}", "Mount that folder, or let it be written.")
     OTHER_VERSION = (
         "{what} has version {version}; this release reads version {known} alone.",
         "For the administrator: install the release that wrote it.",

@@ -180,15 +180,14 @@ class AgentApp(AgentSettings):
         except (OSError, ReclaimError) as error:
             _log.warning("- the state folder does not take the settings: %s", error)
 
-    def nvml(self) -> Nvml:
-        """Reads the use of this machine's cards; the demo reads simulated ones."""
-        return Nvml()
-
-    def _accelerator(self) -> Accelerator:
+    def accelerator(
+        self, kind: type[Accelerator] = Accelerator, nvml: Nvml | None = None
+    ) -> Accelerator:
+        """The GPUs of this machine; the demo has simulated ones."""
         limits = self.limits()
-        return Accelerator(
+        return kind(
             Driver(),
-            self.nvml(),
+            nvml or Nvml(),
             lock_seconds=limits.gpu_lock,
             seconds=limits.dump,
             reserve=self.wake_reserve_bytes,
@@ -203,7 +202,7 @@ class AgentApp(AgentSettings):
         ports: HeldPorts,
     ) -> LocalNode:
         limits, store = self.limits(), opened.repository
-        accelerator, operations = self._accelerator(), Operations()
+        accelerator, operations = self.accelerator(), Operations()
         work = folder(state / "work")
         for rest in work.iterdir():
             _remove(rest)

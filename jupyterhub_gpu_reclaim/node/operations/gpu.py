@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver, Memory
     from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
-    from jupyterhub_gpu_reclaim.common.models import Finding, Shortage
+    from jupyterhub_gpu_reclaim.common.models import Finding, GpuSample, Shortage
     from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.node.operations.card_room import Waker
@@ -179,6 +179,14 @@ class Accelerator:
             users=sorted(inner.values()),
             uses=uses,
         )
+
+    def held(self, gpus: Gpus | None, snapshot: Snapshot) -> Sequence[GpuSample]:
+        """The cards on which a session had memory, for the record of its checkpoint.
+
+        ``gpus`` is what :meth:`describe` said; the demo looks at the tree.
+        """
+        del snapshot
+        return gpus.held() if gpus else ()
 
     def empty(
         self,

@@ -365,13 +365,13 @@ class Capture(Workflow):
     async def _commit(
         self, writer: CheckpointWriter, rehearsal: Rehearsal, seconds: float
     ) -> CheckpointInfo:
-        gpus = self._record.all_gpus()
+        gpus, accelerator = self._record.all_gpus(), self._tools.accelerator
 
         def commit() -> CheckpointInfo:
             return writer.commit(
                 steps=self._operation.steps,
                 frozen_seconds=seconds,
-                gpus=gpus.held() if gpus else (),
+                gpus=accelerator.held(gpus, self._tree()),
                 goes_on=self._goes_on,
                 not_kept=self._not_kept,
                 name=self._name,
@@ -448,7 +448,6 @@ class Capture(Workflow):
         gpus = self._record.gpus
         if gpus is None:
             return
-        total = gpus.bytes()
 
         def empty() -> None:
             self._tools.accelerator.empty(
@@ -458,14 +457,7 @@ class Capture(Workflow):
                 self._cancel,
             )
 
-        await self._step(
-            "gpu",
-            "Saving the memory of its GPU",
-            empty,
-            limit=self._limits.emptying,
-            total=lambda: total,
-        )
-        self._tools.memory.release(self._operation)  # it is in use from here on
+        await self._move_out("Saving the memory of its GPU", empty, gpus)
 
     async def _cut(self, snapshot: Snapshot) -> list[int]:
         """End the connections that lead out of the session; their inodes.

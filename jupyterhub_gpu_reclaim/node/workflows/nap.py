@@ -202,7 +202,7 @@ class Nap(Workflow):
         return record.with_nap(former.with_more(nap) if former else nap)
 
     async def _empty(self, look: _Look, record: Record) -> None:
-        nap, total = record.nap, look.gpus.bytes()
+        nap = record.nap
         assert nap is not None
 
         def note_standing() -> None:
@@ -219,14 +219,7 @@ class Nap(Workflow):
             self._standing |= look.unread.left_by_driver()
             cgroups.restore_memory_limit(_raised(nap.memory_limit, nap.gpus))
 
-        await self._step(
-            "gpu",
-            "Moving the memory of its GPU out",
-            empty,
-            limit=self._limits.emptying,
-            total=lambda: total,
-        )
-        self._tools.memory.release(self._operation)  # it is in use from here on
+        await self._move_out("Moving the memory of its GPU out", empty, look.gpus)
 
     async def _roll_back(self, record: Record) -> None:
         """Let all of it go on as it was.

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation, TimeLimits
     from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
     from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
+    from jupyterhub_gpu_reclaim.node.requirements import Gpus
     from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.node.setup.readiness import CheckedCriu
     from jupyterhub_gpu_reclaim.store.repository import Repository
@@ -114,6 +115,12 @@ class Workflow:
         limit = limit or self._limits.check
         async with self._progress.step(name, title, done=done, total=total):
             return await in_thread(work, step=name, limit=limit, cancel=cancel)
+
+    async def _move_out(self, title: str, work: Callable[[], None], gpus: Gpus) -> None:
+        total = gpus.bytes()
+        limit = self._limits.emptying
+        await self._step("gpu", title, work, limit=limit, total=lambda: total)
+        self._tools.memory.release(self._operation)  # it is in use from here on
 
     async def _thread(self, step: str, work: Callable[[], T]) -> T:
         return await in_thread(work, step=step, limit=self._limits.check)

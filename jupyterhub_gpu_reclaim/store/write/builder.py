@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused, StoreError
+from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.catalogue import locks
 from jupyterhub_gpu_reclaim.store.catalogue.committed import Catalogue
@@ -25,7 +26,7 @@ from jupyterhub_gpu_reclaim.store.packing.packs import PACK_BYTES
 from jupyterhub_gpu_reclaim.store.workers import pack_writers
 from jupyterhub_gpu_reclaim.store.workers.group import CaptureGroup
 from jupyterhub_gpu_reclaim.store.write.commit import BaseCheckpoint
-from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter, Draft
+from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
@@ -109,25 +110,28 @@ class CheckpointBuilder:
                 too), or was and others need its packs; or the store does not work.
             Refused: ``OPERATION_IN_FLIGHT``, it is being written.
         """
-        draft = Draft(
+        begun = self._clock.now()
+        info = CheckpointInfo(
             id=id,
             key=key,
             incarnation=incarnation,
             generation=generation,
+            created=begun,
+            logical_bytes=0,
+            stored_bytes=0,
             parent=parent,
             session=session,
             account=account,
             term=term,
         )
-        self._reserve(draft.id)
+        self._reserve(info.id)
         try:
-            begun = self._clock.now()
             least = least_chunk(self._chunk_bytes, expected_bytes)
-            base = self._find_base(draft, begun, least)
+            base = self._find_base(info, begun, least)
             origin = crypto.Origin(
-                id=draft.id,
-                key=draft.key,
-                generation=draft.generation,
+                id=info.id,
+                key=info.key,
+                generation=info.generation,
                 data_key=crypto.new_key(),
             )
             recipe = Recipe(
@@ -137,9 +141,9 @@ class CheckpointBuilder:
                 pack_bytes=self._pack_bytes,
                 compression=self._compression,
             )
-            return self._writer(draft, recipe, begun, base)
+            return self._writer(info, recipe, begun, base)
         except BaseException:
-            self._ended(draft.id)
+            self._ended(info.id)
             raise
 
     def _refuse_active(self, checkpoint: str) -> None:
@@ -181,7 +185,7 @@ class CheckpointBuilder:
             raise exists
 
     def _find_base(
-        self, draft: Draft, begun: float, chunk_bytes: int
+        self, info: CheckpointInfo, begun: float, chunk_bytes: int
     ) -> BaseCheckpoint | None:
         """Publish the intent, then read the last generation, if it can be used.
 
@@ -190,11 +194,11 @@ class CheckpointBuilder:
         candidates = [
             body
             for body in self._catalogue.all()
-            if body.info.key == draft.key and body.chunk_bytes >= chunk_bytes
+            if body.info.key == info.key and body.chunk_bytes >= chunk_bytes
         ]
         last = max(candidates, key=lambda body: body.info.stamp, default=None)
         references = frozenset(origin.id for origin in (last.origins if last else ()))
-        intent = locks.WriteIntent(draft.id, begun, references)
+        intent = locks.WriteIntent(info.id, begun, references)
         locks.publish_intent(self._backend, intent)
         # Only now it is certain that its packs stay, if it still exists.
         if last is None or not self._catalogue.exists(last.info.id):
@@ -202,11 +206,15 @@ class CheckpointBuilder:
         try:
             return BaseCheckpoint(last, self._catalogue.index(last))
         except StoreError as error:
-            log.warning("%s %s is not built upon: %s", draft.key, last.info.id, error)
+            log.warning("%s %s is not built upon: %s", info.key, last.info.id, error)
             return None
 
     def _writer(
-        self, draft: Draft, recipe: Recipe, begun: float, base: BaseCheckpoint | None
+        self,
+        info: CheckpointInfo,
+        recipe: Recipe,
+        begun: float,
+        base: BaseCheckpoint | None,
     ) -> CheckpointWriter:
         known = None
         if base is not None:
@@ -222,7 +230,7 @@ class CheckpointBuilder:
             )
         return CheckpointWriter(
             self._backend,
-            draft,
+            info,
             recipe,
             begun=begun,
             pack_writers=pack_writers.PackWriters(self._backend, recipe, known, group),

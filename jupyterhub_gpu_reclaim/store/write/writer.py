@@ -12,10 +12,10 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
 import numpy as np
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, StoreError
-from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Step, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.catalogue.locks import INTENT_FRESH_SECONDS
 from jupyterhub_gpu_reclaim.store.format.index import is_name
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.common.models import GpuSample, SessionKey
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, GpuSample, Step
     from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
     from jupyterhub_gpu_reclaim.store.format.crypto import Origin
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
@@ -49,25 +49,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Draft(Value, frozen=True, kw_only=True):
-    """Facts about a checkpoint before it is written; see ``Repository.begin``."""
-
-    id: str
-    key: SessionKey
-    incarnation: str
-    generation: int
-    parent: str
-    session: str
-    account: str
-    term: int
-
-
 class CheckpointWriter:
     """Writes one checkpoint.
 
     Args:
         backend: where to.
-        draft: whose checkpoint it is.
+        info: what is known of it before it is written.
         recipe: how its packs are made.
         begun: when its intent was published.
         pack_writers: take the bytes.
@@ -81,7 +68,7 @@ class CheckpointWriter:
     def __init__(
         self,
         backend: Backend,
-        draft: Draft,
+        info: CheckpointInfo,
         recipe: Recipe,
         *,
         begun: float,
@@ -93,8 +80,8 @@ class CheckpointWriter:
         discard: Callable[[str], None],
     ) -> None:
         self._backend = backend
-        self._draft = draft
-        self._id = draft.id
+        self._info = info
+        self._id = info.id
         self._recipe = recipe
         self._begun = begun
         self._pack_writers = pack_writers
@@ -264,7 +251,7 @@ class CheckpointWriter:
     ) -> CheckpointInfo:
         with self._lock:
             files = [file.entry() for file in self._files.values()]
-        draft, recipe = self._draft, self._recipe
+        recipe = self._recipe
         reports = self._pack_writers.reports(timeout)
         looked = self._pack_writers.verdicts()
         merged = merge(files, recipe.chunk_bytes, reports, self._base, looked)
@@ -274,20 +261,13 @@ class CheckpointWriter:
         index = write_index(self._backend, recipe.origin, merged.index)
         origins = [recipe.origin, *self._needed(merged)]
         own = sum(length for report in reports for _, length in report.packs)
-        info = CheckpointInfo(
-            id=self._id,
-            key=draft.key,
-            incarnation=draft.incarnation,
-            generation=draft.generation,
+        info = msgspec.structs.replace(
+            self._info,
             created=self._clock.now(),
             logical_bytes=sum(length for _, length in files),
             stored_bytes=own + index.length,
             keeps=_keeps(merged.packs, origins, index.length),
             deduplicated_bytes=self._pack_writers.counted(KNOWN),
-            parent=draft.parent,
-            session=draft.session,
-            account=draft.account,
-            term=draft.term,
             **record,
         )
         body = Body(
@@ -310,7 +290,7 @@ class CheckpointWriter:
         for pack in np.unique(blocks["pack"][damaged]).tolist():
             log.warning(
                 "%s %s is damaged: what %s needs of it was stored again",
-                self._draft.key,
+                self._info.key,
                 body.pack_name(body.packs[pack]),
                 self._id,
             )
@@ -333,7 +313,7 @@ class CheckpointWriter:
         except StoreError as error:
             log.warning(
                 "%s remains of %s are left: %s",
-                self._draft.key,
+                self._info.key,
                 self._id,
                 error,
             )
