@@ -5,10 +5,12 @@ They have no room, or others have it: for the session's memory, and at its wake.
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -142,6 +144,50 @@ async def test_nap_that_the_machine_has_no_memory_for_is_refused_untouched(
     assert error.reason is Reason.NOT_ENOUGH_MEMORY
     assert recovery.releases.records.list() == []
     assert goes_on(counter)
+
+
+#: ``sleep 1001`` has started ``sleep 1002``, as a pool for compilers starts its workers.
+POOL = """
+sh -c 'sleep 1002 & exec sleep 1001' &
+while :; do echo x; sleep 0.05; done
+"""
+
+
+class PoolOnCard(FullCards):
+    """What holds the card besides: a pool without memory, and its workers by fork.
+
+    A worker is told by the pool that it has its descriptors from, where one sees both.
+    """
+
+    def survey(self, snapshot) -> Survey:
+        named = {argument(process): process for process in snapshot.processes}
+        pool = [named[word] for word in ("1001",) if word in named]
+        workers = tuple(named[word] for word in ("1002",) if word in named)
+        users = (self._process, *pool)
+        return Survey(users, stale=workers) if pool else Survey(users, others=workers)
+
+    def without_memory(self, survey) -> list[processes.Process]:
+        return [process for process in survey.users if process != self._process]
+
+    def empty(self, look, survey, limit, cancel, standing) -> None:
+        if found := self.survey(look()).others:
+            raise RolledBack(Reason.GPU_BEGUN, pid=found[0].ns_pid, name=found[0].name)
+        super().empty(look, survey, limit, cancel, standing)
+
+
+def argument(process: processes.Process) -> str:
+    """The last word of its command line."""
+    return Path(f"/proc/{process.pid}/cmdline").read_text().rstrip("\0").split("\0")[-1]
+
+
+async def test_workers_of_a_pool_without_memory_run_on_with_it(recovery, places):
+    """They are no new users of the card (PyTorch's compiler, H200: each nap failed)."""
+    place = places("start", "sh", "-c", POOL, env={"PATH": os.environ["PATH"]})
+    wait_for(lambda: {"1001", "1002"} <= {argument(p) for p in place.tree.processes})
+    program = next(one for one in place.tree.processes if argument(one) == POOL)
+    assert await run(recovery, place, PoolOnCard(program, 7), "nap") is None
+    tree = place.tree.processes
+    assert [one.pid for one in tree if processes.is_stopped(one)] == [program.pid]
 
 
 async def test_tree_tells_what_its_nap_has_moved_out_of_which_card(recovery, counter):

@@ -128,6 +128,12 @@ class Nap(Workflow):
         survey = tools.accelerator.survey(trees.without(whole, asleep))
         # A server that shows the use of a GPU is one of them, and must run on.
         spared = tools.accelerator.without_memory(survey)
+        if spared and survey.stale:
+            # Its forked children run on with it: without it in sight they would be
+            # taken for new users. PyTorch's compiler is such a pool.
+            rest = trees.without(whole, [*spared, *asleep])
+            others = tools.accelerator.survey(rest).others
+            spared += [process for process in others if process in survey.stale]
         users = tuple(user for user in survey.users if user not in spared)
         survey = dataclasses.replace(survey, users=users)
         left = [*spared, *asleep]
