@@ -405,9 +405,9 @@ async def test_restore_is_refused_where_it_does_not_fit_and_of_what_is_in_use(no
     assert await refusal(restore(node.hold(BOB), "c1")) is Reason.RENAMED
     assert await refusal(restore(held, "c2")) is Reason.CHECKPOINT_MISSING
     assert node.runs(running)
+    other = node.hold(ANN)  # before, as this takes a while beside other work
     first = restore(held, "c1")
     await anext(first)
-    other = node.hold(ANN)
     assert await refusal(restore(other, "c1")) is Reason.CHECKPOINT_BUSY
     assert (
         await refusal(node.agent.order(held, orders.Cancel()))

@@ -146,7 +146,7 @@ async def test_nap_that_the_machine_has_no_memory_for_is_refused_untouched(
     assert goes_on(counter)
 
 
-#: ``sleep 1001`` has started ``sleep 1002``, as a pool for compilers starts its workers.
+#: ``sleep 1001`` has started ``sleep 1002``, as a pool for compilers its workers.
 POOL = """
 sh -c 'sleep 1002 & exec sleep 1001' &
 while :; do echo x; sleep 0.05; done

@@ -1,6 +1,7 @@
 """Samples of a real Jupyter server in a session; of one that hangs; of none."""
 
 import asyncio
+import fcntl
 import importlib.util
 import json
 import os
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 import uuid
@@ -528,6 +530,11 @@ def looks(server, between, count: int = 2) -> list[Sample]:
     return asyncio.run(take())
 
 
+def unread(connection: socket.socket) -> int:
+    """Bytes that the other side's kernel has not acknowledged."""
+    return int.from_bytes(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)), "little")
+
+
 def test_upload_is_seen_while_it_arrives(server):
     size = 4 << 20
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as upload:
@@ -537,7 +544,13 @@ def test_upload_is_seen_while_it_arrives(server):
         )
         upload.sendall(head.encode())
         piece = b" " * (1 << 20)
-        first, second, third = looks(server, lambda: upload.sendall(piece), count=3)
+
+        def send_piece() -> None:
+            upload.sendall(piece)
+            # What the kernel has for the other side still is not what the server has.
+            wait_for(lambda: not unread(upload))
+
+        first, second, third = looks(server, send_piece, count=3)
         assert second.moved - first.moved >= 1 << 19
         assert third.moved - first.moved >= 3 << 19
         assert third.written - first.written < 1 << 19  # it is in memory still
