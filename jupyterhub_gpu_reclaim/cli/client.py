@@ -39,11 +39,7 @@ MAX_SILENCE = 60.0
 class SessionsClient:
     """The calls about sessions.
 
-    Args:
-        url: of the Hub, or of the service itself (a path with ``/services/`` in it).
-        token: of the Hub, with access to the service.
-        ca_file: certificates that vouch for an ``https`` address; empty: the system's.
-        timeout: seconds for one call.
+    ``url``: of the Hub, or of the service itself (a path with ``/services/`` in it).
 
     Raises:
         BadRequest: the address is invalid.
@@ -83,7 +79,6 @@ class SessionsClient:
         return await self._ask("GET", f"sessions/{key.path}/saved", list[KeptState])
 
     async def nodes(self) -> list[NodeHealth]:
-        """List how every node is, by name."""
         return await self._ask("GET", "nodes", list[NodeHealth])
 
     async def drain(self, node: str, order: DrainOrder) -> DrainReport:
@@ -95,7 +90,6 @@ class SessionsClient:
         return await self._ask("GET", "drains", list[DrainReport])
 
     async def undrain(self, node: str) -> None:
-        """Take the order to drain a node back."""
         await self._call("DELETE", _drain_of(node))
 
     async def changes(self) -> AsyncGenerator[SessionView, None]:
@@ -163,7 +157,6 @@ def _drain_of(node: str) -> str:
 
 
 def _parts(url: str) -> tuple[str, str]:
-    """Scheme and host of an address, and the service's path there."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0

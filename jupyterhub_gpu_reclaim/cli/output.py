@@ -119,7 +119,6 @@ def bars() -> Iterator[Bars]:
 
 
 def local_time(at: float) -> str:
-    """Write a time in the local time zone."""
     return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
 
@@ -129,7 +128,6 @@ def complain(line: str) -> None:
 
 
 def say_findings(findings: Iterable[Finding], indent: str = "") -> None:
-    """Say what was found, and what to do."""
     for finding in findings:
         say(f"{indent}{'Error' if finding.fatal else 'Note'}: {finding.message}")
         if finding.hint:

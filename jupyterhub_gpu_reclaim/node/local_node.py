@@ -122,7 +122,6 @@ class LocalNode:
         return await asyncio.shield(self._looking)
 
     async def _look(self) -> list[Finding]:
-        """Look once; what is fatal is logged when that changes."""
         limit = self.tools.limits.check
         found = await in_thread(self.look, step="check", limit=limit)
         fatal = [finding.message for finding in found if finding.fatal]
@@ -146,7 +145,6 @@ class LocalNode:
         )
 
     async def trees(self) -> list[Tree]:
-        """Every incarnation with an init or a record here."""
         return await asyncio.to_thread(self._trees)
 
     async def tree(self, incarnation: str) -> Tree:
@@ -154,11 +152,9 @@ class LocalNode:
         return await asyncio.to_thread(self._tree, incarnation)
 
     async def samples(self) -> list[Sample]:
-        """Sample what every session with programs in it does now."""
         return await self.sampler.samples(await self.trees())
 
     async def checkpoints(self) -> list[CheckpointInfo]:
-        """The committed checkpoints."""
         return await asyncio.to_thread(self.tools.store.list)
 
     async def identity(self, checkpoint: str) -> Identity:
@@ -267,10 +263,7 @@ class LocalNode:
     ) -> AsyncIterator[Event]:
         """Give it its GPU memory back, or attach to the wake.
 
-        Args:
-            incarnation: of the session.
-            order: the order.
-            why: what has woken it; empty: the order.
+        ``why``: what has woken it; empty: the order.
         """
         session = await self._find(incarnation)
         await self._await_turn(incarnation, order.kind)
@@ -289,7 +282,6 @@ class LocalNode:
     async def next_wake(
         self, incarnation: str, order: orders.NextWake
     ) -> AsyncIterator[Event]:
-        """Events of the wake under way, or of the next one."""
         del order
         session = await self._find(incarnation)
         operation = await self.operations.next(

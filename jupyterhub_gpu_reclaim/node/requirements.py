@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 
 class GpuCard(Value, frozen=True, kw_only=True):
-    """One card that the session could see."""
-
     uuid: str  #: 32 hexadecimal digits
     name: str
 

@@ -27,11 +27,9 @@ if TYPE_CHECKING:
 class Decider:
     """Asks the guards, then the policies, and last the administrator's own probe.
 
-    Args:
-        guards: one denial is enough.
-        policies: one that says "reclaim" is enough; if none does, the reasons of the
-            first policy are given.
-        probed: whether there is a probe; until it answers, that is a denial.
+    One denial of a guard is enough, and so is one policy that says "reclaim"; if none
+    does, the reasons of the first policy are given. A probe that has not answered yet
+    is a denial.
     """
 
     def __init__(

@@ -221,11 +221,7 @@ class IdlePolicy(Configurable):
     ) -> list[Decision]:
         """Why the session was not idle for that long; empty if it was.
 
-        Args:
-            snapshot: the session.
-            now: seconds since the epoch.
-            idle_after: the seconds.
-            rule: the rule that set them, as the end of a sentence.
+        ``rule``, the end of a sentence, has set that time.
         """
         usage = snapshot.usage
         if usage is not None and not usage.jupyter and not self.without_jupyter:
@@ -262,7 +258,6 @@ class IdlePolicy(Configurable):
         return found
 
     def _is_missing(self, usage: Usage, terms: SessionPolicy, now: float) -> bool:
-        """Whether a fact that the decision needs is unknown, or too old."""
         needed = [usage.last_active, usage.kernels, usage.terminals]
         if self._setting_for(terms, "busy_cpu_percent") is not None:
             needed.append(usage.cpu_percent)

@@ -31,10 +31,7 @@ SHARED_NAP_AFTER = 180.0
 class NapPolicy(Configurable):
     """Lets sessions nap that have been idle for a while.
 
-    Args:
-        idle: says why a session is not idle.
-        seats: how many sessions share one GPU.
-        **kwargs: of traitlets.
+    ``seats``: how many sessions share one GPU.
     """
 
     nap_after = Seconds(

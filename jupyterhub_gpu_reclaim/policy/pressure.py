@@ -37,12 +37,7 @@ class Want(Value, frozen=True, kw_only=True):
 
 
 class PressurePolicy(Configurable):
-    """Suspends sessions after a shorter idle time while others wait for a GPU.
-
-    Args:
-        idle: says why a session is not idle.
-        **kwargs: of traitlets.
-    """
+    """Suspends sessions after a shorter idle time while others wait for a GPU."""
 
     pressure_idle_after = Seconds(
         0.0,
@@ -80,9 +75,8 @@ class PressurePolicy(Configurable):
 class PreemptionPolicy:
     """Selects the sessions that go for those that wait.
 
-    Args:
-        decide: the one decision about a session. A session is judged as if it were
-            selected, so that anything that forbids its suspend forbids its selection.
+    A session is judged as if it were selected, so that anything that forbids its
+    suspend forbids its selection.
     """
 
     def __init__(

@@ -49,8 +49,6 @@ class Dropped(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """The administrator's limits; 0: no limit."""
-
     seconds: float = 0.0
     user_bytes: int = 0
     total_bytes: int = 0

@@ -40,11 +40,7 @@ def choose_for_room(
 ) -> RoomChoice:
     """Choose the sessions that nap for those that wake.
 
-    Args:
-        snapshots: all sessions that may be awake.
-        wants: what is lacking, in the order of the queue.
-        now: seconds since the epoch.
-        decide: whether a session may nap for another one.
+    ``wants`` are in the order of the queue.
     """
     cards = {card for want in wants for card in want.lacking}
     able = [

@@ -116,8 +116,6 @@ class TooManyFilesError(Exception):
 
 
 class Connections:
-    """The connections of sessions, and what they have carried."""
-
     # On one machine all sessions are in one network namespace, so its connections are
     # read once for all of them, and only the sessions' own are kept. A session with
     # very many files open is unknown, and costs the others nothing.
@@ -127,10 +125,6 @@ class Connections:
 
     def look(self, targets: Sequence[SampleTarget], now: float) -> dict[str, Traffic]:
         """Look at the connections of sessions that share a network namespace.
-
-        Args:
-            targets: the sessions; their servers' addresses are known.
-            now: seconds since the epoch.
 
         Returns:
             By incarnation; those that have too many files open are left out.

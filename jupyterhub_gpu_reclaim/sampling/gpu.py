@@ -38,10 +38,8 @@ class CardSource(Protocol):
     def measure(self, since: float) -> list[CardUse] | None:
         """Measure every card; empty if there are none, None if unknown.
 
-        Blocks for milliseconds, or until the driver answers; harmless to repeat.
-
-        Args:
-            since: seconds since the epoch; use is a mean from then to now.
+        Blocks for milliseconds, or until the driver answers; harmless to repeat. Use is
+        a mean from ``since`` to now.
         """
 
 

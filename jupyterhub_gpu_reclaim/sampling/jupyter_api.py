@@ -145,8 +145,6 @@ class ServerAddress:
 
 @dataclass(frozen=True, slots=True)
 class TaggedAnswer:
-    """An answer and its Etag."""
-
     etag: str
     body: bytes
 
@@ -205,15 +203,8 @@ async def ask(
 ) -> T:
     """Request ``GET <prefix><path>``, and decode the answer as that type.
 
-    Args:
-        client: from :func:`make_client`.
-        address: of the server.
-        path: below the server's prefix, without a query; quoted here.
-        kind: type of the answer.
-        seconds: how long it may take.
-        track: whether the server may count this as use.
-        query: added to the address.
-        known: the answers of that server so far, by path; changed here.
+    ``track``: whether the server may count this as use. ``known``: its answers so far,
+    by path; changed here.
 
     Raises:
         NotFound: the server has no such thing.
@@ -266,7 +257,6 @@ def _shorten(text: str) -> str:
 
 
 def _remember(known: dict[str, TaggedAnswer], path: str, answer: TaggedAnswer) -> None:
-    """Remember an answer with an ``Etag``, and as many older ones as have room."""
     known.pop(path, None)
     if answer.etag:
         known[path] = answer
@@ -281,7 +271,6 @@ def _size(known: dict[str, TaggedAnswer]) -> int:
 async def _fetch(
     client: AsyncHTTPClient, request: HTTPRequest, before: TaggedAnswer | None
 ) -> TaggedAnswer:
-    """The answer; if it has not changed, the one before."""
     fetched = asyncio.ensure_future(client.fetch(request))
     fetched.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:

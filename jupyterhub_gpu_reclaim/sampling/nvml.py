@@ -39,9 +39,7 @@ _NO_INSTANCE: Final = 0xFFFFFFFF
 class Nvml:
     """NVIDIA's management library, opened when it is first needed.
 
-    Args:
-        library: ``pynvml``, or a test's recording of it.
-        driver: file that exists while the machine's driver is loaded.
+    The ``driver`` file exists while the machine's driver is loaded.
     """
 
     def __init__(self, library: Any = pynvml, *, driver: Path = _DRIVER) -> None:
@@ -105,7 +103,6 @@ class Nvml:
             yield self._card(handle, since)
 
     def _ask(self, what: str, handle: Any) -> Any:
-        """The library's answer; None: it has none."""
         try:
             return getattr(self._library, f"nvmlDeviceGet{what}")(handle)
         except pynvml.NVMLError:

@@ -70,11 +70,6 @@ class _Stat:
 def measure(init_pid: int, root_pid: int, pids: Sequence[int]) -> TreeUsage:
     """Measure the tree.
 
-    Args:
-        init_pid: host pid of the session's init, which has reaped orphans.
-        root_pid: host pid of its first program, the server.
-        pids: host pids of all its processes but the init.
-
     Raises:
         OSError: the init or the first program has ended.
     """

@@ -109,8 +109,6 @@ class _Looks:
 
 
 class Sampler:
-    """Takes samples with one client for all sessions."""
-
     def __init__(
         self,
         clock: Clock,
@@ -336,7 +334,6 @@ class Sampler:
     async def _notebooks(
         self, address: jupyter_api.ServerAddress, problems: list[str]
     ) -> tuple[list[jupyter_api.NotebookSession] | None, float | None]:
-        """The open notebooks, and when one of them was last saved."""
         try:
             async with asyncio.timeout(self._seconds):
                 notebooks = await self._ask(

@@ -39,8 +39,6 @@ class Definition(Value, frozen=True, kw_only=True):
 
 
 class Definitions(Value, frozen=True, kw_only=True):
-    """That answer; 1,000 at most, by its own default."""
-
     job_definitions: Annotated[list[Definition], msgspec.Meta(max_length=1000)]
 
 
@@ -53,8 +51,6 @@ class Job(Value, frozen=True, kw_only=True):
 
 
 class Jobs(Value, frozen=True, kw_only=True):
-    """That answer."""
-
     jobs: Annotated[list[Job], msgspec.Meta(max_length=1000)]
 
 
@@ -72,7 +68,6 @@ class Schedulers:
         self._without: set[ServerAddress] = set()
 
     def keep(self, addresses: set[ServerAddress]) -> None:
-        """Forget all other servers."""
         self._without &= addresses
 
     async def ask(
@@ -82,11 +77,6 @@ class Schedulers:
         now: float,
     ) -> Scheduled:
         """Ask one server.
-
-        Args:
-            address: of it.
-            get: requests a path, as a type, with a query.
-            now: seconds since the epoch.
 
         Raises:
             ReclaimError: it does not answer.

@@ -82,9 +82,7 @@ class Window:
     def usage(self, now: float, span: float | None = None) -> Usage:
         """Sum up the samples until ``now``.
 
-        Args:
-            now: seconds since the epoch.
-            span: seconds that use is summed up over, if not the usual.
+        ``span``: seconds, if not the usual.
         """
         newest = self._newest
         if newest is None:

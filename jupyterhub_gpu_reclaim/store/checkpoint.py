@@ -52,8 +52,6 @@ _FEW_TICKETS = 2
 
 
 class Problem(NamedTuple):
-    """A damaged part of a checkpoint."""
-
     file: str  #: a file that has it
     object: str  #: where it stands in the backend
     why: str
@@ -62,11 +60,7 @@ class Problem(NamedTuple):
 class CheckpointReader:
     """The contents of one checkpoint.
 
-    Args:
-        backend: where they are.
-        body: of its manifest.
-        index: that belongs to it.
-        pool: workers that copy; None: our own threads do.
+    Without a pool our own threads copy.
     """
 
     def __init__(
@@ -117,9 +111,7 @@ class CheckpointReader:
     ) -> Iterator[Buffer]:
         """A file, extent by extent, each checked before it is returned.
 
-        Args:
-            name: of the file.
-            skip: ranges (offset, length) that are left out.
+        ``skip``: ranges (offset, length) that are left out.
 
         Raises:
             StoreError: it has no such file (at once), or a block is damaged (when its

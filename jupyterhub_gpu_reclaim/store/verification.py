@@ -60,9 +60,7 @@ class Verification:
     ) -> list[Damage]:
         """Read the packs of one checkpoint that belong to the part.
 
-        Args:
-            checkpoint: its id.
-            progress: called with blocks done and blocks in all.
+        ``progress`` is called with blocks done and blocks in all.
 
         Returns:
             The damage; nothing of one that was deleted meanwhile, whose objects go one

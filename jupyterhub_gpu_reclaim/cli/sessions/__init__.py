@@ -43,7 +43,6 @@ stderr), 2: wrong usage, 3: the service does not answer.
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add these commands to the program's."""
     add = partial(_add, commands)
 
     listing = add(
@@ -84,7 +83,6 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _register_order(parser: argparse.ArgumentParser, order: type[Order]) -> None:
-    """Add the arguments of an order: which sessions, and its fields."""
     live = any(phase.live for phase in order.phases)
     _which(parser, idle=live, all_idle=order is Suspend)
     for field in msgspec.structs.fields(order):
@@ -102,7 +100,6 @@ def _register_order(parser: argparse.ArgumentParser, order: type[Order]) -> None
 def _add_field(
     parser: argparse.ArgumentParser, field: msgspec.structs.FieldInfo
 ) -> None:
-    """Add the argument of an order's field, as its annotations have it."""
     kind, *metas = typing.get_args(field.type)
     about = next(meta.description for meta in metas if meta.description)
     more: dict[str, Any] = {key: v for m in metas for key, v in (m.extra or {}).items()}
@@ -130,7 +127,6 @@ def _add_field(
 
 
 def _register_for_nodes(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the commands for whole nodes."""
     nodes = add("nodes", "listing", "list the nodes, and what is wrong with each")
     nodes.epilog = (
         "For administrators. What is wrong, and how it is mended, is printed to stderr."

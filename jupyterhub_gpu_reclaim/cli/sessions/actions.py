@@ -39,7 +39,6 @@ AT_ONCE = 8
 
 
 def order(args: argparse.Namespace, kind: type[Order]) -> int:
-    """Give an order to the selected sessions, wait, and report."""
     if not args.targets and not selection.selects(args):
         what = f"Which sessions? Name them, or see {kind.kind} --help."
         raise BadRequest(Reason.INVALID, what=what)
@@ -59,7 +58,6 @@ def order(args: argparse.Namespace, kind: type[Order]) -> int:
 
 
 def _selected(args: argparse.Namespace, given: Order) -> list[SessionView]:
-    """Get the selected sessions, as they are now."""
     views = ask(args, lambda client: client.sessions())
     views = selection.chosen(args, views, time.time())
     return views if args.targets else selection.only_in(views, given.phases)
@@ -126,7 +124,6 @@ def _report(args: argparse.Namespace, results: list[Result]) -> int:
 
 
 def _table(results: list[Result]) -> None:
-    """Print a line for each session, without empty columns."""
     columns = ("SESSION", "RESULT", "TIME", "STORED", "KEPT UNTIL")
     rows = [_cells(result) for result in results]
     shown = [index for index in range(len(columns)) if any(row[index] for row in rows)]

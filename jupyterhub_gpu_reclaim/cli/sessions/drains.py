@@ -43,7 +43,6 @@ _GOES_ON = {"waiting", "saving"}
 
 
 def drain(args: argparse.Namespace) -> int:
-    """Order the drain, wait, and report."""
     views = ask(args, lambda client: client.sessions())
     there = [
         view
@@ -74,7 +73,6 @@ def drain(args: argparse.Namespace) -> int:
 
 
 def undrain(args: argparse.Namespace) -> int:
-    """Take the order to drain back."""
     ask(args, lambda client: client.undrain(args.node))
     if args.json:
         print_json({"undrained": args.node})

@@ -143,7 +143,6 @@ _STATES = ("ID", "NAME", "GENERATION", "SAVED", "SIZE", "NEW", "KEPT AS", "UNTIL
 
 
 def saved(args: argparse.Namespace) -> int:
-    """List the checkpoints of one session."""
     key = key_of(args.target)
     states = ask(args, lambda client: client.saved(key))
     if args.json:

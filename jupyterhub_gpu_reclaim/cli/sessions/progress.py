@@ -29,8 +29,6 @@ _LIVE = frozenset(phase for phase in Phase if phase.live)
 
 
 class How(StrEnum):
-    """The outcome for one session."""
-
     DONE = "done"
     ASKED = "asked"  #: and not waited for
     FAILED = "failed"  #: begun, and undone

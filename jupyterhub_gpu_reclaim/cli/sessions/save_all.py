@@ -54,8 +54,6 @@ _PASSES = {Reason.WRONG_PHASE, Reason.NODE_DRAINS}
 
 
 class State(StrEnum):
-    """The outcome for a session."""
-
     WAITING = "waiting"  #: for its turn, or for the end of what else is done with it
     SAVING = "saving"
     SAVED = "saved"
@@ -70,8 +68,6 @@ _RESTS = {Phase.SUSPENDED, Phase.RESUMING, Phase.STOPPED}
 
 
 class SavedSession(Value, frozen=True, kw_only=True):
-    """A session and what became of it."""
-
     key: SessionKey
     state: State
     failure: Failure | None = None  #: why it was not saved, the last time
@@ -85,9 +81,8 @@ class _Order(NamedTuple):
 class Round:
     """The outcomes so far, and whose turn it is. No I/O.
 
-    Args:
-        name: of the save points. A session whose newest one has another name is saved
-            again; empty: any name will do.
+    A session whose newest save point has another ``name`` is saved again; empty: any
+    name will do.
     """
 
     def __init__(self, name: str) -> None:
@@ -97,12 +92,10 @@ class Round:
 
     @property
     def ended(self) -> set[SessionKey]:
-        """The sessions for which there is nothing more to wait."""
         return {k for k, each in self.found.items() if each.state not in _GOES_ON}
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is still something to wait for."""
         return len(self.ended) < len(self.found)
 
     def look(
@@ -110,10 +103,7 @@ class Round:
     ) -> list[SessionView]:
         """Take over the states of the sessions.
 
-        Args:
-            views: all that the service lists.
-            now: seconds since the epoch.
-            clock: seconds of a clock that is never set.
+        ``clock``: seconds of a clock that is never set.
 
         Returns:
             the sessions that are to be ordered now, in this order.
@@ -151,7 +141,6 @@ class Round:
         self._note(key, state, codec.failure_of(error))
 
     def _take_over(self, view: SessionView) -> None:
-        """Find out what became of a session."""
         key, order = view.key, self._orders.get(view.key)
         if view.phase in {Phase.SUSPENDED, Phase.RESUMING}:
             self._note(key, State.KNOWN if order is None else State.SAVED)
@@ -191,7 +180,6 @@ class Round:
 
 
 def save_all(args: argparse.Namespace) -> int:
-    """Order one save after another, wait, and report."""
     round_ = Round(args.name.strip())
     ask(args, lambda client: _save_until(client, args, round_))
     sessions = [round_.found[key] for key in sorted(round_.found)]
@@ -212,7 +200,6 @@ def save_all(args: argparse.Namespace) -> int:
 async def _save_until(
     client: SessionsClient, args: argparse.Namespace, round_: Round
 ) -> None:
-    """Order and wait until there is nothing to wait for, or the time is over."""
     until = time.monotonic() + args.deadline
     views: list[SessionView] | None = await client.sessions()
     with bars() as shown:

@@ -60,11 +60,6 @@ def chosen(
 ) -> list[SessionView]:
     """The named sessions, and of them or of all those that fit.
 
-    Args:
-        args: parsed.
-        views: all sessions, as the service lists them.
-        now: seconds since the epoch.
-
     Raises:
         NotFound: a named one does not exist.
         BadRequest: a name is invalid.

@@ -183,13 +183,6 @@ def write_metrics(
 
     It has ended long before it could be scraped.
 
-    Args:
-        file: is replaced, atomically.
-        read: bytes that were read and are whole.
-        seconds: that it took.
-        damaged: checkpoints with damage, or whose master key is missing.
-        now: seconds since the epoch.
-
     Raises:
         OSError: it could not be written.
     """

@@ -39,11 +39,6 @@ class CannotStartError(Exception):
 def listen(settings: AgentSettings, node: LocalNode, term: KnownTerm) -> Door:
     """A server that answers for that node; it accepts calls from now on.
 
-    Args:
-        settings: where, and with which token and certificate.
-        node: does what the calls ask for.
-        term: which service is obeyed.
-
     Raises:
         CannotStartError: the address, the token or the certificate is off.
     """

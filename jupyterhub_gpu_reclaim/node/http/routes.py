@@ -50,7 +50,6 @@ class Handler(RequestHandler):
     node: LocalNode
 
     def initialize(self, node: LocalNode, token: str, term: KnownTerm) -> None:
-        """Take what the application was made with."""
         self.node = node
         self._term = term
         self._token = token.encode()
@@ -71,7 +70,6 @@ class Handler(RequestHandler):
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the caller has shown the token."""
         scheme, _, given = self.request.headers.get("Authorization", "").partition(" ")
         shown = given.strip().encode("utf-8", "replace")
         same = hmac.compare_digest(shown, self._token)
@@ -84,7 +82,6 @@ class Handler(RequestHandler):
         self.clear_header("Server")
 
     def answer(self, value: Any, status: int = 200) -> None:
-        """Write one value and end."""
         self.set_status(status)
         self.finish(codec.encode(value))
 
@@ -116,7 +113,6 @@ class Handler(RequestHandler):
         )
 
     def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
-        """Log only unexpected errors; our own are answers."""
         if not isinstance(value, ReclaimError):
             super().log_exception(typ, value, tb)
 
@@ -144,7 +140,6 @@ class GetHealth(Handler):
         """Allow it without a token."""
 
     def get(self) -> None:
-        """Answer with our version."""
         self.answer({"version": __version__} if self.is_trusted else {})
 
 
@@ -158,7 +153,6 @@ class GetReadiness(Handler):
         """Allow it without a token."""
 
     async def get(self) -> None:
-        """Answer with the node's findings; 503 where one of them is fatal."""
         findings = await self.node.ready()
         ready = not any(finding.fatal for finding in findings)
         told = {"findings": findings} if self.is_trusted else {}
@@ -171,7 +165,6 @@ class GetAll(Handler):
     subject: str  #: a method of the node
 
     async def get(self) -> None:
-        """Answer with it."""
         self.answer(await getattr(self.node, self.subject)())
 
 
@@ -179,17 +172,13 @@ class GetSession(Handler):
     """``GET /v1/sessions/{incarnation}``; in Kubernetes ``?pod=`` says where it is."""
 
     async def get(self, incarnation: str) -> None:
-        """Answer with that tree."""
         pod = self.get_query_argument("pod", "")
         await self.node.set_hint(incarnation, PodHint(pod=pod))
         self.answer(await self.node.tree(incarnation))
 
 
 class GetSamples(Handler):
-    """``GET /v1/samples``."""
-
     async def get(self) -> None:
-        """Answer with what every session does: each encoded alone, none too long."""
         samples = map(_encoded, await self.node.samples())
         self.finish(b"[" + b",".join(samples) + b"]")
 
@@ -219,7 +208,6 @@ class PostOrder(Handler):
     kind: type[AgentOrder]
 
     async def post(self, subject: str) -> None:
-        """Do as ordered."""
         answer = await self.node.carry_out(subject, self.body(self.kind))
         if isinstance(answer, Tree):
             self.answer(answer)
@@ -230,10 +218,7 @@ class PostOrder(Handler):
 
 
 class GetIdentity(Handler):
-    """``GET /v1/checkpoints/{id}/identity``."""
-
     async def get(self, checkpoint: str) -> None:
-        """Answer with the login of the saved session."""
         self.answer(await self.node.identity(checkpoint))
 
 
@@ -258,11 +243,7 @@ def make_application(
 ) -> Application:
     """The calls, bound to that node.
 
-    Args:
-        node: does what the calls ask for.
-        token: the bearer token that every call but the probes and the greeting must
-            carry, or what stands for it in this run.
-        term: which service is obeyed; None: known to this application only.
+    Without a ``term``, which one is obeyed is known to this application only.
     """
     name = f"({_IDENTIFIER.pattern})"
     bound = {

@@ -163,7 +163,6 @@ class WakeUp:
 
     @property
     def kernels(self) -> int:
-        """How many of them we have a connection to."""
         return len(self._kernels)
 
     @property

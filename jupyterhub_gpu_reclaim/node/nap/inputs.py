@@ -124,10 +124,6 @@ def find_inputs(init_pid: int, programs: Iterable[Process]) -> list[Input]:
 def unread(there: Input, copy: int) -> int:
     """Bytes that have come and were not read, or open requests of a listener.
 
-    Args:
-        there: the input.
-        copy: of its descriptor.
-
     Returns:
         0 if a read would wait, and at the end of a connection; ``ENDED`` at the end of
         a pipe.

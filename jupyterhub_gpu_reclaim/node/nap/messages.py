@@ -52,9 +52,7 @@ class _Frame(NamedTuple):
 def read(data: bytes, offset: int = 0) -> Reading:
     """Look for a message that wakes.
 
-    Args:
-        data: the unread bytes, from the first one on.
-        offset: where a message begins in them, from an earlier reading.
+    ``offset``: where a message begins, from an earlier reading.
     """
     while offset < len(data):
         kind, end = _read_message(data, offset)

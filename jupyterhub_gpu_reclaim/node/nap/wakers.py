@@ -60,7 +60,6 @@ class Wakers:
         self._pauses: dict[str, float] = {}
 
     def begin(self) -> None:
-        """Watch all naps from now on."""
         self._operations.watch(self._changed)
         for record in self._records.list():
             if record.naps:
@@ -86,7 +85,6 @@ class Wakers:
             del self._tasks[incarnation]
 
     async def _attend(self, incarnation: str) -> None:
-        """Wait until a session is to be woken, and order it, if it naps."""
         try:
             found = await asyncio.to_thread(self._find, incarnation)
             if found is None:
@@ -120,7 +118,6 @@ class Wakers:
                 return f"the lack of a watch ({type(error).__name__})"
 
     def _find(self, incarnation: str) -> tuple[Session, NapRecord] | None:
-        """The session and its nap; None if it does not nap."""
         record = self._records.find(incarnation)
         if record is None or record.nap is None or not record.naps:
             return None

@@ -91,9 +91,6 @@ class Watch:
     def open(self, init_pid: int) -> None:
         """Begin to watch; blocks.
 
-        Args:
-            init_pid: host pid of the session's init.
-
         Raises:
             TooManyError: there is more to be watched than we do.
             OSError: the agent has no more descriptors.

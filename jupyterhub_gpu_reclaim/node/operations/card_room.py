@@ -37,8 +37,6 @@ _LEFT_AFTER: Final = 10.0
 
 @dataclass(frozen=True)
 class Waker:
-    """A session that is woken."""
-
     incarnation: str
     key: SessionKey
 
@@ -55,9 +53,8 @@ class _Waiting:
 class CardRoom:
     """Promises of memory, and those who wait for one.
 
-    Args:
-        reserve: bytes of each card that a wake leaves free, in its first minute, while
-            others run there.
+    A wake leaves ``reserve`` bytes of each card free, in its first minute, while others
+    run there.
     """
 
     def __init__(self, reserve: int = 0) -> None:
@@ -79,15 +76,9 @@ class CardRoom:
         """Keep room for a claim, or say on which cards it is short.
 
         What others are about to fill is not free, and some of it counts twice while
-        they do: they are done in seconds.
-
-        Args:
-            claim: until :meth:`release`.
-            needed: bytes by card.
-            cards: as they are now.
-            now: of a clock that never goes back.
-            waker: of a wake, which waits for its turn; None: whoever goes on with what
-                it had a moment ago, and takes what is free.
+        they do: they are done in seconds. A wake (``waker``) waits for its turn.
+        Without one it is for a session that goes on with what it had a moment ago, and
+        takes what is free.
         """
         with self._lock:
             self._forget_those_who_left(now)
@@ -159,8 +150,6 @@ class CardRoom:
         cards: Sequence[CardUse],
         now: float,
     ) -> int:
-        """How many that want the same cards go before it."""
-
         def counts(each: _Waiting) -> bool:
             if not needed.keys() & each.needed.keys():
                 return False
@@ -188,7 +177,6 @@ class CardRoom:
         ]
 
     def _order(self, waiting: Mapping[str, _Waiting]) -> list[str]:
-        """Their incarnations, in the order in which they are served."""
         by_key: dict[SessionKey, list[str]] = {}
         for name, each in sorted(waiting.items(), key=lambda one: one[1].since):
             by_key.setdefault(each.key, []).append(name)

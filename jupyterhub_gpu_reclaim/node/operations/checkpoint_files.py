@@ -85,18 +85,15 @@ class CheckpointImages:
         self.bytes = 0
 
     def size(self, name: str) -> int | None:
-        """See ``ImageSource``."""
         stored = IMAGES + name
         return self._checkpoint.size(stored) if stored in self._checkpoint else None
 
     def stream(
         self, name: str, skip: Sequence[Range] = ()
     ) -> Iterable[bytes | memoryview]:
-        """See ``ImageSource``."""
         return self._counted(self._checkpoint.stream(IMAGES + name, skip=skip))
 
     def copy(self, name: str, pieces: Sequence[Piece], stop: StopSignal) -> None:
-        """See ``ImageSource``."""
         self._checkpoint.copy_to(
             IMAGES + name,
             pieces,

@@ -70,15 +70,8 @@ _SHELL_SECONDS = 2.0
 class Accelerator:
     """The GPUs of this machine.
 
-    Args:
-        driver: moves their memory.
-        nvml: reports how much of it is free.
-        lock_seconds: that a GPU may take to finish what it has in hand.
-        seconds: that moving a session's memory may take.
-        room_seconds: that memory which others use is waited for.
-        look_seconds: that the cards have to answer in.
-        visible: tells which cards a process's container has; None for all of them.
-        reserve: bytes that a wake leaves free on a card on which others run.
+    ``visible`` tells which cards a process's container has, None for all. A wake leaves
+    ``reserve`` bytes free on a card on which others run.
     """
 
     def __init__(
@@ -105,7 +98,6 @@ class Accelerator:
 
     @property
     def cards(self) -> CardSource:
-        """The source of their use."""
         return self._nvml
 
     def driver_version(self) -> str:
@@ -200,13 +192,7 @@ class Accelerator:
 
         What :meth:`to_stop` names is stopped afterwards. Their forked children have
         given up what they inherited, also those that were forked after the survey.
-
-        Args:
-            look: returns the session's tree as it is.
-            survey: of it.
-            limit: on its memory, which is lifted for that.
-            cancel: cancels it.
-            standing: called when they stand still, before any memory moves.
+        ``standing`` is called when they stand still, before any memory moves.
 
         Raises:
             ReclaimError: it could not be; :meth:`fill` takes back what was done.
@@ -324,11 +310,7 @@ class Accelerator:
     ) -> Shortage | None:
         """Keep the room that a wake needs, or say what it lacks; waits for nothing.
 
-        Args:
-            gpus: what :meth:`describe` said of it.
-            snapshot: its tree now.
-            claim: to be handed to :meth:`fill`, or to :meth:`release`.
-            waker: who is woken, and takes its turn.
+        ``claim`` is handed to :meth:`fill` then, or to :meth:`release`.
 
         Raises:
             ReclaimError: the cards do not answer.
@@ -346,7 +328,6 @@ class Accelerator:
         self._room.leave(incarnation)
 
     def shortage_of(self, incarnation: str) -> Shortage | None:
-        """Shortage that a session waits out while it wakes, if it does."""
         return self._room.shortage_of(incarnation, time.monotonic())
 
     def fill(
@@ -359,14 +340,8 @@ class Accelerator:
     ) -> None:
         """Give a session its GPU memory back. Idempotent.
 
-        No process is continued: what is stopped stays so.
-
-        Args:
-            gpus: what :meth:`describe` said of it; None where it has none.
-            limit: on its memory, to be put back.
-            snapshot: its tree now.
-            cancel: cancels it while it waits for room.
-            claim: for which :meth:`claim` has kept the room; None: it is waited for.
+        No process is continued: what is stopped stays so. Without a ``claim`` room is
+        waited for, until the cancel.
 
         Raises:
             ReclaimError: there is no room now (``gpu_memory``), or the driver cannot
@@ -391,7 +366,6 @@ class Accelerator:
             )
 
     def close(self) -> None:
-        """End what was started."""
         self._driver.close()
         self._nvml.close()
 
@@ -403,7 +377,6 @@ class Accelerator:
 
     @staticmethod
     def _needed(gpus: Gpus, snapshot: Snapshot, moves: dict[str, str]) -> Counter[str]:
-        """Bytes by card that its emptied processes need."""
         # The driver cannot be asked about stopped ones, but the kernel can.
         emptied = {
             process.ns_pid
@@ -466,7 +439,6 @@ def _free(cards: Iterable[CardUse]) -> dict[str, int | None]:
 
 
 def no_room(shortage: Shortage) -> ReclaimError:
-    """Error for a session whose cards have too little free memory."""
     card = shortage.cards[0]
     return ReclaimError(
         Reason.GPU_MEMORY,

@@ -59,7 +59,6 @@ class Need:
     taken: Callable[[], int] = int
 
     def headroom(self) -> dict[str, int]:
-        """See ``cgroups.headroom``."""
         return cgroups.headroom(self.init_pid, self.lifted)
 
 

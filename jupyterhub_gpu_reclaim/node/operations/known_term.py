@@ -39,8 +39,7 @@ _whose: ContextVar[Term | Literal["own"] | None] = ContextVar("whose", default="
 class KnownTerm:
     """The highest term, on the event loop.
 
-    Args:
-        state: the agent's state folder; None: it is not kept.
+    Without a folder it is not kept.
     """
 
     def __init__(self, state: Path | None = None) -> None:
@@ -63,9 +62,7 @@ class KnownTerm:
     async def hear(self, term: Term | None, *, order: bool) -> None:
         """Take a request up; from now on this task acts for that service.
 
-        Args:
-            term: its term; None: it says none.
-            order: whether it is more than a look.
+        ``order``: whether it is more than a look.
 
         Raises:
             Refused: ``former_service``.

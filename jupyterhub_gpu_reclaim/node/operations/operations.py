@@ -60,12 +60,10 @@ class TimeLimits:
 
     @property
     def emptying(self) -> float:
-        """Moving the memory of GPUs out."""
         return self.gpu_lock + self.dump + self.check
 
     @property
     def filling(self) -> float:
-        """Moving it back."""
         return self.restore + self.check
 
 
@@ -98,7 +96,6 @@ class Operation:
         return list(newest.values())
 
     def add(self, event: Event) -> None:
-        """Tell the followers."""
         last = self.events[-1].step if self.events else None
         if (
             event.step is not None
@@ -126,7 +123,6 @@ class Operation:
             return
 
     def end(self) -> None:
-        """Mark that no event will come any more."""
         self.done = True
         del self.cancel  # and its descriptor: an ended operation is kept for long
         self._wake()
@@ -197,12 +193,10 @@ class Operations:
         self._watching = changed
 
     def running(self, incarnation: str) -> Operation | None:
-        """The operation that is under way on that session."""
         operation = self._current.get(incarnation)
         return operation if operation is not None and not operation.done else None
 
     def restoring(self, checkpoint: str) -> bool:
-        """Whether a session is being restored from that checkpoint."""
         return any(
             not operation.done
             and (operation.kind, operation.checkpoint)
@@ -387,15 +381,10 @@ async def in_thread(
 ) -> T:
     """Run what blocks in a thread, and wait for it for so long.
 
-    The thread itself cannot be ended: its work has to have limits of its own, a
-    little shorter; this is the last line of defence.
-
-    Args:
-        work: what blocks.
-        step: its name, for what is told of its time limit.
-        limit: seconds.
-        cancel: ends the waiting, too; for work that may be left behind at any moment,
-            as what waits for a store, which may hang.
+    The thread itself cannot be ended: its work has to have limits of its own, a little
+    shorter; this is the last line of defence. ``cancel`` ends the waiting, too: for
+    work that may be left behind at any moment, such as what waits for a store that
+    hangs.
 
     Raises:
         RolledBack: ``timed_out``, ``cancelled``, or ``files_silent`` where the thread
@@ -439,7 +428,6 @@ async def _silent(threads: list[far_files.Task]) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def _set(cancel: Cancel | None) -> AsyncIterator[asyncio.Future[None]]:
-    """Done once that is set; never, where there is none."""
     loop = asyncio.get_running_loop()
     told: asyncio.Future[None] = loop.create_future()
 
@@ -461,7 +449,6 @@ async def _set(cancel: Cancel | None) -> AsyncIterator[asyncio.Future[None]]:
 
 
 def _end_late(counts: Counter[str], session: str, task: asyncio.Task[object]) -> None:
-    """Log how work ended that is no longer awaited."""
     counts[session] -= 1
     if not counts[session]:
         del counts[session]
@@ -470,8 +457,6 @@ def _end_late(counts: Counter[str], session: str, task: asyncio.Task[object]) ->
 
 
 class StepReporter:
-    """Tells an operation's followers about its steps."""
-
     def __init__(self, operation: Operation, clock: Clock) -> None:
         self._operation = operation
         self._clock = clock
@@ -487,11 +472,8 @@ class StepReporter:
     ) -> AsyncIterator[None]:
         """Report one step, from ``begun`` to ``done`` or ``failed``.
 
-        Args:
-            name: its stable name.
-            title: what a user reads.
-            done: bytes so far; asked twice a second, from this thread.
-            total: bytes in all, 0 while that is not known.
+        ``done`` and ``total`` (0 while it is not known) are bytes; they are asked twice
+        a second, from this thread.
         """
         begun = self._clock.monotonic()
 

@@ -137,7 +137,6 @@ class Record(Value, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, session: Session, **more: Any) -> Record:
-        """Make a record of a session, by its init."""
         return cls(
             incarnation=session.incarnation,
             key=session.key,
@@ -165,20 +164,16 @@ class Record(Value, frozen=True, kw_only=True):
         return self.gpus if self.nap is None else self.nap.gpus.joined(self.gpus)
 
     def nap_at(self, stage: NapStage, **changes: Any) -> Record:
-        """The same record with its nap at the next stage."""
         assert self.nap is not None
         return self.with_nap(msgspec.structs.replace(self.nap, stage=stage, **changes))
 
     def with_nap(self, nap: NapRecord) -> Record:
-        """The same record with that nap."""
         return msgspec.structs.replace(self, nap=nap)
 
     def woken(self) -> Record:
-        """The same record when its nap is over."""
         return msgspec.structs.replace(self, nap=None)
 
     def at(self, stage: Stage, steps: list[Step], **changes: Any) -> Record:
-        """The same record at the next stage."""
         return msgspec.structs.replace(self, stage=stage, steps=steps, **changes)
 
 

@@ -28,10 +28,7 @@ _WAIT: Final = 2.0
 class StorePresence:
     """Looks at the store's identity; any thread may call.
 
-    Args:
-        check: of the store.
-        begin: begins it, if that is to be done; before each look.
-        key_file: of the master keys; None: they are elsewhere.
+    ``begin`` is called before each look. ``key_file``: None if the keys are elsewhere.
     """
 
     def __init__(
@@ -48,7 +45,6 @@ class StorePresence:
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="store")
 
     def close(self) -> None:
-        """Begin no further look."""
         self._aside.shutdown(wait=False, cancel_futures=True)
 
     def findings(self) -> list[Finding]:

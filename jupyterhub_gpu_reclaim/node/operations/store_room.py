@@ -42,15 +42,11 @@ _KEPT: Final = 256
 
 
 class _Shortage(NamedTuple):
-    """A capture that ran out of room."""
-
     stored: int  #: bytes, when there was no more room
     most: int  #: bytes that it might have stored
 
 
 class _Claim(NamedTuple):
-    """A capture that is under way."""
-
     most: int
     taken: Callable[[], int]
 
@@ -61,8 +57,7 @@ class _Claim(NamedTuple):
 class StoreRoom:
     """The room of the store; any thread may call.
 
-    Args:
-        free: bytes that captures may still take; None where that cannot be known.
+    ``free``: bytes that captures may still take; None where that cannot be known.
     """
 
     def __init__(self, free: Callable[[], int | None]) -> None:
@@ -87,11 +82,7 @@ class StoreRoom:
     ) -> None:
         """Let others know of a capture, until it ends or :meth:`release`.
 
-        Args:
-            operation: the capture.
-            incarnation: of the session.
-            most: bytes that it may store.
-            taken: bytes of them that have been dealt with.
+        It may store ``most`` bytes, of which ``taken`` have been dealt with.
 
         Raises:
             Refused: ``store_full``.

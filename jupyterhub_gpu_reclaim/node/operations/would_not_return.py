@@ -31,8 +31,6 @@ _KEPT: Final = 256
 
 
 class _Refusal(NamedTuple):
-    """A rehearsal that has failed."""
-
     programs: frozenset[tuple[int, int]]  #: that stood: pid and start of each
     failure: Failure
     at: float
@@ -53,14 +51,6 @@ class Refusals:
     def remember(
         self, incarnation: str, snapshot: Snapshot, failure: Failure, now: float
     ) -> None:
-        """Note that a rehearsal has failed.
-
-        Args:
-            incarnation: of the session.
-            snapshot: its programs, as they stood then.
-            failure: ``would_not_return``, with the reason.
-            now: seconds of a clock that is never set back.
-        """
         with self._lock:
             self._refusals.pop(incarnation, None)
             self._refusals[incarnation] = _Refusal(_programs(snapshot), failure, now)

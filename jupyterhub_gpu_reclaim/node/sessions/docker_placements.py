@@ -123,14 +123,11 @@ def _silent(detail: str) -> Unreachable:
 
 
 def _parse(table: str) -> cgroups.ContainerCgroup | None:
-    """The container of a process, as its own pod."""
     found = cgroups.parse_engine_container(table)
     return None if found is None else found._replace(pod=found.id)
 
 
 class DockerPlacements(PodPlacements):
-    """Sessions in the containers of this machine's Docker."""
-
     parse = staticmethod(_parse)
 
     def __init__(

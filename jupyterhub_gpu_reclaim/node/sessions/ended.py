@@ -35,9 +35,7 @@ class EndedSessions:
     def among(self, known: Collection[Record], here: Collection[str]) -> list[Record]:
         """The records without an init; those that were told long enough are deleted.
 
-        Args:
-            known: every record.
-            here: incarnations that have an init.
+        ``here``: incarnations that have an init.
         """
         now = self._clock.monotonic()
         ended = [record for record in known if record.incarnation not in here]

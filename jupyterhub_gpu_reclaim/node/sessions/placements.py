@@ -110,7 +110,6 @@ class LocalPlacements:
         ...
 
     def _session(self, pid: int) -> Session | None:
-        """The session whose init that process is, if it is one of ours."""
         try:
             # The command line last: it is memory of the process, and a user can make
             # a page of it that blocks its reader.

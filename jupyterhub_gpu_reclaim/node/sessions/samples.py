@@ -40,8 +40,6 @@ MOST_ASKED = 512
 
 
 class _Seen(NamedTuple):
-    """A session, and facts about its programs until the next look."""
-
     target: SampleTarget
     address: tuple[_Name, ServerAddress] | None
     kernels: list[_Name]

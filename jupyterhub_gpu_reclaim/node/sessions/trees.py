@@ -117,7 +117,6 @@ def tree_of(
 
 
 def _nap(record: NapRecord | None) -> Nap | None:
-    """The nap as it is reported: how much memory it has moved out of which card."""
     if record is None or record.stage is NapStage.FALLING:
         return None
     return Nap(begun=record.begun, gpus=record.gpus.held())

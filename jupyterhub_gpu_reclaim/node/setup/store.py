@@ -44,11 +44,8 @@ class Opened:
 def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
     """The store, with its workers.
 
-    Args:
-        settings: where and how.
-        clock: for the time of a commit.
-        state: the agent's own folder; the master key is beside it by default, so that
-            the checkpoints survive the loss of that folder.
+    The master key is beside the ``state`` folder by default, so that the checkpoints
+    survive its loss.
 
     Raises:
         BadRequest: the settings contradict each other.

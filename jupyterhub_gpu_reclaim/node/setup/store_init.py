@@ -43,14 +43,8 @@ def begin(
 ) -> str:
     """Begin the store of a file of keys, which is made if it is missing.
 
-    Idempotent, and repeated after a crash.
-
-    Args:
-        place: where the store is to be.
-        where: path or address of it, for people.
-        file: of the keys.
-        now: Unix seconds, for the name of a first key.
-        new: another store than the one that was begun with these keys.
+    Idempotent, and repeated after a crash. ``where`` is for people. ``new``: another
+    store than the one that was begun with these keys.
 
     Returns:
         The store's id.

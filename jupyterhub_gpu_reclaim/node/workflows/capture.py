@@ -93,8 +93,6 @@ class Told(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Result of a preflight."""
-
     found: list[Finding]  #: everything that keeps the session from being saved now
     survey: Survey
     gpus: Gpus | None
@@ -137,8 +135,6 @@ def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
 
 
 class Capture(Workflow):
-    """One capture of one session."""
-
     _goes_on = False  #: whether the session does, once it is copied
     _not_kept = ""  #: files that it could write, and that were not copied
     _name = ""  #: of a save point
@@ -542,7 +538,6 @@ class Capture(Workflow):
         return await self._remove(discard)
 
     async def _remove(self, work: Callable[[CheckpointWriter], bool]) -> Stage:
-        """Do that to the writer; a store that is slow does it after the return."""
         writer = self._writer
         if writer is None:
             return Stage.FAILED

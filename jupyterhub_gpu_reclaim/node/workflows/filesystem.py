@@ -77,16 +77,6 @@ def describe(
 ) -> HostRequirements:
     """The requirements of a tree that has just been stopped.
 
-    Args:
-        session: whose tree.
-        criu: version of it.
-        result: of the dump.
-        cut: inodes of the connections that were ended.
-        server_state: of its server.
-        uid: of its server's user.
-        gpus: that it uses.
-        reads: see ``open_files.fingerprint``.
-
     Raises:
         NotFound: it has ended.
         Refused: its files cannot be looked at.

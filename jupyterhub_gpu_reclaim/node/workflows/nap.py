@@ -71,8 +71,6 @@ class _Look(NamedTuple):
 
 
 class Nap(Workflow):
-    """The begin of one nap."""
-
     _standing: dict[str, int]  #: unread by what stands still, once it does
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
@@ -310,12 +308,6 @@ def thawed(
 
     All others go on then, and the users are woken in turn, as from any nap.
 
-    Args:
-        accelerator: fills its GPUs.
-        session: whose tree.
-        record: of its capture.
-        now: seconds since the epoch.
-
     Returns:
         the record, with the nap.
 
@@ -360,7 +352,6 @@ def _stopped(programs: Iterable[Process]) -> list[StoppedProgram]:
 def _claim(
     accelerator: Accelerator, session: Session, record: Record, claim: object
 ) -> Shortage | None:
-    """Reserve room for the programs of a nap, or return what they lack."""
     if record.nap is None:
         return None
     gpus, tree = _napping(session, record.nap)
@@ -369,7 +360,6 @@ def _claim(
 
 
 def _napping(session: Session, nap: NapRecord) -> tuple[Gpus, Snapshot]:
-    """GPUs that its programs had, and those of them that still exist."""
     snapshot = trees.inspect(session)
     mine = nap.in_tree(snapshot)
     gpus = nap.gpus.only({process.ns_pid for process in mine})

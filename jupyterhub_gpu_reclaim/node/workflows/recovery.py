@@ -193,7 +193,6 @@ class Recovery:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _forget_gone(self, sessions: list[Session]) -> None:
-        """Drop the records of inits that have ended."""
         # A checkpoint that they had to undo stays if it is committed: with the tree
         # gone it is the newest state that there is. An uncommitted one is swept.
         by_name = {session.incarnation: session for session in sessions}
@@ -408,7 +407,6 @@ def undo_unasked(
 
 
 def _stands(session: Session, record: Record) -> bool:
-    """Whether we have stopped some of it."""
     tree = trees.inspect(session)
     return not tree.stopped <= set(trees.left_stopped(record, tree))
 

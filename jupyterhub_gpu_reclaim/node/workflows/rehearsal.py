@@ -48,7 +48,6 @@ class Rehearsal:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, dumped: Dumped) -> None:
-        """Try that, in the background."""
         self._task = asyncio.create_task(self._run(dumped))
 
     def __enter__(self) -> Self:

@@ -90,10 +90,8 @@ def _attempt_all(
 def give_back(state: Path) -> None:
     """Restore threads that a killed agent was making call; idempotent.
 
-    Before anything is continued. Calls of this agent are noted from here on.
-
-    Args:
-        state: the agent's folder, whose lock the caller holds.
+    Before anything is continued. Calls of this agent are noted from here on. Its caller
+    holds the folder's lock.
 
     Raises:
         OSError: the folder cannot be written.

@@ -93,8 +93,6 @@ _log = logging.getLogger(__name__)
 
 
 class Files(NamedTuple):
-    """The files that it had open."""
-
     opened: Sequence[FileFingerprint] = ()
     changed: Sequence[FileFingerprint] = ()  #: of these, what is put back as it was
 
@@ -107,8 +105,6 @@ class Fit(NamedTuple):
 
 
 class Restore(Workflow):
-    """One restore of one session."""
-
     def __init__(
         self,
         tools: WorkflowTools,
@@ -460,7 +456,6 @@ def _compare(
     *,
     put_files_back: bool,
 ) -> tuple[list[Finding], Files]:
-    """Findings against a restore here, and how its files are judged."""
     world, init_pid = there.world, session.init_pid
     found = list(compare_machines(world.machine, this_machine()))
     found += compare_images(world.image, session.hint.image)
@@ -501,7 +496,6 @@ def _compare_files(
     *,
     put_files_back: bool,
 ) -> tuple[list[Finding], Files]:
-    """Findings against its files, and how they are judged when they are opened."""
     root, files = Path(f"/proc/{session.init_pid}/root"), there.world.files
     info = there.checkpoint.info
     if info.goes_on:

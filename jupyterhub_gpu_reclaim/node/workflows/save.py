@@ -68,8 +68,6 @@ T = TypeVar("T")
 
 
 class Save(Capture):
-    """One save point of one session."""
-
     _goes_on = True
     _staging: Staging | None = None
     _standing: StandingMemory  #: of its dump, once that has begun
@@ -217,7 +215,6 @@ class Save(Capture):
         )
 
     def _settled(self, parent: str = "") -> Record:
-        """The record of a tree that goes on, after that save point if there is one."""
         return self._note(
             Stage.SETTLED,
             operation=orders.Save.kind,

@@ -73,8 +73,6 @@ class WorkflowTools:
 
 
 class Workflow:
-    """One operation on one session."""
-
     _record: Record
 
     def __init__(

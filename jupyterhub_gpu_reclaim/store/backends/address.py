@@ -34,12 +34,8 @@ def spec_of(
 ) -> Spec:
     """The spec of a folder's path, a ``file://`` address or an object store's.
 
-    Args:
-        url: where the store is.
-        options: of an object store; see :class:`~.object_options.ObjectOptions`.
-        options_file: the same.
-        patience: seconds for which an object store's requests are repeated.
-        reserve: bytes that stay free on a folder's file system.
+    An object store's requests are repeated for ``patience`` seconds; ``reserve`` bytes
+    stay free on a folder's file system.
 
     Raises:
         BadRequest: not an address of a store, or options that it cannot have.

@@ -92,12 +92,10 @@ class BackendProxy:
         return self._told("", self._backend.capacity_bytes)
 
     def _told(self, name: str, work: Callable[[], _T]) -> _T:
-        """Answer a question about an object; an empty name: about the whole store."""
         del name
         return self._call(work)
 
     def _written(self, name: str, work: Callable[[], None]) -> None:
-        """Change an object."""
         del name
         self._call(work)
 

@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 
 
 class _Needed(NamedTuple):
-    """Objects and checkpoints that must stay."""
-
     packs: frozenset[str]  #: objects that readable manifests name
     owners: frozenset[str]  #: checkpoints all of whose packs must stay
     coming: frozenset[str]  #: checkpoints that are being written
@@ -99,9 +97,6 @@ class Garbage:
 
     def sweep(self, writing: AbstractSet[str]) -> SweepResult:
         """Remove the remains of checkpoints that do not exist, and stale locks.
-
-        Args:
-            writing: checkpoints that are known to be written.
 
         Raises:
             StoreError: the store does not work; what was removed is removed.

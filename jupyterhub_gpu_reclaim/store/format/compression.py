@@ -63,10 +63,7 @@ def pack(plain: memoryview, compression: Compression) -> tuple[Kind, Buffer]:
 def unpack(kind: Kind, data: Buffer, length: int) -> Buffer:
     """The plain bytes of a block.
 
-    Args:
-        kind: as it was stored.
-        data: the stored bytes, authenticated; for a raw block returned as they are.
-        length: of the plain bytes, at most :data:`MAX_BLOCK_BYTES`.
+    ``data`` is authenticated; for a raw block it is returned as it is.
 
     Raises:
         Garbled: the bytes do not match kind and length.

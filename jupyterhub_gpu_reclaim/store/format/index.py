@@ -99,11 +99,6 @@ def damaged(why: str) -> StoreError:
 def check(index: ChunkIndex, chunk_bytes: int, packs: Sequence[int]) -> None:
     """Check that every chunk lies in a block, and every block in its pack.
 
-    Args:
-        index: anything may be in it.
-        chunk_bytes: size of the chunks.
-        packs: lengths of the manifest's packs.
-
     Raises:
         StoreError: ``CHECKPOINT_DAMAGED``, with what does not fit.
     """

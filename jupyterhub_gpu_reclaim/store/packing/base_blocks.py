@@ -134,9 +134,6 @@ class BaseChunks:
     def find(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
         """For each id the ref of its chunk in a block that is whole, or 0.
 
-        Args:
-            ids: shape (k, 2).
-
         Raises:
             Unavailable: the store does not answer, which says nothing of the blocks.
         """

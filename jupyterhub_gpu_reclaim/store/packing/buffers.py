@@ -110,8 +110,7 @@ class Splicer:
     def take(self, buffer: memoryview) -> int:
         """Take the next buffer: a full one, or what came before the pipe's end.
 
-        Args:
-            buffer: of :data:`BUFFER_BYTES`; :meth:`read` completes it.
+        ``buffer`` has :data:`BUFFER_BYTES`; :meth:`read` completes it.
 
         Returns:
             How many bytes it will have.

@@ -101,11 +101,8 @@ class PackWriter:
     def put(self, file: int, first: int, data: memoryview, length: int) -> None:
         """Take whole chunks of a file.
 
-        Args:
-            file: its number.
-            first: number of the first chunk in the file.
-            data: the chunks, at most :data:`BUFFER_BYTES`; may be reused on return.
-            length: how many of the bytes are the file's; the rest is padding.
+        ``length`` of the bytes are the file's, the rest is padding. ``data`` may be
+        reused on return.
         """
         self._put(file, first, data, self._cut(data), length)
 

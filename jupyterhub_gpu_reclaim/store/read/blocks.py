@@ -67,12 +67,7 @@ def extents(
 ) -> Extents:
     """A range of a file as extents, in order.
 
-    Args:
-        index: of the checkpoint.
-        first: place of the file's first chunk among the refs.
-        chunk_bytes: size of the chunks.
-        offset: of the range, which is within the file.
-        length: of the range, at least 1.
+    ``first``: place of the file's first chunk among the refs.
     """
     begin, end = offset // chunk_bytes, -(-(offset + length) // chunk_bytes)
     refs = index.refs[first + begin : first + end].astype(np.int64)
@@ -123,8 +118,6 @@ class BlockSource(NamedTuple):
 
 
 class Blocks:
-    """The blocks that a checkpoint's table lists."""
-
     def __init__(self, source: BlockSource) -> None:
         self._source = source
         self._lock = threading.Lock()
@@ -133,10 +126,7 @@ class Blocks:
     def plain(self, block: int, opener: BlockOpener | None = None) -> Buffer:
         """Read all chunks of a block.
 
-        Args:
-            block: its place in the table.
-            opener: of this thread; the result may be in its buffer then, and is valid
-                until it opens the next.
+        The result may be in the opener's buffer, and is valid until it opens the next.
 
         Raises:
             StoreError: ``CHECKPOINT_DAMAGED``; nothing of it may be used.

@@ -88,11 +88,7 @@ def plan(
 ) -> CopyPlan:
     """Turn parts of a file into a plan.
 
-    Args:
-        index: of the checkpoint.
-        first: place of the file's first chunk among the refs.
-        chunk_bytes: size of the chunks.
-        pieces: within the file.
+    ``first``: place of the file's first chunk among the refs.
     """
     tables = [np.empty((5, 0), np.int64)]
     for piece in pieces:
@@ -158,12 +154,6 @@ def work(
     counters: NDArray[np.int64],
 ) -> None:
     """Do one ticket: open each block once, and write its parts.
-
-    Args:
-        blocks: to read.
-        opener: of this thread.
-        rows: of the plan, of whole blocks; at least one.
-        counters: one counter of bytes written, of which this is the only writer.
 
     Raises:
         StoreError: see :meth:`CheckpointReader.copy_to`.
@@ -245,10 +235,6 @@ class MemoryWriter:
 
     def write(self, number: int, data: Buffer) -> int:
         """Write the pieces of a block; return their bytes.
-
-        Args:
-            number: of the block, among those of ``firsts``.
-            data: all of it.
 
         Raises:
             StoreError: ``RESTORE_FAILED``, the process is gone or has no memory there

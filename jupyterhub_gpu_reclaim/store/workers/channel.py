@@ -178,13 +178,7 @@ def share(name: str, head: object, *columns: NDArray[Any]) -> int:
 def shared(
     descriptor: int, head: type[_T], *kinds: np.dtype[Any]
 ) -> tuple[_T, list[NDArray[Any]]]:
-    """Map the memory of :func:`share`; the descriptor may be closed then.
-
-    Args:
-        descriptor: of :func:`share`.
-        head: type of the value.
-        kinds: types of the arrays' elements.
-    """
+    """Map the memory of :func:`share`; the descriptor may be closed then."""
     memory = memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
     at = 4 + int.from_bytes(memory[:4], "little")
     decoder: Any = decoders.msgpack_decoder(tuple[head, list[list[int]]])  # type: ignore[valid-type]

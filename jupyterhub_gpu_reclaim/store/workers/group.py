@@ -60,10 +60,8 @@ class CaptureGroup:
     def take_pipe(self, file: int, pipe: int, offset: int) -> int:
         """Let all of them read a pipe to its end; one pipe at a time.
 
-        Args:
-            file: its number.
-            pipe: neither closed nor changed here.
-            offset: of the pipe's next byte in the file, a multiple of a buffer.
+        ``offset``: of the pipe's next byte in the file, a multiple of a buffer. The
+        pipe is neither closed nor changed.
 
         Returns:
             How long the file is.

@@ -25,9 +25,8 @@ MOST_WORKERS = 16
 class Pool:
     """A source of workers.
 
-    Args:
-        workers: how many work on one capture or restore; None: one for each core, but
-            no more than :data:`MOST_WORKERS`.
+    So many ``workers`` are on one capture or restore; None: one for each core, but no
+    more than :data:`MOST_WORKERS`.
     """
 
     def __init__(self, workers: int | None = None) -> None:
@@ -57,8 +56,7 @@ class Pool:
     def start(self, count: int | None = None) -> list[WorkerHandle]:
         """New workers, which wait for their first message.
 
-        Args:
-            count: how many; None: as many as the pool has.
+        Without a ``count``: as many as the pool has.
 
         Raises:
             StoreError: they do not come.
@@ -118,7 +116,6 @@ class Pool:
         server.answered()
 
     def _ready(self) -> ForkServer:
-        """A live fork server; hung ones are dropped once they are not in use."""
         for server in [each for each in self._given_up if not each.is_needed]:
             self._given_up.remove(server)
             server.kill()
@@ -140,7 +137,6 @@ class Pool:
             server.end()
 
     def _drop_spare(self) -> None:
-        """Forget the fork server, and its workers that are not in use."""
         self._server = None
         spare, self._spare = self._spare, []
         for worker in spare:

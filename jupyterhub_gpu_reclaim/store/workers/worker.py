@@ -44,7 +44,6 @@ _KEEP_BYTES = 1 << 26
 
 
 def main(end: socket.socket) -> None:
-    """Serve the channel until it ends."""
     keep_freed(_KEEP_BYTES)
     try:
         channel.send(end, channel.WorkerReady(os.getpid()))

@@ -52,17 +52,7 @@ log = logging.getLogger(__name__)
 class CheckpointWriter:
     """Writes one checkpoint.
 
-    Args:
-        backend: where to.
-        info: what is known of it before it is written.
-        recipe: how its packs are made.
-        begun: when its intent was published.
-        pack_writers: take the bytes.
-        base: the generation whose chunks may be referenced.
-        keys: wrap the data key.
-        clock: for the time of the commit.
-        ended: called once, when it is committed or gone.
-        discard: removes everything that was written.
+    ``ended`` is called once, when it is committed or gone.
     """
 
     def __init__(
