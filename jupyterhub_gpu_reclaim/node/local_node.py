@@ -240,15 +240,10 @@ class LocalNode:
         Raises:
             Refused: ``order_late``: it may be in use again.
         """
-        session = await self._find(incarnation)
-        await self._await_turn(incarnation, order.kind, order.seen)
-        tree = await self.tree(incarnation)
-        # Nothing is awaited from here to begin().
-        known = self._under_way(incarnation, order.kind)
-        if known is not None:
-            return known.follow()
-        if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
-            raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action="nap now")
+        session, tree, running = await self._turn(incarnation, order.kind, order.seen)
+        if running is not None:
+            return running.follow()
+        _refuse_phase(tree, "nap now")
         self._refuse_late(order.seen)
         self.operations.work_for(session)
         operation = Operation(order.kind, session.key, "")
@@ -265,16 +260,12 @@ class LocalNode:
 
         ``why``: what has woken it; empty: the order.
         """
-        session = await self._find(incarnation)
-        await self._await_turn(incarnation, order.kind)
-        tree = await self.tree(incarnation)
-        known = self._under_way(incarnation, order.kind)
-        if known is not None:
-            return known.follow()
+        session, tree, running = await self._turn(incarnation, order.kind)
+        if running is not None:
+            return running.follow()
         if tree.state is TreeState.RUNNING and tree.nap is None:
             return _told(Event(tree=tree))
-        if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
-            raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action="wake now")
+        _refuse_phase(tree, "wake now")
         operation = Operation(order.kind, session.key, "")
         work = nap.Wake(self.tools, session, operation, why=why)
         return self._begin(session, operation, work.run).follow()
@@ -444,8 +435,7 @@ class LocalNode:
         again = self.operations.attach(incarnation, kind, checkpoint)
         if again is not None:
             return again.follow()
-        if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
-            raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action=action)
+        _refuse_phase(tree, action)
         return session
 
     def _refuse_late(self, seen: float | None) -> None:
@@ -489,16 +479,23 @@ class LocalNode:
     async def _find(self, incarnation: str) -> Session:
         return await asyncio.to_thread(self.placements.find, incarnation)
 
-    def _under_way(self, incarnation: str, kind: str) -> Operation | None:
-        """The operation of that kind that runs.
+    async def _turn(
+        self, incarnation: str, kind: str, seen: float | None = None
+    ) -> tuple[Session, Tree, Operation | None]:
+        """The session, and the operation of that kind that runs.
+
+        Nothing may be awaited from here to begin(): the same call may have come twice.
 
         Raises:
-            Refused: another one does (``operation_in_flight``).
+            Refused: another operation runs (``operation_in_flight``).
         """
+        session = await self._find(incarnation)
+        await self._await_turn(incarnation, kind, seen)
+        tree = await self.tree(incarnation)
         running = self.operations.running(incarnation)
         if running is not None and running.kind != kind:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
-        return running
+        return session, tree, running
 
     def _begin(
         self,
@@ -589,3 +586,8 @@ class LocalNode:
 async def _told(*events: Event) -> AsyncIterator[Event]:
     for event in events:
         yield event
+
+
+def _refuse_phase(tree: Tree, action: str) -> None:
+    if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
+        raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action=action)

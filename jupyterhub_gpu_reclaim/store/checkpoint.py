@@ -15,6 +15,7 @@ import numpy as np
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.store.format.index import chunks_of, damaged
+from jupyterhub_gpu_reclaim.store.format.layout import ALL, Subset
 from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener
 from jupyterhub_gpu_reclaim.store.read import memory_restore
 from jupyterhub_gpu_reclaim.store.read.blocks import (
@@ -27,7 +28,6 @@ from jupyterhub_gpu_reclaim.store.read.blocks import (
     rest_of,
 )
 from jupyterhub_gpu_reclaim.store.read.memory_restore import CopyPiece
-from jupyterhub_gpu_reclaim.store.read.subset import ALL, Subset
 from jupyterhub_gpu_reclaim.store.workers.group import CopyGroup
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
 from jupyterhub_gpu_reclaim.store.format import layout
-from jupyterhub_gpu_reclaim.store.read.subset import ALL, Subset
+from jupyterhub_gpu_reclaim.store.format.layout import ALL, Subset
 
 if TYPE_CHECKING:
     from collections.abc import Callable

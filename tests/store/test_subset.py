@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
-from jupyterhub_gpu_reclaim.store.read.subset import Subset
+from jupyterhub_gpu_reclaim.store.format.layout import Subset
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.verification import Verification
 from simulation.doubles.memory_backend import MemoryBackend

@@ -19,7 +19,7 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import sentence
 from jupyterhub_gpu_reclaim.node.state_folder import AGENT_FILE
-from jupyterhub_gpu_reclaim.store.read.subset import Subset
+from jupyterhub_gpu_reclaim.store.format.layout import Subset
 
 if TYPE_CHECKING:
     import argparse

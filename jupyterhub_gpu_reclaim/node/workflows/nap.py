@@ -251,20 +251,16 @@ class Wake(Workflow):
         tools, session = self._tools, self._session
         record = trees.record_of(tools.records, session)
         if record is not None and record.nap is not None:
-            total = record.nap.gpus.bytes()
+            gpus = record.nap.gpus
             yield (record := record.nap_at(NapStage.WAKING))
-            title = "Bringing the memory of its GPU back"
-            title += f": {self._why}" if self._why else ""
             waking, claim = record, object()
             await self._await_room(waking, claim)
-            await self._step(
-                "gpu",
-                title,
+            await self._move_back(
                 lambda: end_nap(
                     tools.accelerator, session, waking, self._cancel, claim
                 ),
-                limit=self._limits.filling,
-                total=lambda: total,
+                gpus,
+                self._why,
             )
             yield (record := record.woken())
         yield Event(tree=trees.tree_of(session, record, None))

@@ -345,15 +345,11 @@ class Restore(Workflow):
         record = self._record
         if record.gpus is None:
             return
-        total = record.gpus.bytes()
-        await self._step(
-            "gpu",
-            "Bringing the memory of its GPU back",
+        await self._move_back(
             lambda: self._tools.accelerator.fill(
                 record.gpus, record.memory_limit, result.tree
             ),
-            limit=self._limits.filling,
-            total=lambda: total,
+            record.gpus,
         )
 
     async def _await_answer(self, address: jupyter_api.ServerAddress) -> None:

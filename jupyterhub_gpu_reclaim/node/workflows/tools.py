@@ -115,10 +115,16 @@ class Workflow:
             return await in_thread(work, step=name, limit=limit, cancel=cancel)
 
     async def _move_out(self, title: str, work: Callable[[], None], gpus: Gpus) -> None:
-        total = gpus.bytes()
         limit = self._limits.emptying
-        await self._step("gpu", title, work, limit=limit, total=lambda: total)
+        await self._step("gpu", title, work, limit=limit, total=gpus.bytes)
         self._tools.memory.release(self._operation)  # it is in use from here on
+
+    async def _move_back(
+        self, work: Callable[[], None], gpus: Gpus, why: str = ""
+    ) -> None:
+        title = "Bringing the memory of its GPU back" + (f": {why}" if why else "")
+        limit = self._limits.filling
+        await self._step("gpu", title, work, limit=limit, total=gpus.bytes)
 
     async def _thread(self, step: str, work: Callable[[], T]) -> T:
         return await in_thread(work, step=step, limit=self._limits.check)
