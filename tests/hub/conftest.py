@@ -120,7 +120,10 @@ c.Spawner.auth_state_hook = know_the_login
 import asyncio, functools, os
 from jupyterhub.auth import Authenticator
 from tornado import web
+from jupyterhub_gpu_reclaim.hub.client import ServiceClient
 from jupyterhub_gpu_reclaim.hub.local.spawner import SessionProcessSpawner
+# Nobody waits as long as a person would for a service that is not there.
+ServiceClient.__init__.__kwdefaults__["timeout"] = 2.0
 start = SessionProcessSpawner.start
 async def held_start(spawner):
     failing(spawner, "start")

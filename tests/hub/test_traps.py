@@ -275,7 +275,7 @@ def test_t8_stopped_tree_is_kept_without_the_service_and_adopted_later(
     assert pointer(hub, amy.name)["phase"] == "unknown"
     assert service.init(amy.name) == init
     # The start waits for a service that does not listen yet, and is refused then.
-    assert resume(hub, amy.name).status_code == 202
+    assert resume(hub, amy.name).status_code == 409
     settled(hub, amy.name)
     assert service.init(amy.name) == init
     assert pointer(hub, amy.name)["phase"] == "unknown"

@@ -324,11 +324,13 @@ async def test_what_needs_somebody_stands_first_with_its_cure(service, tab):
     first = page.get_by_role("region", name="Needs attention")
     await expect(first).to_contain_text("gpu-2 has been silent for")
     await expect(first).to_contain_text(why.hint)
-    await expect(first).to_contain_text("1 session cannot get back (ada/)")
+    await expect(first).to_contain_text(
+        "1 session cannot get back (ada, Default server)"
+    )
     await first.get_by_role("button", name="file_missing (1)").click()
     await page.wait_for_url("**/all?state=lost&text=file_missing")
     await expect(page.locator(ROW)).to_have_count(1)
-    await expect(first).to_contain_text("1 session has a failure (eve/)")
+    await expect(first).to_contain_text("1 session has a failure (eve, Default server)")
     await expect(first).to_contain_text("has been drained since")
     await expect(first).to_contain_text("(by root): no session can start here.")
 

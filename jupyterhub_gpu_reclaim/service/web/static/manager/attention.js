@@ -1,10 +1,10 @@
 // What needs attention, above every view: sessions that cannot get back, nodes that are
 // closed, agents that are gone. Each line leads to its cure.
-import { duration, keyOf } from "../admin/words.js";
+import { duration } from "../admin/words.js";
 import { inLocalTime, said } from "../times.js";
 import { button, codeOf, count, el, page } from "./dom.js";
 import { faultsOf, undrain } from "./nodes.js";
-import { isLost } from "./sessions.js";
+import { isLost, nameOf } from "./sessions.js";
 
 /** How often each code comes, the most frequent first. */
 function codes(views) {
@@ -20,7 +20,7 @@ function failed(views, words, state, look) {
     el("li", {}, button(`${code} (${many})`, () => look(state, code), { class: "code", "data-focus": `code ${code}` })),
   );
   const show = button("Show them", () => look(state, ""), { "data-focus": `show ${state}` });
-  const one = views.length === 1 ? ` (${keyOf(views[0].key)})` : "";
+  const one = views.length === 1 ? ` (${nameOf(views[0].key)})` : "";
   return [
     el("div", { class: "failure" }, el("strong", {}, `${count(views.length, "session")} ${words}${one}`), el("ul", { class: "codes" }, ...parts), show),
   ];
