@@ -57,10 +57,7 @@ class _Versioned(Value, frozen=True, kw_only=True):
 def decode_kept(data: bytes | str, kind: type[T], what: str) -> T:
     """As :func:`decode`, of something that is kept and has a version.
 
-    Args:
-        data: the JSON.
-        kind: its type.
-        what: its name in errors, e.g. "The record".
+    ``what``: its name in errors, such as "The record".
 
     Raises:
         BadRequest: likewise; ``other_version``: another release has written it.

@@ -16,11 +16,8 @@ def fair(
 ) -> list[SessionKey]:
     """First come, first served; but each user's first session before any second.
 
-    So a user with many servers does not block the others.
-
-    Args:
-        waiting: each session and since when it waits, in seconds since the epoch.
-        held: how many sessions of each user have what is waited for already.
+    So a user with many servers does not block the others. ``held``: how many sessions
+    of each user have what is waited for already.
     """
     seen = Counter(held)
     order: list[tuple[int, float, SessionKey]] = []

@@ -27,9 +27,7 @@ class Throttle:
     def lets(self, name: Hashable, now: float) -> bool:
         """Whether it may happen now for that name.
 
-        Args:
-            name: whose turn it is.
-            now: seconds of any clock that does not go back for long.
+        ``now``: of any clock that does not go back for long.
         """
         if len(self._left) > self._most:
             self._forget(now)

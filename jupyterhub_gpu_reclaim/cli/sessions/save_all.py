@@ -101,12 +101,9 @@ class Round:
     def look(
         self, views: Iterable[SessionView], now: float, clock: float
     ) -> list[SessionView]:
-        """Take over the states of the sessions.
+        """Take the sessions' states over; those to be ordered now, in their order.
 
         ``clock``: seconds of a clock that is never set.
-
-        Returns:
-            the sessions that are to be ordered now, in this order.
         """
         seen = {view.key: view for view in views}
         for key in self.found.keys() - self.ended - seen.keys():

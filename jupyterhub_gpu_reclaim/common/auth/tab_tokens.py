@@ -44,10 +44,7 @@ class Pass:
 def session_key(secret: bytes, key: SessionKey, now: float) -> str:
     """The key that a session's server is given at its start.
 
-    Args:
-        secret: shared by spawner and service.
-        key: the session.
-        now: seconds since the epoch; a key is for the user and the start of that time.
+    It is for the user, and for the start of the time ``now``.
     """
     since = str(math.ceil(now))
     return f"{since}.{_mac(secret, 'session', since, key.path)}.{key.path}"

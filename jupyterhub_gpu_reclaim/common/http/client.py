@@ -219,11 +219,7 @@ class Connection:
     async def ask(self, method: str, path: str, *, limit: float, **more: Any) -> Answer:
         """Send one request and return its whole answer.
 
-        Args:
-            method: of HTTP.
-            path: with query.
-            limit: seconds for all of it.
-            **more: of tornado's ``HTTPRequest``.
+        ``limit``: seconds for all of it.
 
         Raises:
             NoResponse: no answer in time.
@@ -248,11 +244,7 @@ class Connection:
     ) -> AsyncGenerator[bytes | Answer, None]:
         """A request with an answer line by line; leaving early closes the connection.
 
-        Args:
-            method: of HTTP.
-            path: of the call, with query.
-            body: of the request.
-            silence: longest time in seconds between two pieces of the answer.
+        ``silence``: longest time in seconds between two pieces of the answer.
 
         Yields:
             Each line, or one :class:`Answer` if it is an error.

@@ -41,13 +41,10 @@ def aside(file: Path) -> Path:
 def begin(
     place: Backend, where: str, file: Path, now: float, *, new: bool = False
 ) -> str:
-    """Begin the store of a file of keys, which is made if it is missing.
+    """Begin the store of a file of keys, made if it is missing; return the store's id.
 
     Idempotent, and repeated after a crash. ``where`` is for people. ``new``: another
     store than the one that was begun with these keys.
-
-    Returns:
-        The store's id.
 
     Raises:
         StoreAbsent: the place holds another store, or is empty though a store was begun

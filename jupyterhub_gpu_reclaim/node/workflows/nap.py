@@ -304,9 +304,6 @@ def thawed(
 
     All others go on then, and the users are woken in turn, as from any nap.
 
-    Returns:
-        the record, with the nap.
-
     Raises:
         NotFound: the session has ended.
         ReclaimError: as :func:`capture.thaw_tree`, but for a full card.

@@ -108,12 +108,9 @@ class Splicer:
         self._poll.register(pipe, select.POLLIN)
 
     def take(self, buffer: memoryview) -> int:
-        """Take the next buffer: a full one, or what came before the pipe's end.
+        """Take the next buffer, full or the pipe's last; how many bytes it will have.
 
         ``buffer`` has :data:`BUFFER_BYTES`; :meth:`read` completes it.
-
-        Returns:
-            How many bytes it will have.
         """
         self._copied = self._held = 0
         while (got := self._copied + self._held) < BUFFER_BYTES:
