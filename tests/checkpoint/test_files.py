@@ -19,9 +19,22 @@ from jupyterhub_gpu_reclaim.checkpoint.files.open_files import (
 from jupyterhub_gpu_reclaim.checkpoint.kinds import eventfds
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
+from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.models import Finding
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import beneath
 
 ROOT = Path("/proc/self/root")
+
+
+def compare(opened, root: Path) -> list[Finding]:
+    """What is not as it was, as a return refuses it."""
+    changed, found = open_files.look(opened, root)
+    if changed:
+        lost = [one.file for one in changed if not one.file.kept]
+        path = open_files.newer(changed, lost)
+        found.append(finding(Reason.FILE_CHANGED, path=path))
+    return found
 
 
 class Holder:
@@ -45,7 +58,7 @@ class Holder:
         return found
 
     def compare(self):
-        return open_files.compare(self.opened, ROOT)
+        return compare(self.opened, ROOT)
 
     def codes(self) -> list[str]:
         return [finding.code for finding in self.compare()]
@@ -171,17 +184,17 @@ def test_time_of_a_file_says_nothing_behind_a_save_point(hold, path, program):
     status = path.stat()
     path.write_bytes(b"y" * 10_000)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    found = open_files.compare(open_files.by_contents(holder.opened), ROOT)
+    found = compare(open_files.by_contents(holder.opened), ROOT)
     assert [one.code for one in found] == ["file_changed"]
     path.write_bytes(b"x" * 10_000)
-    assert open_files.compare(open_files.by_contents(holder.opened), ROOT) == []
+    assert compare(open_files.by_contents(holder.opened), ROOT) == []
 
 
 def test_mapped_file_too_large_to_be_known_counts_as_changed(hold, path, monkeypatch):
     monkeypatch.setattr(open_files, "MAX_WRITTEN_BYTES", 9_999)
     holder = hold(MAPS_SHARED.format(path=str(path)))
     assert holder.compare() == []
-    found = open_files.compare(open_files.by_contents(holder.opened), ROOT)
+    found = compare(open_files.by_contents(holder.opened), ROOT)
     assert [one.code for one in found] == ["file_changed"]
 
 
@@ -418,12 +431,12 @@ def test_compare_links_of_the_session_do_not_lead_out_of_its_root(tmp_path):
         mtime_ns=status.st_mtime_ns,
         mode=status.st_mode,
     )
-    assert [f.code for f in open_files.compare([one], root)] == ["file_missing"]
+    assert [f.code for f in compare([one], root)] == ["file_missing"]
 
 
 def test_compare_without_a_root_is_refused(tmp_path):
     with pytest.raises(Refused):
-        open_files.compare([], tmp_path / "none")
+        compare([], tmp_path / "none")
 
 
 def test_digest_header_that_lies_is_hashed_instead(tmp_path):
@@ -511,7 +524,7 @@ def away(world, places, engine, change):
     )
     world.place.kill()
     change()
-    assert open_files.compare(opened, ROOT) == []
+    assert compare(opened, ROOT) == []
     place = places.hold()
     restored = engine.restore(place, image, result, opened=opened)
     proceed(restored, result.stopped)

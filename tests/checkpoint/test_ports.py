@@ -18,6 +18,11 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.linux.sock_diag import Endpoint
 
 
+def check_free(init_pid, needed, connections=(), *, uid=None):
+    """As ``await_free`` finds it at one look; nothing is removed."""
+    return ports._told(ports._taken(init_pid, needed, connections), uid)
+
+
 def tcp(*numbers: int) -> list[Port]:
     return [Port("tcp", number) for number in numbers]
 
@@ -25,15 +30,15 @@ def tcp(*numbers: int) -> list[Port]:
 def test_check_free_port_that_is_taken_names_the_program():
     with socket.create_server(("127.0.0.1", 0)) as server:
         number = server.getsockname()[1]
-        (finding,) = ports.check_free(os.getpid(), tcp(number))
+        (finding,) = check_free(os.getpid(), tcp(number))
         assert finding.code == "port_in_use"
         assert finding.retryable
         assert str(number) in finding.message
         assert f"(process {os.getpid()})" in finding.message
         other = Port("tcp", number, "127.0.0.2")
-        assert ports.check_free(os.getpid(), [other]) == []
-        assert ports.check_free(os.getpid(), [Port("udp", number)]) == []
-    assert ports.check_free(os.getpid(), tcp(number)) == []
+        assert check_free(os.getpid(), [other]) == []
+        assert check_free(os.getpid(), [Port("udp", number)]) == []
+    assert check_free(os.getpid(), tcp(number)) == []
 
 
 def test_check_free_taken_by_udp_and_v6_is_seen():
@@ -46,7 +51,7 @@ def test_check_free_taken_by_udp_and_v6_is_seen():
             Port("udp", datagram.getsockname()[1], "127.0.0.1"),
             Port("tcp", server.getsockname()[1], "::1"),
         ]
-        assert len(ports.check_free(os.getpid(), needed)) == 2
+        assert len(check_free(os.getpid(), needed)) == 2
 
 
 def test_check_free_own_connection_from_the_port_of_a_connection_is_no_conflict():
@@ -58,14 +63,14 @@ def test_check_free_own_connection_from_the_port_of_a_connection_is_no_conflict(
     ):
         local = Endpoint(ip_address("127.0.0.1"), mine.getsockname()[1])
         elsewhere = TcpConnection(local, Endpoint(ip_address("127.0.0.1"), 9))
-        assert ports.check_free(os.getpid(), [], [elsewhere]) == []
+        assert check_free(os.getpid(), [], [elsewhere]) == []
         remote = Endpoint(ip_address("127.0.0.1"), listener.getsockname()[1])
         both = [TcpConnection(local, remote), TcpConnection(remote, local)]
-        found = ports.check_free(os.getpid(), [], both)
+        found = check_free(os.getpid(), [], both)
         assert [one.code for one in found] == ["port_in_use"] * 2
         assert f"(process {os.getpid()})" in found[0].message
         # A port that must be bound is another matter: the kernel would refuse it.
-        (found,) = ports.check_free(os.getpid(), [Port("tcp", local.port)], uid=54321)
+        (found,) = check_free(os.getpid(), [Port("tcp", local.port)], uid=54321)
         assert "another program of that machine" in found.message
         assert str(os.getpid()) not in found.message
         assert "If it is a program of your own" in found.hint
@@ -86,7 +91,7 @@ def test_check_free_tells_of_some_only_and_looks_for_their_programs_alone(monkey
             named = stack.enter_context(socket.socket(socket.AF_UNIX))
             names.append(Name(socket.SOCK_STREAM, b"\0reclaim-many-%d" % number))
             named.bind(names[-1].name)
-        assert len(ports.check_free(os.getpid(), sockets)) == ports.MOST_TOLD
+        assert len(check_free(os.getpid(), sockets)) == ports.MOST_TOLD
         assert len(abstract_names.check_free(os.getpid(), names)) == ports.MOST_TOLD
     assert len(looks) == 2 * ports.MOST_TOLD
 
@@ -109,7 +114,7 @@ def test_await_free_waits_for_a_short_connection():
         timer = threading.Timer(0.3, end)
         timer.start()
         try:
-            assert ports.check_free(os.getpid(), [], needed)
+            assert check_free(os.getpid(), [], needed)
             assert ports.await_free(os.getpid(), [], needed, seconds=30) == []
         finally:
             timer.join()
@@ -122,7 +127,7 @@ def test_check_free_time_wait_is_no_conflict_for_a_listener():
         port = listener.getsockname()[1]
         served.close()  # the first to close keeps the port in TIME_WAIT
         client.close()
-    assert ports.check_free(os.getpid(), tcp(port)) == []
+    assert check_free(os.getpid(), tcp(port)) == []
 
 
 def ended(address):
@@ -147,7 +152,7 @@ def test_await_free_what_has_ended_and_nobody_has_any_more_is_no_conflict():
     port = there.local.port
     with pytest.raises(OSError, match="in use"), socket.socket() as plain:
         plain.bind(("127.0.0.1", port))
-    found = ports.check_free(os.getpid(), tcp(port), [there])
+    found = check_free(os.getpid(), tcp(port), [there])
     assert [one.code for one in found] == ["port_in_use"]
     assert "a connection that is just ending" in found[0].message
     assert "another program" not in found[0].message
@@ -191,4 +196,4 @@ def test_return_that_fails_late_leaves_its_ports_free(places, engine):
     assert world.at(place)("mine.send(b'x'); served.recv(1)") == b"x"
     with contextlib.suppress(NotFound):  # its init ends with it
         clear(place.session, timeout=20)
-    assert ports.check_free(os.getpid(), *needed) == []
+    assert check_free(os.getpid(), *needed) == []

@@ -66,270 +66,99 @@ _U32 = struct.Struct("<I")
 LAZY: Final = 2
 PRESENT: Final = 4
 
-# CRIU 4.1's images/*.proto, as far as we touch them: name, number, type. All are
-# optional here, so that a missing one is ours to judge. Paths are bytes on the wire
-# like strings, and need not be UTF-8.
-_MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
-    "fown_entry": tuple(
-        (name, number, "uint32")
-        for number, name in enumerate(("uid", "euid", "signum", "pid_type", "pid"), 1)
-    ),
-    "reg_file_entry": (
-        ("id", 1, "uint32"),
-        ("flags", 2, "uint32"),
-        ("pos", 3, "uint64"),
-        ("fown", 5, "fown_entry"),
-        ("name", 6, "bytes"),
-        ("size", 8, "uint64"),
-        ("ext", 9, "bool"),
-        ("mode", 10, "uint32"),
-        ("build_id", 11, "uint32*"),
-    ),
-    "inet_sk_entry": (
-        ("id", 1, "uint32"),
-        ("ino", 2, "uint32"),
-        ("family", 3, "uint32"),
-        ("type", 4, "uint32"),
-        ("proto", 5, "uint32"),
-        ("state", 6, "uint32"),
-        ("src_port", 7, "uint32"),
-        ("dst_port", 8, "uint32"),
-        ("backlog", 10, "uint32"),
-        ("src_addr", 11, "uint32*"),
-        ("dst_addr", 12, "uint32*"),
-        ("opts", 14, "sk_opts_entry"),
-        ("v6only", 15, "bool"),
-        ("ifname", 17, "bytes"),
-        ("shutdown", 19, "uint32"),
-    ),
-    "tcp_stream_entry": (
-        ("inq_len", 1, "uint32"),
-        ("outq_len", 3, "uint32"),
-        ("outq_seq", 4, "uint32"),
-        ("unsq_len", 12, "uint32"),
-    ),
-    "netlink_sk_entry": (("id", 1, "uint32"), ("ino", 2, "uint32")),
-    "sk_packet_entry": (("id_for", 1, "uint32"), ("length", 2, "uint32")),
-    "fh_entry": (("path", 4, "bytes"),),
-    "inotify_wd_entry": (
-        ("i_ino", 2, "uint64"),
-        ("mask", 3, "uint32"),
-        ("s_dev", 5, "uint32"),
-        ("wd", 6, "uint32"),
-        ("f_handle", 7, "fh_entry"),
-    ),
-    "inotify_file_entry": (
-        ("id", 1, "uint32"),
-        ("flags", 2, "uint32"),
-        ("wd", 5, "inotify_wd_entry*"),
-    ),
-    "eventfd_file_entry": (
-        ("id", 1, "uint32"),
-        ("flags", 2, "uint32"),
-        ("counter", 4, "uint64"),
-    ),
-    "timerfd_entry": (
-        ("ticks", 5, "uint64"),
-        ("settime_flags", 6, "uint32"),
-        ("vsec", 7, "uint64"),
-        ("vnsec", 8, "uint64"),
-        ("isec", 9, "uint64"),
-        ("insec", 10, "uint64"),
-    ),
-    "file_perms_entry": (("mode", 1, "uint32"),),
-    "sk_opts_entry": (
-        ("so_sndbuf", 1, "uint32"),
-        ("so_rcvbuf", 2, "uint32"),
-        ("reuseaddr", 7, "bool"),
-        ("so_passcred", 11, "bool"),
-        ("so_passsec", 12, "bool"),
-    ),
-    "unix_sk_entry": (
-        ("id", 1, "uint32"),
-        ("ino", 2, "uint32"),
-        ("type", 3, "uint32"),
-        ("state", 4, "uint32"),
-        ("flags", 5, "uint32"),
-        ("uflags", 6, "uint32"),
-        ("backlog", 7, "uint32"),
-        ("peer", 8, "uint32"),
-        ("opts", 10, "sk_opts_entry"),
-        ("name", 11, "bytes"),
-        ("shutdown", 12, "int32"),
-        ("file_perms", 13, "file_perms_entry"),
-        ("name_dir", 14, "bytes"),
-        ("deleted", 15, "bool"),
-    ),
-    "fifo_entry": (
-        ("id", 1, "uint32"),
-        ("pipe_id", 2, "uint32"),
-        ("regf_id", 3, "uint32"),
-    ),
-    "tty_info_entry": (("sid", 6, "uint32"), ("pgrp", 7, "uint32")),
-    "tty_file_entry": (
-        ("id", 1, "uint32"),
-        ("regf_id", 6, "uint32"),
-    ),
-    "file_entry": (
-        ("type", 1, "int32"),
-        ("id", 2, "uint32"),
-        ("reg", 3, "reg_file_entry"),
-        ("isk", 4, "inet_sk_entry"),
-        ("nlsk", 7, "netlink_sk_entry"),
-        ("efd", 8, "eventfd_file_entry"),
-        ("tfd", 12, "timerfd_entry"),
-        ("ify", 13, "inotify_file_entry"),
-        ("usk", 16, "unix_sk_entry"),
-        ("fifo", 17, "fifo_entry"),
-        ("tty", 19, "tty_file_entry"),
-    ),
-    "fdinfo_entry": (
-        ("id", 1, "uint32"),
-        ("flags", 2, "uint32"),
-        ("type", 3, "int32"),
-        ("fd", 4, "uint32"),
-    ),
-    "fs_entry": (
-        ("cwd_id", 1, "uint32"),
-        ("root_id", 2, "uint32"),
-    ),
-    "remap_file_path_entry": (
-        ("orig_id", 1, "uint32"),
-        ("remap_id", 2, "uint32"),
-        ("remap_type", 3, "int32"),
-    ),
-    "timeval": (
-        ("tv_sec", 1, "uint64"),
-        ("tv_usec", 2, "uint64"),
-    ),
-    "ghost_file_entry": (
-        ("uid", 1, "uint32"),
-        ("gid", 2, "uint32"),
-        ("mode", 3, "uint32"),
-        ("atim", 7, "timeval"),
-        ("mtim", 8, "timeval"),
-        ("chunks", 9, "bool"),
-        ("size", 10, "uint64"),
-        ("symlnk_target", 11, "bytes"),
-    ),
-    "ghost_chunk_entry": (
-        ("len", 1, "uint64"),
-        ("off", 2, "uint64"),
-    ),
-    "pipe_data_entry": (
-        ("pipe_id", 1, "uint32"),
-        ("bytes", 2, "uint32"),
-        ("size", 3, "uint32"),
-    ),
-    "task_kobj_ids_entry": (
-        ("files_id", 2, "uint32"),
-        ("ipc_ns_id", 7, "uint32"),
-    ),
-    "inventory_entry": (("root_ids", 3, "task_kobj_ids_entry"),),
-    "ipc_desc_entry": tuple(
-        (name, number, "uint32")
-        for number, name in enumerate(
-            ("key", "uid", "gid", "cuid", "cgid", "mode", "id"), 1
-        )
-    ),
-    "file_lock_entry": (
-        ("flag", 1, "uint32"),
-        ("type", 2, "uint32"),
-        ("pid", 3, "int32"),
-        ("fd", 4, "int32"),
-        ("start", 5, "int64"),
-        ("len", 6, "int64"),
-    ),
-    "ipc_sem_entry": (("desc", 1, "ipc_desc_entry"), ("nsems", 2, "uint32")),
-    "ipc_msg_entry": (
-        ("desc", 1, "ipc_desc_entry"),
-        ("qbytes", 2, "uint32"),
-        ("qnum", 3, "uint32"),
-    ),
-    "ipc_msg": (("mtype", 1, "uint64"), ("msize", 2, "uint32")),
-    "ipc_shm_entry": (
-        ("desc", 1, "ipc_desc_entry"),
-        ("size", 2, "uint64"),
-        ("hugetlb_flag", 4, "uint32"),
-    ),
-    "creds_entry": (
-        ("uid", 1, "uint32"),
-        ("gid", 2, "uint32"),
-        ("euid", 3, "uint32"),
-        ("egid", 4, "uint32"),
-        ("suid", 5, "uint32"),
-        ("sgid", 6, "uint32"),
-        ("fsuid", 7, "uint32"),
-        ("fsgid", 8, "uint32"),
-        ("cap_inh", 9, "uint32*"),
-        ("cap_prm", 10, "uint32*"),
-        ("cap_eff", 11, "uint32*"),
-        ("cap_bnd", 12, "uint32*"),
-        ("secbits", 13, "uint32"),
-        ("groups", 14, "uint32*"),
-        ("no_new_privs", 18, "uint32"),
-        ("cap_amb", 19, "uint32*"),
-    ),
-    "pagemap_head": (("pages_id", 1, "uint32"),),
-    "pagemap_entry": (
-        ("vaddr", 1, "uint64"),
-        ("compat_nr_pages", 2, "uint32"),
-        ("flags", 4, "uint32"),
-        ("nr_pages", 5, "uint64"),
-    ),
-    "pstree_entry": (
-        ("pid", 1, "uint32"),
-        ("ppid", 2, "uint32"),
-        ("pgid", 3, "uint32"),
-        ("sid", 4, "uint32"),
-        ("threads", 5, "uint32*"),
-    ),
-    "rseq_entry": (
-        ("rseq_abi_pointer", 1, "uint64"),
-        ("rseq_abi_size", 2, "uint32"),
-    ),
-    "sa_entry": (("sigaction", 1, "uint64"),),
-    "siginfo_entry": (("siginfo", 1, "bytes"),),
-    "signal_queue_entry": (("signals", 1, "siginfo_entry*"),),
-    "task_core_entry": (
-        ("blk_sigset", 5, "uint64"),
-        ("signals_s", 10, "signal_queue_entry"),
-        ("sigactions", 15, "sa_entry*"),
-    ),
-    "thread_core_entry": (
-        ("blk_sigset", 6, "uint64"),
-        ("signals_p", 9, "signal_queue_entry"),
-        ("creds", 10, "creds_entry"),
-        ("rseq_entry", 15, "rseq_entry"),
-    ),
-    "user_x86_regs_entry": (
-        ("ax", 11, "uint64"),
-        ("orig_ax", 16, "uint64"),
-        ("ip", 17, "uint64"),
-        ("mode", 28, "int32"),
-    ),
-    "thread_info_x86": (("gpregs", 2, "user_x86_regs_entry"),),
-    "core_entry": (
-        ("thread_info", 2, "thread_info_x86"),
-        ("tc", 3, "task_core_entry"),
-        ("thread_core", 5, "thread_core_entry"),
-    ),
-    "vma_entry": (
-        ("start", 1, "uint64"),
-        ("end", 2, "uint64"),
-        ("pgoff", 3, "uint64"),
-        ("shmid", 4, "uint64"),
-        ("prot", 5, "uint32"),
-        ("flags", 6, "uint32"),
-        ("status", 7, "uint32"),
-        ("madv", 9, "uint64"),
-        ("fdflags", 10, "uint32"),
-    ),
-    "mm_entry": (
-        ("exe_file_id", 12, "uint32"),
-        ("vmas", 14, "vma_entry*"),
-        ("dumpable", 15, "int32"),
-    ),
+# CRIU 4.1's images/*.proto, as far as we touch them: types with their fields and these
+# fields' numbers; ``*`` is what may come several times. All are optional here, so that
+# a missing one is ours to judge. Paths are bytes on the wire like strings, and need not
+# be UTF-8.
+_MESSAGES: Final = {
+    "fown_entry": "uint32 uid=1 euid=2 signum=3 pid_type=4 pid=5",
+    "reg_file_entry": """
+        uint32 id=1 flags=2 mode=10; uint64 pos=3 size=8; fown_entry fown=5; bytes
+        name=6; bool ext=9; uint32* build_id=11
+    """,
+    "inet_sk_entry": """
+        uint32 id=1 ino=2 family=3 type=4 proto=5 state=6 src_port=7 dst_port=8
+        backlog=10 shutdown=19; uint32* src_addr=11 dst_addr=12; sk_opts_entry opts=14;
+        bool v6only=15; bytes ifname=17
+    """,
+    "tcp_stream_entry": "uint32 inq_len=1 outq_len=3 outq_seq=4 unsq_len=12",
+    "netlink_sk_entry": "uint32 id=1 ino=2",
+    "sk_packet_entry": "uint32 id_for=1 length=2",
+    "fh_entry": "bytes path=4",
+    "inotify_wd_entry": """
+        uint64 i_ino=2; uint32 mask=3 s_dev=5 wd=6; fh_entry f_handle=7
+    """,
+    "inotify_file_entry": "uint32 id=1 flags=2; inotify_wd_entry* wd=5",
+    "eventfd_file_entry": "uint32 id=1 flags=2; uint64 counter=4",
+    "timerfd_entry": """
+        uint64 ticks=5 vsec=7 vnsec=8 isec=9 insec=10; uint32 settime_flags=6
+    """,
+    "file_perms_entry": "uint32 mode=1",
+    "sk_opts_entry": """
+        uint32 so_sndbuf=1 so_rcvbuf=2; bool reuseaddr=7 so_passcred=11 so_passsec=12
+    """,
+    "unix_sk_entry": """
+        uint32 id=1 ino=2 type=3 state=4 flags=5 uflags=6 backlog=7 peer=8;
+        sk_opts_entry opts=10; bytes name=11 name_dir=14; int32 shutdown=12;
+        file_perms_entry file_perms=13; bool deleted=15
+    """,
+    "fifo_entry": "uint32 id=1 pipe_id=2 regf_id=3",
+    "tty_info_entry": "uint32 sid=6 pgrp=7",
+    "tty_file_entry": "uint32 id=1 regf_id=6",
+    "file_entry": """
+        int32 type=1; uint32 id=2; reg_file_entry reg=3; inet_sk_entry isk=4;
+        netlink_sk_entry nlsk=7; eventfd_file_entry efd=8; timerfd_entry tfd=12;
+        inotify_file_entry ify=13; unix_sk_entry usk=16; fifo_entry fifo=17;
+        tty_file_entry tty=19
+    """,
+    "fdinfo_entry": "uint32 id=1 flags=2 fd=4; int32 type=3",
+    "fs_entry": "uint32 cwd_id=1 root_id=2",
+    "remap_file_path_entry": "uint32 orig_id=1 remap_id=2; int32 remap_type=3",
+    "timeval": "uint64 tv_sec=1 tv_usec=2",
+    "ghost_file_entry": """
+        uint32 uid=1 gid=2 mode=3; timeval atim=7 mtim=8; bool chunks=9; uint64 size=10;
+        bytes symlnk_target=11
+    """,
+    "ghost_chunk_entry": "uint64 len=1 off=2",
+    "pipe_data_entry": "uint32 pipe_id=1 bytes=2 size=3",
+    "task_kobj_ids_entry": "uint32 files_id=2 ipc_ns_id=7",
+    "inventory_entry": "task_kobj_ids_entry root_ids=3",
+    "ipc_desc_entry": "uint32 key=1 uid=2 gid=3 cuid=4 cgid=5 mode=6 id=7",
+    "file_lock_entry": "uint32 flag=1 type=2; int32 pid=3 fd=4; int64 start=5 len=6",
+    "ipc_sem_entry": "ipc_desc_entry desc=1; uint32 nsems=2",
+    "ipc_msg_entry": "ipc_desc_entry desc=1; uint32 qbytes=2 qnum=3",
+    "ipc_msg": "uint64 mtype=1; uint32 msize=2",
+    "ipc_shm_entry": "ipc_desc_entry desc=1; uint64 size=2; uint32 hugetlb_flag=4",
+    "creds_entry": """
+        uint32 uid=1 gid=2 euid=3 egid=4 suid=5 sgid=6 fsuid=7 fsgid=8 secbits=13
+        no_new_privs=18; uint32* cap_inh=9 cap_prm=10 cap_eff=11 cap_bnd=12 groups=14
+        cap_amb=19
+    """,
+    "pagemap_head": "uint32 pages_id=1",
+    "pagemap_entry": "uint64 vaddr=1 nr_pages=5; uint32 compat_nr_pages=2 flags=4",
+    "pstree_entry": "uint32 pid=1 ppid=2 pgid=3 sid=4; uint32* threads=5",
+    "rseq_entry": "uint64 rseq_abi_pointer=1; uint32 rseq_abi_size=2",
+    "sa_entry": "uint64 sigaction=1",
+    "siginfo_entry": "bytes siginfo=1",
+    "signal_queue_entry": "siginfo_entry* signals=1",
+    "task_core_entry": """
+        uint64 blk_sigset=5; signal_queue_entry signals_s=10; sa_entry* sigactions=15
+    """,
+    "thread_core_entry": """
+        uint64 blk_sigset=6; signal_queue_entry signals_p=9; creds_entry creds=10;
+        rseq_entry rseq_entry=15
+    """,
+    "user_x86_regs_entry": "uint64 ax=11 orig_ax=16 ip=17; int32 mode=28",
+    "thread_info_x86": "user_x86_regs_entry gpregs=2",
+    "core_entry": """
+        thread_info_x86 thread_info=2; task_core_entry tc=3; thread_core_entry
+        thread_core=5
+    """,
+    "vma_entry": """
+        uint64 start=1 end=2 pgoff=3 shmid=4 madv=9; uint32 prot=5 flags=6 status=7
+        fdflags=10
+    """,
+    "mm_entry": "uint32 exe_file_id=12; vma_entry* vmas=14; int32 dumpable=15",
 }
 
 
@@ -340,18 +169,19 @@ def _declare() -> dict[str, type[message.Message]]:
         package="jupyterhub_gpu_reclaim.criu",
         syntax="proto2",
     )
-    for name, fields in _MESSAGES.items():
+    for name, table in _MESSAGES.items():
         declared = file.message_type.add(name=name)
-        for field_name, number, kind in fields:
-            one = declared.field.add(name=field_name, number=number)
-            repeated = kind.endswith("*")
-            one.label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
+        for kind, *fields in map(str.split, table.split(";")):
             of = kind.rstrip("*")
-            if of in _MESSAGES:
-                one.type = field.TYPE_MESSAGE
-                one.type_name = f".{file.package}.{of}"
-            else:
-                one.type = field.Type.Value(f"TYPE_{of.upper()}")
+            for word in fields:
+                field_name, _, number = word.partition("=")
+                one = declared.field.add(name=field_name, number=int(number))
+                one.label = field.LABEL_OPTIONAL if of == kind else field.LABEL_REPEATED
+                if of in _MESSAGES:
+                    one.type = field.TYPE_MESSAGE
+                    one.type_name = f".{file.package}.{of}"
+                else:
+                    one.type = field.Type.Value(f"TYPE_{of.upper()}")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return {

@@ -1,6 +1,6 @@
 """Records the files that a session has open, and checks whether they still fit.
 
-:func:`fingerprint` is taken at the end of a capture. :func:`compare` looks at the paths
+:func:`fingerprint` is taken at the end of a capture. :func:`look` looks at the paths
 before anything is touched, and :func:`refuse_changed` at the very descriptors that the
 session is given (``kinds.named_files``): only the latter's word counts.
 
@@ -50,6 +50,8 @@ _NO_TIME: Final = -1
 #: So many names are told of files that have changed.
 _MAX_LISTED: Final = 5
 _CACHE_ENTRIES: Final = 4096
+#: A program or library of 64 bits, little-endian; others are hashed.
+_ELF_64: Final = b"\x7fELF\x02\x01"
 _NOTE_SEGMENT: Final = 4
 _GNU_BUILD_ID: Final = 3
 _HEADERS_BYTES: Final = 1 << 16
@@ -91,31 +93,17 @@ def _hash(descriptor: int, length: int | None = None) -> str:
 
 def _build_id(descriptor: int) -> str:
     head = os.pread(descriptor, _HEADERS_BYTES, 0)
-    if len(head) < 64 or head[:4] != b"\x7fELF" or head[5] != 1:
+    if len(head) < 64 or head[:6] != _ELF_64:
         return ""
-    wide = head[4] == 2
-    offset, size, count = (
-        (*struct.unpack_from("<Q", head, 32), *struct.unpack_from("<HH", head, 54))
-        if wide
-        else (*struct.unpack_from("<I", head, 28), *struct.unpack_from("<HH", head, 42))
-    )
-    for index in range(count):
-        at = offset + index * size
-        if at + size > len(head) or size < (56 if wide else 32):
+    (offset,) = struct.unpack_from("<Q", head, 32)
+    size, count = struct.unpack_from("<HH", head, 54)
+    for at in range(offset, offset + count * size, max(1, size)):
+        if at + size > len(head) or size < 56:
             return ""
         if struct.unpack_from("<I", head, at)[0] != _NOTE_SEGMENT:
             continue
-        start, length = (
-            (
-                struct.unpack_from("<Q", head, at + 8)[0],
-                struct.unpack_from("<Q", head, at + 32)[0],
-            )
-            if wide
-            else (
-                struct.unpack_from("<I", head, at + 4)[0],
-                struct.unpack_from("<I", head, at + 16)[0],
-            )
-        )
+        (start,) = struct.unpack_from("<Q", head, at + 8)
+        (length,) = struct.unpack_from("<Q", head, at + 32)
         if start > 1 << 62:
             return ""
         found = _note(os.pread(descriptor, min(length, _HEADERS_BYTES), start))
@@ -248,21 +236,6 @@ def served(mounts: Iterable[Mount]) -> frozenset[int]:
     """
     fuse = [mount.device for mount in mounts if mount.kind.startswith("fuse")]
     return frozenset(os.makedev(*map(int, device.split(":"))) for device in fuse)
-
-
-def compare(opened: Iterable[FileFingerprint], root: Path) -> list[Finding]:
-    """Find which opened files are not as they were, by their paths below a root.
-
-    All that have changed are one finding, with their names.
-
-    Raises:
-        Refused: there is no such root (``no_tree``).
-    """
-    changed, found = look(opened, root)
-    if changed:
-        lost = [one.file for one in changed if not one.file.kept]
-        found.append(finding(Reason.FILE_CHANGED, path=newer(changed, lost)))
-    return found
 
 
 class Changed(NamedTuple):

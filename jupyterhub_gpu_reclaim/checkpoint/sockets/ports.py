@@ -46,11 +46,22 @@ def await_free(
     seconds: float,
     uid: int | None = None,
 ) -> list[Finding]:
-    """Wait until nothing is in the way or the time is up; see :func:`check_free`.
+    """Wait until nothing is in the way of a restore under that init, or time is up.
+
+    One finding per port, of some, sorted; an empty list is good. A port that must be
+    bound is tried, as CRIU will bind it; a connection is in the way of the very same
+    one only (same addresses and ports), of whatever state.
 
     What is in the way is most often short-lived: another program's own connection to
     somewhere, to which the kernel has given the same number. What has ended and no
     program has any more, such as our own of a return that failed, is removed.
+
+    Args:
+        init_pid: the holding init.
+        ports: to be bound.
+        connections: to be taken up again.
+        seconds: to wait.
+        uid: whose programs are named to the session's user; None names all.
     """
     ports, deadline = list(ports), time.monotonic() + seconds
     while True:
@@ -59,28 +70,6 @@ def await_free(
         if not found or time.monotonic() >= deadline:
             return _told(found, uid)
         time.sleep(_LOOK_AGAIN)  # the kernel has no event for a port that is free again
-
-
-def check_free(
-    init_pid: int,
-    ports: Iterable[Port],
-    connections: Collection[TcpConnection] = (),
-    *,
-    uid: int | None = None,
-) -> list[Finding]:
-    """Find what is in the way of a restore under ``init_pid``.
-
-    One finding per port, of some, sorted; an empty list is good. A port that must be
-    bound is tried, as CRIU will bind it; a connection is in the way of the very same
-    one only (same addresses and ports), of whatever state.
-
-    Args:
-        init_pid: the holding init.
-        ports: to be bound.
-        connections: to be taken up again.
-        uid: whose programs are named to the session's user; None names all.
-    """
-    return _told(_taken(init_pid, ports, connections), uid)
 
 
 def _taken(
