@@ -14,9 +14,12 @@ import errno
 import os
 import stat
 import struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux.libc import checked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _NO_XDEV: Final = 0x01
 _OPENAT2: Final = 437  # the same number on every architecture
@@ -40,6 +43,18 @@ def open_in_root(root: int, path: bytes, flags: int) -> int:
     return _open(root, path, flags, 0, _IN_ROOT | _NO_MAGICLINKS)
 
 
+@contextlib.contextmanager
+def found_at(
+    root: int, path: bytes, flags: int = os.O_PATH | os.O_NOFOLLOW
+) -> Iterator[int]:
+    """The same inside the block, by name only unless other flags are given."""
+    descriptor = open_in_root(root, path, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def open_file_in_root(root: int, path: bytes) -> int:
     """Open a regular file for reading, as :func:`open_in_root` finds it.
 
@@ -48,14 +63,11 @@ def open_file_in_root(root: int, path: bytes) -> int:
     Raises:
         OSError: as ``open`` does; EINVAL if it is not a regular file.
     """
-    name = open_in_root(root, path, os.O_PATH)
-    try:
+    with found_at(root, path, os.O_PATH) as name:
         if not stat.S_ISREG(os.fstat(name).st_mode):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), os.fsdecode(path))
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
         return os.open(f"/proc/self/fd/{name}", flags)
-    finally:
-        os.close(name)
 
 
 def open_beneath(folder: int, path: bytes, flags: int, mode: int = 0) -> int:

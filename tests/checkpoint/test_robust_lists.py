@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.files.open_files import compare
+from jupyterhub_gpu_reclaim.checkpoint.files.open_files import look
 from jupyterhub_gpu_reclaim.checkpoint.memory import robust_lists
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import clear, proceed
 from jupyterhub_gpu_reclaim.linux import processes
@@ -60,7 +60,7 @@ def test_lock_in_a_mapped_file_is_held_on_after_the_end_and_the_return(
     robust_lists.forget(world.place.tree)
     world.place.kill()
     assert file.read_bytes() == before
-    assert compare(opened, "/") == []
+    assert look(opened, "/") == ([], [])
     place = places.hold()
     engine.restore(place, image, result, opened=opened)
     clear(place.session, timeout=20)  # a return that is given up before it goes on

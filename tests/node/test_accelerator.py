@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import (
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import huge_pages, processes, ptrace
+from jupyterhub_gpu_reclaim.linux import host, processes, ptrace
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import requirements as gpu_world
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
@@ -458,7 +458,7 @@ def test_a_machine_without_a_driver_takes_no_gpu_session():
 
 
 def test_a_machine_with_a_card_is_told_of_huge_pages_that_it_does_not_use():
-    setting = huge_pages.setting()
+    setting = host.huge_pages()
     found = list(make(gpu.WellDriver()).node_findings())
     expected = [] if setting in ("", "always") else ["gpu_small_pages"]
     assert [one.code for one in found] == expected

@@ -28,7 +28,7 @@ from jupyterhub_gpu_reclaim.common.models import Finding, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.linux import procfs
-from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_in_root, open_root
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 
 if TYPE_CHECKING:
@@ -273,14 +273,9 @@ def look(
 
 
 def _changed_at(one: FileFingerprint, root: int) -> float | None:
-    try:
-        name = open_in_root(root, one.path, os.O_PATH | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
+    with suppress(OSError), found_at(root, one.path) as name:
         return os.fstat(name).st_mtime
-    finally:
-        os.close(name)
+    return None
 
 
 def newer(changed: Sequence[Changed], lost: Iterable[FileFingerprint] = ()) -> str:
@@ -439,26 +434,19 @@ def _written_digests(
         left -= one.size
         if left < 0:
             break
-        with suppress(OSError):
-            name = open_in_root(root, one.path, os.O_PATH)
-            try:
-                digests[one.path] = _digest(name, _hash)
-            finally:
-                os.close(name)
+        with suppress(OSError), found_at(root, one.path, os.O_PATH) as name:
+            digests[one.path] = _digest(name, _hash)
     return digests
 
 
 def _judge_path(one: FileFingerprint, root: int) -> Reason | None:
     try:
-        name = open_in_root(root, one.path, os.O_PATH | os.O_NOFOLLOW)
+        with found_at(root, one.path) as name:
+            return _judge(one, name, root)
     except FileNotFoundError:
         return None if stat.S_ISFIFO(one.mode) else Reason.FILE_MISSING
     except OSError:
         return Reason.FILE_MISSING
-    try:
-        return _judge(one, name, root)
-    finally:
-        os.close(name)
 
 
 # CRIU would refuse a file whose size, build ID or mode differs. That is right for a
@@ -556,13 +544,10 @@ def _is_quiet_database(root: int, path: bytes, found: int) -> bool:
     finally:
         os.close(descriptor)
     for suffix in (b"-journal", b"-wal"):
-        try:
-            journal = open_in_root(root, path + suffix, os.O_PATH)
-        except OSError:
-            continue
-        try:
+        with (
+            suppress(OSError),
+            found_at(root, path + suffix, os.O_PATH) as journal,
+        ):
             if os.fstat(journal).st_size:
                 return False
-        finally:
-            os.close(journal)
     return True

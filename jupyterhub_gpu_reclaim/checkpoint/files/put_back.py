@@ -32,8 +32,12 @@ from jupyterhub_gpu_reclaim.checkpoint.files.kept_files import FICLONE, blocks_o
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
-from jupyterhub_gpu_reclaim.linux.beneath import open_beneath, open_in_root, open_root
-from jupyterhub_gpu_reclaim.linux.cached_status import cached_status
+from jupyterhub_gpu_reclaim.linux.beneath import (
+    found_at,
+    open_beneath,
+    open_in_root,
+    open_root,
+)
 from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
@@ -197,12 +201,8 @@ def _refuse_in_use(root: int, groups: Iterable[_Group]) -> None:
         prefix = group.folder.rstrip(b"/") + b"/"
         paths = [one.path for one in group.files]
         for path in paths + [prefix + name for name in group.others]:
-            with suppress(OSError):
-                found = open_in_root(root, path, os.O_PATH | os.O_NOFOLLOW)
-                try:
-                    status = os.fstat(found)
-                finally:
-                    os.close(found)
+            with suppress(OSError), found_at(root, path) as found:
+                status = os.fstat(found)
                 if stat.S_ISREG(status.st_mode):
                     files[status.st_dev, status.st_ino] = path
     for pid in procfs.pids():
@@ -221,7 +221,7 @@ def _open_in(pid: int) -> set[tuple[int, int]]:
         with suppress(OSError), os.scandir(f"/proc/{pid}/{folder}") as entries:
             for entry in entries:
                 with suppress(OSError):
-                    status = cached_status(entry.path)
+                    status = procfs.cached_status(entry.path)
                     found.add((status.st_dev, status.st_ino))
     return found
 

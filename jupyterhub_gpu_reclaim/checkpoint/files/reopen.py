@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again, overridin
 from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import FOLDER
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
+from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_in_root
 from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
@@ -158,12 +158,12 @@ class Reopener:
         if self._trial is not None:
             return _make_fifo(self._trial.scratch)
         for place in (wish.path.rpartition(b"/")[0], ELSEWHERE):
-            with contextlib.suppress(OSError):
-                folder = open_in_root(self._root, place, os.O_PATH | os.O_DIRECTORY)
-                try:
-                    return _make_fifo(folder)
-                finally:
-                    os.close(folder)
+            flags = os.O_PATH | os.O_DIRECTORY
+            with (
+                contextlib.suppress(OSError),
+                found_at(self._root, place, flags) as folder,
+            ):
+                return _make_fifo(folder)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def _is_written(self, wish: FileRequest, found: int) -> bool:

@@ -14,7 +14,7 @@ from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import FILES
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
-from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_root
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 
 if TYPE_CHECKING:
@@ -137,22 +137,16 @@ class _Search:
 
 
 def _stands_at(root: int, path: bytes, status: os.stat_result) -> bool:
-    try:
-        there = open_in_root(root, path, os.O_PATH)
-    except OSError:
-        return False
-    try:
+    with contextlib.suppress(OSError), found_at(root, path, os.O_PATH) as there:
         return os.path.samestat(os.fstat(there), status)
-    finally:
-        os.close(there)
+    return False
 
 
 def _name_of(root: int, path: bytes, status: os.stat_result) -> bytes:
     """Another name in shared memory of what had that one there; empty: it has none."""
     if path.rpartition(b"/")[0] != _SHARED_MEMORY:
         return b""
-    folder = open_in_root(root, _SHARED_MEMORY, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with found_at(root, _SHARED_MEMORY, os.O_RDONLY | os.O_DIRECTORY) as folder:
         if os.fstat(folder).st_dev != status.st_dev:
             return b""
         # One after the other: a user may have millions of names there.
@@ -160,6 +154,4 @@ def _name_of(root: int, path: bytes, status: os.stat_result) -> bytes:
             for entry in entries:
                 if entry.inode() == status.st_ino:
                     return _SHARED_MEMORY + b"/" + os.fsencode(entry.name)
-        return b""
-    finally:
-        os.close(folder)
+    return b""

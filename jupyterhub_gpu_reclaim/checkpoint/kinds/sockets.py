@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
-from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_root
 from jupyterhub_gpu_reclaim.linux.descriptors import (
     borrow_from,
     file_of_socket,
@@ -303,13 +303,10 @@ def _plain(name: bytes) -> bytes:
 def _leads_to(file: int, name: bytes, root: int) -> bool:
     """Whether a name leads to that file, as a return will look; or cannot be judged."""
     try:
-        there = open_in_root(root, name, os.O_PATH | os.O_NOFOLLOW)
+        with found_at(root, name) as there:
+            return os.path.sameopenfile(there, file)
     except OSError as error:
         return error.errno not in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
-    try:
-        return os.path.sameopenfile(there, file)
-    finally:
-        os.close(there)
 
 
 def _option(end: socket.socket, level: int, name: int) -> bool:

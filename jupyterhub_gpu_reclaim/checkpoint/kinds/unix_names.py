@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.checkpoint.sockets import abstract_names
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
+from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_in_root
 from jupyterhub_gpu_reclaim.linux.descriptors import file_of_socket
 
 if TYPE_CHECKING:
@@ -164,11 +164,8 @@ def _refuse_closed(one: Named, root: int) -> None:
     if not one.name or one.is_deleted or _is_abstract(one):
         return
     try:
-        folder = open_in_root(root, _parent(one), os.O_PATH | os.O_DIRECTORY)
-        try:
+        with found_at(root, _parent(one), os.O_PATH | os.O_DIRECTORY) as folder:
             open_to_it = os.access(again(folder), os.W_OK | os.X_OK, effective_ids=True)
-        finally:
-            os.close(folder)
     except (FileNotFoundError, NotADirectoryError):
         return  # a return makes it again, or does without the name
     except OSError as error:
@@ -226,11 +223,8 @@ def _connect(made: socket.socket, one: Named, root: int) -> None:
         if one.peer.startswith(b"\0"):
             made.connect(one.peer)  # where the socket is: in the session's network
             return
-        name = open_in_root(root, one.peer, os.O_PATH | os.O_NOFOLLOW)
-        try:
+        with found_at(root, one.peer) as name:
             made.connect(again(name))
-        finally:
-            os.close(name)
 
 
 def _connect_inside(made: socket.socket, server: socket.socket) -> None:
@@ -266,11 +260,8 @@ def _finish(made: socket.socket, one: Named, root: int) -> None:
     try:
         folder = one.folder.rstrip(b"/") + b"/" if one.folder else b""
         path = folder + one.name
-        name = open_in_root(root, path, os.O_PATH | os.O_NOFOLLOW)
-        try:
+        with found_at(root, path) as name:
             is_same = os.path.sameopenfile(bound, name)
-        finally:
-            os.close(name)
     except OSError:
         is_same = False
     finally:

@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
-from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_in_root, open_root
 from jupyterhub_gpu_reclaim.linux.far_files import FAR_KINDS
 from jupyterhub_gpu_reclaim.linux.file_handles import (
     MAX_BYTES,
@@ -149,14 +149,11 @@ def _instance(saved: Any, root: int, trial: int | None) -> int:
 
 
 def _add(instance: int, root: int, watch: Any) -> FileIdentity:
-    name = open_in_root(root, watch.f_handle.path, os.O_PATH | os.O_NOFOLLOW)
-    try:
+    with found_at(root, watch.f_handle.path) as name:
         if stat.S_ISLNK(os.fstat(name).st_mode):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         _watch(instance, watch.wd, name, watch.mask & _KEPT)
         return identity(name)
-    finally:
-        os.close(name)
 
 
 def new_instance(flags: int) -> int:
@@ -314,13 +311,10 @@ def _place(
 
 def _inode(path: str, root: int) -> int | None:
     try:
-        seen = open_in_root(root, os.fsencode(path), os.O_PATH | os.O_CLOEXEC)
+        with found_at(root, os.fsencode(path), os.O_PATH) as seen:
+            return os.fstat(seen).st_ino
     except OSError:
         return None
-    try:
-        return os.fstat(seen).st_ino
-    finally:
-        os.close(seen)
 
 
 def _named(watch: Watch, target: bytes, root: int) -> str | None:

@@ -33,7 +33,7 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, inspection
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import continuing, huge_pages, processes
+from jupyterhub_gpu_reclaim.linux import continuing, host, processes
 from jupyterhub_gpu_reclaim.linux.beneath import open_root
 from jupyterhub_gpu_reclaim.session_init import session_init
 
@@ -313,7 +313,7 @@ def _advice_counts() -> bool:
 
     On a kernel without them CRIU would fail on the advice.
     """
-    return huge_pages.setting() == "madvise"
+    return host.huge_pages() == "madvise"
 
 
 def _ids(images: SavedImages) -> list[int]:

@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, RolledBa
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
-from jupyterhub_gpu_reclaim.linux import cgroups, huge_pages, processes, procfs
+from jupyterhub_gpu_reclaim.linux import cgroups, host, processes, procfs
 from jupyterhub_gpu_reclaim.node.operations.card_room import CardRoom
 from jupyterhub_gpu_reclaim.node.requirements import (
     GpuCard,
@@ -109,7 +109,7 @@ class Accelerator:
 
         It starts the driver's helper, so that the first session need not wait for it.
         """
-        setting = huge_pages.setting()
+        setting = host.huge_pages()
         if setting not in ("", "always") and self._driver.present():
             yield finding(Reason.GPU_SMALL_PAGES, fatal=False, setting=setting)
 
