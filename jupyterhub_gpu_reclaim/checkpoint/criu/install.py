@@ -20,7 +20,6 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,12 +41,6 @@ KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 MANIFEST = "MANIFEST.json"
 #: Seconds for one command of apt: an index of 10 MB, packages of 9 MB.
 APT_PATIENCE = 600.0
-
-
-@dataclass(frozen=True)
-class Package:
-    file: str
-    sha256: str
 
 
 def install(
@@ -117,7 +110,7 @@ def unpack(packages: list[Path], work: Path, source: dict[str, str]) -> Path:
     for file in packages:
         _run(["dpkg-deb", "-x", str(file), str(unpacked)])
     _gather(unpacked, made)
-    listed = [asdict(Package(file.name, _digest(file))) for file in packages]
+    listed = [{"file": one.name, "sha256": _digest(one)} for one in packages]
     text = json.dumps({**source, "packages": listed}, indent=1)
     (made / MANIFEST).write_text(text + "\n")
     _runs(made)

@@ -227,11 +227,7 @@ def prepare(
 ) -> int:
     """Have the disks take what a reflink would wait for, while the tree runs.
 
-    Args:
-        init_pid: see :meth:`KeptFiles.take`.
-        opened: likewise.
-        who: likewise.
-        limit: likewise.
+    The arguments are those of :class:`KeptFiles` and :meth:`KeptFiles.take`.
 
     Returns:
         How many bytes of memory the files take that have no reflinks.

@@ -88,12 +88,20 @@ class Watches(Kind):
 
     def preflight(self, seen: Session) -> Iterator[Finding]:
         for one in seen.programs:
-            if not any(each.target == _TARGET for each in one.descriptors):
+            told = [
+                procfs.text(one.pid, f"fdinfo/{each.fd}")
+                for each in one.descriptors
+                if each.target == _TARGET
+            ]
+            if not told:
                 continue
-            if watches_deleted(one.pid, seen.init_pid):
+            mounts = read_mounts(seen.init_pid)
+            if _watches_deleted(told, mounts, seen.init_pid):
                 kind = "a watch (inotify) on a deleted file that is still open"
                 yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
-            if _watches_kernel(one.pid, seen.init_pid):
+            devices = {_device(fields) for text in told for fields in _lines(text)}
+            # CRIU finds nothing by a handle there.
+            if any(it.kind in _KERNEL and it.device in devices for it in mounts):
                 kind = "a watch (inotify) in /proc, /sys or /dev/pts"
                 yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
@@ -208,32 +216,18 @@ def paths(tree: Snapshot) -> set[str]:
         os.close(root)
 
 
-def watches_deleted(pid: int, init_pid: int) -> bool:
-    """Whether a process watches what has no name any more, which CRIU cannot save.
+def _watches_deleted(told: list[str], mounts: list[Mount], init_pid: int) -> bool:
+    """Whether something watched has no name any more, which CRIU cannot save.
 
     Only what is still open somewhere: a watch ends with what it watches.
     """
-    watches = set(itertools.islice(_watches_of(pid), _LOOKED_UP))
-    if not watches:
-        return False
-    mounts = read_mounts(init_pid)
+    every = (watch for text in told for watch in watches_in(text))
+    watches = set(itertools.islice(every, _LOOKED_UP))
     root = open_root(procfs.PROC / str(init_pid) / "root")
     try:
         return any(_is_deleted(watch, mounts, root) for watch in watches)
     finally:
         os.close(root)
-
-
-def _watches_kernel(pid: int, init_pid: int) -> bool:
-    """Whether a process watches in ``/proc``, ``/sys`` or ``/dev/pts``.
-
-    CRIU finds nothing by a handle there.
-    """
-    devices = {_device(one) for text in _instances(pid) for one in _lines(text)}
-    return bool(devices) and any(
-        mount.kind in _KERNEL and mount.device in devices
-        for mount in read_mounts(init_pid)
-    )
 
 
 def _is_deleted(watch: Watch, mounts: list[Mount], root: int) -> bool:
