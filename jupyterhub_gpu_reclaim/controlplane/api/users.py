@@ -453,7 +453,8 @@ class UserApi:
             raise Refused(Reason.INVALID, what="Only save points have a name.")
         if name and not found.name:
             self._check_names(key)
-        line = self._sessions.audit_line(key, by, "rename", f"“{name}”" if name else "")
+        called = f"“{name}”" if name else ""
+        line = self._sessions.audit_line(key, by, "rename", called)
         self._sessions.update(key, line, [found.said(name=name)])
         return self._sessions.view(key)
 
