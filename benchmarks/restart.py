@@ -20,9 +20,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.simulated_gpus import Gpus
-from benchmarks.simulated_node import SimulatedAgent, SimulatedHub
-from benchmarks.simulation_scale import _running, _suspended
+from benchmarks.still_node import StillAgent, StillHub
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
@@ -83,15 +81,14 @@ async def _ask(controller: Controller, key: SessionKey) -> str:
 
 
 async def _restart(folder: Path, args: argparse.Namespace, *, lost: bool) -> None:
-    clock = SystemClock()
-    agent = SimulatedAgent(clock, Gpus(args.running))
-    hub = SimulatedHub(agent)
+    agent = StillAgent(SystemClock())
+    hub = StillHub(agent)
     journal = Journal(f"sqlite:///{folder}/{lost}.sqlite")
     for number in range(args.running):
-        _running(SessionKey(f"on{number:05}"), agent, hub, journal, clock.now())
+        agent.running(SessionKey(f"on{number:05}"), journal)
     keys = [SessionKey(f"off{number:05}") for number in range(args.suspended)]
     for key in keys:
-        _suspended(key, agent, journal, clock.now())
+        agent.suspended(key, journal)
     journal.close()
     asked: Counter[str] = Counter()
     begun = time.monotonic()

@@ -5,6 +5,10 @@ import asyncio
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.policy.decide import Decider
+from jupyterhub_gpu_reclaim.policy.guards import Guards
+from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
+from jupyterhub_gpu_reclaim.policy.pressure import PreemptionPolicy, PressurePolicy
 from simulation.doubles.machine import GIB
 from tests.support.simulated import KEY
 
@@ -123,3 +127,27 @@ async def test_gpu_time_left_to_others_lasts_over_a_restart(world, saved):
     await world.kill(saved)
     after = (await world.controller()).metrics_snapshot().gpu_seconds
     assert after > before
+
+
+async def test_who_is_idle_goes_for_who_waits_and_no_sooner(world):
+    idle = IdlePolicy(idle_after=900.0)
+    pressure = PressurePolicy(idle, pressure_idle_after=20.0)
+    decide = Decider(Guards(), [idle, pressure])
+    controller = await world.controller(decide=decide, choose=PreemptionPolicy(decide))
+    for key in (BOB, KEY):
+        await world.running(str(key), key, gpu=HELD)
+        await world.reaches(controller, "running", key)
+        await world.until(lambda key=key: controller.users.session(key).gpus)
+    await controller.users.suspend(BOB, "bob")
+    await world.reaches(controller, "suspended", BOB)
+    await asyncio.sleep(300.0)  # until it is old enough to go
+    assert world.phase(controller) == "running"
+    room_for(world, 1)
+    starting = asyncio.create_task(world.hub.start(BOB))
+    await world.reaches(controller, "suspended")
+    await starting
+    await world.reaches(controller, "running", BOB)
+    assert controller.metrics_snapshot().counters.causes == {
+        "request": 1,
+        "pressure": 1,
+    }
