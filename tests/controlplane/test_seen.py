@@ -2,12 +2,14 @@
 
 import pytest
 
+from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.models import (
     Aside,
     CheckpointInfo,
     Phase,
     SessionKey,
 )
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import phase
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
@@ -15,7 +17,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, Sessio
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 from tests.support.manual_clock import ManualClock
 
-ADA = SessionKey("ada")
+ADA, BOB = SessionKey("ada"), SessionKey("bob")
 
 
 @pytest.fixture
@@ -69,3 +71,28 @@ def test_journal_that_was_put_back_takes_the_choice_that_it_has_missed(
     sessions.see(ADA, there)
     current = phase.current(sessions.row(ADA), Observed((), there, None))
     assert (current and current.id) == found
+
+
+async def test_session_whose_row_cannot_be_written_keeps_no_other_from_being_seen(
+    world, monkeypatch, caplog
+):
+    """The disk is full when it is looked at; it has its turn at a later tick."""
+    first, _ = await world.started()
+    await world.running(key=BOB)
+    await world.reaches(first, "running", BOB)
+    for key in (ADA, BOB):
+        await world.suspend(first, key)
+    full, see = [True], Sessions.see
+
+    def written(self, key, infos):
+        if key == ADA and full:
+            raise StoreError(Reason.INTERNAL, detail="database or disk is full")
+        see(self, key, infos)
+
+    monkeypatch.setattr(Sessions, "see", written)
+    second = await world.journal_lost(first)
+    await world.reaches(second, "suspended", BOB)
+    assert not second._sessions.journal.checkpoints(ADA)
+    assert "ada/: not compared" in caplog.text
+    full.clear()
+    await world.reaches(second, "suspended", ADA)

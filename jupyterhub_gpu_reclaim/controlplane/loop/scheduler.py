@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.kept_bytes import kept_bytes
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -161,7 +161,11 @@ class ControlLoops:
         for count, key in enumerate(sorted(rows | state.keys())):
             if count % BREATH == 0:
                 await asyncio.sleep(0)  # others may answer, and readers read
-            self._compare(key, state)
+            try:
+                self._compare(key, state)
+            except StoreError as error:  # seen again at the next tick
+                self._sessions.runtime(key).compared = False
+                _log.warning("%s: not compared, trying again: %s", key, error)
         self._wakes.refresh()
         self._jobs.refresh()
         self._room.refresh()
