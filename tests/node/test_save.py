@@ -186,7 +186,6 @@ def test_store_that_is_full_costs_the_save_point_alone(agent, counter):
     assert agent.tree(counter)["state"] == "running"
 
 
-@pytest.mark.long
 def test_session_that_ends_behind_its_copy_is_saved(agent, jupyter, places):
     server = jupyter()
     kernel = server.start_kernel()

@@ -61,12 +61,12 @@ from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
 from jupyterhub_gpu_reclaim.node.workflows.tools import Workflow
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
     from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, GpuSample
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
     from jupyterhub_gpu_reclaim.node.jupyter.server import ServerState
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
@@ -138,6 +138,7 @@ class Capture(Workflow):
     _goes_on = False  #: whether the session does, once it is copied
     _not_kept = ""  #: files that it could write, and that were not copied
     _name = ""  #: of a save point
+    _held: Sequence[GpuSample]  #: its cards, while it had them
 
     def __init__(
         self,
@@ -361,13 +362,11 @@ class Capture(Workflow):
     async def _commit(
         self, writer: CheckpointWriter, rehearsal: Rehearsal, seconds: float
     ) -> CheckpointInfo:
-        gpus, accelerator = self._record.all_gpus(), self._tools.accelerator
-
         def commit() -> CheckpointInfo:
             return writer.commit(
                 steps=self._operation.steps,
                 frozen_seconds=seconds,
-                gpus=accelerator.held(gpus, self._tree()),
+                gpus=self._held,
                 goes_on=self._goes_on,
                 not_kept=self._not_kept,
                 name=self._name,
@@ -401,6 +400,8 @@ class Capture(Workflow):
 
         def begin() -> CheckpointWriter:
             self._refuse_overtaken()
+            gpus = self._record.all_gpus()
+            self._held = self._tools.accelerator.held(gpus, snapshot)
             self._writer = writer = self._begin(snapshot)
             if self._cancel.is_set:
                 writer.abort()
