@@ -1,5 +1,7 @@
 """A user's name that another account of the Hub has now: nothing is inherited."""
 
+import math
+
 import msgspec
 import pytest
 
@@ -8,6 +10,7 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
+from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 from tests.support.simulated import DELETED, KEY
 
 OLD, NEW = "7.20260101T000000000000", "7.20261122T000000000000"
@@ -40,6 +43,22 @@ async def _left_by_the_old_one(world):
     await controller.users.opt_out(KEY, True, "root")
     await world.suspend(controller)
     return controller
+
+
+async def test_account_that_has_started_nothing_yet_is_told_by_its_time(world):
+    """It has nothing but the name: the Hub's database is a new one, say."""
+    users = (await _left_by_the_old_one(world)).users
+    former = owners.made(OLD)
+    assert owners.made(NEW) - former == 325 * 86400
+    for same in (former, former + 0.7, math.inf):
+        users.compare_account(KEY, same)
+        assert not users._sessions.row(KEY).claimed
+    users.compare_account(KEY, owners.made(NEW))
+    for order in (users.delete(KEY, KEY.user), users.resume(KEY, KEY.user)):
+        with pytest.raises(Refused, match="another account"):
+            await order
+    users.compare_account(SessionKey("nobody"), owners.made(NEW))
+    assert SessionKey("nobody") not in {view.key for view in users.sessions()}
 
 
 @pytest.mark.parametrize("found_first", [True, False])

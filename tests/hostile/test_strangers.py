@@ -147,6 +147,15 @@ class TestReusedName:
             text = (await reused.call(path, "token-root")).body.decode()
             assert "former" in text, path
 
+    async def test_order_about_a_session_is_compared_with_the_accounts_time(
+        self, reused
+    ):
+        for token, compared in (("token-root", {}), ("token-ada", {"ada": 100.0})):
+            path, body = "api/sessions/ada/-/keep", {"seconds": 60}
+            assert (await reused.call(path, token, "POST", body)).code == 200
+            made = reused.control.accounts_made
+            assert {key.user: at for key, at in made.items()} == compared
+
     async def test_pass_of_the_former_users_session_is_void(self, reused):
         now = reused.context.clock.now()
         reused.control.users_since["ada"] = now - 60

@@ -116,6 +116,7 @@ class SessionsInMemory:
         self.tab_starts: dict[SessionKey, float] = {}
         self.queue: list[Waiting] = []
         self.users_since: dict[str, float] = {}
+        self.accounts_made: dict[SessionKey, float] = {}
         self.crowded_known: dict[str, CrowdedCard] = {}
         self.gpus_known: list[GpuCount] = []
         self.gpu_seconds_known = 0.0
@@ -251,6 +252,9 @@ class SessionsInMemory:
         self.managed_keeps += manages
         self.calls.append(("keep", key, seconds, by))
         return self.session(key)
+
+    def compare_account(self, key: SessionKey, made: float) -> None:
+        self.accounts_made[key] = made
 
     def longest_keep(self, *, manages: bool = False) -> float:
         return LONGEST_KEEP if manages else 2 * 3600.0

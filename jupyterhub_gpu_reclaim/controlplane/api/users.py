@@ -7,6 +7,7 @@ waits for an operation. The policy is not asked about a person's orders.
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: MySQL rounds the time at which an account was made; the Hub may know it better.
+ROUNDED_SECONDS = 2.0
 #: Most characters of a save point's name.
 LONGEST_NAME = 80
 #: Most named save points of a session: each is kept for days, and costs every look.
@@ -132,6 +135,19 @@ class UserApi:
     def changes(self) -> AsyncIterator[SessionView]:
         """Yield every change from now on; ends for a reader that is too slow."""
         return self._sessions.changes()
+
+    def compare_account(self, key: SessionKey, made: float) -> None:
+        """Note that a session is a former account's, if that was made before this one.
+
+        Args:
+            key: the session.
+            made: Unix time at which the Hub made the account that has the name now, in
+                seconds; infinite: not known.
+        """
+        row = self._sessions.row(key)
+        later = made - owners.made(row.account) if made < math.inf else 0.0
+        if later > ROUNDED_SECONDS and not row.claimed:
+            self._sessions.update(key, claimed=True)
 
     async def order(
         self, key: SessionKey, order: Order, by: str, *, manages: bool = False

@@ -21,6 +21,9 @@ choose to start fresh.
 
 from __future__ import annotations
 
+import contextlib
+import math
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -48,6 +51,18 @@ _ANOTHER = (
     "another account of that name has started it, of this Hub before its database was"
     " replaced, or of a user who was deleted since"
 )
+
+
+def made(account: str) -> float:
+    """Return the Unix time at which the Hub made an account; infinity: not known.
+
+    Args:
+        account: as the spawner names it: its number, and that time.
+    """
+    with contextlib.suppress(ValueError):
+        text = account.partition(".")[2] + "+0000"
+        return datetime.strptime(text, "%Y%m%dT%H%M%S%f%z").timestamp()
+    return math.inf
 
 
 # --- another account of the same name

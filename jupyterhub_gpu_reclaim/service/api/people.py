@@ -114,11 +114,14 @@ async def give(route: PersonRoute, key: SessionKey, order: Order) -> Any:
 
     Raises:
         Forbidden: only managers may give it.
+        Unreachable: the Hub does not say whose the name is now.
     """
     person = route.person
     if order.needs_manager and not person.manages:
         raise Forbidden(Reason.FORBIDDEN)
     users = route.context.control.users
+    if not person.manages:
+        users.compare_account(key, await route.context.created(key.user))
     return await users.order(key, order, person.label, manages=person.manages)
 
 
