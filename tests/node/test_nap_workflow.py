@@ -4,6 +4,7 @@ They have no room, or others have it: for the session's memory, and at its wake.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -176,18 +177,23 @@ class PoolOnCard(FullCards):
 
 
 def argument(process: processes.Process) -> str:
-    """The last word of its command line."""
-    return Path(f"/proc/{process.pid}/cmdline").read_text().rstrip("\0").split("\0")[-1]
+    """The last word of its command line; empty when it has ended."""
+    with contextlib.suppress(OSError):
+        line = Path(f"/proc/{process.pid}/cmdline").read_text()
+        return line.rstrip("\0").split("\0")[-1]
+    return ""
 
 
 async def test_workers_of_a_pool_without_memory_run_on_with_it(recovery, places):
     """They are no new users of the card (PyTorch's compiler, H200: each nap failed)."""
     place = places("start", "sh", "-c", POOL, env={"PATH": os.environ["PATH"]})
     wait_for(lambda: {"1001", "1002"} <= {argument(p) for p in place.tree.processes})
-    program = next(one for one in place.tree.processes if argument(one) == POOL)
+    program = place.tree.server
     assert await run(recovery, place, PoolOnCard(program, 7), "nap") is None
-    tree = place.tree.processes
-    assert [one.pid for one in tree if processes.is_stopped(one)] == [program.pid]
+    wait_for(lambda: processes.is_stopped(program))
+    others = [one for one in place.tree.processes if argument(one) in {"1001", "1002"}]
+    assert len(others) == 2
+    assert not any(processes.is_stopped(one) for one in others)
 
 
 async def test_tree_tells_what_its_nap_has_moved_out_of_which_card(recovery, counter):
