@@ -24,6 +24,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import gpu
+import marked_page
 import pynvml
 import session
 
@@ -31,8 +32,6 @@ from jupyterhub_gpu_reclaim.checkpoint.criu import binary
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
 from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 
-#: Where the page has its tables.
-BEGIN, END = "<!-- benchmarks/performance.py {} -->", "<!-- end -->"
 HEAD = "| what | ours | peer | ours / peer | goal |\n|---|--:|--:|--:|--:|"
 #: As much of stock CRIU's time as a session may take, by cores: saved, brought back.
 #: The goals are given as speeds: 0.7 as fast is 1.43 of its time.
@@ -133,15 +132,6 @@ def machine() -> str:
     return f"{day} · {', '.join(told)} · load {load:.1f} as it began"
 
 
-def write(page: Path, kind: str, table: str) -> None:
-    """Put the table where the page has its marks."""
-    text = page.read_text()
-    before, mark, rest = text.partition(BEGIN.format(kind))
-    page.write_text(
-        "".join((before, mark, f"\n{table}\n", END, rest.partition(END)[2]))
-    )
-
-
 def main() -> None:
     """Measure, print the table, and write it into the page."""
     words = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -165,7 +155,8 @@ def main() -> None:
     table = "\n".join((f"{where}, medians of {args.runs}\n", HEAD, *map(str, rows)))
     print(table)
     if args.page:
-        write(args.page, "card" if on_cards else "cores", table)
+        kind = "card" if on_cards else "cores"
+        marked_page.put(args.page, f"benchmarks/performance.py {kind}", table)
 
 
 if __name__ == "__main__":

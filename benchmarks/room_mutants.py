@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +25,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import marked_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -430,17 +433,9 @@ def main() -> int:
         print(f"\nFailed by {room or 'NO mutant'}:", *sorted(names[room]), sep="\n  ")
     if options.page:
         today = datetime.datetime.now(tz=datetime.UTC).date()
-        between = (
-            f"<!-- benchmarks/room_mutants.py -->\n{today}\n\n{told}\n<!-- end -->"
+        marked_page.put(
+            options.page, "benchmarks/room_mutants.py", f"{today}\n\n{told}"
         )
-        text = options.page.read_text()
-        text = re.sub(
-            r"<!-- benchmarks/room_mutants.*?<!-- end -->",
-            lambda _: between,
-            text,
-            flags=re.DOTALL,
-        )
-        options.page.write_text(text)
     return int(set(names) != {mutant.room for mutant in mutants})
 
 

@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import re
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import marked_page
 
 TESTS = Path(__file__).parents[1] / "tests"
 
@@ -65,12 +69,7 @@ def main() -> None:
     print(found)
     if options.page:
         today = datetime.datetime.now(tz=datetime.UTC).date()
-        between = f"<!-- benchmarks/test_rooms.py -->\n{today}\n\n{found}\n<!-- end -->"
-        text = options.page.read_text()
-        text = re.sub(
-            r"<!-- benchmarks/test_rooms.*?<!-- end -->", between, text, flags=re.DOTALL
-        )
-        options.page.write_text(text)
+        marked_page.put(options.page, "benchmarks/test_rooms.py", f"{today}\n\n{found}")
 
 
 if __name__ == "__main__":
