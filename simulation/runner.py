@@ -248,6 +248,8 @@ class Run:
             service, place = world.working(), world.reached(key)
             if service is not None and service.controller and place is not None:
                 view = service.controller.users.session(key)
+                if _has_a_second_tree(view):
+                    return  # seen only now: no order has an effect until it has gone
                 naps = place.tree is not None and not place.tree.runs
                 if view.phase is phase and naps is (phase is Phase.NAPPING):
                     return
