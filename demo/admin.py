@@ -61,7 +61,7 @@ class Admin:
         self, user: str, server: str = "", *, phase: str, seconds: float = 60
     ) -> dict[str, Any]:
         """Wait until a session is in that phase."""
-        until, seen = time.monotonic() + seconds, None
+        until, seen, way = time.monotonic() + seconds, None, [""]
         while time.monotonic() < until:
             try:
                 seen = self.session(user, server)
@@ -69,8 +69,11 @@ class Admin:
                 seen = {"error": str(error)}
             if seen.get("phase") == phase:
                 return seen
+            now = _in_words(seen)
+            way += [now] if now != way[-1] else []
             time.sleep(0.1)
-        raise UserError(f"{user}/{server} not {phase} after {seconds} s: {seen}")
+        what = f"{user}/{server} not {phase} after {seconds} s"
+        raise UserError("\n".join([f"{what}: {seen}", "It was:", *way[-40:]]))
 
     def settle(
         self, user: str, server: str = "", *, rest: float = 1.5, seconds: float = 60
@@ -88,3 +91,11 @@ class Admin:
                 return last
             time.sleep(0.2)
         raise UserError(f"{user}/{server} not at rest after {seconds} s: {last}")
+
+
+def _in_words(seen: dict[str, Any]) -> str:
+    """What is told of a session: its phase, its failure, why it is not reclaimed."""
+    facts = seen.get("facts") or {}
+    told = [facts.get("nap_failure"), facts.get("nap_verdict"), seen.get("verdict")]
+    codes = [one["code"] for one in (seen.get("failure"), *told) if one]
+    return " ".join([str(seen.get("phase") or seen), *codes])
