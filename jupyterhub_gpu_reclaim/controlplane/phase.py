@@ -77,8 +77,6 @@ if TYPE_CHECKING:
 
 
 class State(NamedTuple):
-    """A session as it is now."""
-
     phase: Phase
     tree: Tree | None = None  #: the tree that is the session
     saved: CheckpointInfo | None = None  #: its current checkpoint; None: none
@@ -86,7 +84,6 @@ class State(NamedTuple):
 
 
 def take(row: SessionRow, seen: Observed) -> Action | None:
-    """Return what is to be taken into the row; None: it says what is so."""
     state = derive(row, seen)
     if state is None or not differs(row, state, seen):
         return None
@@ -95,7 +92,6 @@ def take(row: SessionRow, seen: Observed) -> Action | None:
 
 
 def derive(row: SessionRow, seen: Observed) -> State | None:
-    """Compute a session's phase and its current checkpoint; None: as it was."""
     if seen.silent:
         return None
     tree = _its_tree(row, seen)
@@ -109,8 +105,7 @@ def derive(row: SessionRow, seen: Observed) -> State | None:
 def differs(row: SessionRow, state: State, seen: Observed) -> bool:
     """Whether it is something else than what was computed last.
 
-    A warning is ours alone. A session that runs keeps the name of what it came from
-    when that has expired; what it was saved as is older than what runs.
+    A session that runs keeps the name of what it came from when that has expired.
     """
     warned = row.phase is Phase.WARNED and state.phase in LIVE
     if row.phase is not state.phase and not warned:
@@ -236,11 +231,7 @@ def goes_back_to(row: SessionRow, seen: Observed, tree: Tree) -> CheckpointInfo 
 def _save_point(
     incarnation: str, seen: Observed, *, goes_on: bool = False
 ) -> CheckpointInfo | None:
-    """What an incarnation was last saved as, unless somebody has set that aside.
-
-    It is a save point, or left of a suspend that was taken back (not of one that goes
-    on).
-    """
+    """What an incarnation was last saved as, unless somebody has set that aside."""
     own = (
         info
         for info in seen.saved or ()

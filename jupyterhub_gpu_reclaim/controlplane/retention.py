@@ -55,8 +55,6 @@ _RUNS = {*LIVE, Phase.SUSPENDING}
 
 
 class Terms(NamedTuple):
-    """What it depends on beside the session; seconds."""
-
     now: float
     grace: float
     set_aside: float
@@ -67,7 +65,6 @@ class Terms(NamedTuple):
 def kept(
     session: SessionRow, rows: Collection[CheckpointRow], terms: Terms
 ) -> list[CheckpointRow]:
-    """Return a session's checkpoints, each as it is kept from now on."""
     line = _line(session, rows)
     spare = _spare(rows, terms.save_points)
     return [
@@ -149,10 +146,7 @@ def is_unanswered(session: SessionRow, current: CheckpointRow | None) -> bool:
 
 
 def back_again(session: SessionRow, rows: Iterable[CheckpointRow]) -> str:
-    """Return what a session goes back to, now that its suspend is given up, or "".
-
-    That is its last save point, or what it came from, while that is kept.
-    """
+    """Return what a session goes back to, now that its suspend is given up, or ""."""
     shown = (row for row in rows if not lineage.is_hidden(session, row))
     infos = {row.id: row.info for row in shown}
     given_up = infos.pop(session.checkpoint, None)
@@ -186,10 +180,7 @@ def _line(session: SessionRow, rows: Iterable[CheckpointRow]) -> set[str]:
 
 
 def _spare(rows: Iterable[CheckpointRow], most: int) -> set[str]:
-    """Save points that are kept beside a newer one: named, and the last of each line.
-
-    The newer one is kept as well, and counts.
-    """
+    """Save points kept beside a newer one: named ones, and the last of each line."""
     infos = sorted((row.info for row in rows), key=lambda info: (info.stamp, info.id))
     found = {info.id for info in infos if info.name}
     for incarnation in {info.incarnation for info in infos}:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class AuditSentence(Value, frozen=True, kw_only=True):
-    """An audit line as a sentence."""
-
     id: int
     at: float
     key: SessionKey
@@ -30,8 +28,6 @@ class AuditSentence(Value, frozen=True, kw_only=True):
 
 
 class AuditPage(Value, frozen=True, kw_only=True):
-    """Some audit lines, the newest first."""
-
     lines: list[AuditSentence]
     next: int | None = None  #: ``before`` of the page with older ones, if there are any
 
@@ -93,7 +89,6 @@ _SENTENCES = {
 
 
 def line_of(numbered: NumberedLine) -> AuditSentence:
-    """Return an audit line as a sentence, with its time and reason."""
     number, line = numbered
     return AuditSentence(
         id=number,

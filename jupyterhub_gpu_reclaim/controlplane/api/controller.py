@@ -64,7 +64,6 @@ if TYPE_CHECKING:
 
 
 def new_checkpoint_id() -> str:
-    """Make an id that no other checkpoint has."""
     return f"ckpt-{uuid.uuid4().hex}"
 
 
@@ -231,7 +230,6 @@ class Controller:
         self.stopped, self.forget = stops.stopped, stops.forget
 
     async def start(self) -> None:
-        """Start to sample, to compare and to work; returns at once."""
         self._loops.start()
 
     async def stop(self) -> None:

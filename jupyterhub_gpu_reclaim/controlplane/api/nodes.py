@@ -29,16 +29,10 @@ class NodeApi:
         self._sessions = sessions
 
     def drain(self, node: str, order: DrainOrder, by: str) -> DrainReport:
-        """Drain a node: suspend the sessions there, and those that come there later.
-
-        Args:
-            node: its name; empty: the Hub's own machine.
-            order: how much time there is, and what becomes of sessions at work.
-            by: who asks.
+        """Suspend the sessions of a node, and those that come there later.
 
         Raises:
             BadRequest: not a sensible time, or nowhere to come back to.
-            StoreError: the journal cannot be written; nothing is done.
         """
         seconds, now = order.seconds, self._sessions.clock.now()
         if seconds is not None and not 0 < seconds <= LONGEST:
@@ -56,11 +50,10 @@ class NodeApi:
         return self._sessions.drains.report(drain)
 
     def undrain(self, node: str, by: str) -> None:
-        """End a drain: what runs there stays, and what is suspended may return.
+        """What runs there stays, and what is suspended may return.
 
         Raises:
             NotFound: ``not_drained``.
-            StoreError: the journal cannot be written.
         """
         drain = self._sessions.drains.of(node)
         if drain is None:
@@ -70,11 +63,7 @@ class NodeApi:
         self._look_at_sessions_on(node)
 
     def follow(self, notices: Iterable[NodeNotice]) -> None:
-        """Drain the nodes that the cluster announces to end, for as long as it does.
-
-        Raises:
-            StoreError: the journal cannot be written.
-        """
+        """Drain the nodes that the cluster announces to end, for as long as it does."""
         drains, now = self._sessions.drains, self._sessions.clock.now()
         before = {drain.node for drain in drains.all()}
         for drain in drains.follow(notices, SERVICE, now):
@@ -83,11 +72,9 @@ class NodeApi:
             self._look_at_sessions_on(node)
 
     def drain_of(self, node: str) -> Drain | None:
-        """Return the drain of that node; None: it is not drained."""
         return self._sessions.drains.of(node)
 
     def drains(self) -> list[DrainReport]:
-        """Report how far each drain is, by node."""
         return [self._sessions.drains.report(d) for d in self._sessions.drains.all()]
 
     def _note_begun(self, drain: Drain) -> None:

@@ -53,8 +53,6 @@ class Answer(NamedTuple):
 
 
 class Questions:
-    """Answers the questions of the Hub's spawner."""
-
     def __init__(
         self,
         *,
@@ -69,11 +67,7 @@ class Questions:
         self._worker = worker
 
     async def call_off(self, key: SessionKey) -> None:
-        """Cancel a capture under way; return when it has ended either way.
-
-        If the node is drained, the capture goes on, and the session comes back
-        elsewhere.
-        """
+        """Cancel a capture under way; return when it has ended either way."""
         row = self._sessions.row(key)
         if row.phase is not Phase.SUSPENDING:
             return
@@ -84,7 +78,6 @@ class Questions:
         await self.moved(key, lambda now: now.phase is not Phase.SUSPENDING)
 
     async def moved(self, key: SessionKey, so: Callable[[SessionRow], bool]) -> bool:
-        """Wait until the row is as wanted; False when the limit is over."""
         return await self._sessions.until(key, so, self._sessions.settings.settle_limit)
 
     async def _moved_on(self, row: SessionRow) -> bool:
@@ -163,11 +156,7 @@ class Questions:
         return Answer(action, row, observed)
 
     async def act(self, answer: Answer, placement: Placement) -> None:
-        """Do what must be done before there is an answer.
-
-        Raises:
-            ReclaimError: it could not be done now.
-        """
+        """Do what must be done before there is an answer."""
         row, action = answer.row, answer.action
         hubs = {placement.former, placement.checkpoint}
         # Of a start these are new, and nothing is saved under them.

@@ -64,8 +64,6 @@ _ATTEMPTS = 5
 
 
 class StartPlanner:
-    """Answers the spawner before and during a start."""
-
     def __init__(
         self,
         *,
@@ -166,18 +164,12 @@ class StartPlanner:
         return StartPlan(action="refuse", failure=action.failure)
 
     def _tell_why(self, key: SessionKey, failure: Failure) -> None:
-        """Tell whoever has asked for a return why it was refused; they ask again.
-
-        The Hub, which asked for them, only says that it was.
-        """
+        """Tell it whoever has asked: the Hub only says that it was refused."""
         if self._sessions.row(key).intent is Intent.RESUME:
             self._sessions.update(key, failure=failure, **NO_ORDER)
 
     def _check_open(self) -> None:
-        """Refuse a start while the Hub's own machine is drained.
-
-        A cluster places pods elsewhere.
-        """
+        """Refuse a start on a drained machine; a cluster places pods elsewhere."""
         drain = self._sessions.drains.of("")
         if drain is not None:
             raise Refused(Reason.NODE_CLOSED, since=text.moment(drain.since))
@@ -222,8 +214,7 @@ class StartPlanner:
         """Adopt the session that runs, unless its end was ordered.
 
         Raises:
-            Refused: its pod is being deleted, which ends by itself; or the session is
-                another account's.
+            Refused: its pod is being deleted, or the session is another account's.
         """
         row = answer.row
         if tree.ending:
@@ -311,8 +302,7 @@ class StartPlanner:
     async def _unknown_return(self, row: SessionRow) -> Tree | None:
         """Return what comes back, or is back, though the journal does not know of it.
 
-        A journal that was lost, or put back, in the middle of a return. What came back
-        may be all that there is of the session, if the store was put back with it.
+        It may be all that there is, if the store was put back with the journal.
         """
         for tree in await self._agent.trees(row.key):
             back = tree.runs or tree.state is TreeState.RESTORING
@@ -358,19 +348,16 @@ RENEWAL_SECONDS = 86400.0
 
 
 def order_renewal(sessions: Sessions, key: SessionKey, by: str) -> None:
-    """Write down an order to renew a login, with who gave it."""
     until = sessions.clock.now() + RENEWAL_SECONDS
     sessions.journal.write(*notes.note(NoteKind.LOGIN_RENEWAL, key.path, until))
     sessions.update(key, sessions.audit_line(key, by, "renew login"))
 
 
 def renewal_ordered(sessions: Sessions, key: SessionKey) -> bool:
-    """Whether there is an order to renew a login that still holds."""
     until = notes.read(sessions.journal, NoteKind.LOGIN_RENEWAL, key.path)
     return until is not None and sessions.clock.now() < until
 
 
 def end_renewal(sessions: Sessions, key: SessionKey) -> None:
-    """Remove an order to renew a login: the login is valid again."""
     if notes.read(sessions.journal, NoteKind.LOGIN_RENEWAL, key.path) is not None:
         sessions.journal.write(*notes.forget(NoteKind.LOGIN_RENEWAL, key.path))

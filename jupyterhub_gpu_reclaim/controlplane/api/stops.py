@@ -53,8 +53,6 @@ _LATELY = 86400.0
 
 
 class StopPlanner:
-    """Answers the spawner before and after a stop."""
-
     def __init__(
         self,
         *,
@@ -121,10 +119,7 @@ class StopPlanner:
         )
 
     async def _save_first(self, key: SessionKey) -> None:
-        """Capture once more: the stop came so late that the session runs again.
-
-        The Hub cannot be told to leave the server running (trap T8).
-        """
+        """Capture once more: it runs again, and the Hub cannot be stopped (trap T8)."""
         self._sessions.update(key, intent=Intent.SUSPEND, intent_by=SERVICE)
         self._sessions.look(key)
         await self._sessions.until(
@@ -140,7 +135,6 @@ class StopPlanner:
 
         Raises:
             Refused: ``not_captured``: that incarnation is not saved.
-            Unreachable: the agent does not answer; it will be done later.
         """
         row = owners.row_of(self._sessions, placement)
         if row.incarnation != placement.incarnation or row.phase not in SAVED:
@@ -183,11 +177,7 @@ class StopPlanner:
         self._sessions.apply(row.key, SessionEvent.STOPPED, by=by, why=why, **changes)
 
     async def forget(self, deletion: Deletion) -> None:
-        """Delete everything that is left of a deleted server. Idempotent.
-
-        The order is journalled before anything is done, and repeated until nothing is
-        left, also if a part does not answer now.
-        """
+        """Delete everything that is left of a deleted server. Idempotent."""
         key = deletion.key
         if deletion.kept_from:
             self._keep_for_a_while(key, deletion.kept_from)
@@ -204,7 +194,6 @@ class StopPlanner:
         return Decision(reclaim=False, code=code, message=told)
 
     def lately_culled(self) -> list[str]:
-        """Name cullers that ended sessions unsaved in the last day, in sentences."""
         now = self._sessions.clock.now()
         found = notes.read_all(self._sessions.journal, NoteKind.CULLER)
         return [

@@ -109,23 +109,14 @@ class UserApi:
         self._judge = judge
 
     def sessions(self) -> list[SessionView]:
-        """List all sessions that run, are suspended, or have left something.
-
-        Left over may be a checkpoint set aside, or programs that the Hub does not know
-        of.
-        """
+        """Those that run, are suspended, or have left something."""
         return self._sessions.views()
 
     def session(self, key: SessionKey) -> SessionView:
-        """Return one session."""
         return self._sessions.view(key)
 
     def why(self, key: SessionKey) -> list[Decision]:
-        """Return every reason for or against a suspend, the deciding one first.
-
-        Empty for a session that does not run: its former reasons are not its reasons
-        now.
-        """
+        """Return every reason for or against a suspend, the deciding one first."""
         row = self._known_row(key)
         if row.phase not in LIVE:
             return []
@@ -133,17 +124,10 @@ class UserApi:
         return self._sessions.runtime(key).decisions
 
     def changes(self) -> AsyncIterator[SessionView]:
-        """Yield every change from now on; ends for a reader that is too slow."""
         return self._sessions.changes()
 
     def compare_account(self, key: SessionKey, made: float) -> None:
-        """Note that a session is a former account's, if that was made before this one.
-
-        Args:
-            key: the session.
-            made: Unix time at which the Hub made the account that has the name now, in
-                seconds; infinite: not known.
-        """
+        """Note that a session is of an account made before the name's present one."""
         row = self._sessions.row(key)
         later = made - owners.made(row.account) if made < math.inf else 0.0
         if later > ROUNDED_SECONDS and not row.claimed:
@@ -152,10 +136,7 @@ class UserApi:
     async def order(
         self, key: SessionKey, order: Order, by: str, *, manages: bool = False
     ) -> Any:
-        """Carry an order out, or begin to, by the method of its kind.
-
-        The answer is of the order's type.
-        """
+        """Carry an order out, or begin to, by the method of its kind."""
         fields = {name: getattr(order, name) for name in order.__struct_fields__}
         if order.trusts:
             fields["manages"] = manages
@@ -163,9 +144,7 @@ class UserApi:
         return await work(key, by=by, **fields)
 
     async def suspend(self, key: SessionKey, by: str) -> SessionView:
-        """Suspend a running session as soon as possible; the policy is not asked.
-
-        A session that is suspended, or about to be, is no error.
+        """Suspend it as soon as possible; idempotent.
 
         Raises:
             Refused: ``wrong_phase``: it is coming back, or does not run.
@@ -179,15 +158,12 @@ class UserApi:
         return self._sessions.view(key)
 
     async def save(self, key: SessionKey, by: str, name: str = "") -> SessionView:
-        """Save a session as soon as possible, while it goes on.
-
-        The policy is not asked. One with a name is kept beside later ones.
+        """Save it as soon as possible, while it goes on.
 
         Raises:
             BadRequest: the name is not valid.
-            Refused: ``wrong_phase``: it does not run; ``operation_in_flight``: another
-                order is to be carried out first; ``node_drains``; or there are too
-                many names.
+            Refused: ``wrong_phase``; ``operation_in_flight``: another order is first;
+                ``node_drains``; or there are too many names.
         """
         row = self._known_row(key)
         if row.phase not in LIVE:
@@ -203,18 +179,16 @@ class UserApi:
         return self._sessions.view(key)
 
     async def nap(self, key: SessionKey, by: str) -> SessionView:
-        """Move a running session's GPU memory out as soon as possible.
-
-        The policy is not asked. A session that naps already is no error.
+        """Move its GPU memory out as soon as possible; idempotent.
 
         Raises:
-            Refused: ``wrong_phase``: it does not run; ``operation_in_flight``: its
-                suspend was ordered; ``node_drains``.
+            Refused: ``wrong_phase``; ``operation_in_flight``: its suspend was ordered;
+                ``node_drains``.
         """
         return await self._order_nap(key, Intent.NAP, SessionEvent.NAPS, by)
 
     async def wake(self, key: SessionKey, by: str) -> SessionView:
-        """Move a session's GPU memory back; one that is awake is no error.
+        """Move its GPU memory back; idempotent.
 
         Raises:
             Refused: as for ``nap``.
@@ -237,9 +211,6 @@ class UserApi:
         self, key: SessionKey, by: str, *, manages: bool = False
     ) -> SessionView:
         """Resume a suspended session; a suspend under way is cancelled.
-
-        If its node is drained, the suspend goes on, and the session comes back after
-        that.
 
         Raises:
             Refused: ``wrong_phase``: it has no checkpoint; ``former_account``: it is
@@ -278,7 +249,6 @@ class UserApi:
         """Leave a session alone for some time; 0 takes that back.
 
         A warning is taken back, and so is a suspend that was ordered or is under way.
-        For who manages, only the limit of a year holds, not ``Settings.keep_limit``.
 
         Raises:
             BadRequest: not a sensible time.
@@ -312,14 +282,10 @@ class UserApi:
         return self._sessions.view(key)
 
     def longest_keep(self, *, manages: bool = False) -> float:
-        """Seconds for which ``keep`` would leave a session alone, at most."""
         return LONGEST_KEEP if manages else self._settings.keep_limit
 
     async def opt_out(self, key: SessionKey, out: bool, by: str) -> SessionView:
-        """Exclude this session from all policies, or include it again.
-
-        The button still works.
-        """
+        """Exclude this session from all policies, or include it again."""
         self._known_row(key)
         line = self._sessions.audit_line(key, by, "opt out" if out else "opt in")
         self._sessions.update(key, line, opted_out_by=by if out else "")
@@ -327,10 +293,7 @@ class UserApi:
         return self._sessions.view(key)
 
     async def renew_login(self, key: SessionKey, by: str) -> SessionView:
-        """Let the next start renew a login that the Hub no longer knows.
-
-        For managers. Nothing is started.
-        """
+        """Let its next start renew a login that the Hub no longer knows."""
         self._known_row(key)
         # A Hub that has lost its database has other accounts for the same people.
         owners.give(self._sessions, key)
@@ -338,10 +301,7 @@ class UserApi:
         return self._sessions.view(key)
 
     async def revoke_tabs(self, key: SessionKey, by: str) -> SessionView:
-        """Take the right to ask and order from all tabs of the session's starts so far.
-
-        The pages of its user, and tabs of the next fresh start, are not concerned.
-        """
+        """Take the right to ask and order from all tabs of its starts so far."""
         self._known_row(key)
         self._sessions.tab_keys.revoke(key)
         line = self._sessions.audit_line(key, by, "revoke tabs")
@@ -349,13 +309,10 @@ class UserApi:
         return self._sessions.view(key)
 
     def tab_counts(self, key: SessionKey, made: float) -> bool:
-        """Whether a tab with a key from that time may speak for that session."""
         return self._sessions.tab_keys.count(key, made)
 
     async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
         """Set the checkpoint aside for ``Settings.set_aside``; the next start is cold.
-
-        Nothing is started: the person goes on to the Hub's spawn page.
 
         Raises:
             Refused: ``wrong_phase``: it is not suspended.
@@ -391,18 +348,15 @@ class UserApi:
         save_running: bool = False,
         manages: bool = False,
     ) -> SessionView:
-        """Bring back another checkpoint than the one the session is suspended in.
+        """Bring back another checkpoint; the present one is set aside.
 
-        The present one is set aside for ``Settings.set_aside``. One that the journal
-        does not know is looked for in the store. With ``save_running``, a session that
-        runs is suspended first.
+        With ``save_running``, a session that runs is suspended first.
 
         Raises:
             NotFound: no such session or checkpoint.
-            Refused: ``session_runs``: it runs, and may not be suspended for this;
+            Refused: ``session_runs``: it may not be suspended for this;
                 ``operation_in_flight``: a suspend or resume is under way.
-            Unreachable: the store has to be asked, and does not answer.
-            StoreError: likewise.
+            Unreachable, StoreError: the store has to be asked, and does not answer.
         """
         # Whose it is comes first; a manager's Resume settles that.
         self._settle_account(key, by, manages=False)
@@ -430,10 +384,7 @@ class UserApi:
     async def _find_checkpoint(
         self, key: SessionKey, checkpoint: str, *, manages: bool
     ) -> CheckpointRow:
-        """Return a checkpoint of that session that may be brought back.
-
-        The store is asked even if the journal knows the checkpoint: it may be older.
-        """
+        """Return one that may be brought back; the store knows better than we do."""
         journal = self._sessions.journal
         there = True
         try:
@@ -522,11 +473,10 @@ class UserApi:
         Args:
             key: the session.
             by: who asks for it.
-            checkpoint: one that it can do without; empty: what it is suspended in (its
-                next start is cold). A page may be older than the session, so that never
-                means another one.
-            everything: also what was set aside beside it, and the parent of a running
-                session, which is then gone if its programs end in the next minutes.
+            checkpoint: empty: what it is suspended in. A page may be older than the
+                session, so that never means another one.
+            everything: also what was set aside, and the parent of a running session,
+                which is then gone if its programs end in the next minutes.
 
         Raises:
             NotFound: no such session or checkpoint.
@@ -575,18 +525,11 @@ class UserApi:
         return [row for row in rows if not lineage.is_hidden(session, row)]
 
     def audit(self, key: SessionKey, limit: int = 100) -> list[AuditLine]:
-        """Return the audit lines of a session, the newest first."""
         rows = self._sessions.journal.audit(key, limit)
         return [AuditLine(**msgspec.structs.asdict(row)) for row in rows]
 
     def story(self, user: str | None, before: int = 0, limit: int = 100) -> AuditPage:
-        """Return audit lines of a user's sessions, deleted ones too, the newest first.
-
-        Args:
-            user: whose; None: those of all users.
-            before: only lines with a smaller id; 0: all.
-            limit: at most so many, at least one.
-        """
+        """Return audit lines of a user's sessions (None: of all), the newest first."""
         found = audit_log.of_user(self._sessions.journal, user, before, limit + 1)
         lines = [story.line_of(each) for each in found[:limit]]
         return AuditPage(lines=lines, next=lines[-1].id if found[limit:] else None)
@@ -635,7 +578,7 @@ def _checked_name(text: str) -> str:
     """Return a name for people, as one line.
 
     Raises:
-        BadRequest: the name is too long, or has a character that no line has.
+        BadRequest: it is too long, or has a character that no line has.
     """
     name = text.strip()
     if len(name) > LONGEST_NAME or not name.isprintable():

@@ -29,8 +29,7 @@ def take(
 ) -> SessionRow:
     """Make the wanted checkpoint the one the session is suspended in, and resume it.
 
-    By default it is what the row has noted. ``gone``: the former checkpoint is missing,
-    which nobody has set aside.
+    ``gone``: the former checkpoint is missing, which nobody has set aside.
     """
     checkpoint, by = checkpoint or row.bring_back, by or row.intent_by
     rows: list[CheckpointRow] = []

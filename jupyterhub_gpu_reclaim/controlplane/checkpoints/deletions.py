@@ -2,20 +2,12 @@
 
 The order is written in the transaction that removes the session's row, and stays until
 agent and store have been seen to hold nothing of the session. Until then, what is left
-is hidden: it is neither adopted, nor brought back, nor taken for a new session of the
-same name.
+is hidden. Old and new are told apart by session and incarnation; what is of another
+account than the deleted one is never meant. A checkpoint that the journal does not know
+is old if its stamp is not above the order's: the highest the session can have had.
 
-Old and new are told apart by session and incarnation: the Hub names the sessions, and
-every start has its own incarnation. What is of another account than the one that was
-deleted is never meant.
-
-A start that the Hub could not tell of is found here, or reported when it runs, and so
-may be known earlier than the order. So what waits as a file is taken up before anything
-that was seen or reported is written into the journal: it may be a new session of a
-deleted name.
-
-A checkpoint that the journal does not know is old if its stamp is not above the
-order's: the highest that the deleted session can have had.
+What waits as a file is taken up before anything that was seen or reported is written
+into the journal: it may be a new session of a deleted name.
 """
 
 from __future__ import annotations
@@ -57,8 +49,6 @@ _KNOWN = 7 * 86400.0
 
 
 class DeletionOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """An order that is not done yet."""
-
     key: SessionKey
     stamp: tuple[int, int]  #: the highest that the deleted session can have had
     names: frozenset[str]  #: sessions and incarnations known to be deleted
@@ -70,8 +60,6 @@ class DeletionOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deletions:
-    """Keeps the orders and carries them out."""
-
     def __init__(
         self, sessions: Sessions, agent: Agent, folder: Path | None = None
     ) -> None:
@@ -84,8 +72,6 @@ class Deletions:
     # --- orders
     def take_up(self) -> None:
         """Take over the spawner's order files; needed before a row is changed.
-
-        A file that cannot be removed, or outlived a crash, is not taken twice.
 
         Raises:
             StoreError: the journal cannot be written; the rest is taken up later.
@@ -100,11 +86,7 @@ class Deletions:
             _log.warning("orders to delete cannot be read: %s", error)
 
     def take(self, deletion: Deletion) -> None:
-        """Order what the spawner tells, unless that order was taken up before.
-
-        Raises:
-            StoreError: it could not be written; nothing is changed.
-        """
+        """Order what the spawner tells, unless that order was taken up before."""
         self.take_up()
         self._take(deletion.order, deletion)
 
@@ -118,7 +100,6 @@ class Deletions:
             self._write_order(deletion, also=taken)
 
     def forget_old(self) -> None:
-        """Forget the orders that were taken long ago."""
         journal, before = self._sessions.journal, self._sessions.clock.now() - _KNOWN
         old = notes.read_before(journal, NoteKind.DELETION, before)
         old = [each for each in old if not self._has_file(each)]
@@ -173,11 +154,9 @@ class Deletions:
         return [row for row in rows if order.concerns(row.info.account)]
 
     def pending(self, key: SessionKey) -> DeletionOrder | None:
-        """The pending order for a session."""
         return self._orders_by_key().get(key)
 
     def pending_keys(self) -> set[SessionKey]:
-        """Sessions with a pending order."""
         return set(self._orders_by_key())
 
     def _orders_by_key(self) -> dict[SessionKey, DeletionOrder]:
@@ -192,8 +171,7 @@ class Deletions:
     def living(self, key: SessionKey, observed: Observed) -> Observed:
         """Return the observed state without what is to be deleted.
 
-        Orders that were given while agent and Hub were asked are taken over; read the
-        row again.
+        Read the row again after it: orders given meanwhile are taken over.
 
         Raises:
             StoreError: see ``take_up``.
@@ -212,8 +190,7 @@ class Deletions:
     def _is_old(self, order: DeletionOrder, tree: Tree) -> bool:
         """Whether a tree belongs to the deleted session.
 
-        An unknown tree that runs, or is about to, may have been started while no
-        service was there; of a tree on a silent node nothing is known.
+        An unknown tree that runs may have been started while no service was there.
         """
         mine = tree.incarnation == self._sessions.row(order.key).incarnation
         if mine or not order.concerns(tree.account):
@@ -224,9 +201,7 @@ class Deletions:
     def _is_saved(self, order: DeletionOrder, info: CheckpointInfo) -> bool:
         """Whether a checkpoint belongs to the deleted session.
 
-        One that nothing else is known of was the deleted session's if its stamp is not
-        above the order's. Else the journal may be of a time when the order was pending,
-        and what the next session has been saved as since would be deleted.
+        Above the order's stamp, it may be what the next session was saved as since.
         """
         row = self._sessions.journal.checkpoint(info.id)
         if row is not None:
@@ -242,8 +217,7 @@ class Deletions:
         """End and delete what is left; returns whether an order is still pending.
 
         Raises:
-            ReclaimError: something does not answer or cannot be deleted now; what was
-                done is done, and the rest is for the next time.
+            ReclaimError: something does not answer; the rest is for the next time.
         """
         order = self.pending(key)
         if order is None:

@@ -42,18 +42,13 @@ _LIVE = {*LIVE, Phase.SUSPENDING}
 
 
 def aside(sessions: Sessions, checkpoint: str) -> list[CheckpointRow]:
-    """Return a known checkpoint's row, set aside by a person."""
     row = sessions.journal.checkpoint(checkpoint)
     until = sessions.clock.now() + sessions.settings.set_aside
     return [] if row is None else [row.set_aside(until)]
 
 
 def to_delete(sessions: Sessions, checkpoint: str) -> list[CheckpointRow]:
-    """Return a known checkpoint's row, to be deleted as soon as its agent answers.
-
-    With what a session is in, or came back from, goes what that had superseded: none of
-    them may outlive a newer one.
-    """
+    """Return a known checkpoint's row, and those that it superseded, to be deleted."""
     row = sessions.journal.checkpoint(checkpoint)
     if row is None:
         return []
@@ -69,14 +64,9 @@ def to_delete(sessions: Sessions, checkpoint: str) -> list[CheckpointRow]:
 async def collect(sessions: Sessions, agent: Agent) -> None:
     """Delete expired checkpoints; a failed deletion is tried again.
 
-    A named checkpoint is set aside for a while when its session needs it no
-    more.
-
     For a session that was not found to be as the journal says, only a person's order is
-    enough: if the journal is older than the store, what looks superseded may be all
-    there is. Of the checkpoints that a session came from, the oldest goes first, so
-    that none outlives a newer one; and it goes only while the session is seen to run,
-    not while it was seen at the last tick.
+    enough: what looks superseded may be all there is. Of the checkpoints that a session
+    came from, the oldest goes first, and only while the session is seen to run.
     """
     stuck: set[SessionKey] = set()
     for due in _due(sessions):
@@ -123,11 +113,7 @@ def _set_aside(sessions: Sessions, row: SessionRow, due: CheckpointRow) -> None:
 
 
 def _due(sessions: Sessions) -> list[CheckpointRow]:
-    """Return the expired ones, and older ones: a clock may have jumped in between.
-
-    A checkpoint that its session has just come back from keeps its own time, however
-    old it is.
-    """
+    """Return the expired ones, and older ones: a clock may have jumped in between."""
     expired = {row.id for row in sessions.journal.due(sessions.clock.now())}
     rows = sessions.journal.checkpoints()
     current = {row.checkpoint for row in sessions.journal.sessions()}
@@ -158,7 +144,6 @@ async def _is_running(agent: Agent, incarnation: str) -> bool:
 def _drop_of_deleted_users(
     kept: Iterable[Kept], rows: Mapping[str, CheckpointRow], now: float
 ) -> list[Dropped]:
-    """Drop suspended sessions of users whom a program has deleted, after their time."""
     why = "A program deleted its user, who has not come back."
     times = ((each, rows[each.id].expires) for each in kept if each.use is Use.CURRENT)
     return [
@@ -167,11 +152,7 @@ def _drop_of_deleted_users(
 
 
 def retain(sessions: Sessions, retention: Retention) -> None:
-    """Mark the checkpoints beyond the administrator's limits for deletion.
-
-    Raises:
-        StoreError: the journal could not be written; what was marked before stays so.
-    """
+    """Mark the checkpoints beyond the administrator's limits for deletion."""
     rows = {row.id: row for row in sessions.journal.checkpoints()}
     now = sessions.clock.now()
     kept_now = kept_of(sessions)
@@ -197,10 +178,7 @@ def discard(
     by: str = SERVICE,
     failure: Failure | None = None,
 ) -> None:
-    """Stop a suspended session, and mark its checkpoint for deletion.
-
-    ``failure`` says why, where its user has not ordered it.
-    """
+    """Stop a suspended session, and mark its checkpoint for deletion."""
     sessions.apply(
         key,
         SessionEvent.DISCARDED,
@@ -212,7 +190,6 @@ def discard(
 
 
 def kept_of(sessions: Sessions) -> list[Kept]:
-    """Return every checkpoint that is kept, as the policy sees it."""
     standing = {row.key: row for row in sessions.journal.sessions()}
     return [
         _as_kept(row, standing.get(row.key))
@@ -239,9 +216,6 @@ def give_notice(sessions: Sessions, retention: Retention, ahead: float) -> None:
     """Announce every checkpoint that expires within so many seconds.
 
     What was saved less than that before is not announced.
-
-    Raises:
-        StoreError: the journal does not answer; what was announced stays announced.
     """
     journal, now = sessions.journal, sessions.clock.now()
     rows = {row.id: row for row in journal.checkpoints()}

@@ -39,16 +39,12 @@ PER_TICK = 8
 
 
 class _Word(NamedTuple):
-    """What is to be told."""
-
     key: SessionKey
     checkpoint: str
     said: Mark
 
 
 class Marks:
-    """Keeps the marks in the store as the journal has it."""
-
     def __init__(self, sessions: Sessions, agent: Agent) -> None:
         self._sessions = sessions
         self._agent = agent
@@ -104,7 +100,6 @@ def _rank(word: _Word) -> tuple[bool, bool]:
 def said(
     sessions: Sessions, key: SessionKey, saved: Collection[CheckpointInfo]
 ) -> dict[str, Mark]:
-    """What the store does not show yet: ``Observed.said``."""
     words = untold(sessions, key, saved, {})
     rows = sessions.journal.checkpoints(key)
     gone = {row.id for row in rows if row.keeping is Keeping.TO_DELETE}
@@ -159,10 +154,7 @@ def _renamed(
 
 
 def _is_decided(row: CheckpointRow) -> bool:
-    """Whether there is a word: its session is in it, or a person has set it aside.
-
-    A checkpoint that the service has put aside by itself was only passed over.
-    """
+    """Whether its session is in it, or a person has set it aside."""
     needed = row.keeping in {Keeping.CURRENT, Keeping.SUPERSEDED}
     aside = row.info.aside is not None and row.keeping is not Keeping.TO_DELETE
     return needed or aside

@@ -26,14 +26,11 @@ SHORT = 60.0
 
 
 class Draining:
-    """Decides what becomes of the sessions of drained nodes."""
-
     def __init__(self, sessions: Sessions, turns: Turns) -> None:
         self._sessions = sessions
         self._turns = turns
 
     def decision(self, row: SessionRow) -> Decision | None:
-        """Return why the session is suspended; None: its node is not drained."""
         drain = self._sessions.drains.of_session(row)
         if drain is None:
             return None
@@ -41,11 +38,7 @@ class Draining:
         return allow(Reason.NODE_DRAINS, now, node=drain.name, why=drain.because)
 
     def warn_for(self, row: SessionRow, usually: float) -> float:
-        """Seconds for which the session is warned.
-
-        With a deadline, only a session in use is warned, and only if there is enough
-        time.
-        """
+        """With a deadline, only a session in use is warned, if there is time enough."""
         drain = self._sessions.drains.of_session(row)
         if drain is None or drain.until is None:
             return usually
@@ -55,17 +48,11 @@ class Draining:
         return min(usually, left * WARNED_PART) if left > SHORT else 0.0
 
     def has_turn(self, row: SessionRow) -> bool:
-        """Whether the session is saved now; ask again and again.
-
-        The first request never gets a turn, so that the others can ask, too.
-        """
+        """Whether it is saved now. The first request waits, so that others ask, too."""
         return self._turns.has(row, self._rank(row), first=False)
 
     def comes_back(self, row: SessionRow) -> bool:
-        """Whether the session is to be started again at once, elsewhere.
-
-        Not if it came back to this node since: it would come and go for ever.
-        """
+        """Whether it starts again at once, elsewhere: once, not for ever."""
         drain = self._sessions.drains.of_session(row)
         if drain is None or not drain.comes_back:
             return False
@@ -73,7 +60,6 @@ class Draining:
         return not returned and self.is_in_use(row)
 
     def is_in_use(self, row: SessionRow) -> bool:
-        """Whether somebody or something uses the session, as far as is known."""
         usage = self._sessions.runtime(row.key).usage
         return usage is None or usage.used_since(self._sessions.clock.now() - IN_USE)
 

@@ -35,8 +35,6 @@ _OLD = 60.0
 
 
 class GpuQueue:
-    """The order of the sessions that wait for a GPU."""
-
     def __init__(self, sessions: Sessions, agent: Agent, limit: float) -> None:
         self._sessions = sessions
         self._agent = agent
@@ -76,7 +74,6 @@ class GpuQueue:
                 self._sessions.counters.waited(outcome, now - begun)
 
     def wakes(self) -> list[tuple[SessionRow, Shortage]]:
-        """Return the sessions that wake and wait, in the order of their places."""
         sessions, now = self._sessions, self._sessions.clock.monotonic()
         found: list[tuple[SessionRow, Shortage]] = []
         for key, runtime in list(sessions.runtimes.items()):
@@ -113,9 +110,7 @@ class GpuQueue:
     def may_try(self, row: SessionRow) -> bool:
         """Whether a placed resume may look for memory now.
 
-        While others wait, a newcomer joins the queue, unless it never had a GPU. Only
-        the first in the queue tries, so that one with large needs is not overtaken for
-        ever.
+        Only the first in the queue, so that large needs are not overtaken for ever.
         """
         if not self._limit:
             return True
@@ -136,18 +131,15 @@ class GpuQueue:
         return True
 
     def over(self, row: SessionRow) -> Failure | None:
-        """Return why the session waits no longer, if its time is over."""
         since = row.waiting_since
         if since is None or self._sessions.clock.now() - since < self._limit:
             return None
         return failure_of(Reason.GPU_WAIT_OVER, limit=duration(self._limit))
 
     def told(self, row: SessionRow, failure: Failure) -> Failure:
-        """Put the failure of a last try into words for a user who has waited."""
         return (no_room(failure) and self.over(row)) or failure
 
     def served(self, row: SessionRow) -> Event:
-        """Make the event that ends the waiting, for readers of the steps."""
         waited = self._sessions.clock.now() - (row.waiting_since or 0.0)
         step = Step(step=STEP, title="A GPU is free", state="done", seconds=waited)
         return Event(step=step)
@@ -179,7 +171,6 @@ class GpuQueue:
         return Counter(row.key.user for row in live if self._sessions.gpus_of(row))
 
     def _tell_places(self, order: list[SessionKey], total: int) -> None:
-        """Tell readers of a resume's steps its place, if that has changed."""
         texts = {
             key: f"Waiting for a free GPU: number {place} of {total} in the queue"
             for place, key in enumerate(order, start=1)

@@ -26,8 +26,6 @@ _ON_THE_WAY = {Phase.SUSPENDING, Phase.RELEASING}
 
 
 class JobWakes:
-    """Notes when jobs are due, and orders the returns."""
-
     def __init__(self, sessions: Sessions, wakes: str) -> None:
         self._sessions = sessions
         self._wakes = wakes
@@ -38,7 +36,6 @@ class JobWakes:
         return job_told(usage, wakes=self._is_woken(row))
 
     def note(self, row: SessionRow) -> None:
-        """Note of a session whose suspend begins when it is to be back."""
         usage, subject = self._sessions.runtime(row.key).usage, row.key.path
         due = usage.job_due if usage is not None else None
         if due and self._is_woken(row):
@@ -48,7 +45,6 @@ class JobWakes:
         self._sessions.journal.write(*written)
 
     def refresh(self) -> None:
-        """Order the returns whose time has come."""
         now, journal = self._sessions.clock.now(), self._sessions.journal
         for path, due in notes.read_all(journal, NoteKind.JOB).items():
             row = self._sessions.row(SessionKey.of_path(*map(unquote, path.split("/"))))

@@ -37,15 +37,12 @@ _PROBE = Reason.PROBE.value
 
 
 class SessionPolicies:
-    """Applies the administrator's rules."""
-
     def __init__(self, rules: Rules, hub: HubFacts, agent: Agent) -> None:
         self._rules = rules
         self._hub = hub
         self._agent = agent
 
     def __call__(self, key: SessionKey) -> SessionPolicy:
-        """Return the settings that hold for that session now."""
         subject = Subject(
             key=key,
             groups=self._hub.groups(key.user),
@@ -56,8 +53,6 @@ class SessionPolicies:
 
 
 class Judge:
-    """Asks the policy, and keeps its reasons for pages."""
-
     def __init__(
         self,
         sessions: Sessions,
@@ -76,7 +71,6 @@ class Judge:
         self._naps = naps
 
     def reclaims(self, row: SessionRow) -> bool:
-        """Ask the policy; return whether the session is to be suspended."""
         now = self._sessions.clock.now()
         snapshot, wanted = snapshot_of(self._sessions, row), self._together.wanted(row)
         snapshot = msgspec.structs.replace(snapshot, wanted=wanted)
@@ -98,11 +92,7 @@ class Judge:
         return bool(decisions) and decisions[0].reclaim
 
     def naps(self, row: SessionRow) -> bool:
-        """Ask the policy; return whether the session is to nap.
-
-        Use is summed up over the time after which it naps: over the longer one after
-        which it is suspended, work that has ended long ago would count.
-        """
+        """Ask the policy; use is summed up over the time after which it naps."""
         now = self._sessions.clock.now()
         decisions: list[Decision] = []
         snapshot = snapshot_of(self._sessions, row)
@@ -119,7 +109,6 @@ class Judge:
         return bool(decisions) and decisions[0].reclaim
 
     def room_snapshot(self, row: SessionRow) -> SessionSnapshot:
-        """Make the snapshot of a session whose memory another one needs."""
         after = self._naps.room_after if self._naps is not None else 0.0
         snapshot = self._nap_snapshot(snapshot_of(self._sessions, row), row, after)
         trouble = self._sessions.runtime(row.key).nap_trouble_of(row.incarnation)
@@ -138,7 +127,6 @@ class Judge:
         return verdict if verdict.reclaim else None
 
     def for_room(self, snapshot: SessionSnapshot, now: float) -> Sequence[Decision]:
-        """Return every reason on a nap for another session, the deciding one first."""
         if self._naps is None:
             return [deny(Reason.NAP_OFF, rule="")]
         return self._naps.for_room(snapshot, now)
@@ -158,9 +146,7 @@ class Judge:
         )
 
     async def ask_probe(self, row: SessionRow) -> None:
-        """Have the administrator's probe say anew what it knows of the session."""
         await self._probing.ask_now(row)
 
     def why(self, key: SessionKey) -> Decision:
-        """Return the deciding reason of the last decision."""
         return self._sessions.runtime(key).decisions[0]

@@ -37,15 +37,12 @@ _GOING = {Phase.SUSPENDING, Phase.RELEASING}
 
 
 class Preemption:
-    """Applies the preemption policy on every tick."""
-
     def __init__(self, sessions: Sessions, choose: Choose, together: Together) -> None:
         self._sessions = sessions
         self._choose = choose
         self._together = together
 
     def select(self, waiting: list[Waiting]) -> None:
-        """Select sessions for the queue, and deselect those no longer needed."""
         sessions, now = self._sessions, self._sessions.clock.now()
         self._count(now, {each.key for each in waiting})
         wants = self._wants(waiting, now)
@@ -116,7 +113,6 @@ class Preemption:
         return row.phase in _GOING or just_now
 
     def _idle_anyway(self, row: SessionRow) -> int:
-        """GPUs of a session that goes because of its own idleness."""
         runtime = self._sessions.runtime(row.key)
         if row.phase is not Phase.WARNED or runtime.wanted:
             return 0

@@ -30,22 +30,18 @@ AGAIN = 30.0
 
 
 class Probing:
-    """Keeps the last answer about each session."""
-
     def __init__(self, sessions: Sessions, ask: Ask | None) -> None:
         self._sessions = sessions
         self._ask = ask
         self._asking: dict[SessionKey, asyncio.Task[None]] = {}
 
     def want(self, row: SessionRow) -> None:
-        """Have the session asked about, unless it was a moment ago."""
         known = self._sessions.runtime(row.key).probed_of(row.incarnation)
         age = self._sessions.clock.now() - known.at if known is not None else AGAIN
         if self._ask is not None and age >= AGAIN:
             self._begin(row)
 
     async def ask_now(self, row: SessionRow) -> None:
-        """Ask right before the suspend, and wait for the answer."""
         if self._ask is not None:
             await asyncio.shield(self._begin(row))
 

@@ -37,15 +37,11 @@ CROWDED_WAKES, CROWDED_SECONDS = 3, 3600.0
 
 
 class CrowdedCard(NamedTuple):
-    """A card that has too many sessions."""
-
     name: str
     wakes: int
 
 
 class RoomMaker:
-    """Selects the sessions that nap for those that wake."""
-
     def __init__(
         self,
         sessions: Sessions,
@@ -64,7 +60,6 @@ class RoomMaker:
         self._counted: dict[SessionKey, str] = {}
 
     def refresh(self) -> None:
-        """Select sessions, and have the selected ones looked at."""
         self._line.refresh()
         waiting = self._line.wakes()
         wants = self._wants(waiting)
@@ -79,21 +74,14 @@ class RoomMaker:
             self._sessions.look(key)
 
     def pass_over(self, key: SessionKey) -> None:
-        """Select another session for a while, if that one is selected and does not nap.
-
-        Either the Hub may be busy with it, or its node be slow.
-        """
+        """Select another one for a while, if that one is selected and stays awake."""
         runtime = self._sessions.runtimes.get(key)
         if runtime is not None and runtime.makes_room_for is not None:
             runtime.passed_over = self._sessions.clock.monotonic() + PASSED_OVER
             self.refresh()
 
     async def is_wanted(self, row: SessionRow) -> bool:
-        """Whether the session for which this one was selected still waits.
-
-        Raises:
-            ReclaimError: the agent does not tell.
-        """
+        """Whether the session for which this one was selected still waits."""
         key = self._sessions.runtime(row.key).makes_room_for
         if key is None:
             return False
@@ -105,7 +93,6 @@ class RoomMaker:
         return tree.shortage is not None
 
     def crowded(self) -> dict[str, CrowdedCard]:
-        """Return the cards that need fewer seats, by their ids."""
         since = self._sessions.clock.now() - CROWDED_SECONDS
         found = {}
         for card, times in list(self._unserved.items()):
@@ -154,8 +141,7 @@ class RoomMaker:
     def _bytes_coming_free(self, waiting: set[SessionKey]) -> Counter[str]:
         """Bytes by card that naps are freeing, or have freed a moment ago.
 
-        Memory that the waiting sessions' own naps freed was free before they began to
-        wait.
+        What the waiting sessions' own naps freed was free before they began to wait.
         """
         sessions, now = self._sessions, self._sessions.clock.now()
         coming: Counter[str] = Counter()

@@ -30,8 +30,6 @@ LATE_SECONDS = 5.0
 
 
 class SessionSampler:
-    """Samples all sessions, each into its own window."""
-
     def __init__(
         self, sessions: Sessions, agent: Agent, window: Callable[[], Window]
     ) -> None:
@@ -46,7 +44,6 @@ class SessionSampler:
 
     @property
     def watched(self) -> int:
-        """Number of sessions with a window."""
         return sum(each.window is not None for each in self._sessions.runtimes.values())
 
     async def sample(self) -> None:
@@ -59,11 +56,7 @@ class SessionSampler:
             await self._sample()
 
     async def refresh(self, row: SessionRow) -> bool:
-        """Sample one session anew; an answer of a moment ago is enough.
-
-        Returns:
-            Whether its incarnation was in the answer, and that came in time. If its
-            node is silent or slow, what is known of it is old.
+        """Sample one session anew; whether it was in the answer, and that came in time.
 
         Raises:
             Unreachable: nothing is known, and nothing is made up.
@@ -79,7 +72,6 @@ class SessionSampler:
             return True
 
     def _age(self, incarnation: str) -> float:
-        """Seconds since a session's last sample was asked for; infinite if none was."""
         asked, _ = self._samples.get(incarnation, (-math.inf, None))
         return self._sessions.clock.monotonic() - asked
 
@@ -116,7 +108,6 @@ class SessionSampler:
         runtime.sample = sample
 
     def measure(self) -> None:
-        """Sum the windows up as of now."""
         for key, runtime in list(self._sessions.runtimes.items()):
             if runtime.window is None:
                 continue

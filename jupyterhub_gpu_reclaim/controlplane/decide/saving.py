@@ -29,13 +29,10 @@ _PUT_OFF: Final = 1 / 3
 
 
 class Saving:
-    """Decides which session is to be saved by rule."""
-
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
 
     def is_due(self, row: SessionRow) -> bool:
-        """Whether the session is to be saved now, while it goes on."""
         every = self._sessions.saved_every(row.key)
         if not every or row.phase not in LIVE or row.phase is Phase.WARNED:
             return False
@@ -73,10 +70,7 @@ class Saving:
 
 
 def is_time(now: float, last: float, every: float, usage: Usage) -> bool:
-    """Whether a session in use, last saved then, is to be saved now. Pure.
-
-    A cell that runs is no obstacle, as long as it says nothing.
-    """
+    """Whether a session in use is saved now; a silent cell is no obstacle. Pure."""
     over = now - last - every
     active = usage.last_active
     is_lull = active is not None and now - active >= LULL
@@ -84,7 +78,6 @@ def is_time(now: float, last: float, every: float, usage: Usage) -> bool:
 
 
 def risks(sessions: Sessions) -> list[Risk]:
-    """Return what the end of each running session would cost."""
     now = sessions.clock.now()
     found = []
     for row in sessions.journal.sessions():

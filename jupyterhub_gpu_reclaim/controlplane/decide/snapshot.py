@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class DecideNap(Protocol):
-    """Decides whether a session naps; pure."""
-
     def after(self, terms: SessionPolicy, /) -> float:
         """Seconds of idleness needed; 0: the session never naps by itself."""
 
@@ -36,7 +34,6 @@ class DecideNap(Protocol):
 
 
 def snapshot_of(sessions: Sessions, row: SessionRow) -> SessionSnapshot:
-    """Make a session's snapshot for the policies, from its row, usage and rules."""
     runtime = sessions.runtime(row.key)
     usage, probed = runtime.usage, runtime.probed_of(row.incarnation)
     if usage is not None and probed is not None and probed.since is not None:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 
 class Together:
-    """Relates a session to those that belong to it, and hands orders on to them."""
-
     def __init__(self, sessions: Sessions, decide: Decide) -> None:
         self._sessions = sessions
         self._decide = decide
@@ -57,7 +55,6 @@ class Together:
 
     # --- before a suspend
     def against(self, row: SessionRow, now: float, wanted: int = 0) -> Decision | None:
-        """Return why another one is not to be suspended now, if so."""
         for each in self.members(row):
             if each.phase is Phase.RESUMING or each.intent is Intent.RESUME:
                 why = "It is coming back."
@@ -83,7 +80,6 @@ class Together:
         return max(each.wanted or bool(each.goes_for) for each in runtimes)
 
     def take_along(self, row: SessionRow, by: str) -> None:
-        """Order the suspend of the others; before that of the session begins."""
         for each in self.members(row):
             if each.phase in LIVE and each.intent is not Intent.SUSPEND:
                 self._sessions.order(each.key, Intent.SUSPEND, by)
@@ -118,7 +114,7 @@ class Together:
         return drained or row.stop_asked is not None
 
     def went_on(self, row: SessionRow) -> None:
-        """Let the others go on with a session: those that have not begun, or have gone.
+        """Let the others go on with it: those that have not begun, or have gone.
 
         Those that are being saved see that for themselves (``breaks``).
         """
@@ -131,10 +127,7 @@ class Together:
 
     # --- on the way back
     def come_back(self, row: SessionRow) -> None:
-        """Order the return of the others; before that of the session begins.
-
-        A session that its user has to decide about first is left out.
-        """
+        """Order the others' return, but not of one whose user has to decide first."""
         for each in self.members(row):
             if each.phase in SAVED:
                 self._sessions.order_return(each)

@@ -46,11 +46,7 @@ class Turns:
     def has(self, row: SessionRow, rank: Rank = (), *, first: bool = True) -> bool:
         """Whether the session is saved now; ask again and again.
 
-        Args:
-            row: the session.
-            rank: where it stands among those that wait on its node.
-            first: whether the first request may get a turn; else the others can ask,
-                too, before it does.
+        ``first``: whether the first request may get a turn; else others can ask before.
         """
         now = self._sessions.clock.monotonic()
         known = self._waiting.get(row.key)
@@ -78,14 +74,12 @@ class Turns:
         return True
 
     def is_free(self, row: SessionRow) -> bool:
-        """Whether nobody waits on its node, and there is a turn left."""
         now = self._sessions.clock.monotonic()
         busy = len(self._under_way(row.node))
         return not self._waiting_on(row.node, now) and busy < self._at_once
 
     @contextlib.contextmanager
     def saving(self, row: SessionRow) -> Iterator[None]:
-        """Hold a turn for a save point."""
         self._saved[row.key] = row.incarnation
         try:
             yield

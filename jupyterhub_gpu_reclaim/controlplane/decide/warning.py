@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 
 class Warnings:
-    """Warns before a suspend, and makes sure that it is still due."""
-
     def __init__(
         self,
         sessions: Sessions,
@@ -45,7 +43,6 @@ class Warnings:
         self._warn_for = warn_for
 
     def spared(self) -> list[SessionKey]:
-        """Find the warned sessions that are to be left alone after all."""
         runtimes = self._sessions.runtimes.items()
         warned = [key for key, each in runtimes if each.suspends_at is not None]
         rows = map(self._sessions.row, warned)
@@ -56,16 +53,11 @@ class Warnings:
         ]
 
     def spare(self, row: SessionRow) -> None:
-        """Take a warning back, if there was one."""
         if row.phase is Phase.WARNED:
             self._note(row, SessionEvent.STAYS)
 
     def warn(self, row: SessionRow) -> float:
-        """Warn a session that the policy wants to suspend.
-
-        Returns:
-            Seconds for which the warning still stands; 0: it is over.
-        """
+        """Warn a session; return the seconds for which that still stands."""
         runtime, now = self._sessions.runtime(row.key), self._sessions.clock.now()
         due = runtime.suspends_at
         warn_for = self._seconds(row)
@@ -96,11 +88,7 @@ class Warnings:
         return self._warn_for if ruled is None else ruled
 
     async def confirm(self, row: SessionRow) -> bool:
-        """Sample once more, since the last judgement may be old, and judge again.
-
-        Raises:
-            Unreachable: no fresh sample can be had.
-        """
+        """Sample once more, since the last judgement may be old, and judge again."""
         if not await self.is_fresh(row):
             return False
         await self._judge.ask_probe(row)

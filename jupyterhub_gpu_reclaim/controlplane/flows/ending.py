@@ -45,7 +45,6 @@ async def end(
 
 
 def is_ordered(sessions: Sessions, key: SessionKey, incarnation: str) -> bool:
-    """Whether an end was ordered, and nobody has said what became of that."""
     return incarnation in sessions.runtime(key).ending
 
 

@@ -50,8 +50,6 @@ SHORT_NAP = 60.0
 
 
 class Napper:
-    """Carries out the steps of a nap and of a wake."""
-
     def __init__(self, sessions: Sessions, operations: Operations) -> None:
         self._sessions = sessions
         self._settings = sessions.settings
@@ -60,11 +58,7 @@ class Napper:
         self.naps: Callable[[], None] = lambda: None
 
     async def nap(self, row: SessionRow, by: str, why: Decision | None = None) -> None:
-        """Move a session's GPU memory out; it then is NAPPING, or runs as before.
-
-        Raises:
-            Unreachable: the agent was lost on the way; the nap may go on there.
-        """
+        """Move a session's GPU memory out; it then is NAPPING, or runs as before."""
         runtime = self._sessions.runtime(row.key)
         runtime.moving_out = runtime.cards(row.incarnation)
         seen = runtime.seen if why is not None else None
@@ -90,13 +84,10 @@ class Napper:
             self._journal_step(now, SessionEvent.NAPS, end.tree, by, why)
 
     async def make_room(self, row: SessionRow, why: Decision) -> None:
-        """Nap like :meth:`nap`, for another session that wakes.
+        """Nap for another session that wakes.
 
-        The reason is written down first: whoever begins after a crash must not ask it
-        again within its ``cool_down``.
-
-        Raises:
-            Unreachable: as of :meth:`nap`.
+        The reason is written down first: it is not asked again within its
+        ``cool_down``, not even after a crash.
         """
         line = self._sessions.audit_line(row.key, SERVICE, MAKES_ROOM, why.message)
         self._sessions.update(row.key, msgspec.structs.replace(line, code=why.code))
@@ -104,14 +95,7 @@ class Napper:
         await self.nap(row, SERVICE, why)
 
     async def wake(self, row: SessionRow, by: str) -> float:
-        """Move a session's GPU memory back.
-
-        Returns:
-            Seconds until the wake is to be ordered again; 0: the session is awake.
-
-        Raises:
-            Unreachable: the agent was lost on the way; the wake may go on there.
-        """
+        """Move a session's GPU memory back; return the seconds until the next try."""
         end = await self._operations.end_of(row, orders.Wake(), "wake")
         now = self._sessions.row(row.key)
         if not _still_runs(row, now):
@@ -129,7 +113,6 @@ class Napper:
         return self._settings.tick_interval
 
     def found_napping(self, row: SessionRow, tree: Tree) -> None:
-        """Note that a tree naps that the journal has as running."""
         self._journal_step(row, SessionEvent.NAPS, tree, SERVICE)
 
     def found_awake(self, row: SessionRow, tree: Tree) -> None:

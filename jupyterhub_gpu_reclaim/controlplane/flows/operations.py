@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 
 class Operations:
-    """Follows what agents do with sessions."""
-
     def __init__(self, sessions: Sessions, agent: Agent) -> None:
         self._sessions = sessions
         self._settings = sessions.settings
@@ -44,12 +42,8 @@ class Operations:
     ) -> Event:
         """Give an order, or attach to it; its last event, a refusal as its failure.
 
-        Args:
-            row: the session, as it is when the order is given.
-            order: the order.
-            name: of the operation in the counters.
-            hear: told of each event; returns whether its step counts.
-            is_over: whether the order is not wanted any more; it is called off then.
+        ``hear`` is told of each event, and returns whether its step counts. Once
+        ``is_over`` says so of the row, the order is called off.
 
         Raises:
             Unreachable: the agent was lost on the way, or has taken too long; the
@@ -83,10 +77,7 @@ class Operations:
     async def _call_off_once(
         self, row: SessionRow, is_over: Callable[[SessionRow], bool]
     ) -> None:
-        """Keep cancelling the operation, once it is over, until cancelled itself.
-
-        Again and again: an order may have come before the agent had begun.
-        """
+        """Cancel again and again: an order may have come before the agent had begun."""
         limit = self._settings.operation_limit
         while await self._sessions.until(row.key, is_over, limit):
             with suppress(ReclaimError):

@@ -35,8 +35,6 @@ _log = logging.getLogger(__name__)
 
 
 class Resumer:
-    """Carries out the steps of a resume."""
-
     def __init__(
         self,
         sessions: Sessions,
@@ -53,9 +51,8 @@ class Resumer:
     async def start(self, row: SessionRow) -> None:
         """Ask the Hub for the start that a person asked for; may be repeated.
 
-        The Hub's spawner then asks ``plan_start``, which fulfils the intent: this
-        returns as soon as it has. The Hub answers only when the session runs, or after
-        ten seconds (its ``slow_spawn_timeout``), and the worker is needed meanwhile.
+        It returns as soon as the spawner has asked ``plan_start``: the Hub answers only
+        when the session runs, and the worker is needed meanwhile.
         """
         asking = asyncio.create_task(self._ask_for_start(row))
         self._asking.add(asking)
@@ -97,8 +94,7 @@ class Resumer:
     async def follow(self, row: SessionRow) -> AsyncIterator[SessionRow]:
         """Start or attach to the restore of a RESUMING session, up to its end.
 
-        Yield nothing if it ended well: the session is RUNNING once the Hub has its
-        answer; and nothing while it waits for GPU memory: then this is called again.
+        Yield nothing if it ended well, or waits for GPU memory: call it again then.
 
         Raises:
             Unreachable: the agent was lost on the way; the restore may go on there.
@@ -152,13 +148,7 @@ class Resumer:
         return (now.phase, now.incarnation) == (row.phase, row.incarnation)
 
     def restored(self, row: SessionRow, *, answered: bool = True) -> SessionRow:
-        """RESUMING -> RUNNING: it is back; its checkpoint is kept for a while.
-
-        Args:
-            row: the session.
-            answered: whether it has answered the Hub; until it is known to have, its
-                checkpoint is kept without limit.
-        """
+        """RESUMING -> RUNNING; until it has answered, its checkpoint has no limit."""
         self._sessions.counters.ended("resume", "ok")
         self._forget_files_back(row)
         now = self._sessions.clock.now()
@@ -176,7 +166,6 @@ class Resumer:
         )
 
     def failed(self, row: SessionRow, failure: Failure | None) -> SessionRow:
-        """RESUMING -> SUSPENDED: nothing came back, the checkpoint is kept."""
         if not self._is_unchanged(row):
             return self._sessions.row(row.key)
         self._forget_files_back(row)

@@ -32,8 +32,6 @@ _log = logging.getLogger(__name__)
 
 
 class Saver:
-    """Carries out the steps of a save point."""
-
     def __init__(
         self,
         sessions: Sessions,
@@ -103,10 +101,7 @@ class Saver:
 
 
 def _cleared_order(row: SessionRow, now: SessionRow) -> dict[str, Any]:
-    """Return the columns without that order, unless something else was ordered since.
-
-    That may be a save point of another name.
-    """
+    """Return the columns without that order, unless another was given since."""
     if now.intent is not Intent.SAVE or now.save_name != row.save_name:
         return {}
     return {"intent": Intent.NONE, "intent_by": "", "save_name": ""}

@@ -51,8 +51,6 @@ _PAUSED_PART = 0.25
 
 
 class Suspender:
-    """Carries out the steps of a suspend."""
-
     def __init__(
         self,
         sessions: Sessions,
@@ -141,11 +139,7 @@ class Suspender:
             yield self.failed(self._sessions.row(row.key), end.failure)
 
     def _is_over(self, row: SessionRow) -> Callable[[SessionRow], bool]:
-        """Whether a capture is not wanted any more, or its session is gone.
-
-        A drain may be over, or a server belonging to it go on (``Together``). Its
-        programs may have ended without the agent's noticing.
-        """
+        """Whether a capture is not wanted any more, or its session is gone."""
         drains, code = self._sessions.drains, Reason.NODE_DRAINS.value
         drained = any(line.code == code for line in self._sessions.cause(row.key))
         drained = drained and row.stop_asked is None
@@ -162,7 +156,6 @@ class Suspender:
         return (now.phase, now.attempt) == (row.phase, row.attempt)
 
     def committed(self, row: SessionRow, info: CheckpointInfo) -> SessionRow:
-        """SUSPENDING -> RELEASING: from now on the checkpoint is the session."""
         counters = self._sessions.counters
         counters.logical_bytes += info.logical_bytes
         counters.stored_bytes += info.stored_bytes
@@ -210,7 +203,6 @@ class Suspender:
         return now + wait
 
     def _reason_called_off(self, row: SessionRow, failure: Failure) -> Failure:
-        """Return why the session goes on, if we cancelled its suspend ourselves."""
         alone = self._together.breaks(row)
         return alone if alone and failure.code == Reason.CANCELLED.value else failure
 
@@ -237,10 +229,7 @@ class Suspender:
             _log.info("%s: the Hub is not ready for a stop: %s", row.key, error)
 
     async def tell_end(self, row: SessionRow) -> None:
-        """Have the Hub forget a session that was deleted while it was suspended.
-
-        Asked once, where no server of that name runs; else its next start tells.
-        """
+        """Have the Hub forget a session that was deleted while it was suspended."""
         self._sessions.runtime(row.key).end_untold = False
         await self._hub.stop(row.key)
 
@@ -258,14 +247,12 @@ class Suspender:
                 self.thawed(row, codec.failure_of(error))
 
     def released(self, row: SessionRow) -> SessionRow:
-        """RELEASING -> SUSPENDED, unless that was noted already."""
         if self._sessions.row(row.key).phase is not Phase.RELEASING:
             return self._sessions.row(row.key)
         self._sessions.counters.ended("suspend", "ok")
         return self._sessions.apply(row.key, SessionEvent.RELEASED)
 
     async def thaw(self, row: SessionRow) -> None:
-        """Thaw a captured tree; a RELEASING session is then RUNNING again."""
         await self._agent.order(row.incarnation, orders.Thaw())
         if self._sessions.row(row.key) == row and row.phase is Phase.RELEASING:
             alone = self._together.breaks(row) or self._together.waits(row)
@@ -275,10 +262,7 @@ class Suspender:
     def thawed(
         self, row: SessionRow, failure: Failure, *, asked: bool = True
     ) -> SessionRow:
-        """Back to RUNNING: the checkpoint is older than what runs, and needed no more.
-
-        ``asked``: the Hub may have been asked to stop it.
-        """
+        """Back to RUNNING; ``asked``: the Hub may have been asked to stop it."""
         self._sessions.counters.ended("suspend", "failed", failure.code)
         kept = self._sessions.journal.checkpoints(row.key)
         after = self._sessions.apply(

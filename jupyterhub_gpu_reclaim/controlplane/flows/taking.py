@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 
 class Taker:
-    """Takes what a session is into its row."""
-
     def __init__(
         self,
         *,
@@ -67,12 +65,7 @@ class Taker:
     ) -> None:
         """Take what a session is, and what is saved of it, into the journal.
 
-        Args:
-            row: the session; a fresh row if the journal was lost.
-            action: ``TAKE``.
-            observed: the facts that it was concluded from.
-            remembered: ids by which the Hub remembers a session: its own, that of an
-                incarnation, or of a checkpoint; empty: none, or not asked.
+        ``remembered``: ids by which the Hub remembers it; empty: none, or not asked.
         """
         match action.kind:
             case ActionKind.TAKE if row.phase is Phase.RESUMING and _is_back(
@@ -141,8 +134,7 @@ class Taker:
     ) -> None:
         """Take a checkpoint that is newer than what the row says for the session.
 
-        Unless the Hub remembers that session, too, and it has not gone on since, its
-        user is asked before it comes back.
+        Its user is asked before it comes back, unless the Hub remembers it, too.
         """
         asks = _question(self._sessions, newest, observed)
         found = asks.code == Reason.SAVED_FOUND.value
@@ -157,7 +149,6 @@ class Taker:
 
 
 def _is_back(row: SessionRow, action: Action) -> bool:
-    """Whether a return has ended well; its spawner may know, where no agent answers."""
     own = action.tree is None or action.tree.incarnation == row.incarnation
     return action.phase in LIVE and own
 
@@ -167,9 +158,8 @@ def running(
 ) -> SessionRow:
     """Adopt a tree that the journal did not know as running.
 
-    The checkpoint that it came from is kept as after a return (without limit if the Hub
-    says that nothing runs: it may never have answered). Whose the session is, the tree
-    knows better than a journal that was lost or put back.
+    What it came from is kept as after a return, without limit if the Hub says that
+    nothing runs: it may never have answered.
     """
     came_from = row.checkpoint == (tree.origin or tree.checkpoint) != ""
     ending.forget(sessions, row.key, tree.incarnation)
@@ -196,10 +186,8 @@ def lost(
 ) -> SessionRow:
     """Bring a session that ended back to where it came from, or to its save point.
 
-    Its user is asked if they have seen more since: after a save point, or after a
-    return whose checkpoint is kept like one, because a rule saves the session. Nobody
-    is asked if the administrator wants sessions that the cluster has ended to come back
-    by themselves.
+    Its user is asked if they have seen more since, unless the administrator wants
+    sessions that the cluster has ended to come back by themselves.
     """
     now = sessions.clock.now()
     failure = failure_of(Reason.ENDED_AFTER_RETURN)
@@ -229,7 +217,6 @@ def _in_brackets(sentence: str) -> str:
 
 
 def captured(sessions: Sessions, row: SessionRow, saved: CheckpointInfo) -> SessionRow:
-    """Adopt a captured tree that the journal did not know."""
     return sessions.apply(
         row.key,
         SessionEvent.COMMITTED,
@@ -249,7 +236,6 @@ def _question(sessions: Sessions, found: CheckpointInfo, observed: Observed) -> 
 def _ended_since_saved(
     saved: CheckpointInfo, seen: float, now: float, how: str = ""
 ) -> Failure:
-    """Make the question whether a session that went on comes back as it was then."""
     back = saved.gone_on.since if saved.gone_on is not None else saved.created
     since, until = moment(max(seen, back)), moment(now)
     ended = f"between {since} and {until}" if since < until else f"on {until}"
@@ -260,10 +246,7 @@ def _ended_since_saved(
 def _columns(
     row: SessionRow, info: CheckpointInfo, seen: Collection[CheckpointInfo]
 ) -> dict[str, Any]:
-    """Return the row's columns, now that the session is what was saved as that.
-
-    ``seen`` are all that have been taken into account.
-    """
+    """Return the row's columns, now that the session is what was saved as that."""
     return {
         "account": lineage.account(row, info),
         "session": info.session,
@@ -276,10 +259,7 @@ def _columns(
 def way_back(
     row: SessionRow, tree: Tree, observed: Observed, now: float
 ) -> dict[str, Any]:
-    """Return the columns of what a session that runs goes back to.
-
-    What it came from has had its time to answer, unless the Hub says that it is over.
-    """
+    """Return the columns of what a session that runs goes back to."""
     changes: dict[str, Any] = lineage.highest(row, observed.saved or ())
     back = phase.goes_back_to(row, observed, tree)
     if back is None or back.id == row.checkpoint:

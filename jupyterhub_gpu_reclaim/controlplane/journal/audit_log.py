@@ -19,18 +19,12 @@ if TYPE_CHECKING:
 
 
 class NumberedLine(NamedTuple):
-    """A line of the audit with its number; the numbers grow."""
-
     id: int
     line: AuditRow
 
 
 class AuditReader:
-    """A program that reads the audit forward.
-
-    Raises:
-        StoreError: the journal does not answer.
-    """
+    """A program that reads the audit forward."""
 
     def __init__(self, journal: Journal, name: str) -> None:
         self._journal = journal
@@ -42,23 +36,19 @@ class AuditReader:
             self._at = int(found)
 
     def next(self, limit: int = 100) -> list[NumberedLine]:
-        """Return the lines that were not handled yet, the oldest first."""
         return after(self._journal, self._at, limit)
 
     def done(self, number: int) -> None:
-        """Note that everything up to that line has been handled."""
         self._journal.write(*notes.note(NoteKind.READER, self._name, number))
         self._at = number
 
 
 def newest(journal: Journal) -> int:
-    """Return the number of the newest line; 0: there is none."""
     (found,) = journal.read(select(func.max(schema.audit.c.id).label("id")))
     return found["id"] or 0
 
 
 def after(journal: Journal, number: int, limit: int = 100) -> list[NumberedLine]:
-    """Return the lines after that one, the oldest first."""
     table = schema.audit
     query = table.select().where(table.c.id > number)
     return _numbered(journal, query.order_by(table.c.id).limit(limit))
@@ -67,7 +57,6 @@ def after(journal: Journal, number: int, limit: int = 100) -> list[NumberedLine]
 def of_user(
     journal: Journal, user: str | None, before: int, limit: int
 ) -> list[NumberedLine]:
-    """Return the lines about a user's sessions, deleted ones too, the newest first."""
     table = schema.audit
     query = table.select()
     if user is not None:

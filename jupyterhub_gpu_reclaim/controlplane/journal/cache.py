@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class JournalCache:
-    """Rows, indexed by the keys that they are looked up by."""
-
     def __init__(
         self,
         sessions: Iterable[SessionRow],
@@ -34,40 +32,32 @@ class JournalCache:
         self.keep(checkpoints)
 
     def session(self, key: SessionKey) -> SessionRow | None:
-        """Return the row of that session, if there is one."""
         return self._sessions.get(key)
 
     def sessions(self) -> list[SessionRow]:
-        """Return the rows of all sessions, by key."""
         if len(self._sorted) != len(self._sessions):
             self._sorted = sorted(self._sessions)
         return [self._sessions[key] for key in self._sorted]
 
     def checkpoint(self, checkpoint: str) -> CheckpointRow | None:
-        """Return the row of that checkpoint, if there is one."""
         return self._checkpoints.get(checkpoint)
 
     def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointRow]:
-        """Return the checkpoints of one session or of all, the oldest first."""
         if key is None:
             return sorted(self._checkpoints.values(), key=_age)
         return list(self._by_key.get(key, ()))
 
     def counted(self, more: Mapping[str, float]) -> dict[str, float]:
-        """Return the counters that change by these amounts, with their new values."""
         return {name: self.amounts.get(name, 0.0) + x for name, x in more.items()}
 
     def put(self, row: SessionRow) -> None:
-        """Replace a session's row."""
         self._sessions[row.key] = row
 
     def remove(self, key: SessionKey) -> None:
-        """Remove a session's row; its checkpoints stay."""
         self._sessions.pop(key, None)
         self._sorted = []
 
     def keep(self, rows: Iterable[CheckpointRow]) -> None:
-        """Replace checkpoints' rows."""
         for row in rows:
             self.drop(row.id)
             self._checkpoints[row.id] = row
@@ -76,7 +66,6 @@ class JournalCache:
             mine.sort(key=_age)
 
     def drop(self, checkpoint: str) -> None:
-        """Remove a checkpoint's row."""
         row = self._checkpoints.pop(checkpoint, None)
         if row is None:
             return

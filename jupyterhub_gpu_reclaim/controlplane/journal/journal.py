@@ -1,18 +1,13 @@
 """Stores what must survive a crash: sessions, checkpoints, and who did what.
 
 SQLAlchemy, on SQLite by default (WAL, ``synchronous=FULL``). It decides nothing and
-does not know what a phase means; rows change their phase through
-``sessions/registry.py``. Modules with tables of their own use :meth:`Journal.read` and
-:meth:`Journal.write`.
+does not know what a phase means. Modules with tables of their own use
+:meth:`Journal.read` and :meth:`Journal.write`.
 
-Every call is synchronous. A change is one transaction, and short (a few rows by primary
-key, about a millisecond with an fsync); sessions and checkpoints are read from memory
-(``cache.py``). All of it is done on the event loop on purpose, so that what is read,
-decided and written between two ``await``s is one step that nothing can split.
-
-One service at a time works on a journal: :meth:`Journal.take`, ``lock.py``. Everything
-goes through the one connection that has PostgreSQL's lock, so what has lost the lock
-writes nothing.
+Every call is synchronous: a change is one transaction of about a millisecond, on the
+event loop on purpose, so that what is read, decided and written between two ``await``s
+is one step that nothing can split. One service at a time works on a journal
+(``lock.py``), through the one connection that has PostgreSQL's lock.
 """
 
 from __future__ import annotations
@@ -61,9 +56,6 @@ MOST_PRUNED = 20_000
 class Journal:
     """The rows, each change in one transaction.
 
-    Args:
-        url: an SQLAlchemy URL; ``sqlite://`` is in memory, for tests.
-
     Raises:
         StoreError: the database cannot be opened or written.
         Refused: it has another version, or is of a kind that we cannot lock.
@@ -94,10 +86,7 @@ class Journal:
 
     # --- whose it is
     def take(self) -> bool:
-        """Take the journal, in a new term, if no other service works on it; idempotent.
-
-        Returns:
-            whether it is ours now.
+        """Take the journal, in a new term, if it is free; whether it is ours now.
 
         Raises:
             StoreError: the database does not answer, or cannot be written.
@@ -129,11 +118,8 @@ class Journal:
     def rise(self, above: int) -> None:
         """Raise the term above one that agents or store know, of whatever journal.
 
-        A term that no service can have had is not believed: the next service's would be
-        higher than the journal and the agents take.
-
-        Pending orders to delete from the former term get the new one: they were given
-        before anything of the other journal was known, and cover that, too.
+        Pending orders to delete get the new one, too: they were given before anything
+        of the other journal was known, and cover that.
 
         Raises:
             StoreError: the database does not answer; or another service has taken it,
@@ -157,11 +143,9 @@ class Journal:
 
     # --- sessions
     def session(self, key: SessionKey) -> SessionRow | None:
-        """Return the row of that session, if there is one."""
         return self._cache().session(key)
 
     def sessions(self) -> list[SessionRow]:
-        """Return the rows of all sessions, by key."""
         return self._cache().sessions()
 
     def save(
@@ -171,7 +155,6 @@ class Journal:
         checkpoints: Iterable[CheckpointRow] = (),
         amounts: Mapping[str, float] | None = None,
     ) -> None:
-        """Write a session's new row with everything that belongs to it, at once."""
         lines = [] if audit is None else [schema.insert_audit(audit)]
         statements = [*schema.replace_session(row), *lines]
         with self._changing(*statements, kept=checkpoints, amounts=amounts) as cache:
@@ -195,12 +178,10 @@ class Journal:
             cache.remove(key)
 
     def amount(self, name: str) -> float:
-        """Return a counter that lasts; 0 if nothing was ever added."""
         return self._cache().amounts.get(name, 0.0)
 
     # --- checkpoints
     def checkpoint(self, checkpoint: str) -> CheckpointRow | None:
-        """Return the row of that checkpoint, if there is one."""
         return self._cache().checkpoint(checkpoint)
 
     def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointRow]:
@@ -208,17 +189,14 @@ class Journal:
         return self._cache().checkpoints(key)
 
     def due(self, now: float) -> list[CheckpointRow]:
-        """Return expired checkpoints."""
         rows = self._cache().checkpoints()
         return [row for row in rows if row.expires is not None and row.expires <= now]
 
     def keep(self, checkpoints: Iterable[CheckpointRow]) -> None:
-        """Write how long checkpoints are kept."""
         with self._changing(kept=checkpoints):
             pass
 
     def drop(self, checkpoint: str) -> None:
-        """Forget a checkpoint that is deleted; idempotent."""
         mine = schema.checkpoints.c.id == checkpoint
         with self._changing(schema.checkpoints.delete().where(mine)) as cache:
             cache.drop(checkpoint)
@@ -263,11 +241,9 @@ class Journal:
         return [schema.audit_row(row) for row in self.read(query)]
 
     def prune_audit(self, before: float) -> bool:
-        """Delete older audit lines, the oldest first; return whether more may be left.
+        """Delete older audit lines, a portion at a time; whether more may be left.
 
-        The number deleted at a time is limited, so that the call is short. The newest
-        line stays, however old: without it SQLite would number the next one like the
-        first, and readers that go by the numbers would miss it.
+        The newest line stays: else SQLite would number the next one like the first.
         """
         table = schema.audit
         newest = select(func.max(table.c.id)).scalar_subquery()
@@ -279,11 +255,7 @@ class Journal:
         return len(old) == PRUNED_LINES
 
     def prune_long(self, most: int = LINES_OF_A_SESSION) -> None:
-        """Delete the oldest audit lines of sessions that have too many.
-
-        The number deleted at a time is limited for each of them, so that the call is
-        short.
-        """
+        """Delete the oldest audit lines of sessions that have too many, by portions."""
         table = schema.audit
         session, lines = (table.c.user, table.c.server), func.count().label("lines")
         long = select(*session, lines).group_by(*session).having(lines > most)
@@ -297,7 +269,7 @@ class Journal:
 
     # --- for the modules that keep tables of their own
     def read(self, query: Any) -> list[dict[Any, Any]]:
-        """Return the rows of a query.
+        """Execute a query.
 
         Raises:
             StoreError: the database does not answer.
@@ -307,9 +279,6 @@ class Journal:
 
     def write(self, *statements: Any) -> None:
         """Execute the statements in one transaction: all of them, or nothing.
-
-        Args:
-            *statements: each alone or with its values; with them it is compiled once.
 
         Raises:
             StoreError: it could not be written; nothing is changed.

@@ -26,8 +26,7 @@ _NUMBER = 0x67_70_75_73
 class JournalLock:
     """The lock of one journal: a file beside SQLite's, an advisory one of PostgreSQL.
 
-    PostgreSQL's belongs to the connection, and is lost with it. A database in memory is
-    nobody else's.
+    PostgreSQL's belongs to the connection, and is lost with it.
     """
 
     def __init__(self) -> None:
@@ -38,7 +37,6 @@ class JournalLock:
 
         Raises:
             StoreError: the file cannot be made.
-            SQLAlchemyError: the database does not answer.
         """
         if connection.dialect.name == "postgresql":
             asked = connection.exec_driver_sql(
@@ -57,7 +55,6 @@ class JournalLock:
         return True
 
     def close(self) -> None:
-        """Let the file go; a connection's lock ends with it."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -30,18 +30,12 @@ class NoteKind(StrEnum):
 
 
 def read(journal: Journal, kind: NoteKind, subject: str = "") -> float | None:
-    """Return what is noted of a subject, if anything is.
-
-    Raises:
-        StoreError: the journal does not answer; likewise below.
-    """
     return read_all(journal, kind, subject).get(subject)
 
 
 def read_all(
     journal: Journal, kind: NoteKind, subject: str | None = None
 ) -> dict[str, float]:
-    """Return all that is noted of that kind, by subject."""
     table = schema.notes
     query = table.select().where(table.c.kind == kind.value)
     if subject is not None:
@@ -50,20 +44,17 @@ def read_all(
 
 
 def read_before(journal: Journal, kind: NoteKind, value: float) -> list[str]:
-    """Return the subjects of which less than that is noted."""
     table = schema.notes
     query = table.select().where(table.c.kind == kind.value, table.c.value < value)
     return [row["subject"] for row in journal.read(query)]
 
 
 def note(kind: NoteKind, subject: str, value: float) -> list[Any]:
-    """Make statements that note it, in place of what was noted."""
     row = {"kind": kind.value, "subject": subject, "value": value}
     return [*forget(kind, subject), schema.notes.insert().values(**row)]
 
 
 def forget(kind: NoteKind, *subjects: str) -> list[Any]:
-    """Make statements that forget what is noted of those subjects."""
     table = schema.notes
     mine = table.c.kind == kind.value
     return [table.delete().where(mine, table.c.subject == each) for each in subjects]

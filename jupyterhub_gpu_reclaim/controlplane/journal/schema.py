@@ -170,7 +170,6 @@ def create(connection: Connection) -> None:
 
 
 def _lock(connection: Connection) -> None:
-    """Keep other services from making the same tables at the same time."""
     if connection.dialect.name == "sqlite":
         # Its driver begins a transaction only before rows change, not before tables do.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -179,7 +178,6 @@ def _lock(connection: Connection) -> None:
 
 
 def of_session(table: Any, key: SessionKey) -> Any:
-    """Make the condition that picks the rows of a session."""
     return and_(table.c.user == key.user, table.c.server == key.server)
 
 
@@ -194,7 +192,6 @@ _NO_AMOUNT = amounts.delete().where(amounts.c.name == bindparam("its_name"))
 
 
 def replace_session(row: SessionRow) -> list[Any]:
-    """Statements that write a row whether or not it is there, on any database."""
     mine = {"its_user": row.key.user, "its_server": row.key.server}
     return [
         (_NO_SESSION, mine),
@@ -203,7 +200,6 @@ def replace_session(row: SessionRow) -> list[Any]:
 
 
 def replace_checkpoint(row: CheckpointRow) -> list[Any]:
-    """Statements that write a checkpoint's row whether or not it is there."""
     values = {
         "id": row.id,
         "keeping": row.keeping.value,
@@ -229,7 +225,6 @@ def _session_values(row: SessionRow) -> dict[str, Any]:
 
 
 def replace_amounts(counted: Mapping[str, float]) -> list[Any]:
-    """Statements that write amounts whether or not they are there."""
     statements: list[Any] = []
     for name, value in counted.items():
         statements.append((_NO_AMOUNT, {"its_name": name}))
@@ -238,7 +233,6 @@ def replace_amounts(counted: Mapping[str, float]) -> list[Any]:
 
 
 def audit_row(row: Mapping[Any, Any]) -> AuditRow:
-    """Turn a line of the audit's table into a row."""
     return AuditRow(
         at=row["at"],
         key=SessionKey(row["user"], row["server"]),
@@ -250,19 +244,16 @@ def audit_row(row: Mapping[Any, Any]) -> AuditRow:
 
 
 def insert_audit(row: AuditRow) -> Any:
-    """The statement that adds a line to the audit."""
     return _INSERT[audit], audit_values(row)
 
 
 def audit_values(row: AuditRow) -> dict[str, Any]:
-    """The columns of a line of the audit."""
     values = msgspec.structs.asdict(row)
     key = values.pop("key")
     return {**values, "user": key.user, "server": key.server}
 
 
 def session_row(row: Mapping[str, Any]) -> SessionRow:
-    """Turn a line of the sessions' table into a row."""
     values = {str(name): value for name, value in row.items()}
     values["key"] = SessionKey(values.pop("user"), values.pop("server"))
     failure = values.pop("failure")
@@ -271,7 +262,6 @@ def session_row(row: Mapping[str, Any]) -> SessionRow:
 
 
 def checkpoint_row(row: Mapping[str, Any]) -> CheckpointRow:
-    """Turn a line of the checkpoints' table into a row."""
     return CheckpointRow(
         info=codec.decode(row["info"], CheckpointInfo),
         keeping=Keeping(row["keeping"]),

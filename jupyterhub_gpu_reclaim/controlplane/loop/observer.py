@@ -33,8 +33,6 @@ _OF_ONE_NODE = {Reason.NODE_SILENT, Reason.NODE_UNTRUSTED, Reason.ENDING_UNSEEN}
 
 
 class ObservedState:
-    """The state of all sessions, as agent and Hub saw them at one moment."""
-
     def __init__(
         self,
         trees: list[Tree] | None,
@@ -48,15 +46,12 @@ class ObservedState:
         self._servers = servers
 
     def keys(self) -> set[SessionKey]:
-        """Keys of every session that the agent has heard of."""
         return (self._trees or {}).keys() | (self._saved or {}).keys()
 
     def checkpoints(self) -> list[CheckpointInfo]:
-        """All committed checkpoints, as far as known."""
         return [info for infos in (self._saved or {}).values() for info in infos]
 
     def session(self, key: SessionKey) -> Observed:
-        """Return the part of the state that is about one session."""
         servers = self._servers
         return Observed(
             trees=None if self._trees is None else self._trees.get(key, ()),
@@ -66,8 +61,6 @@ class ObservedState:
 
 
 class Observer:
-    """Asks agent, store and Hub, and notes which did not answer."""
-
     def __init__(
         self, sessions: Sessions, agent: Agent, hub: Hub, deletions: Deletions
     ) -> None:
@@ -82,13 +75,7 @@ class Observer:
         self._list: dict[SessionKey, tuple[CheckpointInfo, ...]] | None = None
 
     async def observe_all(self, store_every: float) -> ObservedState:
-        """Observe everything, with one request to the Hub and one or two to the agent.
-
-        Args:
-            store_every: seconds for which an answer about the store may be reused, as
-                reading all manifests takes time. ``observe`` asks again before an
-                action.
-        """
+        """Observe everything; the store's answer may be so many seconds old."""
         asked = self._sessions.clock.monotonic()
         trees, saved, servers = await asyncio.gather(
             self._ask("agent", self._agent.trees),
@@ -98,7 +85,6 @@ class Observer:
         return ObservedState(trees, saved, servers, asked)
 
     def silent_parts(self) -> list[str]:
-        """Names of the parts that did not answer the last time."""
         return sorted(self._silent)
 
     async def _stored(self, every: float) -> list[CheckpointInfo] | None:
@@ -114,33 +100,23 @@ class Observer:
         return self._saved
 
     def is_listed(self, key: SessionKey) -> bool:
-        """Whether the store was listed, and showed nothing that is newer.
-
-        Raises:
-            StoreError: see ``Deletions.take_up``.
-        """
+        """Whether the store was listed, and showed nothing that is newer."""
         if self._list is None:
             return False
         had = self.whole(key, Observed((), self._list.get(key, ()), None))
         return phase.is_current(self._sessions.row(key), had)
 
     def of(self, key: SessionKey, state: ObservedState) -> Observed:
-        """Return the part of the state about one session: see ``whole``."""
         return self.whole(key, state.session(key))
 
     def whole(self, key: SessionKey, observed: Observed) -> Observed:
-        """Leave out what is deleted, add what the store does not show yet.
-
-        Raises:
-            StoreError: see ``Deletions.take_up``; or the journal cannot be written.
-        """
+        """Leave out what is deleted, add what the store does not show yet."""
         observed = self._deletions.living(key, observed)
         self._sessions.see(key, observed.saved or ())
         words = marks.said(self._sessions, key, observed.saved or ())
         return observed._replace(said=words)
 
     async def observe(self, key: SessionKey) -> Observed:
-        """Observe one session, as it is now."""
         trees, saved, hub = await asyncio.gather(
             self._ask("agent", lambda: self._agent.trees(key)),
             self._ask("agent's store", lambda: self._agent.checkpoints(key)),
@@ -171,7 +147,6 @@ class Observer:
 
 
 def in_order(infos: Iterable[CheckpointInfo]) -> tuple[CheckpointInfo, ...]:
-    """Sort checkpoints, the oldest first."""
     return tuple(sorted(infos, key=lambda info: info.stamp))
 
 

@@ -171,7 +171,6 @@ def settle(
     settings: Settings,
     asked: Asked | None = None,
 ) -> Action:
-    """Return the one action that brings a session's three views closer together."""
     if asked is not None and asked.want is Want.STOP:
         return settle_stop(row, observed, asked)
     if asked is not None and row.phase is not Phase.RELEASING:
@@ -186,10 +185,7 @@ def settle(
 
 
 def _unbegun(row: SessionRow, observed: Observed) -> Action:
-    """Call off what a person has ordered of a session that nobody can look at.
-
-    Begun hours later, it would come as a surprise.
-    """
+    """Call off what a person has ordered: begun hours later, it would surprise."""
     if row.phase not in LIVE or row.intent_by in {"", SERVICE}:
         return NOTHING
     reason, why = Reason.AGENT_UNREACHABLE, ""
@@ -232,8 +228,7 @@ def _second_tree(row: SessionRow, observed: Observed) -> Action | None:
     """Settle a tree beside the session's own, out of its user's reach.
 
     An init that holds a place for nothing is killed, and so is a second tree whose
-    checkpoint is kept. Any other second tree may hold the only copy of its state: it is
-    reported, and the session is left alone until a person ends one of them.
+    checkpoint is kept. Any other may hold the only copy of its state: it is reported.
     """
     if observed.hub is HubState.SPAWNING:
         return None
@@ -287,7 +282,6 @@ def _at_rest(row: SessionRow, observed: Observed) -> Action:
 
 
 def _processes_at_rest(row: SessionRow, observed: Observed) -> Action | None:
-    """Settle what is left of a session at rest whose server the Hub has stopped."""
     suspended = row.phase is Phase.SUSPENDED
     for tree in observed.left():
         over = tree.state in {TreeState.CAPTURED, TreeState.HOLDING}
@@ -322,7 +316,6 @@ def _resuming(row: SessionRow, observed: Observed, *, waits: bool) -> Action:
 
 # --- where the Hub is about to start it
 def settle_start(row: SessionRow, observed: Observed, asked: Asked) -> Action:
-    """Return what must be done for a start, in every phase but RELEASING."""
     if row.phase is Phase.SUSPENDING:
         return in_flight("suspend")
     if row.phase is Phase.RESUMING:
@@ -409,15 +402,12 @@ def _settle_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action
     """Settle a start when a part does not answer, or was not asked yet.
 
     A silent node does not prevent a return if Hub and journal agree on the checkpoint
-    and its pod there is being deleted. But both are older if a tree was seen to run, or
-    if the store has a checkpoint that the journal does not know; then what runs there
-    may be newer. Both may be older, and something may run, if nobody has deleted its
-    pod. Nor does a store prevent it that cannot be listed now, but was before.
+    and its pod there is being deleted; but both are older if a tree was seen to run, or
+    if the store has a checkpoint that the journal does not know.
 
     A start may be cold if both know of no checkpoint. The journal's word is good once
     it was compared with the store, for sessions that were never suspended, and if there
-    is no agent at all, since the first start brings its node. A journal that has no row
-    of a session that the Hub remembers was lost, or is another one.
+    is no agent at all, since the first start brings its node.
     """
     if asked.silence is None:
         return UNANSWERED
@@ -444,9 +434,8 @@ def _settle_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action
 def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
     """Return why the user must be asked before this checkpoint comes back, if so.
 
-    A person's word, by button or command, settles it, but not one for another server
-    that belongs to this one; so does a Hub that remembers the same session, and
-    nothing newer of it.
+    A person's word settles it, but not one for another server that belongs to it; so
+    does a Hub that remembers the same session, and nothing newer of it.
     """
     asks = row.failure is not None and not row.failure.retryable
     if row.intent is Intent.RESUME and (asks or row.intent_by != SERVICE):
@@ -467,10 +456,7 @@ def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
 
 
 def _settle_missing(row: SessionRow, observed: Observed, asked: Asked) -> Action:
-    """Settle a return whose checkpoint is gone: another, or a person decides.
-
-    If what the Hub remembers is not older, nobody has to choose.
-    """
+    """Settle a return whose checkpoint is gone: another, or a person decides."""
     shown = {each.id for each in asked.kept if not lineage.is_hidden(row, each)}
     there = [info for info in observed.saved or () if info.id in shown]
     hubs = next((info for info in there if info.id == asked.checkpoint), None)
@@ -489,10 +475,7 @@ def _settle_missing(row: SessionRow, observed: Observed, asked: Asked) -> Action
 
 
 def is_accounted_for(row: SessionRow, asked: Asked) -> bool:
-    """Whether the journal knows what became of the checkpoint that the Hub knows.
-
-    If it does not, the journal is older than the Hub's database.
-    """
+    """Whether the journal knows what became of the checkpoint that the Hub knows."""
     return asked.checkpoint in {"", row.dismissed, *(each.id for each in asked.kept)}
 
 
@@ -501,14 +484,12 @@ def _older(info: CheckpointInfo) -> Failure:
 
 
 def in_flight(operation: str) -> Action:
-    """Refuse: nothing can be said before that operation has ended."""
     busy = failure_of(Reason.OPERATION_IN_FLIGHT, operation=operation)
     return Action(ActionKind.REFUSE, failure=busy)
 
 
 # --- where the Hub is about to end it
 def settle_stop(row: SessionRow, observed: Observed, asked: Asked) -> Action:
-    """Return what must be done for a stop."""
     mine = row.incarnation == asked.incarnation
     if mine and row.phase is Phase.SUSPENDING:
         return in_flight("suspend")
@@ -522,8 +503,7 @@ def settle_stop(row: SessionRow, observed: Observed, asked: Asked) -> Action:
 def _by_its_parts(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     """Settle a stop by what agent and store know; the journal may be older, or differ.
 
-    Nobody has stopped a session that has ended: if anything may come back, the Hub must
-    not forget it.
+    If anything may come back, the Hub must not forget it.
     """
     if observed.trees is None:
         return UNANSWERED

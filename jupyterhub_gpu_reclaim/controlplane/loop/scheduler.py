@@ -69,8 +69,6 @@ _UNREAD = {
 
 
 class ControlLoops:
-    """Two tasks: samples, and ticks."""
-
     def __init__(
         self,
         *,
@@ -111,7 +109,6 @@ class ControlLoops:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Start both loops; called once."""
         settings = self._settings
         self._tasks = [
             asyncio.create_task(
@@ -123,7 +120,6 @@ class ControlLoops:
         ]
 
     async def stop(self) -> None:
-        """Stop both at once."""
         for task in self._tasks:
             task.cancel()
         await self._wakes.stop()
@@ -148,7 +144,6 @@ class ControlLoops:
 
     # --- ticks
     async def tick(self) -> None:
-        """Compare everything, and queue every session that needs an action."""
         settings = self._settings
         self._take_up_deletions()
         state = await self._observer.observe_all(STORE_TICKS * settings.tick_interval)
@@ -207,7 +202,6 @@ class ControlLoops:
         )
 
     def _note_waits(self, waiting: list[Waiting], state: ObservedState) -> None:
-        """Count the end of waiting for a node (see ``accounting``)."""
         sessions, now = self._sessions, self._sessions.clock.now()
         here = {
             each.key: each.since
@@ -258,7 +252,6 @@ class ControlLoops:
         return kind is not ActionKind.NOTHING or wished or untold
 
     def metrics_snapshot(self) -> MetricsSnapshot:
-        """Count everything at this moment."""
         kept = self._sessions.journal.checkpoints()
         sampled, now = self._sampler.sampled, self._sessions.clock.now()
         return MetricsSnapshot(

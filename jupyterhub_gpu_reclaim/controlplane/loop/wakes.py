@@ -30,8 +30,6 @@ _USUAL_SPEED = 5.0 * 2**30
 
 
 class WakeFollower:
-    """Follows wakes, with one task for each session that naps."""
-
     def __init__(
         self,
         sessions: Sessions,
@@ -46,7 +44,6 @@ class WakeFollower:
         self._speed = _USUAL_SPEED
 
     def refresh(self) -> None:
-        """Follow the sessions that nap now, and no others."""
         napping = {
             key: runtime.napping.incarnation
             for key, runtime in self._sessions.runtimes.items()
@@ -61,7 +58,6 @@ class WakeFollower:
             self._tasks[key] = napping[key], task
 
     async def stop(self) -> None:
-        """Follow no session any more."""
         tasks = [task for _, task in self._tasks.values()]
         self._tasks.clear()
         for task in tasks:
@@ -121,7 +117,6 @@ class WakeFollower:
         tree: Tree,
         asked: float | None = None,
     ) -> None:
-        """Note the agent's word: whether the session waits, for what, and where."""
         if self._sessions.row(key).incarnation != incarnation:
             return
         before = self._sessions.runtime(key).shortage_of(incarnation)

@@ -121,10 +121,7 @@ class Worker:
         }
 
     async def work(self, key: SessionKey) -> float | None:
-        """Look once and act once.
-
-        Returns:
-            Seconds until the next look is wanted; None: when something happens.
+        """Look once and act once; return the seconds until the next look, if any.
 
         Raises:
             ReclaimError: the action could not be done now; again later.
@@ -135,11 +132,7 @@ class Worker:
         return self._settings.pace if deleting and wait is None else wait
 
     async def _delete(self, key: SessionKey) -> bool:
-        """Carry an order to delete out; returns whether to look again soon.
-
-        A part that does not answer now is asked again with the next tick; a new session
-        of the same name does not wait for it.
-        """
+        """Carry an order to delete out; returns whether to look again soon."""
         try:
             return await self._deletions.carry_out(key)
         except ReclaimError as error:
@@ -168,14 +161,7 @@ class Worker:
         observed: Observed,
         remembered: Collection[str] = (),
     ) -> float | None:
-        """Do one action of the reconciler's, in whosever task.
-
-        Returns:
-            As :meth:`work`.
-
-        Raises:
-            ReclaimError: likewise.
-        """
+        """Do one action of the reconciler's, in whosever task; see :meth:`work`."""
         if action.kind in self._handlers:
             return await self._handlers[action.kind](row, action)
         if action.phase in LIVE and self._is_to_end(row, observed):
@@ -188,8 +174,7 @@ class Worker:
     def _is_to_end(self, row: SessionRow, observed: Observed) -> bool:
         """Whether what is back was given up before, by an order that had no answer.
 
-        It would be ended at the next visit, when its checkpoint may be gone. Where that
-        is gone already, what is back is all there is.
+        It would be ended at the next visit, when its checkpoint may be gone.
         """
         if not (row.phase.rests or row.phase is Phase.RESUMING):
             return False
@@ -232,7 +217,6 @@ class Worker:
     async def _act_on_intent(
         self, row: SessionRow, action: Action, observed: Observed
     ) -> float | None:
-        """Carry out an intent, or ask the policy: nothing is out of order."""
         if action.tree is not None and row.intent is Intent.WAKE:
             # Whatever the Hub says: it only gets back what it had.
             return await self._nap_or_wake(row, action.tree)
@@ -259,7 +243,6 @@ class Worker:
 
     # --- suspend
     async def _act_when_ready(self, row: SessionRow, action: Action) -> float | None:
-        """Suspend, warn or leave alone a session that runs as it should."""
         if row.intent is Intent.SUSPEND:
             return await self._suspend_ordered(row)
         if row.intent is Intent.NAP and action.tree is not None:
@@ -284,7 +267,6 @@ class Worker:
         return await self._nap_when_idle(row)
 
     async def _suspend_after_warning(self, row: SessionRow) -> float:
-        """Suspend a session whose warning is over, if it is still to go."""
         drain = self._sessions.drains.of_session(row)
         if drain is not None:
             return await self._drain(row, drain)
@@ -293,11 +275,7 @@ class Worker:
         return await self._suspend(row, SERVICE, self._judge.why(row.key))
 
     async def _suspend_ordered(self, row: SessionRow) -> float:
-        """Suspend a session; where no person ordered that, if it is still to go.
-
-        The order may be the policy's, for a server that belongs to it. If the Hub is
-        about to stop the session already, it is saved before that.
-        """
+        """Suspend a session; where no person ordered that, if it is still to go."""
         judged = row.intent_by == SERVICE and self._together.members(row)
         if not judged or row.stop_asked is not None:
             return await self._suspend(row, row.intent_by)
@@ -464,10 +442,9 @@ class Worker:
 
 
 def _may_begin(row: SessionRow, observed: Observed) -> bool:
-    """Whether the Hub allows a suspend to begin.
+    """Whether the Hub allows a suspend to begin: not during a start or a stop.
 
-    Not while the Hub does not answer, nor during a start or a stop by a person; but
-    during a stop that we have asked for ourselves and that comes late (``Stops.plan``).
+    But during a stop that we have asked for and that comes late (``Stops.plan``).
     """
     if observed.hub is HubState.STOPPING:
         return row.stop_asked is not None and row.intent is Intent.SUSPEND

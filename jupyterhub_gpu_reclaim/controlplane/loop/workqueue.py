@@ -33,7 +33,6 @@ class _Job:
     failures: int = 0  #: in a row
 
     def cancel_timer(self) -> None:
-        """Forget the timer, if there is one."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -42,13 +41,9 @@ class _Job:
 class WorkQueue:
     """Runs ``work(key)`` for each added key until it asks for no further look.
 
-    Args:
-        work: looks at one session; returns in how many seconds it wants to look
-            again, or None. A ``ReclaimError`` from it means: again after a while.
-        clock: waits.
-        workers: how many sessions are worked on at the same time.
-        backoff: seconds after a first failure; doubled with each one in a row.
-        backoff_limit: upper bound of the backoff in seconds.
+    ``work`` looks at one session, and returns in how many seconds it wants to look
+    again, or None. A ``ReclaimError`` from it means: again after a while, which is
+    doubled with each failure in a row.
     """
 
     def __init__(
@@ -69,7 +64,6 @@ class WorkQueue:
         self._closed = False
 
     def add(self, key: SessionKey) -> None:
-        """Look at that session as soon as possible; again if a worker is at it."""
         if self._closed:
             return
         job = self._jobs.setdefault(key, _Job())
@@ -80,7 +74,6 @@ class WorkQueue:
             job.task = asyncio.create_task(self._run(key, job), name=f"work {key}")
 
     def add_later(self, key: SessionKey, delay: float) -> None:
-        """Look at it after that many seconds, or earlier if it is added meanwhile."""
         if self._closed:
             return
         job = self._jobs.setdefault(key, _Job())
@@ -88,7 +81,6 @@ class WorkQueue:
         job.timer = asyncio.create_task(self._add_after(key, job, delay))
 
     def busy(self, key: SessionKey) -> bool:
-        """Whether a worker is at that session now."""
         job = self._jobs.get(key)
         return job is not None and job.task is not None
 

@@ -26,14 +26,12 @@ GPU_SECONDS = "gpu_seconds_reclaimed"
 def leaving(
     row: SessionRow, gpus: float, now: float, phase: Phase | None = None
 ) -> dict[str, float]:
-    """Return what is added when a session leaves its row's phase, or is deleted."""
     if row.phase is not Phase.SUSPENDED or phase is Phase.SUSPENDED or not gpus:
         return {}
     return {GPU_SECONDS: gpus * max(0.0, now - row.since)}
 
 
 def waited(counters: Counters, before: SessionRow, row: SessionRow, now: float) -> None:
-    """Count how long a session has waited, if it is no longer on its way back."""
     if before.waiting_since is None or row.phase is Phase.RESUMING:
         return
     failure = row.failure
@@ -48,10 +46,7 @@ def is_kept(row: SessionRow, now: float) -> bool:
 
 
 def took(counters: Counters, before: SessionRow, row: SessionRow, now: float) -> None:
-    """Count how long a suspend or resume that has just succeeded took.
-
-    A suspend ends when its checkpoint is committed, a resume when the session runs.
-    """
+    """A suspend ends when its checkpoint is committed, a resume when it runs."""
     if before.phase is Phase.SUSPENDING and row.phase is Phase.RELEASING:
         counters.took("suspend", now - before.since)
     elif before.phase is Phase.RESUMING and row.phase in LIVE:
@@ -79,7 +74,6 @@ class Histogram:
     total: float = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one observation."""
         self.count += 1
         self.total += seconds
         for index, bound in enumerate(BUCKETS):
@@ -117,21 +111,17 @@ class Counters:
     deduplicated_bytes: int = 0
 
     def waited(self, outcome: str, seconds: float) -> None:
-        """Count the end of one wait."""
         self.waits.setdefault(outcome, Histogram()).observe(seconds)
 
     def took(self, operation: str, seconds: float) -> None:
-        """Count a whole operation."""
         self.whole.setdefault(operation, Histogram()).observe(seconds)
 
     def ended(self, operation: str, outcome: str, code: str = "") -> None:
-        """Count the end of an operation, and the reason why it failed, if it did."""
         self.operations[operation, outcome] += 1
         if code:
             self.failures[operation, code] += 1
 
     def step(self, operation: str, step: Step) -> None:
-        """Count a finished step."""
         if step.state == "done":
             histogram = self.steps.setdefault((operation, step.step), Histogram())
             histogram.observe(step.seconds)
@@ -155,8 +145,6 @@ class Risk(NamedTuple):
 
 @dataclass(frozen=True)
 class MetricsSnapshot:
-    """All numbers that ``/metrics`` shows, at one moment."""
-
     phases: dict[Phase, int]
     counters: Counters
     checkpoints: int

@@ -48,8 +48,6 @@ class ActionKind(StrEnum):
 
 
 class Action(NamedTuple):
-    """An action on one tree or checkpoint."""
-
     kind: ActionKind
     tree: Tree | None = None
     saved: CheckpointInfo | None = None
@@ -60,15 +58,11 @@ class Action(NamedTuple):
 
 
 class Want(StrEnum):
-    """The request: a start or a stop."""
-
     START = "start"
     STOP = "stop"
 
 
 class Asked(NamedTuple):
-    """A question of the spawner."""
-
     want: Want
     #: the one about to begin (for a start), or to be ended (for a stop)
     incarnation: str
@@ -103,5 +97,4 @@ ANSWERS = frozenset(
 
 
 def failure_of(reason: Reason, **facts: Any) -> Failure:
-    """A reason as stored in a row."""
     return codec.failure_of(Refused(reason, **facts))

@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 class Agent(Protocol):
-    """Carries out orders on the node. Every call may raise ``Unreachable``.
-
-    ``Unreachable`` means that nothing is known. What can be ordered, and what each
-    order does, is in ``common/agent_orders.py``.
-    """
+    """Carries out orders on the node. Every call may raise ``Unreachable``."""
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """Return every incarnation with an init or a record.

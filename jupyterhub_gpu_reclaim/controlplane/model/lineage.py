@@ -22,18 +22,15 @@ if TYPE_CHECKING:
 
 
 def newest(infos: Iterable[CheckpointInfo]) -> CheckpointInfo | None:
-    """Return the checkpoint of the highest stamp."""
     return max(infos, key=lambda info: (info.stamp, info.id), default=None)
 
 
 def highest(row: SessionRow, infos: Iterable[CheckpointInfo]) -> dict[str, Any]:
-    """Columns for the row's highest stamp, once these checkpoints are accounted for."""
     term, generation = max([row.stamp, *(info.stamp for info in infos)])
     return {"term": term, "generation": generation}
 
 
 def is_anothers(row: SessionRow, info: CheckpointInfo) -> bool:
-    """Whether a checkpoint is of another account than the row, if both tell."""
     mine = _is_same(row, info) or row.account in {"", info.account}
     return info.account != "" and not mine
 
@@ -55,9 +52,8 @@ def chosen_since(
 ) -> CheckpointRow | None:
     """Return what a person has brought back, as the store says, and no journal.
 
-    A journal that was put back: it has missed a newer checkpoint, which was set aside
-    since; and what it has set aside itself is not, in the store. What came back from
-    that, and was saved again, has been set aside with it.
+    A journal that was put back has missed a newer one, which was set aside since; and
+    what it has set aside itself is not, in the store.
     """
     if not (row.phase.live or row.phase in {Phase.STOPPED, Phase.SUSPENDING}):
         return None

@@ -40,11 +40,9 @@ class Observed(NamedTuple):
         return self.hub in {HubState.RUNNING, HubState.STOPPED}
 
     def tree(self, incarnation: str) -> Tree | None:
-        """Return that incarnation, if anything is left of it."""
         return next((t for t in self.left() if t.incarnation == incarnation), None)
 
     def left(self) -> tuple[Tree, ...]:
-        """Return all trees that are not gone."""
         return tuple(t for t in self.trees or () if t.state is not TreeState.GONE)
 
     def whole(self) -> tuple[Tree, ...]:
@@ -52,13 +50,10 @@ class Observed(NamedTuple):
         return tuple(t for t in self.left() if t.state is not TreeState.HOLDING)
 
     def running(self) -> Tree | None:
-        """Return a running tree, whichever it is, napping or not."""
         return next((tree for tree in self.left() if tree.runs), None)
 
     def frozen(self) -> Tree | None:
-        """Return a tree that is captured, or being captured."""
         return next((tree for tree in self.left() if tree.frozen), None)
 
     def checkpoint(self, checkpoint: str) -> CheckpointInfo | None:
-        """Return that checkpoint, if it is committed."""
         return next((s for s in self.saved or () if s.id == checkpoint), None)

@@ -108,8 +108,8 @@ def advance(phase: Phase, event: SessionEvent, *, saved: bool) -> Phase:
     """Return the phase to which that event leads.
 
     Raises:
-        Refused: ``wrong_phase``: the table has no such step; ``not_captured``: the
-            step ends programs, and nothing is saved.
+        Refused: ``wrong_phase``; ``not_captured``: it ends programs, and nothing is
+            saved.
     """
     following = TABLE.get((phase, event))
     if following is None:

@@ -21,8 +21,6 @@ from jupyterhub_gpu_reclaim.common.models import (
 
 
 class Intent(StrEnum):
-    """Orders of people that the worker has not carried out yet."""
-
     NONE = ""
     SUSPEND = "suspend"
     RESUME = "resume"
@@ -75,7 +73,6 @@ class SessionRow(Value, frozen=True, kw_only=True):
 
     @property
     def stamp(self) -> tuple[int, int]:
-        """See ``CheckpointInfo.stamp``."""
         return self.term, self.generation
 
     @property
@@ -85,8 +82,6 @@ class SessionRow(Value, frozen=True, kw_only=True):
 
 
 class Keeping(StrEnum):
-    """Reasons for which a checkpoint is kept."""
-
     CURRENT = "current"  #: the session is suspended in it
     #: the session came back from it, which is kept for a while, or was saved as it
     #: while it ran
@@ -106,22 +101,18 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """Id of the checkpoint."""
         return self.info.id
 
     @property
     def key(self) -> SessionKey:
-        """Session that it is of."""
         return self.info.key
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
         return self.info.name
 
     @property
     def stamp(self) -> tuple[int, int]:
-        """See ``CheckpointInfo.stamp``."""
         return self.info.stamp
 
     def is_of(self, incarnation: str) -> bool:
@@ -129,22 +120,17 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
         return self.info.incarnation == incarnation != ""
 
     def kept(self, keeping: Keeping, expires: float | None = None) -> CheckpointRow:
-        """Return the row, kept for that reason, until then."""
         return msgspec.structs.replace(self, keeping=keeping, expires=expires)
 
     def said(self, **words: Aside | GoneOn | str | None) -> CheckpointRow:
-        """Return the row with other words on it."""
         info = msgspec.structs.replace(self.info, **words)
         return msgspec.structs.replace(self, info=info)
 
     def set_aside(self, until: float | None) -> CheckpointRow:
-        """Return the row, set aside by a person's word."""
         return self.said(aside=Aside(until=until), gone_on=None)
 
 
 class AuditRow(Value, frozen=True, kw_only=True):
-    """A line of the audit: who did what to whose session, when and why."""
-
     at: float
     key: SessionKey
     who: str

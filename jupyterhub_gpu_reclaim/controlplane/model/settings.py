@@ -68,6 +68,5 @@ class Settings:
     workers: int = 16
 
     def pause_after(self, failures: int) -> float:
-        """Seconds until the next try, after so many failures in a row."""
         wait = self.backoff * 2.0 ** min(max(failures - 1, 0), 32)
         return min(wait, self.backoff_limit)

@@ -35,25 +35,17 @@ class Drains:
         }
 
     def all(self) -> list[Drain]:
-        """The drains under way, by node."""
         drains = (self._orders[node] for node in sorted(self._orders))
         return [drain for drain in drains if not drain.over]
 
     def of(self, node: str) -> Drain | None:
-        """Return the drain of that node; None: it is not drained."""
         drain = self._orders.get(node)
         return None if drain is None or drain.over else drain
 
     def of_session(self, row: SessionRow) -> Drain | None:
-        """Return the drain of the node that a session runs on."""
         return None if row.phase.rests else self.of(row.node)
 
     def begin(self, drain: Drain) -> None:
-        """Write down an order, in place of that node's last one.
-
-        Raises:
-            StoreError: the journal cannot be written.
-        """
         self._journal.write(
             _delete_order(drain.node),
             schema.drains.insert().values(msgspec.structs.asdict(drain)),
@@ -61,11 +53,7 @@ class Drains:
         self._orders[drain.node] = drain
 
     def end(self, node: str) -> None:
-        """Take an order back, by a person's word; a notice that stands is no new one.
-
-        Raises:
-            StoreError: the journal cannot be written.
-        """
+        """Take an order back, by a person's word; its notice begins no new one."""
         drain = self._orders.get(node)
         if drain is None or drain.over:
             return
@@ -79,16 +67,7 @@ class Drains:
     def follow(self, notices: Iterable[NodeNotice], by: str, now: float) -> list[Drain]:
         """Drain the nodes that the cluster gives notice of, for as long as it does.
 
-        Args:
-            notices: all notices that stand now.
-            by: who gives the notices.
-            now: seconds since the epoch.
-
-        Returns:
-            The nodes whose drain is new, or has an end now.
-
-        Raises:
-            StoreError: the journal cannot be written.
+        Return those whose drain is new, or has an end now.
         """
         self._standing = standing = {notice.node: notice for notice in notices}
         for node, drain in list(self._orders.items()):
@@ -115,7 +94,6 @@ class Drains:
         self._orders.pop(node, None)
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Count the sessions of drained nodes by node and state."""
         reports = [self.report(drain) for drain in self.all()]
         return Counter(
             (report.drain.node, each.state)
@@ -124,7 +102,6 @@ class Drains:
         )
 
     def report(self, drain: Drain) -> DrainReport:
-        """Report how far a drain is."""
         rows = sorted(self._journal.sessions(), key=lambda row: row.key)
         reported = [_report_on(row, drain) for row in rows if row.node == drain.node]
         return DrainReport(drain=drain, sessions=[each for each in reported if each])

@@ -1,22 +1,14 @@
 """Tells whose a session is: an account of the Hub, by its id. A name is a label.
 
-The spawner tells the account with each start. A session has it from its fresh start on,
-beside its own id: in its init, in each manifest and in its row. So a user who was
-renamed is known, and whoever has the name now may be another one.
-
 *Another account of that name* is another person, or the Hub has lost its database and
-it is the same person; the two cannot be told apart here. So the former account's
-checkpoints are neither brought back nor deleted until a person decides. If the user
-chooses "start fresh", they are kept, hidden from that user (``lineage.is_hidden``), as
-long as others that are set aside. If an administrator resumes the session, it is
-whoever comes next: its row names no account. What runs is neither adopted nor ended: an
-administrator lets the new account in, or suspends it.
+it is the same one. So the former account's checkpoints are neither brought back nor
+deleted until a person decides: its user by "start fresh", which keeps them, hidden
+(``lineage.is_hidden``), or an administrator by a resume. What runs is neither adopted
+nor ended: an administrator lets the new account in, or suspends it.
 
-*Another name of that account*: programs cannot follow, since their name is in their
-paths, their login and what was saved of them. So a session stays under its former name
-until that is given back. The Hub's word under the new name counts for the former one,
-and nothing is started beside it in silence: the user is refused (``renamed``), and may
-choose to start fresh.
+*Another name of that account*: a name is in programs' paths and logins. So a session
+stays under its former name until that is given back; nothing is started beside it in
+silence (``renamed``), unless its user chooses to start fresh.
 """
 
 from __future__ import annotations
@@ -54,11 +46,7 @@ _ANOTHER = (
 
 
 def made(account: str) -> float:
-    """Return the Unix time at which the Hub made an account; infinity: not known.
-
-    Args:
-        account: as the spawner names it: its number, and that time.
-    """
+    """Return the Unix time in an account's name; infinity: not known."""
     with contextlib.suppress(ValueError):
         text = account.partition(".")[2] + "+0000"
         return datetime.strptime(text, "%Y%m%dT%H%M%S%f%z").timestamp()
@@ -72,7 +60,6 @@ def check(sessions: Sessions, placement: Placement) -> None:
     Raises:
         Refused: ``former_account``: a person has to choose first;
             ``not_adopted``: the former account's session runs.
-        StoreError: the journal does not answer.
     """
     key, owner, row = placement.key, placement.owner, sessions.row(placement.key)
     stopped, theirs = row.phase is Phase.STOPPED, row.account in {"", owner}
@@ -97,8 +84,6 @@ def check(sessions: Sessions, placement: Placement) -> None:
 def refuse_anothers(sessions: Sessions, tree: Tree, placement: Placement) -> None:
     """Refuse a session that runs under another account.
 
-    An administrator's order to renew its login makes it that account's.
-
     Raises:
         Refused: ``not_adopted``; its page says so.
     """
@@ -107,11 +92,7 @@ def refuse_anothers(sessions: Sessions, tree: Tree, placement: Placement) -> Non
 
 
 def note(sessions: Sessions, placement: Placement) -> None:
-    """Note that the server belongs to its account; others' checkpoints do not.
-
-    Raises:
-        StoreError: it could not be written.
-    """
+    """Note that the server belongs to its account; others' checkpoints do not."""
     key, owner, row = placement.key, placement.owner, sessions.row(placement.key)
     if row.account == owner or not owner:
         return
@@ -129,11 +110,7 @@ def note(sessions: Sessions, placement: Placement) -> None:
 
 
 def give(sessions: Sessions, key: SessionKey) -> None:
-    """Give a session to the account that comes next, by an administrator's word.
-
-    Raises:
-        StoreError: it could not be written.
-    """
+    """Give a session to the account that comes next, by an administrator's word."""
     sessions.update(key, account="", claimed=False)
 
 
@@ -164,16 +141,7 @@ def row_of(sessions: Sessions, placement: Placement) -> SessionRow:
 
 
 async def names_of(agent: Agent, *ids: str) -> set[SessionKey]:
-    """Return the names by which the agents, or else the store, know a session.
-
-    Args:
-        agent: the agents.
-        *ids: of the session, of an incarnation or of a checkpoint of it; empty ones
-            are not known.
-
-    Raises:
-        Unreachable, StoreError: one that has to be asked does not answer.
-    """
+    """Return the names by which the agents, or else the store, know these ids."""
     known = set(ids) - {""}
     trees = [t for t in await agent.trees() if t.state is not TreeState.GONE]
     if names := {t.key for t in trees if known & {t.session, t.incarnation}}:
@@ -188,11 +156,8 @@ async def names_of(agent: Agent, *ids: str) -> set[SessionKey]:
 async def check_names(sessions: Sessions, agent: Agent, placement: Placement) -> None:
     """Check that its user has no session under a former name.
 
-    Asked before a cold start, and where nobody knows what the Hub remembers.
-
     Raises:
         Refused: ``renamed``, unless the user has said to start fresh.
-        Unreachable, StoreError: nobody can say so now.
     """
     mine = sessions.row(placement.key)
     if placement.former in mine.ids or mine.phase is not Phase.STOPPED:

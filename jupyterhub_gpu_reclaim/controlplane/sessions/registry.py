@@ -76,8 +76,6 @@ SERVICE = OURSELVES
 
 
 class Sessions:
-    """Rows, runtime state, views, and the readers that wait for their changes."""
-
     def __init__(
         self,
         journal: Journal,
@@ -112,14 +110,12 @@ class Sessions:
         return self.journal.session(key) or SessionRow(key=key)
 
     def runtime(self, key: SessionKey) -> Runtime:
-        """Return the runtime state of a session; made on the first call."""
         found = self.runtimes.get(key)
         if found is None:
             found = self.runtimes[key] = Runtime()
         return found
 
     def saved_every(self, key: SessionKey) -> float:
-        """Seconds between two save points of a session; 0: only by order."""
         terms = self.policies(key) if self.policies is not None else None
         set_to = terms.save_every if terms is not None else None
         return self.settings.save_every if set_to is None else set_to
@@ -138,15 +134,9 @@ class Sessions:
     ) -> SessionRow:
         """Apply an event to a session: phase table, journal, audit, readers.
 
-        Args:
-            key: the session.
-            event: the event.
-            by: who caused it.
-            failure: why, for the page and the audit; None clears the last one.
-            why: the policy's reason, for the audit; the row does not keep it.
-            note: its numbers, for the audit, if there is no reason.
-            checkpoints: rows that are found, or with other words on them.
-            **changes: other columns.
+        ``failure`` is for the page and the audit; None clears the last one. ``why``
+        (the policy's reason) and ``note`` are for the audit alone. ``checkpoints`` are
+        found, or have other words on them.
 
         Raises:
             Refused: the phase table does not allow it; nothing is changed.
@@ -205,7 +195,6 @@ class Sessions:
         checkpoints: Iterable[CheckpointRow] = (),
         **changes: Any,
     ) -> SessionRow:
-        """Change columns other than the phase: an intent, a note."""
         if (failure := changes.get("failure")) is not None:
             changes["failure"] = self.timed(failure)
         row = msgspec.structs.replace(self.row(key), **changes)
@@ -216,7 +205,6 @@ class Sessions:
     def order(
         self, key: SessionKey, intent: Intent, by: str, message: str = "", **more: Any
     ) -> None:
-        """Write an order into the row; a worker carries it out."""
         line = self.audit_line(key, by, f"ask to {intent.value}", message)
         order = {**phases.NO_ORDER, "intent": intent, "intent_by": by, **more}
         self.update(key, line, **order)
@@ -241,7 +229,6 @@ class Sessions:
             self.journal.keep(self._kept(self.row(key), checkpoints))
 
     def found(self, infos: Iterable[CheckpointInfo]) -> list[CheckpointRow]:
-        """Return the rows of checkpoints: those that are known, or fresh ones."""
         known = ((info, self.journal.checkpoint(info.id)) for info in infos)
         return [row or CheckpointRow(info=info) for info, row in known]
 
@@ -264,10 +251,7 @@ class Sessions:
         return [each for each in kept if before.get(each.id) != each]
 
     def timed(self, failure: Failure) -> Failure:
-        """Return a failure with the time of its attempt, if another may go well.
-
-        It is shown until the next attempt: ``Failure.told``.
-        """
+        """Return a failure with the time of its attempt, if another may go well."""
         if failure.at or not failure.retryable:
             return failure
         return msgspec.structs.replace(failure, at=self.clock.now())
@@ -275,7 +259,6 @@ class Sessions:
     def audit_line(
         self, key: SessionKey, who: str, what: str, message: str = ""
     ) -> AuditRow:
-        """Make an audit line for something that is no phase change."""
         return AuditRow(
             at=self.clock.now(), key=key, who=who, what=what, message=message
         )
@@ -283,15 +266,10 @@ class Sessions:
     async def until(
         self, key: SessionKey, condition: Callable[[SessionRow], bool], limit: float
     ) -> bool:
-        """Wait until the row is as wanted; False when the limit (s) is over."""
         return await self._changed.until(lambda: condition(self.row(key)), limit)
 
     def highest_generation(self, key: SessionKey) -> int:
-        """Return the highest generation known or given out under a name, ever.
-
-        The generation is remembered even if the session has been deleted since. A later
-        service does not need it: its term is higher.
-        """
+        """The highest known or given out under a name, of deleted sessions, too."""
         kept = [row.info.generation for row in self.journal.checkpoints(key)]
         known = self._generations.get(key, 0)
         highest = max([known, self.row(key).generation, *kept])
@@ -306,7 +284,6 @@ class Sessions:
 
     # --- what was seen
     def see(self, key: SessionKey, saved: Iterable[CheckpointInfo]) -> None:
-        """Give what the store has of a session its rows."""
         runtime, row = self.runtimes.get(key), self.row(key)
         gone = runtime.deleted if runtime is not None else frozenset()
         infos = [info for info in saved if info.id not in gone]
@@ -340,11 +317,7 @@ class Sessions:
         return len(self.gpus_of(row)) / self.seats_per_gpu
 
     def note_node(self, key: SessionKey, tree: Tree | None) -> None:
-        """Note the node of a session's programs, as far as that is known.
-
-        The node is kept when the session has ended: what has reclaimed its GPU was
-        there.
-        """
+        """Note the node of its programs; it stays when they have ended."""
         row = self.row(key)
         known = tree is not None and tree.incarnation == row.incarnation and tree.node
         if tree is not None and known and tree.node != row.node:
@@ -364,12 +337,8 @@ class Sessions:
     ) -> None:
         """Note what naps of a session's tree, as its agent has just said.
 
-        Args:
-            key: the session.
-            tree: its tree; None: it has none.
-            asked: when its agent was asked (monotonic); None: the agent told it
-                unasked. An answer is dropped if more was heard meanwhile: it may be
-                older.
+        ``asked``: when (monotonic); None: it told unasked. An answer is dropped if
+        more was heard meanwhile: it may be older.
         """
         runtime = self.runtime(key)
         if asked is not None and asked < runtime.napping_seen:
@@ -383,11 +352,7 @@ class Sessions:
             self.touch(key)
 
     def made_room_at(self, key: SessionKey) -> float | None:
-        """Return when a session was last put to nap for another one.
-
-        The time is from the audit, where it was written before the nap: it also holds
-        after a crash. It is read there once.
-        """
+        """When it last napped for another one: from the audit, also after a crash."""
         runtime = self.runtime(key)
         if runtime.made_room_at is None:
             lines = self.journal.audit(key, MADE_ROOM_LINES)
@@ -396,31 +361,26 @@ class Sessions:
         return runtime.made_room_at or None
 
     def expect_awake(self, key: SessionKey, at: float | None) -> None:
-        """Note when the memory of its GPU is expected to be back; None: not known."""
         runtime = self.runtime(key)
         if runtime.waking_until != at:
             runtime.waking_until = at
             self.touch(key)
 
     def napping_bytes(self) -> int:
-        """Bytes of GPU memory that naps have moved out."""
         trees = [runtime.napping for runtime in self.runtimes.values()]
         return sum(tree.nap.bytes for tree in trees if tree and tree.nap)
 
     # --- operations
     def begin(self, key: SessionKey, kind: str) -> OperationEvents:
-        """Begin a ``suspend`` or ``resume``; release readers of its predecessor."""
         self.end(key, Reason.CANCELLED)
         operation = self.runtime(key).operation = OperationEvents(kind)
         return operation
 
     def operation(self, key: SessionKey) -> OperationEvents | None:
-        """Return the last capture or restore of this program's life."""
         runtime = self.runtimes.get(key)
         return runtime.operation if runtime is not None else None
 
     def has_come_back(self, key: SessionKey) -> bool:
-        """Whether the last operation ended well."""
         operation = self.operation(key)
         return operation is not None and operation.succeeded
 
@@ -435,7 +395,6 @@ class Sessions:
             operation.add(Event(failure=failure))
 
     def step(self, key: SessionKey, kind: str, event: Event) -> None:
-        """Note an event of the operation under way."""
         operation = self.operation(key)
         if operation is None or operation.ended or operation.kind != kind:
             operation = self.begin(key, kind)
@@ -443,11 +402,7 @@ class Sessions:
         self.touch(key)
 
     def note_silent(self, nodes: Mapping[str, Finding]) -> None:
-        """Note the silent nodes; operations there say that they wait for an answer.
-
-        Such a step is like any other, so whoever follows the operation sees it. Its end
-        is the next word of the agent.
-        """
+        """Note the silent nodes; operations there say that they wait for an answer."""
         self.silences = dict(nodes)
         for key, runtime in self.runtimes.items():
             operation = runtime.operation
@@ -471,14 +426,12 @@ class Sessions:
         self.touch(key)
 
     def judged(self, key: SessionKey, decisions: list[Decision]) -> None:
-        """Keep the newest decisions; tell readers when the deciding one changes."""
         runtime = self.runtime(key)
         before, runtime.decisions = runtime.decisions, decisions
         if [v.code for v in before[:1]] != [v.code for v in decisions[:1]]:
             self.touch(key)
 
     def judged_nap(self, key: SessionKey, decision: Decision | None) -> None:
-        """Keep the newest decision about a nap; tell readers when it changes."""
         runtime = self.runtime(key)
         before, runtime.nap_decision = runtime.nap_decision, decision
         if (before and before.code) != (decision and decision.code):
@@ -486,7 +439,7 @@ class Sessions:
 
     # --- views
     def view(self, key: SessionKey) -> SessionView:
-        """Return a session as pages show it.
+        """A session as pages show it.
 
         Raises:
             NotFound: no such session.
@@ -497,7 +450,6 @@ class Sessions:
         return self.view_of(row, self.journal.checkpoints(key))
 
     def views(self) -> list[SessionView]:
-        """Return all sessions as pages show them: see ``UserApi.sessions``."""
         kept: dict[SessionKey, list[CheckpointRow]] = {}
         for checkpoint in self.journal.checkpoints():
             kept.setdefault(checkpoint.key, []).append(checkpoint)
@@ -505,7 +457,6 @@ class Sessions:
         return [v for v in views if v.phase is not Phase.STOPPED or _has_remains(v)]
 
     def view_of(self, row: SessionRow, kept: list[CheckpointRow]) -> SessionView:
-        """Put a row and its checkpoints into a view for pages."""
         return views.view_of(
             row,
             kept,
@@ -516,7 +467,6 @@ class Sessions:
         )
 
     def suspension(self, row: SessionRow) -> Suspension | None:
-        """Return a suspended session's facts for its user; None if not suspended."""
         return self._suspension(row, self.journal.checkpoints(row.key))
 
     def _suspension(
@@ -529,7 +479,6 @@ class Sessions:
         return suspensions.suspension_of(row, kept, why, times, limits)
 
     def cause(self, key: SessionKey) -> list[AuditRow]:
-        """Return the audit's line on its last suspend, if there is one."""
         runtime = self.runtime(key)
         if runtime.cause is None:
             with suppress(StoreError):
@@ -539,17 +488,14 @@ class Sessions:
         return runtime.cause or []
 
     def policy_of(self, row: SessionRow) -> SessionPolicy | None:
-        """Return a running session's settings by rule; None: there are no rules."""
         if self.policies is None or row.phase not in phases.LIVE:
             return None
         return self.policies(row.key)
 
     def waiting(self) -> int:
-        """Count the sessions that wait for a GPU."""
         return sum(each.waiting is not None for each in self.runtimes.values())
 
     def touch(self, key: SessionKey) -> None:
-        """Tell readers and waiters that a session has changed."""
         self._changed.touch()
         row = self.journal.session(key)
         if row is not None:
@@ -561,7 +507,6 @@ class Sessions:
             yield view
 
     def close(self) -> None:
-        """End all readers."""
         self._views.close()
         for runtime in self.runtimes.values():
             if runtime.operation is not None:
@@ -574,11 +519,7 @@ class Sessions:
         checkpoints: Iterable[CheckpointRow] = (),
         also: Iterable[Any] = (),
     ) -> None:
-        """Remove a session's row, and count its GPU time until now.
-
-        Raises:
-            StoreError: it could not be written; nothing is changed.
-        """
+        """Remove a session's row, and count its GPU time until now."""
         row, now = self.row(key), self.clock.now()
         left = accounting.leaving(row, self.gpus_left(row), now)
         kept = self._kept(SessionRow(key=key), checkpoints)
@@ -586,12 +527,10 @@ class Sessions:
         self.forget(key)
 
     def forget(self, key: SessionKey) -> None:
-        """Drop a session's runtime state."""
         self.end(key, Reason.CANCELLED)
         self.runtimes.pop(key, None)
 
     def phases(self) -> Counter[Phase]:
-        """Count the sessions by phase."""
         return Counter(row.phase for row in self.journal.sessions())
 
 

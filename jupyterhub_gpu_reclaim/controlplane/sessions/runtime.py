@@ -42,7 +42,6 @@ class NapTrouble:
 
     @property
     def is_wake(self) -> bool:
-        """Whether a wake has failed, not a nap."""
         return self.until is None
 
     @property
@@ -108,22 +107,18 @@ class Runtime:
     nap_trouble: NapTrouble | None = None  #: failure of its last nap or wake
 
     def cards(self, incarnation: str) -> list[GpuSample]:
-        """Return the cards last seen with an incarnation; empty if not known."""
         mine = self.sample is not None and self.sample.incarnation == incarnation
         return (self.sample.gpus or []) if self.sample is not None and mine else []
 
     def probed_of(self, incarnation: str) -> Probed | None:
-        """Return what the administrator's probe said last of an incarnation."""
         mine = self.probed is not None and self.probed[0] == incarnation
         return self.probed[1] if self.probed is not None and mine else None
 
     def nap_of(self, incarnation: str) -> Nap | None:
-        """Return an incarnation's nap, if it has one and its agent tells of it."""
         mine = self.napping is not None and self.napping.incarnation == incarnation
         return self.napping.nap if self.napping is not None and mine else None
 
     def shortage_of(self, incarnation: str) -> Shortage | None:
-        """Return what a waking incarnation waits for, as its agent said last."""
         napping = self.nap_of(incarnation) is not None and self.napping
         return napping.shortage if napping else None
 
@@ -133,16 +128,11 @@ class Runtime:
         return self.cards(incarnation) or (nap.gpus if nap is not None else [])
 
     def gpus_to_free(self, incarnation: str) -> list[GpuSample]:
-        """Return the GPUs that its suspend gives to others.
-
-        A pod holds its GPUs also while its session naps; of a machine's own cards a nap
-        has freed the memory already.
-        """
+        """A pod holds its GPUs while it naps; a nap frees a machine's own cards."""
         in_pod = self.napping is not None and bool(self.napping.pod)
         return self.cards_or_nap(incarnation) if in_pod else self.cards(incarnation)
 
     def nap_trouble_of(self, incarnation: str) -> NapTrouble | None:
-        """Return the failure of an incarnation's last nap or wake, if there was one."""
         trouble = self.nap_trouble
         mine = trouble is not None and trouble.incarnation == incarnation
         return trouble if mine else None
@@ -153,6 +143,5 @@ class Runtime:
         return None if trouble is None or trouble.is_short else trouble.failure
 
     def wake_failed(self, incarnation: str) -> bool:
-        """Whether the last failure was a wake's."""
         trouble = self.nap_trouble_of(incarnation)
         return trouble is not None and trouble.is_wake

@@ -24,13 +24,10 @@ EVENT_LIMIT = 4096
 
 
 class Broadcast(Generic[T]):
-    """Passes values on to all current readers."""
-
     def __init__(self) -> None:
         self._readers: set[asyncio.Queue[T | None]] = set()
 
     def publish(self, value: T) -> None:
-        """Pass a value to all readers; never waits."""
         for queue in list(self._readers):
             if queue.full():
                 self._drop(queue)
@@ -38,7 +35,6 @@ class Broadcast(Generic[T]):
                 queue.put_nowait(value)
 
     def close(self) -> None:
-        """End every reader."""
         for queue in list(self._readers):
             self._drop(queue)
 
@@ -86,12 +82,10 @@ class OperationEvents:
 
     @property
     def succeeded(self) -> bool:
-        """Whether the operation has ended without a failure."""
         return self.ended and self._events[-1].failure is None
 
     @property
     def tree(self) -> Tree | None:
-        """The tree that has come back, at the end of a resume."""
         return self._events[-1].tree if self.ended else None
 
     def steps(self) -> list[Step]:
@@ -103,7 +97,6 @@ class OperationEvents:
         return list(latest.values())
 
     def waits(self) -> list[Step]:
-        """Return the steps that are under way."""
         return [step for step in self.steps() if step.state in {"begun", "going"}]
 
     async def read(self, after: int) -> AsyncIterator[Event]:
@@ -128,16 +121,11 @@ class ChangeSignal:
         self._news = asyncio.Event()
 
     def touch(self) -> None:
-        """Wake the waiting calls: something has changed."""
         self._news.set()
         self._news = asyncio.Event()
 
     async def until(self, condition: Callable[[], bool], limit: float) -> bool:
-        """Wait until a condition holds.
-
-        Returns:
-            Whether it holds.
-        """
+        """Wait until a condition holds; whether it does."""
         try:
             async with asyncio.timeout(limit):
                 while not condition():

@@ -35,8 +35,6 @@ ALIKE = 4.0
 
 
 class ResumeTime(NamedTuple):
-    """The time that one resume took."""
-
     key: SessionKey
     bytes: int
     seconds: float
@@ -49,7 +47,6 @@ class ResumeTimes:
         self._seen: deque[ResumeTime] = deque(maxlen=MOST_RESUMES)
 
     def add(self, key: SessionKey, size: int, seconds: float) -> None:
-        """Note a resume that went well."""
         if size and seconds > 0:
             self._seen.append(ResumeTime(key, size, seconds))
 
@@ -66,7 +63,6 @@ class ResumeTimes:
 
 
 def cause(lines: Iterable[AuditRow]) -> str:
-    """Return why a session was suspended, in a sentence, from its audit."""
     line = next((line for line in lines if line.what in CAUSES), None)
     if line is None:
         return ""
@@ -84,7 +80,6 @@ def suspension_of(
     times: ResumeTimes,
     retention: Retention,
 ) -> Suspension:
-    """Return the facts of one suspended session."""
     mine = next((each for each in kept if each.id == row.checkpoint), None)
     info = mine.info if mine is not None else None
     size, at = (info.logical_bytes, info.created) if info else (0, row.since)

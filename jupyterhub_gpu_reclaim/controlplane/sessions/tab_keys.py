@@ -31,18 +31,13 @@ _KINDS = (NoteKind.TAB_KEY, NoteKind.NO_TAB_KEYS)
 
 
 class TabKeys:
-    """Knows which keys of tabs count."""
-
     def __init__(self, journal: Journal, clock: Clock) -> None:
         self._journal = journal
         self._clock = clock
         self._times: dict[NoteKind, dict[str, float]] | None = None
 
     def count(self, key: SessionKey, made: float) -> bool:
-        """Whether a key from that time belongs to the session that is there now.
-
-        A session that began before this was noted has none noted; any key counts then.
-        """
+        """Whether a key from that time is of the session that is there now."""
         row = self._journal.session(key)
         if row is None or row.phase is Phase.STOPPED:
             return False
@@ -71,7 +66,6 @@ class TabKeys:
             self._note(NoteKind.TAB_KEY, key, made)
 
     def revoke(self, key: SessionKey) -> None:
-        """Revoke the keys of all starts until now."""
         now = math.ceil(self._clock.now())
         self._note(
             NoteKind.NO_TAB_KEYS,
@@ -80,7 +74,6 @@ class TabKeys:
         )
 
     def forget(self, key: SessionKey) -> list[Any]:
-        """Make statements that remove the keys of a deleted server."""
         statements = []
         for kind in _KINDS:
             self._noted(kind).pop(key.path, None)

@@ -28,8 +28,6 @@ WORKING_PERCENT = 5.0
 
 
 class StoreUse(Value, frozen=True, kw_only=True):
-    """Size of one user's checkpoints."""
-
     user: str
     checkpoints: int
     logical_bytes: int  #: size of the sessions' contents
@@ -73,7 +71,6 @@ def _is_at_work(sessions: Sessions, row: SessionRow) -> bool:
 
 
 def gpu_seconds(sessions: Sessions) -> float:
-    """GPUs times seconds left to others since the journal was begun."""
     now, name = sessions.clock.now(), accounting.GPU_SECONDS
     rows = sessions.journal.sessions()
     going = (accounting.leaving(row, sessions.gpus_left(row), now) for row in rows)
@@ -81,7 +78,6 @@ def gpu_seconds(sessions: Sessions) -> float:
 
 
 def store_use(sessions: Sessions) -> list[StoreUse]:
-    """Return the size of each user's checkpoints, the largest first."""
     rows: dict[str, list[CheckpointRow]] = defaultdict(list)
     for row in sessions.journal.checkpoints():
         rows[row.key.user].append(row)

@@ -41,7 +41,6 @@ def view_of(
     suspension: Suspension | None = None,
     gpus_held: int = 0,
 ) -> SessionView:
-    """Make the view of a session."""
     kept = [each for each in kept if not lineage.is_hidden(row, each)]
     ended = row.phase.rests
     operation = runtime.operation
@@ -71,7 +70,6 @@ def view_of(
 
 
 def kept_states(rows: list[CheckpointRow], session: SessionRow) -> list[KeptState]:
-    """Return checkpoints that a session can be brought back to, the newest first."""
     return [
         KeptState(
             id=row.id,
