@@ -16,7 +16,6 @@ from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unrea
 from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResponse
 from jupyterhub_gpu_reclaim.common.models import (
     Decision,
-    KeptState,
     SessionKey,
     SessionView,
 )
@@ -65,6 +64,10 @@ class SessionsClient:
         """List all that the token's owner may see, by user and server."""
         return await self._ask("GET", "sessions", list[SessionView])
 
+    async def session(self, key: SessionKey) -> SessionView:
+        """Show one session, with its checkpoints."""
+        return await self._ask("GET", f"sessions/{key.path}", SessionView)
+
     async def why(self, key: SessionKey) -> list[Decision]:
         """List every reason for and against a suspend, the deciding one first."""
         return await self._ask("GET", f"sessions/{key.path}/why", list[Decision])
@@ -73,10 +76,6 @@ class SessionsClient:
         """Give an order, or begin with it; the answer is of its type. Idempotent."""
         path = f"sessions/{key.path}/{order.kind}"
         return await self._ask("POST", path, order.answer, order)
-
-    async def saved(self, key: SessionKey) -> list[KeptState]:
-        """List a session's checkpoints, the newest generation first."""
-        return await self._ask("GET", f"sessions/{key.path}/saved", list[KeptState])
 
     async def nodes(self) -> list[NodeHealth]:
         return await self._ask("GET", "nodes", list[NodeHealth])

@@ -668,7 +668,6 @@ class SessionView(Value, frozen=True, kw_only=True):
     suspends_at: float | None = None
     steps: list[Step] = []
     last_suspend: CheckpointInfo | None = None
-    saved: list[CheckpointInfo] = []  #: set aside by "start fresh"
-    #: all its checkpoints, the newest generation first; also what is in ``saved``
+    #: all its checkpoints, the newest generation first
     kept: list[KeptState] = []
     facts: SessionFacts = SessionFacts()

@@ -150,7 +150,8 @@ def test_refusal_names_the_file_and_both_buttons_work(
     page.get_by_role("button", name="Start fresh").click()
     page.wait_for_url(f"**/user/{paige.name}/lab**", wait_until="commit")
     assert paige.server().json("GET", "kernels") == []
-    assert len(admin.session(paige.name)["saved"]) == 1
+    kept = admin.session(paige.name)["kept"]
+    assert [one["keeping"] for one in kept] == ["aside"]
 
 
 def taken_away(page: Page, stack: Stack, user: User, path: Path) -> None:

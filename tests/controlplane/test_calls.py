@@ -90,7 +90,7 @@ async def test_warning_is_given_and_taken_back_by_activity_and_by_keep(world):
 async def test_start_fresh_puts_aside_and_discard_deletes(world):
     controller = await world.suspended()
     view = await controller.users.start_fresh(KEY, "ada")
-    (saved,) = view.saved
+    (saved,) = view.kept
     assert view.phase == "stopped"
     assert await world.hub.start(KEY) == "cold"
     await world.reaches(controller, "running")

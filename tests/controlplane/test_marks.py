@@ -63,7 +63,7 @@ async def test_journal_lost_after_a_fresh_start_the_next_one_is_cold_and_offers_
     second = await world.journal_lost(first)
     assert await world.hub.start(KEY) == "cold"
     await world.reaches(second, "running")
-    (offered,) = second.users.session(KEY).saved
+    (offered,) = second.users.session(KEY).kept
     assert offered.id == saved
     assert row(second, saved).expires == kept_until
     await second.users.bring_back(KEY, saved, "ada", save_running=True)

@@ -76,7 +76,7 @@ async def test_journal_lost_the_manifest_says_whose_it_is(world, found_first):
     with pytest.raises(Refused, match="another account"):
         await second.users.resume(KEY, "ada")
     if found_first:
-        assert (await second.users.start_fresh(KEY, "ada")).saved == []
+        assert (await second.users.start_fresh(KEY, "ada")).kept == []
         assert (await second.plan_start(_placement("i3", NEW))).action == "cold"
         return
     plan = await second.plan_start(_placement("i3", OLD))
@@ -120,10 +120,10 @@ async def test_new_account_of_that_name_inherits_nothing(world):
         await _refused(controller, "i2", NEW)
     with pytest.raises(Refused, match="another account"):
         await controller.users.resume(KEY, "ada")
-    assert (await controller.users.start_fresh(KEY, "ada")).saved == []
+    assert (await controller.users.start_fresh(KEY, "ada")).kept == []
     await _starts(world, controller, "i3", NEW)
     view = controller.users.session(KEY)
-    assert (view.saved, view.last_suspend, view.generation) == ([], None, 0)
+    assert (view.kept, view.last_suspend, view.generation) == ([], None, 0)
     assert view.facts.opted_out_by == ""
     with pytest.raises(NotFound):
         await controller.users.delete(KEY, "ada", everything=True)
@@ -141,7 +141,7 @@ async def test_new_account_of_that_name_inherits_nothing(world):
     assert second.users.session(KEY).checkpoint == new
     await second.users.resume(KEY, "ada")
     assert (await second.plan_start(_placement("i4", NEW))).action == "restore"
-    assert old not in {each.id for each in second.users.session(KEY).saved}
+    assert old not in {each.id for each in second.users.session(KEY).kept}
 
 
 @pytest.mark.parametrize("given_up", [True, False])
@@ -179,7 +179,7 @@ async def test_new_account_that_started_without_us_is_not_shown_the_old_session(
     controller = await _left_by_the_old_one(world)
     world.node.run(KEY, "of the new one", "i2").account = NEW
     await controller.placed(_placement("i2", NEW))
-    assert controller.users.session(KEY).saved == []
+    assert controller.users.session(KEY).kept == []
     assert controller._sessions.row(KEY).account == NEW
     assert len(world.node.saved) == 1
 

@@ -83,6 +83,6 @@ def test_deleted_or_shrunk_file_is_named_and_the_saved_session_is_kept(
     admin.call("POST", f"sessions/{user.name}/-/start-fresh")
     user.start_server()
     view = admin.wait(user.name, phase="running")
-    assert len(view["saved"]) == 1
+    assert [one["keeping"] for one in view["kept"]] == ["aside"]
     user.visit(f"{user.server().prefix}lab")
     assert user.server().json("GET", "kernels") == []

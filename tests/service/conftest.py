@@ -43,7 +43,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     StartPlan,
     Step,
     StopPlan,
-    Waiting,
 )
 from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP, Deleted, Left
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -114,7 +113,6 @@ class SessionsInMemory:
         self.plan = StartPlan(action="cold")
         self.managed_keeps = 0
         self.tab_starts: dict[SessionKey, float] = {}
-        self.queue: list[Waiting] = []
         self.users_since: dict[str, float] = {}
         self.accounts_made: dict[SessionKey, float] = {}
         self.crowded_known: dict[str, CrowdedCard] = {}
@@ -171,9 +169,6 @@ class SessionsInMemory:
         if key not in self.views:
             raise NotFound(Reason.UNKNOWN_SESSION, session=key)
         return self.views[key]
-
-    def waiting(self) -> list[Waiting]:
-        return self.queue
 
     async def created(self, user: str) -> float:
         """When the Hub has made that user; 0 where a test says nothing."""

@@ -14,7 +14,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     Phase,
     SessionKey,
     SessionView,
-    Waiting,
 )
 from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.service.api import base
@@ -138,8 +137,8 @@ STATES = [
 
 async def test_saved_states_are_listed_and_one_is_brought_back(service, failure):
     service.control.put("ada", phase=Phase.SUSPENDED, kept=STATES)
-    listed = await service.call("api/sessions/ada/-/saved")
-    assert [one["id"] for one in json.loads(listed.body)] == ["c2", "c1"]
+    shown = await service.call("api/sessions/ada/-")
+    assert [one["id"] for one in json.loads(shown.body)["kept"]] == ["c2", "c1"]
     path = "api/sessions/ada/-/bring-back"
     done = await service.call(path, method="POST", body={"checkpoint": "c1"})
     assert done.code == 202
@@ -155,7 +154,6 @@ async def test_saved_states_are_listed_and_one_is_brought_back(service, failure)
 async def test_saved_states_of_others_are_for_managers(service):
     service.control.put("bob", phase=Phase.SUSPENDED, kept=STATES)
     path, body = "api/sessions/bob/-/bring-back", {"checkpoint": "c1"}
-    assert (await service.call("api/sessions/bob/-/saved")).code == 404
     assert (await service.call(path, method="POST", body=body)).code == 404
     assert service.control.calls == []
     done = await service.call(path, "token-root", method="POST", body=body)
@@ -413,27 +411,6 @@ async def test_history_is_told_up_to_a_bound(service, failure):
     assert (await service.call(path + "?limit=x")).code == 400
     missing = await service.call("api/sessions/ada/none/history")
     assert failure(missing).code == "unknown_session"
-
-
-async def test_queue_tells_everybody_its_length_and_only_the_own_place(service):
-    service.control.queue = [
-        Waiting(key=SessionKey("bob"), place=1, since=1.0, gpus=2, reason="Too few."),
-        Waiting(key=ADA, place=2, since=5.0, reason="Too few."),
-    ]
-    response = await service.call("api/queue")
-    assert json.loads(response.body) == [
-        {"key": None, "place": 1, "since": 1.0, "gpus": 2, "reason": ""},
-        {
-            "key": {"user": "ada", "server": ""},
-            "place": 2,
-            "since": 5.0,
-            "gpus": 1,
-            "reason": "Too few.",
-        },
-    ]
-    seen = await service.call("api/queue", "token-root")
-    assert [each["key"]["user"] for each in json.loads(seen.body)] == ["bob", "ada"]
-    assert (await service.call("api/queue", "")).code == 401
 
 
 async def test_who_was_refused_a_change_is_told_to_the_event_log(service, failure):

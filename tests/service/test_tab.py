@@ -39,7 +39,7 @@ async def test_pass_keeps_and_suspends_its_session_and_nothing_else(service):
     for method, path in [
         ("POST", f"{one}/-/start-fresh"),
         ("POST", f"{one}/-/opt-out"),
-        ("DELETE", f"{one}/-/saved"),
+        ("POST", f"{one}/-/delete"),
         ("GET", "api/sessions"),
         ("GET", "api/events"),
         ("GET", ""),

@@ -144,7 +144,7 @@ _STATES = ("ID", "NAME", "GENERATION", "SAVED", "SIZE", "NEW", "KEPT AS", "UNTIL
 
 def saved(args: argparse.Namespace) -> int:
     key = key_of(args.target)
-    states = ask(args, lambda client: client.saved(key))
+    states = ask(args, lambda client: client.session(key)).kept
     if args.json:
         print_json(states)
         return DONE

@@ -536,4 +536,4 @@ class Sessions:
 
 def _has_remains(view: SessionView) -> bool:
     runs_on = view.failure is not None and view.failure.incarnation != ""
-    return bool(view.saved) or runs_on
+    return runs_on or any(one.keeping == "aside" for one in view.kept)

@@ -59,7 +59,6 @@ def view_of(
         gpus=[] if ended else runtime.cards(row.incarnation),
         steps=operation.steps() if operation is not None else [],
         last_suspend=_newest_needed(kept),
-        saved=[each.info for each in kept if each.keeping is Keeping.ASIDE],
         kept=kept_states(kept, row),
         facts=msgspec.structs.replace(
             _facts(row, runtime, policy),

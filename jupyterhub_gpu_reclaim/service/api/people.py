@@ -15,12 +15,10 @@ from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound
 from jupyterhub_gpu_reclaim.common.models import (
     AuditLine,
     Decision,
-    KeptState,
     Phase,
     SessionKey,
     SessionView,
     Value,
-    Waiting,
 )
 from jupyterhub_gpu_reclaim.common.node_status import no_return
 from jupyterhub_gpu_reclaim.common.orders import ORDERS, Order
@@ -223,37 +221,6 @@ class UserHistory(PersonRoute):
         )
 
 
-class Queue(PersonRoute):
-    path: ClassVar = "api/queue"
-
-    @operation(
-        "Who waits for a GPU, in the order of the queue; `key` and `reason` only of"
-        " sessions that you may see",
-        answer=list[Waiting],
-    )
-    async def get(self) -> None:
-        self.answer(
-            [self._as_visible(waiting) for waiting in self.context.control.waiting()]
-        )
-
-    def _as_visible(self, waiting: Waiting) -> Waiting:
-        if waiting.key is not None and self.person.may_see(waiting.key):
-            return waiting
-        return msgspec.structs.replace(waiting, key=None, reason="")
-
-
-class SavedStates(PersonRoute):
-    path: ClassVar = "api/sessions/{user}/{server}/saved"
-
-    @operation(
-        "List the checkpoints of the session, the newest generation first",
-        answer=list[KeptState],
-        errors=(404,),
-    )
-    async def get(self, user: str, server: str) -> None:
-        self.answer(self.context.control.users.session(self.key(user, server)).kept)
-
-
 ROUTES: tuple[type[Route], ...] = (
     ListSessions,
     ShowSession,
@@ -261,7 +228,5 @@ ROUTES: tuple[type[Route], ...] = (
     Offers,
     *map(_route_of, ORDERS),
     SessionHistory,
-    SavedStates,
-    Queue,
     UserHistory,
 )
