@@ -20,7 +20,7 @@ from demo.stack import Stack
 from demo.user import Kernel, Server, User, UserError, read_terminal
 
 CYCLES = 3
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "idle_after": 6,
     "sample_interval": 1,
     # At a first start Python compiles, and writes that, and the work of the last

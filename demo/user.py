@@ -21,6 +21,7 @@ from urllib.parse import quote, urljoin, urlparse
 import requests
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Origin
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -209,7 +210,7 @@ class Server:
         return connect(
             url,
             additional_headers={"Cookie": header},
-            origin=self.user.base,  # type: ignore[arg-type]
+            origin=Origin(self.user.base),
             open_timeout=30,
             max_size=None,
             max_queue=None,  # a browser reads what comes
@@ -304,7 +305,8 @@ class Kernel:
     def collect(self, message: str, *, seconds: float = 60) -> Output:
         """Read until that cell has ended and its reply is there."""
         assert self.ws is not None
-        out, until, ended = Output(), time.monotonic() + seconds, set()
+        out, until = Output(), time.monotonic() + seconds
+        ended: set[str] = set()
         while ended != {"idle", "reply"}:
             left = until - time.monotonic()
             if left <= 0:

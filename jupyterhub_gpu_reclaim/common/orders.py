@@ -20,6 +20,8 @@ from jupyterhub_gpu_reclaim.common.text import dashed
 #: Longest time that a session can be kept, in seconds.
 LONGEST_KEEP = 366 * 86400.0
 LIVE = tuple(phase for phase in Phase if phase.live)
+#: A session that is on its way back has been suspended.
+_SUSPENDED = frozenset({Phase.SUSPENDED, Phase.RESUMING})
 
 
 def _field(about: str, **command: Any) -> msgspec.Meta:
@@ -42,7 +44,7 @@ class Order(Value, frozen=True, kw_only=True):
     always_asks: ClassVar[bool] = False
     #: Phases in which it makes sense.
     phases: ClassVar[tuple[Phase, ...]] = LIVE
-    #: The kind whose end its command waits for; empty: there is nothing to wait for.
+    #: The intent whose end its command waits for; empty: there is nothing to wait for.
     follows: ClassVar[str] = ""
     #: Whether it goes on after the answer.
     begins: ClassVar[bool] = True
@@ -97,6 +99,11 @@ class Order(Value, frozen=True, kw_only=True):
         del answer
         return False
 
+    def reached(self, before: SessionView, now: SessionView) -> bool:
+        """Whether a session is what it was to become; ``before``: when it was given."""
+        del before
+        return now.phase.live
+
 
 class Suspend(Order, frozen=True):
     """The policy is not asked."""
@@ -110,6 +117,10 @@ class Suspend(Order, frozen=True):
     many: ClassVar = "being suspended"
     beside: ClassVar = True
     stops: ClassVar = True
+
+    def reached(self, before: SessionView, now: SessionView) -> bool:
+        del before
+        return now.phase in _SUSPENDED
 
 
 class Resume(Order, frozen=True):
@@ -164,6 +175,19 @@ class Save(Order, frozen=True):
         _field("name of the save point, which is then kept beside later ones"),
     ] = ""
 
+    def reached(self, before: SessionView, now: SessionView) -> bool:
+        """Whether it has another save point than before, or was suspended meanwhile."""
+        newest = save_point_of(now)
+        return now.phase in _SUSPENDED or newest not in {None, save_point_of(before)}
+
+
+def save_point_of(view: SessionView) -> str | None:
+    """The save point that a session goes back to; None: this start has none."""
+    last = view.last_suspend
+    if last is None or last.id != view.checkpoint:
+        return None
+    return last.id if last.incarnation == view.incarnation != "" else None
+
 
 class Nap(Order, frozen=True):
     """Its user wakes it without an order."""
@@ -186,6 +210,10 @@ class Nap(Order, frozen=True):
         """Where there is GPU memory to move."""
         return super().fits(view) and bool(view.gpus) and not view.facts.nap
 
+    def reached(self, before: SessionView, now: SessionView) -> bool:
+        del before
+        return naps(now)
+
 
 class Wake(Order, frozen=True):
     """The end of a nap."""
@@ -202,8 +230,17 @@ class Wake(Order, frozen=True):
 
     @classmethod
     def fits(cls, view: SessionView) -> bool:
-        """A warning hides the phase of a nap."""
         return view.phase.live and bool(view.facts.nap)
+
+    def reached(self, before: SessionView, now: SessionView) -> bool:
+        del before
+        return now.phase.live and not naps(now)
+
+
+def naps(view: SessionView) -> bool:
+    """Whether it naps; a warning hides that phase."""
+    hidden = view.phase is Phase.WARNED and bool(view.facts.nap)
+    return view.phase is Phase.NAPPING or hidden
 
 
 class Keep(Order, frozen=True):

@@ -4,6 +4,7 @@ import re
 import time
 from argparse import ArgumentTypeError
 
+import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.cli import sessions
@@ -17,6 +18,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
     SessionView,
 )
+from jupyterhub_gpu_reclaim.common.orders import KINDS
 
 ADA, BOB = SessionKey("ada"), SessionKey("bob", "train")
 
@@ -55,12 +57,25 @@ def test_session_is_named_as_user_and_server():
         ("resume", Phase.RESUMING, "", None),
         ("resume", Phase.RUNNING, "", How.DONE),
         ("resume", Phase.SUSPENDED, "", How.FAILED),
+        ("save", Phase.RUNNING, "save", None),
+        ("save", Phase.RUNNING, "suspend", None),
+        ("save", Phase.SUSPENDING, "", None),
+        ("save", Phase.SUSPENDED, "", How.DONE),
+        ("save", Phase.RUNNING, "", How.FAILED),
+        ("save", Phase.STOPPED, "", How.FAILED),
+        ("nap", Phase.RUNNING, "nap", None),
+        ("nap", Phase.NAPPING, "", How.DONE),
+        ("nap", Phase.RUNNING, "", How.FAILED),
+        ("wake", Phase.RUNNING, "", How.DONE),
+        ("wake", Phase.NAPPING, "", How.FAILED),
+        ("wake", Phase.SUSPENDED, "", How.FAILED),
     ],
 )
 def test_outcome_follows_from_phase_and_wish(action, phase, intent, how):
     facts = SessionFacts(intent=intent)
-    view = SessionView(key=ADA, phase=phase, since=1.0, facts=facts)
-    found = outcome(action, view)
+    before = SessionView(key=ADA, phase=Phase.RUNNING, since=1.0)
+    view = msgspec.structs.replace(before, phase=phase, facts=facts)
+    found = outcome(KINDS[action](), before, view)
     assert (found and found[0]) == how
     if how is How.FAILED:
         assert found[1].message

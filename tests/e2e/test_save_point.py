@@ -23,7 +23,7 @@ def test_whatever_runs_is_saved_by_one_command_and_not_again_until_it_is_used(
     kernel = bob.server().start_kernel()
     with kernel:
         kernel.run("x = 1")
-        assert _all_saved(stack, admin, ada, bob) == ["saved", "saved"]
+        assert _all_saved(stack, admin, ada, bob) == ["done", "done"]
         point = admin.session(bob.name)["checkpoint"]
         # A sample after the save point has to show that nothing was used since.
         _until(
@@ -32,7 +32,7 @@ def test_whatever_runs_is_saved_by_one_command_and_not_again_until_it_is_used(
         kernel.run("x = 2")
         since = time.time()
         _until(lambda: (admin.session(bob.name)["usage"] or {}).get("at", 0) > since)
-        assert _all_saved(stack, admin, ada, bob) == ["saved already", "saved"]
+        assert _all_saved(stack, admin, ada, bob) == ["saved already", "done"]
     assert admin.session(bob.name)["checkpoint"] != point
     assert admin.session(bob.name)["phase"] == "running"
 
@@ -40,8 +40,8 @@ def test_whatever_runs_is_saved_by_one_command_and_not_again_until_it_is_used(
 def _all_saved(stack: Stack, admin: Admin, *users: User) -> list[str]:
     """What became of these; others may run beside them."""
     told = by_command(stack, admin, "save-all", "--deadline", "60s")
-    states = {each["key"]["user"]: each["state"] for each in told}
-    return [states[user.name] for user in users]
+    hows = {each["key"]["user"]: each["how"] for each in told}
+    return [hows[user.name] for user in users]
 
 
 def _until(condition: Callable[[], bool], seconds: float = 90, pause: float = 0.5):

@@ -59,12 +59,14 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         _register_order(add(order.kind, "actions", order.says), order)
 
     every = add("save-all", "save_all", "save every session that goes on")
+    every.set_defaults(wait=True)
     every.add_argument(
         "--deadline",
         metavar="TIME",
+        dest="time_limit",
         type=seconds,
         default=1800.0,
-        help="wait no longer than that (default: 30m)",
+        help="wait no longer than that (default: 30m); it goes on all the same",
     )
     every.add_argument(
         "--name",
@@ -73,8 +75,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     every.epilog = (
         "Before an upgrade of the Hub, of its chart or of an image. What was not used"
-        " since its last save point (of that name) is saved already. On each node"
-        " two sessions are saved at a time, those that nap or are idle first."
+        " since its last save point (of that name) is saved already. Those that nap or"
+        " are idle are saved first."
         f" {every.epilog}Exit code 4: not all were saved by the deadline."
     )
     saved = add("saved", "listing", "list the checkpoints of a session")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim.common import codec, text
 from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Failure, Phase, SessionKey, Value
-from jupyterhub_gpu_reclaim.common.orders import Left  # noqa: TC001 - msgspec
+from jupyterhub_gpu_reclaim.common.orders import Left, Nap, Wake
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.cli.client import SessionsClient
     from jupyterhub_gpu_reclaim.common.models import SessionView, Step
+    from jupyterhub_gpu_reclaim.common.orders import Order
 
 #: Seconds between two tries to read the stream again.
 PAUSE = 2.0
-_LIVE = frozenset(phase for phase in Phase if phase.live)
 
 
 class How(StrEnum):
     DONE = "done"
+    KNOWN = "saved already"  #: and not used since
     ASKED = "asked"  #: and not waited for
     FAILED = "failed"  #: begun, and undone
     REFUSED = "refused"  #: nothing was begun
@@ -48,68 +49,50 @@ class Result(Value, frozen=True, kw_only=True):
     failure: Failure | None = None
 
 
-def outcome(action: str, view: SessionView) -> tuple[How, Failure | None] | None:
-    """How an action (``suspend``, ``resume``, …) has ended; None: not yet.
+def outcome(
+    order: Order, before: SessionView, now: SessionView
+) -> tuple[How, Failure | None] | None:
+    """How an order has ended; None: not yet. ``before``: when it was given.
 
-    The service keeps the request as ``intent`` until the worker begins it. So a session
-    that is where it began, without that intent, has been tried and has failed.
+    The service keeps the request as ``intent`` until the worker begins it, or has made
+    the save point. So a session that rests without that, and is not what it was to
+    become, has been tried and has failed.
     """
-    pending = view.facts.intent == action
-    if action in {"nap", "wake"}:
-        return None if pending else _nap_outcome(action, view)
-    if action == "save" and view.phase.live:
-        return None if pending else _save_outcome(view)
-    # one that is on its way back already has been suspended
-    goal = {Phase.SUSPENDED, Phase.RESUMING} if action == "suspend" else _LIVE
-    start = _LIVE if action == "suspend" else {Phase.SUSPENDED}
-    if view.phase in goal and not pending:
+    pending, gone = now.facts.intent, now.phase is Phase.STOPPED
+    if pending == order.follows and not gone:
+        return None
+    if order.reached(before, now):
         return How.DONE, None
-    if view.phase is Phase.STOPPED:
-        return How.FAILED, view.failure or _failure(Reason.NO_TREE)
-    if view.phase in start and not pending:
-        return How.FAILED, view.failure or _failure(Reason.CANCELLED)
-    return None
-
-
-def _save_outcome(view: SessionView) -> tuple[How, Failure | None]:
-    # One that succeeds clears the last failure.
-    return (How.DONE, None) if view.failure is None else (How.FAILED, view.failure)
-
-
-def _nap_outcome(action: str, view: SessionView) -> tuple[How, Failure | None]:
-    """How a nap or wake that is not pending has ended; a warning hides the phase."""
-    # A session that was napping and is suspended meanwhile is no more awake than
-    # before.
-    hidden = view.phase is Phase.WARNED and bool(view.facts.nap)
-    naps = view.phase is Phase.NAPPING or hidden
-    if view.phase.live and naps is (action == "nap"):
-        return How.DONE, None
-    failure = view.facts.nap_failure or view.failure
-    return How.FAILED, failure or _failure(Reason.CANCELLED)
+    if not gone and (pending or not (now.phase.live or now.phase.rests)):
+        return None
+    failure = now.facts.nap_failure if isinstance(order, Nap | Wake) else None
+    reason = Reason.NO_TREE if gone else Reason.CANCELLED
+    return How.FAILED, failure or now.failure or _failure(reason)
 
 
 class Following:
-    """The sessions of an action, until each has ended.
+    """The sessions of an order, until each has ended.
 
     ``tell`` is called with a session, its step, bytes done and in all.
     """
 
     def __init__(
         self,
-        action: str,
+        order: Order,
         *,
         tell: Callable[[str, str, int, int], None],
         ended: Callable[[str], None],
     ) -> None:
-        self._action = action
+        self._order = order
         self._tell = tell
         self._ended = ended
-        self._pending: dict[SessionKey, float] = {}
+        #: What each was when it was given, and the time then.
+        self._pending: dict[SessionKey, tuple[SessionView, float]] = {}
         self.results: dict[SessionKey, Result] = {}
 
-    def add(self, view: SessionView) -> None:
-        self._pending[view.key] = asyncio.get_running_loop().time()
-        self._take_over(view)
+    def add(self, before: SessionView, asked: SessionView) -> None:
+        self._pending[asked.key] = before, asyncio.get_running_loop().time()
+        self._take_over(asked)
 
     async def all(self, client: SessionsClient, limit: float) -> None:
         """Wait for all sessions, ``limit`` seconds; then ``results`` has each."""
@@ -135,7 +118,7 @@ class Following:
     def _take_over(self, view: SessionView) -> None:
         if view.key not in self._pending:
             return
-        ended = outcome(self._action, view)
+        ended = outcome(self._order, self._pending[view.key][0], view)
         if ended is None:
             what, done, total = _step(view.steps)
             self._tell(str(view.key), what or view.phase.value, done, total)
@@ -151,7 +134,8 @@ class Following:
         failure: Failure | None,
         stored: int | None = None,
     ) -> None:
-        seconds = asyncio.get_running_loop().time() - self._pending.pop(key)
+        _, begun = self._pending.pop(key)
+        seconds = asyncio.get_running_loop().time() - begun
         self.results[key] = Result(
             key=key, how=how, seconds=seconds, stored_bytes=stored, failure=failure
         )
