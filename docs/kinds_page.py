@@ -215,12 +215,16 @@ def _by_kind() -> Iterator[str]:
     asked = [
         (
             kind.__doc__.partition("\n")[0].removesuffix(".").replace("``", "`"),
-            ", ".join(when for name, when in _WHEN.items() if name in vars(kind)),
+            ", ".join(when for name, when in _WHEN.items() if _is_asked(kind, name)),
         )
         for kind in KINDS
     ]
     yield ""
     yield from table(("what a program has", "looked after"), *asked)
+
+
+def _is_asked(kind: type, name: str) -> bool:
+    return name in vars(kind) or (name == "before_dump" and kind.asked_again)
 
 
 def _section(subject: str, kinds: Sequence[Kind]) -> Iterator[str]:

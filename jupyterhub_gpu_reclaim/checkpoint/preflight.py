@@ -62,7 +62,12 @@ def examine(
     findings = [one for one in criu_findings if one.code != missing]
     if snapshot.root is None or snapshot.root.state in DEAD:
         return [*findings, finding(Reason.NO_TREE)]
-    seen = Session(init_pid, snapshot, gpu_savable, ghost_limit)
+    seen = Session(
+        init_pid=init_pid,
+        tree=snapshot,
+        gpu_savable=gpu_savable,
+        ghost_limit=ghost_limit,
+    )
     for kind in table.every():
         findings += kind.preflight(seen)
     return list(dict.fromkeys(findings))  # each process of a user says the same

@@ -133,6 +133,10 @@ class SavedImages:
             found = map(self.core, task.threads or [task.pid])
             yield task, [core for core in found if core is not None]
 
+    def names(self) -> set[str]:
+        """Of those that differ from the source's, or may."""
+        return {*self._changed, *self._parsed}
+
     def written(self) -> dict[str, bytes]:
         """Every image that differs from the source's."""
         for name in list(self._parsed):

@@ -137,13 +137,18 @@ def status(
 ) -> dict[str, str]:
     """The fields of /proc/<pid>/status, or of a thread's; empty when it is gone."""
     name = "status" if thread is None else f"task/{thread}/status"
-    pairs = (line.partition(":") for line in text(pid, name, proc).splitlines())
+    return fields(text(pid, name, proc))
+
+
+def fields(content: str) -> dict[str, str]:
+    """Lines of a name, a colon and a value."""
+    pairs = (line.partition(":") for line in content.splitlines())
     return {name: value.strip() for name, _, value in pairs}
 
 
-def inner_id(pid: int, thread: int) -> int:
-    """A thread's id in its own pid namespace; 0 when it is gone."""
-    return int(status(pid, thread).get("NSpid", "0").split()[-1])
+def inner_id(status: dict[str, str]) -> int:
+    """A thread's id in its own pid namespace, by its status; 0 when it is gone."""
+    return int(status.get("NSpid", "0").split()[-1])
 
 
 def name(pid: int) -> str:
@@ -186,8 +191,7 @@ def count_descriptors(pid: int, most: int) -> int:
 
 def fdinfo(pid: int, fd: int) -> dict[str, str]:
     """The fields of /proc/<pid>/fdinfo/<fd>; empty when it is closed."""
-    pairs = (line.partition(":") for line in text(pid, f"fdinfo/{fd}").splitlines())
-    return {field: value.strip() for field, _, value in pairs}
+    return fields(text(pid, f"fdinfo/{fd}"))
 
 
 def mappings(pid: int) -> Iterator[Mapping]:

@@ -14,7 +14,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.checkpoint.kinds import attributes
-from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Program
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
@@ -26,7 +26,8 @@ from tests.support import keys
 
 def read(tree):
     kind = attributes.ProcessAttributes()
-    kind.before_dump(Dump(tree.init.pid, tree, contextlib.ExitStack()))
+    stack = contextlib.ExitStack()
+    kind.before_dump(Dump(init_pid=tree.init.pid, tree=tree, stack=stack))
     return kind._saved
 
 
@@ -160,9 +161,9 @@ STOPPING = sum(1 << one - 1 for one in (signal.SIGSTOP, signal.SIGCONT, signal.S
 def shown(tree) -> dict[tuple[int, int], dict[str, object]]:
     """What the kernel shows of the threads of a tree, by their numbers in it."""
     return {
-        (process.ns_pid, procfs.inner_id(process.pid, tid)): shown_of(process.pid, tid)
+        (process.ns_pid, procfs.inner_id(status)): shown_of(process.pid, tid)
         for process in tree.processes
-        for tid in ptrace.tasks(process.pid)
+        for tid, status in Program(process).threads.items()
     }
 
 

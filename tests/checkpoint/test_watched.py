@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds import watches
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Session
 from jupyterhub_gpu_reclaim.checkpoint.kinds.watches import Watch
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.linux.file_handles import FileHandle
@@ -49,6 +50,10 @@ def deep(folder):
     return deep
 
 
+def seen(place) -> Session:
+    return Session(init_pid=place.init_pid, tree=place.tree)
+
+
 def test_watches_are_read_from_fdinfo_and_those_without_a_handle_left_out():
     handle = bytes.fromhex("2a8116006cfe2eee")
     (found,) = watches.watches_in(INFO)
@@ -72,12 +77,12 @@ def test_session_that_watches_folders_anywhere_comes_back_watching(
 
 
 def test_folder_in_tmp_is_given_to_criu_before_the_search(places, tmp_path):
-    seen = tmp_path / "zz"
-    seen.mkdir()
-    place = places.start(sys.executable, "-c", PROGRAM, str(seen))
+    watched = tmp_path / "zz"
+    watched.mkdir()
+    place = places.start(sys.executable, "-c", PROGRAM, str(watched))
     place.read_until("up\n")
-    assert watches.arguments(place.tree) == [
-        *("--irmap-scan-path", str(seen)),
+    assert watches.arguments(seen(place)) == [
+        *("--irmap-scan-path", str(watched)),
         *("--irmap-scan-path", "/tmp"),
     ]
 
@@ -92,8 +97,8 @@ def test_folder_that_is_gone_and_too_many_are_left_to_criu(places, folder):
     place = places.start(sys.executable, "-c", PROGRAM, *map(str, many), str(gone))
     place.read_until("up\n")
     gone.rmdir()
-    assert watches.paths(place.tree) == set(map(str, many))
-    words = watches.arguments(place.tree)[1::2]
+    assert watches.paths(seen(place)) == set(map(str, many))
+    words = watches.arguments(seen(place))[1::2]
     assert len(words) == watches.MOST + 1
     assert words[-1] == "/tmp"
     depths = [word.count("/") for word in words[:-1]]
@@ -118,4 +123,4 @@ def test_folder_of_an_image_is_found_among_those_that_programs_usually_watch(
     program = PROGRAM.replace("libc =", OVERLAY + "libc =")
     place = places.start(sys.executable, "-c", program, ".", "/etc", options)
     place.read_until("up\n")
-    assert watches.paths(place.tree) == {"/mnt", "/etc"}
+    assert watches.paths(seen(place)) == {"/mnt", "/etc"}

@@ -15,6 +15,7 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import LOG
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Program
 from jupyterhub_gpu_reclaim.checkpoint.kinds.rights import Rights
 from jupyterhub_gpu_reclaim.checkpoint.preflight import examine
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
@@ -222,6 +223,7 @@ def test_rights_that_the_kernel_does_not_confirm_are_refused(neighbour):
     result = neighbour.engine.dump(world.place, image.sink)
     name = f"core-{result.root_pid}.img"
     answers = {}
+    programs = [Program(one) for one in world.place.tree.processes]
     for field, value in LIES:
         core = images.parse("core_entry", images.only(image[name], images.CORE_MAGIC))
         creds = core.thread_core.creds
@@ -233,7 +235,7 @@ def test_rights_that_the_kernel_does_not_confirm_are_refused(neighbour):
         data = images.join(images.CORE_MAGIC, [images.serialize(core)])
         saved = SavedImages(None, {name: data})
         try:
-            Rights().save(SimpleNamespace(images=saved, tree=world.place.tree))
+            Rights().save(SimpleNamespace(images=saved, programs=programs))
             answers[field] = "believed"
         except ReclaimError as error:
             answers[field] = str(error)

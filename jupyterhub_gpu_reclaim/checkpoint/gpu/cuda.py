@@ -289,9 +289,8 @@ def _stopped_afterwards(process: Process, threads: _Threads) -> Iterator[None]:
 
 
 def _ids(pid: int, thread: int) -> set[int]:
-    return {
-        tid for tid in ptrace.tasks(pid) if thread in (tid, procfs.inner_id(pid, tid))
-    }
+    found = {tid: procfs.inner_id(procfs.status(pid, tid)) for tid in ptrace.tasks(pid)}
+    return {tid for tid, inner in found.items() if thread in (tid, inner)}
 
 
 def _state(

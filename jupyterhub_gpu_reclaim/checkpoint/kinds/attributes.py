@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds import rights
-from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind, Program
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.models import Value
@@ -142,13 +142,13 @@ class ProcessAttributes(Kind):
             return
         init = dump.tree.init
         usual = _outside(init.pid, init.pid, procfs.status(init.pid))
-        alive = [one for one in dump.tree.processes if one.state not in DEAD]
-        for process in alive:
-            with named(process, "could not be looked at"):
+        alive = [one.process for one in dump.programs]
+        for one in dump.programs:
+            with named(one.process, "could not be looked at"):
                 try:
-                    self._saved[process.ns_pid] = _read(process, init, usual, alive)
+                    self._saved[one.process.ns_pid] = _read(one, init, usual, alive)
                 except OSError:
-                    if procfs.stat(process.pid)[:1] not in ([], ["Z"], ["X"]):
+                    if procfs.stat(one.pid)[:1] not in ([], ["Z"], ["X"]):
                         raise  # it has not ended
 
     def save(self, dump: Dump) -> None:
@@ -166,17 +166,16 @@ class ProcessAttributes(Kind):
             if process.state in DEAD:
                 continue
             wanted = self._saved.get(process.ns_pid, Attributes())
-            statuses = _statuses(process.pid)
+            statuses = Program(process).threads
             left = _apply_outside(process, init, wanted, usual, statuses)
             _refuse_other_rights(process, wanted, statuses)
             _apply_inside(process, wanted, left, statuses)
 
 
 def _read(
-    process: Process, init: Process, usual: ThreadAttributes, alive: list[Process]
+    program: Program, init: Process, usual: ThreadAttributes, alive: list[Process]
 ) -> Attributes:
-    pid = process.pid
-    statuses = _statuses(pid)
+    process, pid, statuses = program.process, program.pid, program.threads
     threads = {}
     for tid, status in statuses.items():
         one = _outside(pid, tid, status)
@@ -197,19 +196,8 @@ def _read(
         oom_score=_chosen(pid, init.pid, _OOM_SCORE),
         lock=lock,
         states=states,
-        threads={_number(statuses[tid]): one for tid, one in threads.items()},
+        threads={procfs.inner_id(statuses[tid]): one for tid, one in threads.items()},
     )
-
-
-def _statuses(pid: int) -> dict[int, dict[str, str]]:
-    """What the kernel tells of each thread, by its id; there may be thousands."""
-    found = {tid: procfs.status(pid, tid) for tid in ptrace.tasks(pid)}
-    return {tid: status for tid, status in found.items() if status}
-
-
-def _number(status: Mapping[str, str]) -> int:
-    """A thread's id in the session."""
-    return int(status["NSpid"].split()[-1])
 
 
 class _File(NamedTuple):
@@ -236,7 +224,7 @@ def _chosen(pid: int, init_pid: int, file: _File) -> int | None:
     return None if value == file.read(init_pid) else value
 
 
-def _outside(pid: int, tid: int, status: Mapping[str, str]) -> ThreadAttributes:
+def _outside(pid: int, tid: int, status: dict[str, str]) -> ThreadAttributes:
     """Attributes of a thread that the kernel tells others; none of them is None."""
     own_folder = tid != pid and not scheduling.shares(pid, tid, scheduling.KCMP_FS)
     return ThreadAttributes(
@@ -339,7 +327,7 @@ def _apply_outside(
     init: Process,
     wanted: Attributes,
     usual: ThreadAttributes,
-    statuses: Mapping[int, Mapping[str, str]],
+    statuses: Mapping[int, dict[str, str]],
 ) -> _Left:
     """Set what others may set of a process; return what it must set itself."""
     for file, chosen in (
@@ -355,7 +343,7 @@ def _apply_outside(
     left: _Left = {}
     for tid, status in statuses.items():
         now = _outside(process.pid, tid, status)
-        thread = wanted.threads.get(_number(status), ThreadAttributes())
+        thread = wanted.threads.get(procfs.inner_id(status), ThreadAttributes())
         for name, change in _CHANGES.items():
             value: Any = getattr(thread, name)
             value = getattr(usual, name) if value is None else value
@@ -397,7 +385,7 @@ _CHANGES: Final[dict[str, Callable[[int, Any], None]]] = {
 def _refuse_other_rights(
     process: Process,
     wanted: Attributes,
-    statuses: Mapping[int, Mapping[str, str]],
+    statuses: Mapping[int, dict[str, str]],
 ) -> None:
     """Judge the rights of a process, which it may have inherited or lost.
 
@@ -405,7 +393,7 @@ def _refuse_other_rights(
         RestoreFailed: they are not as they may be (``restore_failed``).
     """
     for now in statuses.values():
-        thread = wanted.threads.get(_number(now))
+        thread = wanted.threads.get(procfs.inner_id(now))
         if thread is None or not thread.given_back:
             continue
         before = thread.given_back
@@ -430,14 +418,14 @@ def _apply_inside(
     process: Process,
     wanted: Attributes,
     left: _Left,
-    statuses: Mapping[int, Mapping[str, str]],
+    statuses: Mapping[int, dict[str, str]],
 ) -> None:
     """Make a process set what only it can set itself: mostly nothing.
 
     Raises:
         RestoreFailed: a folder is gone, or it could not be made to do it.
     """
-    inner = {_number(status): tid for tid, status in statuses.items()}
+    inner = {procfs.inner_id(status): tid for tid, status in statuses.items()}
     threads = {
         inner[number]: one
         for number, one in wanted.threads.items()

@@ -8,7 +8,7 @@ import functools
 import os
 import secrets
 import stat
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
@@ -29,14 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
-    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import (
-        Dump,
-        Program,
-        Return,
-        Session,
-    )
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Program, Return, Session
     from jupyterhub_gpu_reclaim.common.models import Finding
-    from jupyterhub_gpu_reclaim.linux.procfs import Descriptor
 
 _READERS: Final = frozenset({os.O_RDONLY, os.O_RDWR})
 #: How memory is called that looks like a deleted file.
@@ -60,18 +54,14 @@ class DeletedFiles(Kind):
     a new name is taken for a moment.
     """
 
+    asked_again = True
+
     def preflight(self, seen: Session) -> Iterator[Finding]:
         for one in seen.programs:
-            yield from self._too_large(one, seen.ghost_limit)
-            for path in sorted(_unreadable(one.pid, one.descriptors)):
-                kind = _words(path)
+            yield from _too_large(one, seen.ghost_limit)
+            for path in sorted(_unreadable(one)):
+                kind = f"the file {_shown(path)}, which its user may not read"
                 yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
-
-    def before_dump(self, dump: Dump) -> None:
-        # Once more: the tree stands, so nothing is opened any more.
-        for one in dump.programs:
-            for path in _unreadable(one.pid, one.descriptors):
-                raise one.refusal(Reason.HANDLE_UNSUPPORTED, kind=_words(path))
 
     def rewrite(self, back: Return) -> None:
         for wish in back.saved.wishes:
@@ -94,41 +84,34 @@ class DeletedFiles(Kind):
             finish = functools.partial(ghost.finish, made)
             back.when_open.append(functools.partial(run_as, owner, finish))
 
-    def _too_large(self, one: Program, limit: int) -> Iterator[Finding]:
-        large = {}
-        for link, target in one.links.items():
-            if not target.startswith("/") or not target.endswith(" (deleted)"):
-                continue
-            if target.startswith(_MEMORY):
-                continue  # which CRIU saves as memory, or another kind refuses
-            status = procfs.target_status(one.pid, link)
-            if status is None or not stat.S_ISREG(status.st_mode) or status.st_nlink:
-                continue
-            size = status.st_blocks * 512
-            if size > limit:
-                large[target.removesuffix(" (deleted)")] = size
-        for path, size in sorted(large.items()):
-            yield one.found(
-                Reason.GHOST_TOO_LARGE,
-                path=path.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
-                size=text.size(size),
-                limit=text.size(limit),
-            )
+
+def _too_large(one: Program, limit: int) -> Iterator[Finding]:
+    large = {}
+    for link, target in one.links.items():
+        if not target.startswith("/") or not target.endswith(" (deleted)"):
+            continue
+        if target.startswith(_MEMORY):
+            continue  # which CRIU saves as memory, or another kind refuses
+        status = one.target(link)
+        if _is_deleted(status) and (size := status.st_blocks * 512) > limit:
+            large[target.removesuffix(" (deleted)")] = size
+    for path, size in sorted(large.items()):
+        facts = {"size": text.size(size), "limit": text.size(limit)}
+        yield one.found(Reason.GHOST_TOO_LARGE, path=_shown(path), **facts)
 
 
-def _unreadable(pid: int, descriptors: Iterable[Descriptor]) -> Iterator[str]:
+def _unreadable(one: Program) -> Iterator[str]:
     """Paths of deleted files that a process holds and may not read."""
-    for one in descriptors:
-        if not one.target.startswith("/"):
+    for each in one.descriptors:
+        if not each.target.startswith("/") or _can_read(one.flags(each.fd)):
             continue
-        flags = int(procfs.fdinfo(pid, one.fd).get("flags", "0"), 8)
-        if _can_read(flags):
-            continue
-        status = procfs.target_status(pid, f"fd/{one.fd}")
-        if status is None or not stat.S_ISREG(status.st_mode) or status.st_nlink:
-            continue
-        if not _may_read(pid, one.fd, status):
-            yield one.target.removesuffix(" (deleted)")
+        status = one.target(f"fd/{each.fd}")
+        if _is_deleted(status) and not _may_read(one.pid, each.fd, status):
+            yield each.target.removesuffix(" (deleted)")
+
+
+def _is_deleted(status: os.stat_result | None) -> TypeGuard[os.stat_result]:
+    return status is not None and stat.S_ISREG(status.st_mode) and not status.st_nlink
 
 
 def _refuse_unreadable(back: Return, number: int, ghost: Any) -> None:
@@ -166,9 +149,8 @@ def _owner(back: Return, number: int, uid: int, path: bytes) -> Credentials:
     return min(own or holders, key=lambda one: one.rank)
 
 
-def _words(path: str) -> str:
-    name = path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    return f"the file {name}, which its user may not read"
+def _shown(path: str) -> str:
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _can_read(flags: int) -> bool:

@@ -11,7 +11,6 @@ from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES as GPU_DEVICES
 from jupyterhub_gpu_reclaim.checkpoint.kinds import terminals
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,15 +48,15 @@ def _refused(one: Program) -> Iterator[str]:
         if m.path.startswith("/dev/")
     ]
     for target, link, fd in held:
-        status = procfs.target_status(one.pid, link) if target.startswith("/") else None
+        status = one.target(link) if target.startswith("/") else None
         if status is None:
             continue
         device = stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)
-        if device and not _harmless(status, one.pid, fd):
+        if device and not _harmless(status, one, fd):
             yield target
 
 
-def _harmless(status: os.stat_result, pid: int, fd: int) -> bool:
+def _harmless(status: os.stat_result, one: Program, fd: int) -> bool:
     major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
     if stat.S_ISBLK(status.st_mode):
         return False
@@ -66,10 +65,10 @@ def _harmless(status: os.stat_result, pid: int, fd: int) -> bool:
     if major == _TTY:
         return minor in _CONSOLES
     if status.st_rdev == terminals.DEV_TTY:
-        return terminals.can_be_named(pid)
+        return terminals.can_be_named(one.pid)
     if major == _TTY_AUXILIARY:
         return minor in _TTY_AUXILIARY_OK
     if (major, minor) == (_MISC, _TUN):
         # Opened only: fine. With an interface it is part of the network.
-        return not procfs.fdinfo(pid, fd).get("iff")
+        return not one.facts(fd).get("iff")
     return major in _PTY_MASTERS or major in terminals.PTYS

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.linux import procfs
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return
@@ -35,7 +34,7 @@ class Eventfds(Kind):
             for one in dump.programs
             for each in one.descriptors
             if each.target == _TARGET
-            and procfs.fdinfo(one.pid, each.fd).get("eventfd-semaphore") == "1"
+            and one.facts(each.fd).get("eventfd-semaphore") == "1"
         ]
         dump.images.replace(IMAGE, codec.encode(found))
 

@@ -92,7 +92,7 @@ def _other_pidfds(one: Program, pids: set[int]) -> Iterator[str]:
     for each in one.descriptors:
         if not each.target.startswith(_PIDFDS):
             continue
-        facts = procfs.fdinfo(one.pid, each.fd)
+        facts = one.facts(each.fd)
         if int(facts.get("flags", "0"), 8) & _PIDFD_THREAD:
             yield "a pidfd of a thread (PIDFD_THREAD)"
         elif facts.get("Pid", "-1") != "-1" and int(facts["Pid"]) not in pids:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import GHOST_LIMIT_BYTES
 from jupyterhub_gpu_reclaim.checkpoint.files.reopen import FileIdentity, identity
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import FILES
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.findings import finding
-from jupyterhub_gpu_reclaim.linux import processes, procfs
+from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ _NAME: Final = "/proc/0x{number:x}"
 
 class Kind:
     """One kind of thing; made for one dump or restore, so it may remember."""
+
+    #: Whether ``preflight`` is asked once more of the tree that stands: a program could
+    #: have got such a thing in between.
+    asked_again: ClassVar[bool] = False
 
     def preflight(self, seen: Session) -> Iterable[Finding]:
         """Say what keeps a session that runs from being saved; change nothing."""
@@ -69,22 +73,19 @@ class Kind:
         """
 
 
+@dataclass(kw_only=True)
 class Session:
-    """A session that runs, and everything that kinds look at in it, read once."""
+    """A session, and everything that kinds look at in it, read once."""
 
-    def __init__(
-        self,
-        init_pid: int,
-        tree: Snapshot,
-        gpu_savable: Collection[int],
-        ghost_limit: int,
-    ) -> None:
-        self.init_pid = init_pid
-        self.tree = tree
-        self.gpu_savable = gpu_savable  #: processes whose GPU is emptied before
-        self.ghost_limit = ghost_limit  #: bytes that CRIU may copy of a deleted file
-        self.alive = [one for one in tree.processes if one.state not in DEAD]
-        self.programs = [Program(one) for one in self.alive]
+    init_pid: int
+    tree: Snapshot
+    gpu_savable: Collection[int] = ()  #: processes whose GPU is emptied before
+    ghost_limit: int = GHOST_LIMIT_BYTES  #: bytes that CRIU may copy of a deleted file
+
+    @functools.cached_property
+    def programs(self) -> list[Program]:
+        alive = (one for one in self.tree.processes if one.state not in DEAD)
+        return [Program(one) for one in alive]
 
 
 class Program:
@@ -93,10 +94,18 @@ class Program:
     def __init__(self, process: Process) -> None:
         self.process = process
         self.pid = process.pid
+        self._infos: dict[int, str] = {}
+        self._targets: dict[str, os.stat_result | None] = {}
 
     @functools.cached_property
     def status(self) -> dict[str, str]:
         return procfs.status(self.pid)
+
+    @functools.cached_property
+    def threads(self) -> dict[int, dict[str, str]]:
+        """The status of each thread, by its id; there may be thousands."""
+        found = {tid: procfs.status(self.pid, tid) for tid in ptrace.tasks(self.pid)}
+        return {tid: status for tid, status in found.items() if status}
 
     @functools.cached_property
     def descriptors(self) -> list[procfs.Descriptor]:
@@ -113,35 +122,38 @@ class Program:
         areas = {f"map_files/{m.start:x}-{m.end:x}": m.path for m in self.mappings}
         return {"exe": procfs.link(self.pid, "exe")} | links | areas
 
+    def info(self, fd: int) -> str:
+        """What the kernel tells of a descriptor (``fdinfo``); empty: it is closed."""
+        if fd not in self._infos:
+            self._infos[fd] = procfs.text(self.pid, f"fdinfo/{fd}")
+        return self._infos[fd]
+
+    def facts(self, fd: int) -> dict[str, str]:
+        return procfs.fields(self.info(fd))
+
     def flags(self, fd: int) -> int:
         """With which a descriptor was opened (open(2)); 0 where it is gone."""
-        return int(procfs.fdinfo(self.pid, fd).get("flags", "0"), 8)
+        return int(self.facts(fd).get("flags", "0"), 8)
+
+    def target(self, link: str) -> os.stat_result | None:
+        """The status of what one of its links leads to (``procfs.target_status``)."""
+        if link not in self._targets:
+            self._targets[link] = procfs.target_status(self.pid, link)
+        return self._targets[link]
 
     def found(self, reason: Reason, **facts: Any) -> Finding:
         """A finding that names it as the session knows it."""
         return finding(reason, pid=self.process.ns_pid, name=self.process.name, **facts)
 
-    def refusal(self, reason: Reason, **facts: Any) -> ReclaimError:
-        """The same, for a tree that stands."""
-        who = self.process
-        return ReclaimError(reason, pid=who.ns_pid, name=who.name, **facts)
 
-
-@dataclass
-class Dump:
+@dataclass(kw_only=True)
+class Dump(Session):
     """A tree that stands, and what CRIU is told and has written of it."""
 
-    init_pid: int
-    tree: Snapshot
     stack: ExitStack  #: unwound once the images are whole, or it has failed
     arguments: list[str] = field(default_factory=list)
     own_ipc: bool = False  #: whether CRIU gets an IPC namespace of its own
     images: SavedImages = field(init=False)  #: what is kept back for ``save``
-
-    @functools.cached_property
-    def programs(self) -> list[Program]:
-        """Its processes, which open nothing any more; read once."""
-        return [Program(one) for one in self.tree.processes]
 
 
 @dataclass

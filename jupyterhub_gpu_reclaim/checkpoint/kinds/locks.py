@@ -10,7 +10,7 @@ import struct
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
-from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind, Program
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs, ptrace
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return, Session
     from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
     from jupyterhub_gpu_reclaim.common.models import Finding
-    from jupyterhub_gpu_reclaim.linux.processes import Process
     from jupyterhub_gpu_reclaim.linux.ptrace import Traced
 
 IMAGE: Final = "filelocks.img"
@@ -48,9 +47,8 @@ class Locks(Kind):
         for one in seen.programs:
             for each in one.descriptors:
                 # CRIU opens the file, and would wait for the stopped holder.
-                if each.target.startswith("/") and _WRITE_LEASE.search(
-                    procfs.text(one.pid, f"fdinfo/{each.fd}")
-                ):
+                is_path = each.target.startswith("/")
+                if is_path and _WRITE_LEASE.search(one.info(each.fd)):
                     kind = f"a write lease (F_SETLEASE) on {each.target}"
                     yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
@@ -61,8 +59,8 @@ class Locks(Kind):
         holders = {int(pid) for _, pid, _, _ in _LOCK.findall(procfs.text("", "locks"))}
         saved = _saved(dump.images)
         known = {images.serialize(lock) for lock in saved}
-        for process in dump.tree.processes:
-            for lock in _locks_of(process) if process.pid in holders else ():
+        for one in dump.programs:
+            for lock in _locks_of(one) if one.pid in holders else ():
                 if images.serialize(lock) not in known:
                     saved.append(lock)
 
@@ -85,7 +83,7 @@ class Locks(Kind):
             locks = self._posix.get(process.ns_pid)
             if not locks:
                 continue
-            there = {_identity(lock) for lock in _locks_of(process)}
+            there = {_identity(lock) for lock in _locks_of(Program(process))}
             lost = [lock for lock in locks if _identity(lock) not in there]
             if not lost:
                 continue
@@ -101,22 +99,20 @@ def _saved(saved: SavedImages) -> list[Any]:
     return saved.entries(IMAGE, images.LOCKS_MAGIC, "file_lock_entry")
 
 
-def _locks_of(process: Process) -> Iterator[Any]:
-    for one in procfs.descriptors(process.pid):
-        if not one.target.startswith("/"):
+def _locks_of(one: Program) -> Iterator[Any]:
+    for each in one.descriptors:
+        if not each.target.startswith("/"):
             continue
-        text = procfs.text(process.pid, f"fdinfo/{one.fd}")
-        found = _LOCK.findall(text)
-        if not found:
+        if not (found := _LOCK.findall(one.info(each.fd))):
             continue
-        flags = int(procfs.fdinfo(process.pid, one.fd)["flags"], 8)
+        flags = one.flags(each.fd)
         cannot = {os.O_RDONLY: "WRITE", os.O_WRONLY: "READ"}
         for kind, _, start, end in found:
             if flags & os.O_PATH or cannot.get(flags & os.O_ACCMODE) == kind:
                 continue
             entry = images.parse("file_lock_entry", b"")
             entry.flag, entry.type = _POSIX, _KINDS[kind]
-            entry.pid, entry.fd = process.ns_pid, one.fd
+            entry.pid, entry.fd = one.process.ns_pid, each.fd
             entry.start = int(start)
             entry.len = 0 if end == "EOF" else int(end) + 1 - entry.start
             yield entry

@@ -17,7 +17,6 @@ from jupyterhub_gpu_reclaim.checkpoint.files.reopen import Reopener
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.descriptors import unread_bytes
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class NamedFiles(Kind):
             for each in one.descriptors:
                 if not each.target.startswith("/"):
                     continue
-                status = procfs.target_status(one.pid, f"fd/{each.fd}")
+                status = one.target(f"fd/{each.fd}")
                 if status is not None and stat.S_ISSOCK(status.st_mode):
                     kind = f"the name of a socket ({each.target}, O_PATH)"
                     yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
@@ -121,7 +120,7 @@ def _keeps_packets(one: Program, descriptor: Descriptor) -> bool:
         return False
     if not one.flags(descriptor.fd) & os.O_DIRECT:
         return False
-    status = procfs.target_status(one.pid, f"fd/{descriptor.fd}")
+    status = one.target(f"fd/{descriptor.fd}")
     return status is not None and stat.S_ISFIFO(status.st_mode)
 
 

@@ -54,24 +54,22 @@ class OtherNames(Kind):
     and joblib's. Its other name is in the same folder, and goes into CRIU's image.
     """
 
+    asked_again = True
+
     def __init__(self) -> None:
         self._names: dict[str, bytes] = {}  #: by CRIU's word for what is taken care of
 
     def preflight(self, seen: Session) -> Iterator[Finding]:
         search = _Search(seen.init_pid)
         for one in seen.programs:
-            found = search.find(one)
+            found = list(search.find(one))
+            self._names |= {each.word: each.name for each in found if each.name}
             for path in sorted({each.path for each in found if not each.name}):
-                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=_words(path))
+                name = path.decode("utf-8", "replace")
+                kind = f"the deleted file {name}, which has another name"
+                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
     def before_dump(self, dump: Dump) -> None:
-        search = _Search(dump.init_pid)
-        for one in dump.programs:
-            for each in search.find(one):
-                if not each.name:
-                    kind = _words(each.path)
-                    raise one.refusal(Reason.HANDLE_UNSUPPORTED, kind=kind)
-                self._names[each.word] = each.name
         for word in self._names:
             dump.arguments += ["--external", word]
 
@@ -82,11 +80,6 @@ class OtherNames(Kind):
             if entry.reg.ext and word in self._names:
                 entry.reg.name = self._names[word]
                 entry.reg.ClearField("ext")
-
-
-def _words(path: bytes) -> str:
-    name = path.decode("utf-8", "replace")
-    return f"the deleted file {name}, which has another name"
 
 
 class _Search:
@@ -101,7 +94,7 @@ class _Search:
             target = os.fsencode(text)
             if not target.endswith(_DELETED) and not _SILLY.search(target):
                 continue
-            status = procfs.target_status(one.pid, link)
+            status = one.target(link)
             if status is None or not status.st_nlink or stat.S_ISDIR(status.st_mode):
                 continue
             key = (text, status.st_dev, status.st_ino)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_in
 from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import process_of
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.mounts import has_proc
 
 if TYPE_CHECKING:
@@ -94,7 +92,7 @@ class ProcessFiles(Kind):
         for one in seen.programs:
             for each in one.descriptors:
                 path = os.fsencode(each.target)
-                status = procfs.target_status(one.pid, f"fd/{each.fd}")
+                status = one.target(f"fd/{each.fd}")
                 if process_of(path) is None or status is None:
                     continue
                 flags = one.flags(each.fd)
@@ -123,12 +121,12 @@ class ProcessFiles(Kind):
 
 def _rights_now(seen: Session) -> TreeRights:
     known, hidden = {}, set()
-    for process in seen.alive:
-        with contextlib.suppress(ProcessLookupError):
-            known[process.ns_pid] = credentials_now(process.pid)
-        memory = procfs.target_status(process.pid, "mem")
-        if process.uid and memory is not None and not memory.st_uid:
-            hidden.add(process.ns_pid)
+    for one in seen.programs:
+        number, memory = one.process.ns_pid, one.target("mem")
+        if one.status:
+            known[number] = credentials_in(one.status)
+        if one.process.uid and memory is not None and not memory.st_uid:
+            hidden.add(number)
     return TreeRights(known, hidden, has_proc(seen.init_pid))
 
 

@@ -40,7 +40,7 @@ class Programs(Kind):
 
     def preflight(self, seen: Session) -> Iterator[Finding]:
         for one in seen.programs:
-            for what in (*_threads(one.pid), *_room(one)):
+            for what in (*_threads(one), *_room(one)):
                 yield one.found(Reason.PROCESS_UNSUPPORTED, what=what)
             if one.status.get("TracerPid", "0") != "0":
                 yield one.found(Reason.TRACED)
@@ -70,14 +70,14 @@ class Namespaces(Kind):
                     yield one.found(Reason.FOREIGN_NAMESPACE, kind=words)
 
 
-def _threads(pid: int) -> list[str]:
+def _threads(one: Program) -> list[str]:
     found = set()
-    for tid in ptrace.tasks(pid):
+    for tid in one.threads:
         with contextlib.suppress(OSError):
             if os.sched_getscheduler(tid) == scheduling.SCHED_DEADLINE:
                 found.add("has a deadline from the scheduler (SCHED_DEADLINE)")
             if architecture.here() and not scheduling.shares(
-                pid, tid, scheduling.KCMP_FILES
+                one.pid, tid, scheduling.KCMP_FILES
             ):
                 found.add("has a thread with open files of its own (unshare)")
     return sorted(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from typing import TYPE_CHECKING, Final
 
@@ -19,8 +20,14 @@ if TYPE_CHECKING:
 _HEAD: Final = re.compile(
     r"^[0-9a-f]+-[0-9a-f]+ (\S{4}) \S+ \S+ \S+ *(.*)$", re.MULTILINE
 )
-_KEY: Final = re.compile(r"^ProtectionKey: +([1-9]\d*)$", re.MULTILINE)
-_SEALED: Final = re.compile(r"^VmFlags:.* sl( |$)", re.MULTILINE)
+#: What a mapping has that CRIU does not know; few processes have one.
+_MARK: Final = re.compile(
+    r"^(?:(?P<key>ProtectionKey: +[1-9])|(?P<sealed>VmFlags:.* sl(?= |$)))",
+    re.MULTILINE,
+)
+_UPROBES: Final = re.compile(
+    r"^[0-9a-f]+-[0-9a-f]+ \S{4} \S+ \S+ \S+ +\[uprobes\]$", re.MULTILINE
+)
 #: Memory that can only be run: the kernel gives it a key by itself, again and again.
 _RUN_ALONE: Final = "--x"
 
@@ -41,21 +48,15 @@ class Protection(Kind):
 
 def unsupported(smaps: str) -> list[str]:
     """The kinds of it that a process has, in words."""
-    return sorted({kind for one in _mappings(smaps) for kind in _kinds(*one)})
-
-
-def _mappings(smaps: str) -> Iterator[tuple[str, str, str]]:
-    heads = list(_HEAD.finditer(smaps))
-    starts = [*(head.start() for head in heads), len(smaps)]
-    for head, end in zip(heads, starts[1:], strict=True):
-        yield head[1], head[2], smaps[head.end() : end]
-
-
-def _kinds(mode: str, name: str, fields: str) -> Iterator[str]:
-    if name == "[uprobes]":
-        yield "uprobes: it is traced"
-    # The kernel's own: some have them sealed, and they are made again.
-    if _SEALED.search(fields) and not name.startswith("[v"):
-        yield "sealed memory (mseal)"
-    if _KEY.search(fields) and not mode.startswith(_RUN_ALONE):
-        yield "memory with a protection key (pkey_mprotect)"
+    found = {"uprobes: it is traced"} if _UPROBES.search(smaps) else set()
+    marks = list(_MARK.finditer(smaps))
+    heads = list(_HEAD.finditer(smaps)) if marks else []
+    starts = [head.start() for head in heads]
+    for mark in marks:
+        mode, name = heads[bisect.bisect(starts, mark.start()) - 1].groups()
+        # The kernel's own: some have them sealed, and they are made again.
+        if mark["sealed"] and not name.startswith("[v"):
+            found.add("sealed memory (mseal)")
+        if mark["key"] and not mode.startswith(_RUN_ALONE):
+            found.add("memory with a protection key (pkey_mprotect)")
+    return sorted(found)

@@ -15,7 +15,6 @@ another user, such as ``sudo``.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return, Session
     from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
     from jupyterhub_gpu_reclaim.common.models import Finding
-    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
 
 _HELD_ONLY: Final = ("CapPrm", "CapEff", "CapAmb")
 _LIMITS: Final = ("CapBnd", "CapInh")
@@ -78,7 +76,8 @@ class Rights(Kind):
         # the task's memory, and believes the answer: as root, it later makes a task
         # with just these rights. A user with write access to that memory, such as by a
         # login beside the session, could so have the session come back as root.
-        known = dict(_threads(dump.tree))
+        every = (status for one in dump.programs for status in one.threads.values())
+        known = {procfs.inner_id(status): status for status in every}
         for number in sorted(_saved_threads(dump.images)):
             saved = _rights_in(dump.images, number)
             now = _rights_now(known.get(number, {}))
@@ -198,20 +197,10 @@ class ThreadRights(NamedTuple):
 
 
 def _saved_threads(saved: SavedImages) -> Iterator[int]:
-    for name in saved.written():
+    for name in saved.names():
         number = name.removeprefix("core-").removesuffix(".img")
         if name == f"core-{number}.img" and number.isdecimal():
             yield int(number)
-
-
-def _threads(tree: Snapshot) -> Iterator[tuple[int, dict[str, str]]]:
-    for process in tree.processes:
-        folder = procfs.PROC / str(process.pid) / "task"
-        with contextlib.suppress(OSError):
-            for task in folder.iterdir():
-                fields = procfs.status(process.pid, int(task.name))
-                if fields:
-                    yield int(fields["NSpid"].split()[-1]), fields
 
 
 def _rights_in(saved: SavedImages, number: int) -> ThreadRights | None:

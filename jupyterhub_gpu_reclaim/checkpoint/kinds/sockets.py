@@ -134,7 +134,7 @@ def _held(pid: int, numbers: Iterable[int], root: int) -> tuple[set[str], set[st
 
 def _with_keys(seen: Session) -> Iterator[Finding]:
     """TCP sockets with keys, which would come back without and take any packet."""
-    inodes = tree_inodes(process.pid for process in seen.alive)
+    inodes = tree_inodes(one.pid for one in seen.programs)
     by_pid = {one.pid: one for one in seen.programs}
     with Diag(seen.init_pid) as diag:
         found = diag.sockets(inodes, with_keys=True)
@@ -151,7 +151,7 @@ def _unix_outside(seen: Session) -> Iterator[Finding]:
     A program that has begun since the tree was looked at is not in it: what seems to be
     outside is looked for once more.
     """
-    init, alive = seen.tree.init, seen.alive
+    init, alive = seen.tree.init, [one.process for one in seen.programs]
     found = list(_unix_findings(init.pid, alive))
     if any(peer for (_, peer), _ in found):
         with contextlib.suppress(NotFound):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ANON_PRIVATE, PAGE, REGULAR
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
+from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs, ptrace
@@ -118,7 +118,10 @@ class SystemV(Kind):
     interface tells; times and pids of who was last; new limits of the namespace.
     """
 
+    asked_again = True
+
     def __init__(self) -> None:
+        self._own = False  #: whether it has objects, in a namespace of its own
         self._saved: SavedObjects
         self._lend: Lend
 
@@ -128,8 +131,8 @@ class SystemV(Kind):
         except OSError:
             yield finding(Reason.NO_TREE)  # it has just ended
             return
-        uids = {process.uid for process in seen.alive}
-        for kind in objects.problems(uids):
+        self._own = objects.any and not objects.is_shared
+        for kind in objects.problems({one.process.uid for one in seen.programs}):
             yield finding(Reason.IPC_UNSUPPORTED, kind=kind)
         for one in seen.programs:
             if not is_whole(one.mappings, objects.segments):
@@ -137,11 +140,7 @@ class SystemV(Kind):
                 yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
     def before_dump(self, dump: Dump) -> None:
-        # Once more: the tree stands, so nothing is made any more.
-        objects = look(dump.init_pid)
-        for kind in objects.problems({one.uid for one in dump.tree.processes}):
-            raise ReclaimError(Reason.IPC_UNSUPPORTED, kind=kind)
-        dump.own_ipc = objects.any and not objects.is_shared
+        dump.own_ipc = self._own
 
     def rewrite(self, back: Return) -> None:
         self._saved = SavedObjects(back.images)

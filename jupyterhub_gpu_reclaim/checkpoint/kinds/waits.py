@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace
-from jupyterhub_gpu_reclaim.linux.processes import DEAD, named
+from jupyterhub_gpu_reclaim.linux.processes import named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,14 +58,12 @@ class InterruptedWaits(Kind):
         machine = architecture.here()
         if machine is None or machine.no_restart is None:
             return  # AArch64 begins them again by itself
-        for process in dump.tree.processes:
-            if process.state in DEAD:
-                continue
-            found = {tid: _interrupted(tid) for tid in ptrace.tasks(process.pid)}
+        for one in dump.programs:
+            found = {tid: _interrupted(tid) for tid in one.threads}
             waits = {tid: number for tid, number in found.items() if number is not None}
             if waits:
-                with named(process, "does not stand still"):
-                    ptrace.begin_again(process.pid, waits)
+                with named(one.process, "does not stand still"):
+                    ptrace.begin_again(one.pid, waits)
 
 
 def _interrupted(tid: int) -> int | None:

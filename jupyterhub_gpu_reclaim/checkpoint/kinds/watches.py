@@ -33,10 +33,14 @@ from jupyterhub_gpu_reclaim.linux.mounts import mount_of, read_mounts
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return, Session
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import (
+        Dump,
+        Program,
+        Return,
+        Session,
+    )
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.mounts import Mount
-    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
 
 #: Paths that CRIU is given; of more, those nearest to the root, below which it finds
 #: the others.
@@ -88,12 +92,7 @@ class Watches(Kind):
 
     def preflight(self, seen: Session) -> Iterator[Finding]:
         for one in seen.programs:
-            told = [
-                procfs.text(one.pid, f"fdinfo/{each.fd}")
-                for each in one.descriptors
-                if each.target == _TARGET
-            ]
-            if not told:
+            if not (told := list(_instances(one))):
                 continue
             mounts = read_mounts(seen.init_pid)
             if _watches_deleted(told, mounts, seen.init_pid):
@@ -106,7 +105,7 @@ class Watches(Kind):
                 yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
     def before_dump(self, dump: Dump) -> None:
-        dump.arguments += arguments(dump.tree)
+        dump.arguments += arguments(dump)
 
     def rewrite(self, back: Return) -> None:
         instances = {}
@@ -190,26 +189,27 @@ def _tell_of_end(instance: int, watch: Any) -> None:
         os.close(memory)
 
 
-def arguments(tree: Snapshot) -> list[str]:
+def arguments(seen: Session) -> list[str]:
     """Arguments of ``criu dump`` that say where to look for what the tree watches.
 
     The deepest first: a look below a folder that is not the one takes in all of it.
     """
-    found = sorted(paths(tree), key=lambda path: path.count("/"))[:MOST]
+    found = sorted(paths(seen), key=lambda path: path.count("/"))[:MOST]
     searched = [*reversed(found), _SEARCHED]
     return [word for path in searched for word in ("--irmap-scan-path", path)]
 
 
-def paths(tree: Snapshot) -> set[str]:
+def paths(seen: Session) -> set[str]:
     """The paths of what the tree watches, as the session sees them."""
-    every = (one for process in tree.processes for one in _watches_of(process.pid))
+    told = (text for one in seen.programs for text in _instances(one))
+    every = itertools.chain.from_iterable(map(watches_in, told))
     watches = set(itertools.islice(every, _LOOKED_UP))
     if not watches:
         return set()
-    root = open_root(procfs.PROC / str(tree.init.pid) / "root")
+    root = open_root(procfs.PROC / str(seen.init_pid) / "root")
     try:
-        mounts = read_mounts(tree.init.pid)
-        usual = _on_overlays(tree, mounts, root)
+        mounts = read_mounts(seen.init_pid)
+        usual = _on_overlays(seen, mounts, root)
         found = (_place(watch, mounts, usual, root) for watch in watches)
         return {path for path in found if path is not None}
     finally:
@@ -263,24 +263,17 @@ def _device(fields: dict[str, str]) -> str:
     return f"{device >> _MINOR_BITS}:{device & (1 << _MINOR_BITS) - 1}"
 
 
-def _instances(pid: int) -> Iterator[str]:
-    for one in procfs.descriptors(pid):
-        if one.target == _TARGET:
-            yield procfs.text(pid, f"fdinfo/{one.fd}")
-
-
-def _watches_of(pid: int) -> Iterator[Watch]:
-    return itertools.chain.from_iterable(map(watches_in, _instances(pid)))
+def _instances(one: Program) -> Iterator[str]:
+    return (one.info(d.fd) for d in one.descriptors if d.target == _TARGET)
 
 
 def _on_overlays(
-    tree: Snapshot, mounts: list[Mount], root: int
+    seen: Session, mounts: list[Mount], root: int
 ) -> dict[tuple[str, int], str]:
     """Device and inode → path of what is usually watched and lies on an overlay."""
     found: dict[tuple[str, int], str] = {}
-    for path in sorted(
-        {*_USUAL, *(procfs.link(one.pid, "cwd") for one in tree.processes)}
-    ):
+    folders = (procfs.link(one.pid, "cwd") for one in seen.programs)
+    for path in sorted({*_USUAL, *folders}):
         mount = mount_of(path, mounts)
         if mount is not None and mount.kind == _OVERLAY:
             inode = _inode(path, root)

@@ -30,8 +30,9 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Refused,
     RolledBack,
 )
+from jupyterhub_gpu_reclaim.common.findings import refuse_fatal
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
+from jupyterhub_gpu_reclaim.linux import processes, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.criu.binary import Criu
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
-    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
 
 
 #: Images that kinds may look at or change before they are saved.
@@ -119,8 +119,10 @@ def dump(
             session.init_pid, session.init_start, timeout=STOP_PATIENCE
         )
         with ExitStack() as stack:
-            dumped = Dump(session.init_pid, tree, stack)
+            dumped = Dump(init_pid=session.init_pid, tree=tree, stack=stack)
             for kind in kinds:
+                if kind.asked_again:
+                    refuse_fatal(kind.preflight(dumped), RolledBack)
                 kind.before_dump(dumped)
             attempt.run(
                 "dump",
@@ -149,7 +151,7 @@ def dump(
         raise
     return DumpResult(
         root_pid=before.root.ns_pid,
-        pids=_ids(tree),
+        pids=_ids(dumped),
         stopped=tuple(sorted(stopped)),
         seconds=time.monotonic() - begun,
         images={**kept.images, **written},
@@ -210,10 +212,8 @@ def _rolled_back(error: OSError | ReclaimError) -> RolledBack:
     )
 
 
-def _ids(snapshot: Snapshot) -> tuple[int, ...]:
-    found = {
-        procfs.inner_id(process.pid, tid)
-        for process in snapshot.processes
-        for tid in ptrace.tasks(process.pid)
-    }
+def _ids(dumped: Dump) -> tuple[int, ...]:
+    found = {process.ns_pid for process in dumped.tree.processes}
+    for one in dumped.programs:
+        found |= {procfs.inner_id(status) for status in one.threads.values()}
     return tuple(sorted(found - {0}))
