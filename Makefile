@@ -48,7 +48,7 @@ coverage: ## branches covered by the tests that need no root; a floor in pyproje
 
 versions: ## one whole pass for each combination of versions; docs/reference/versions.md
 	@scripts/bootstrap test
-	@nice -n 19 $(PYTHON) benchmarks/versions.py .cache/versions \
+	@nice -n 19 $(PYTHON) -m benchmarks.versions .cache/versions \
 		$$(for each in 3.11 3.12 3.13 3.14; do command -v python$$each; done) \
 		--page docs/reference/versions.md
 

@@ -16,9 +16,23 @@ def put(page: Path, mark: str, table: str) -> None:
     Raises:
         ValueError: the page has no such place.
     """
-    begin, text = f"<!-- {mark} -->", page.read_text()
-    before, _, rest = text.partition(begin)
-    _, end, after = rest.partition(END)
+    before, _, after = _parts(page, mark)
+    page.write_text(f"{before}{table}\n{after}")
+
+
+def lines(page: Path, mark: str) -> list[str]:
+    """The lines that stand there now.
+
+    Raises:
+        ValueError: the page has no such place.
+    """
+    return _parts(page, mark)[1].splitlines()
+
+
+def _parts(page: Path, mark: str) -> tuple[str, str, str]:
+    begin = f"<!-- {mark} -->\n"
+    before, _, rest = page.read_text().partition(begin)
+    inside, end, after = rest.partition(END)
     if not end:
-        raise ValueError(f"{page} has no {begin} with its {END}")
-    page.write_text(f"{before}{begin}\n{table}\n{END}{after}")
+        raise ValueError(f"{page} has no {begin.strip()} with its {END}")
+    return before + begin, inside, end + after

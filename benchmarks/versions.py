@@ -1,7 +1,7 @@
 """One whole pass for each combination of versions: docs/reference/versions.md.
 
-    sudo .venv/bin/python benchmarks/versions.py FOLDER python3.11 python3.13
-    .venv/bin/python benchmarks/versions.py FOLDER --page docs/reference/versions.md
+    sudo .venv/bin/python -m benchmarks.versions FOLDER python3.11 python3.13
+    .venv/bin/python -m benchmarks.versions FOLDER --page docs/reference/versions.md
 
 Each combination of :data:`COMBINATIONS` whose Python is among those given gets an
 environment below FOLDER with the wheel of this checkout, and in it
@@ -37,6 +37,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
+from benchmarks import marked_page
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -58,7 +60,7 @@ SPAWNER_TESTS = [
     "tests/kubernetes_manifests/test_values.py",
 ]
 #: Where a page has its tables.
-BEGIN, END = "<!-- benchmarks/versions.py {} -->", "<!-- end -->"
+MARK = "benchmarks/versions.py {}"
 #: What is tried in each environment of a table.
 TRIED = {"together": ("demo", "tab"), "spawners": ("spawners",)}
 _SECONDS = 900
@@ -323,10 +325,9 @@ def minors(versions: Iterable[str]) -> tuple[str, ...]:
     return tuple(".".join(one.split(".")[:2]) for one in versions)
 
 
-def rows(page: str, table: str) -> dict[tuple[str, ...], list[str]]:
+def rows(page: Path, table: str) -> dict[tuple[str, ...], list[str]]:
     """The rows that a page has, by the versions that they are of."""
-    _, _, rest = page.partition(BEGIN.format(table))
-    lines = rest.partition(END)[0].strip().splitlines()[2:]
+    lines = marked_page.lines(page, MARK.format(table))[2:]
     cells = [line.strip("| ").split(" | ") for line in lines]
     count = len(TRIED[table]) + 1  # and the seconds
     return {minors(row[2:-count]): row for row in cells}
@@ -334,19 +335,15 @@ def rows(page: str, table: str) -> dict[tuple[str, ...], list[str]]:
 
 def _write(page: Path, results: list[Result]) -> None:
     """Put each table where the page has its marks."""
-    text = page.read_text()
     for table in TRIED:
-        known = rows(text, table)
+        known = rows(page, table)
         for one in results:
             if one.table == table:
                 known[minors(one.versions.values())] = one.row
         order = [one.versions for one in COMBINATIONS if one.table == table]
-        before, mark, rest = text.partition(BEGIN.format(table))
-        old, _, after = rest.partition(END)
-        head = old.strip().splitlines()[:2]
+        head = marked_page.lines(page, MARK.format(table))[:2]
         made = [f"| {' | '.join(known[one])} |" for one in order if one in known]
-        text = "\n".join((before + mark, *head, *made, END + after))
-    page.write_text(text)
+        marked_page.put(page, MARK.format(table), "\n".join([*head, *made]))
 
 
 if __name__ == "__main__":

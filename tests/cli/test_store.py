@@ -61,16 +61,6 @@ def test_show_says_files_objects_key_and_steps(run, run_json):
     assert any(o["name"].startswith("packs/ada-1/") for o in found["objects"])
 
 
-def test_show_of_nothing_is_a_sentence_and_exit_code_1(run):
-    code, out, err = run("show", "never")
-    assert code == 1
-    assert out == ""
-    assert err == (
-        "Error: There is no checkpoint never. (checkpoint_missing)\n"
-        "  Bring another checkpoint back, or start fresh.\n"
-    )
-
-
 def test_verify_of_good_store_is_0(run, run_json):
     code, out, _ = run("verify")
     assert code == 0
@@ -220,12 +210,6 @@ def test_rm_of_one_that_cannot_be_read_is_refused_unless_it_is_forced(run, store
     assert code == 1
     assert "cannot be read" in err
     assert run("rm", "--force", "ada-1")[0] == 0
-
-
-def test_rm_of_nothing_is_a_sentence(run):
-    code, _, err = run("rm", "never")
-    assert code == 1
-    assert "no checkpoint never" in err
 
 
 @pytest.mark.parametrize(

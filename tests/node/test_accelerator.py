@@ -49,11 +49,6 @@ def test_cards_are_held_by_those_whose_programs_had_memory_there():
     assert [(one.uuid, one.name, one.memory) for one in held] == [(A.uuid, A.name, 100)]
 
 
-def test_the_same_cards_are_no_move():
-    moves = gpu_world.plan_moves([A, B], [B, A], {})
-    assert gpu_world.move_pairs(moves) == []
-
-
 def test_another_card_of_the_model_takes_the_place_and_all_are_named():
     moves = gpu_world.plan_moves([A, B], [B, C], {})
     assert sorted(gpu_world.move_pairs(moves)) == [(A.uuid, C.uuid), (B.uuid, B.uuid)]
@@ -137,26 +132,6 @@ def make(
     return Accelerator(
         driver, Cards(card), lock_seconds=1, seconds=1, room_seconds=0.05, **more
     )
-
-
-def test_a_session_is_described_emptied_and_filled_and_stands_until_it_is_thawed(
-    sleeper,
-):
-    (process,) = sleeper.processes
-    driver = gpu.WellDriver(process.pid)
-    accelerator = make(driver, pid=process.pid)
-    survey = Survey(users=(process,))
-    described = accelerator.describe(survey)
-    assert described.bytes() == 100
-    assert described.users == [process.ns_pid]
-
-    accelerator.empty(lambda: sleeper, survey, NO_LIMIT)
-    assert driver.states == {process.pid: CudaState.CHECKPOINTED}
-    wait_for(lambda: processes.is_stopped(process))
-    accelerator.fill(described, NO_LIMIT, sleeper)
-
-    assert driver.states == {process.pid: CudaState.RUNNING}
-    assert processes.is_stopped(process)
 
 
 @pytest.mark.parametrize(
@@ -413,13 +388,6 @@ def test_a_shell_that_gets_no_processor_is_waited_for_before_its_program_stops()
         assert seen == [True]
 
 
-def test_a_session_without_a_gpu_needs_nothing(sleeper):
-    accelerator = make(gpu.AbsentDriver())
-    assert accelerator.describe(Survey()) is None
-    assert accelerator.compare(None, os.getpid()) == []
-    accelerator.fill(None, NO_LIMIT, sleeper)
-
-
 class FourCards(gpu.WellDriver):
     def cards(self) -> list[Card]:
         return [Card(f"{number:032x}", "NVIDIA Test") for number in range(4)]
@@ -441,20 +409,6 @@ def test_a_session_gets_the_cards_of_its_new_container_and_no_others(sleeper):
     assert after.compare(described, init) == []
     after.fill(described, NO_LIMIT, sleeper)
     assert driver.moves == [(first, second)]
-
-
-def test_session_that_finds_no_room_on_a_card_is_refused(sleeper):
-    (process,) = sleeper.processes
-    driver = gpu.WellDriver(process.pid)
-    survey = Survey(users=(process,))
-    described = make(driver, pid=process.pid).describe(survey)
-    full, init = make(driver, free=0), sleeper.init.pid
-    assert [one.code for one in full.compare(described, init)] == ["gpu_memory"]
-
-
-def test_a_machine_without_a_driver_takes_no_gpu_session():
-    (found,) = make(gpu.AbsentDriver()).compare(gpus(A), os.getpid())
-    assert found.code == "gpu_mismatch"
 
 
 def test_a_machine_with_a_card_is_told_of_huge_pages_that_it_does_not_use():

@@ -64,12 +64,6 @@ class Attempts:
         return asyncio.run(events())
 
 
-def test_the_work_is_done_once_where_nothing_begins():
-    attempts = Attempts(None)
-    assert attempts.run() == [SEEN]
-    assert attempts.clock.time == 0
-
-
 @pytest.mark.parametrize(
     "error",
     [BEGUN, Refused(Reason.DEVICE_OPEN, **ONE, device="/dev/nvidiactl")],

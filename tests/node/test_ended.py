@@ -73,16 +73,6 @@ def test_record_that_cannot_be_deleted_is_told_on(look, records, clock, monkeypa
     assert look() == []
 
 
-def test_record_of_an_ended_session_is_forgotten_after_its_time(look, records, clock):
-    assert look("inc-1") == []
-    assert look() == ["inc-1"]
-    clock.advance(KEPT_SECONDS - 1)
-    assert look() == ["inc-1"]
-    clock.advance(2)
-    assert look() == []
-    assert records.list() == []
-
-
 def test_record_of_a_session_that_lives_is_kept_however_old_it_is(look, records, clock):
     look("inc-1")
     clock.advance(10 * KEPT_SECONDS)

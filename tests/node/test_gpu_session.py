@@ -39,14 +39,6 @@ def test_a_session_is_emptied_saved_and_filled_in_another_place(agent, session, 
     assert agent.capture(place, "cp-2", 2)[-1]["checkpoint"]
 
 
-def test_a_saved_session_is_taken_back(agent, session):
-    assert agent.capture(session, "cp")[-1]["checkpoint"]
-    assert agent.post(f"/v1/sessions/{session.incarnation}/thaw").status_code == 200
-    computes(session)
-    assert holders(session) == 1
-    assert agent.get("/v1/checkpoints").json() == []
-
-
 def test_store_that_is_full_in_the_middle_gives_the_card_its_memory_back(
     agent, session, small_store
 ):

@@ -20,7 +20,6 @@ from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from tests.support.agent import COUNTER, Agent, criu_folder, goes_on, wait_for
 
 GIB = 1 << 30
-CROWDED = "import runpy; runpy.run_module('tests.support.crowded', run_name='__main__')"
 
 
 def operation() -> Operation:

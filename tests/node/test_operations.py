@@ -12,7 +12,6 @@ from jupyterhub_gpu_reclaim.common.errors import (
     ReclaimError,
     Refused,
     RolledBack,
-    StoreError,
 )
 from jupyterhub_gpu_reclaim.common.models import Event, SessionKey, Step
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -21,10 +20,8 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
     Operation,
     Operations,
     StepReporter,
-    durably,
     in_thread,
 )
-from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.session import Session
 
 KEY = SessionKey("ann")
@@ -68,18 +65,6 @@ async def test_follow_slow_reader_gets_the_newest_figure():
     assert [event.step.bytes async for event in reader] == [3]
 
 
-async def test_begin_error_is_the_last_event():
-    async def work(operation):
-        yield step("dump")
-        raise RolledBack(Reason.CANCELLED)
-
-    operations = Operations()
-    operation = operations.begin("i", Operation("capture", KEY, "cp"), work)
-    await operation.wait(10)
-    assert operation.events[-1].failure.code == "cancelled"
-    assert operations.running("i") is None
-
-
 async def test_begin_unexpected_error_tells_no_secret(caplog):
     async def work(operation):
         yield step("dump")
@@ -89,24 +74,6 @@ async def test_begin_unexpected_error_tells_no_secret(caplog):
     await operation.wait(10)
     assert operation.events[-1].failure.code == "internal"
     assert "s3cret" not in operation.events[-1].failure.message
-
-
-async def test_attach_while_another_runs_is_refused():
-    release = asyncio.Event()
-
-    async def work(operation):
-        await release.wait()
-        yield step("dump")
-
-    operations = Operations()
-    operation = operations.begin("i", Operation("capture", KEY, "cp"), work)
-    assert operations.attach("i", "capture", "cp") is operation
-    assert operations.attach("j", "capture", "cp") is None
-    with pytest.raises(Refused):
-        operations.attach("i", "capture", "cp-2")
-    release.set()
-    await operation.wait(10)
-    assert operations.attach("i", "capture", "cp-2") is None
 
 
 async def test_operations_that_have_ended_are_kept_without_a_descriptor():
@@ -139,19 +106,6 @@ async def test_attach_to_a_restore_that_failed_begins_anew(kind, anew):
     assert found is (None if anew else operation)
 
 
-async def test_finish_calls_captures_off():
-    async def work(operation):
-        while not operation.cancel.is_set:
-            await asyncio.sleep(0.01)
-        yield step("dump", "failed")
-
-    operations = Operations()
-    operation = operations.begin("i", Operation("capture", KEY, "cp"), work)
-    await asyncio.sleep(0)
-    assert await operations.finish(10) == []
-    assert operation.done
-
-
 async def test_session_whose_programs_keep_threads_waiting_gets_no_more_of_them():
     """A file system of its user's that does not answer holds whoever asks it."""
     ended, operations = threading.Event(), Operations()
@@ -179,66 +133,9 @@ async def test_session_whose_programs_keep_threads_waiting_gets_no_more_of_them(
     pytest.fail("it is refused for ever")
 
 
-async def test_in_thread_that_takes_too_long_is_timed_out():
-    ended = threading.Event()
-    with pytest.raises(RolledBack) as caught:
-        await in_thread(lambda: ended.wait(20), step="dump", limit=0.05)
-    ended.set()
-    assert caught.value.reason is Reason.TIMED_OUT
-
-
 async def test_step_that_fails_says_so():
     operation = Operation("capture", KEY, "cp")
     with pytest.raises(RolledBack):
         async with StepReporter(operation, SystemClock()).step("dump", "Saving"):
             raise RolledBack(Reason.CANCELLED)
     assert [event.step.state for event in operation.events] == ["begun", "failed"]
-
-
-class FullDisk:
-    """A state folder on a disk that is full, from the second record on."""
-
-    def __init__(self) -> None:
-        self.saved = []
-        self.remembered = []
-
-    def save(self, record: Record) -> None:
-        if self.saved:
-            raise OSError(28, "No space left on device")
-        self.saved.append(record.stage)
-
-    def remember(self, record: Record) -> None:
-        self.remembered.append(record.stage)
-
-
-async def test_durably_record_that_cannot_be_written_rolls_back():
-    undone = []
-
-    def record(stage):
-        return Record(
-            operation="capture",
-            incarnation="i",
-            key=KEY,
-            stage=stage,
-            checkpoint="cp",
-            init_pid=1,
-            init_start=1,
-            begun=0.0,
-        )
-
-    async def steps():
-        yield record(Stage.CAPTURING)
-        try:
-            yield record(Stage.CAPTURED)
-        except StoreError:
-            yield record(Stage.ROLLING_BACK)
-            undone.append(True)
-            raise
-
-    disk = FullDisk()
-    with pytest.raises(StoreError):
-        async for _ in durably(steps(), disk):
-            pass
-    assert undone == [True]
-    # else this agent would take a tree that it could not thaw for one that runs
-    assert disk.remembered == [Stage.ROLLING_BACK]

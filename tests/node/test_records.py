@@ -8,12 +8,9 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Step
 from jupyterhub_gpu_reclaim.node.operations.records import (
-    NapRecord,
-    NapStage,
     Record,
     Records,
     Stage,
-    StoppedProgram,
 )
 from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus, GpuUse
 
@@ -86,24 +83,6 @@ def test_record_of_another_version_is_left_as_it_is(records, tmp_path, caplog):
     assert path.read_bytes() == other
 
 
-def test_record_with_a_nap_is_read_as_it_was_written(records):
-    programs = [StoppedProgram(pid=302, start=4711)]
-    nap = NapRecord(
-        stage=NapStage.ASLEEP,
-        begun=1_700_000_001.0,
-        gpus=gpus(302, "ab"),
-        programs=programs,
-        standing={"302/7": 12},
-    )
-    written = record(Stage.FAILED, nap=nap)
-    records.save(written)
-    found = records.find("inc-1")
-    assert found == written
-    assert found.naps
-    assert not found.at(Stage.CAPTURING, []).naps
-    assert not found.woken().naps
-
-
 def test_gpus_of_a_nap_and_of_a_capture_are_joined():
     both = gpus(305, "a").joined(gpus(302, "b")).joined(None)
     assert (both.users, both.bytes()) == ([302, 305], 607)
@@ -130,13 +109,6 @@ def test_list_leaves_out_what_cannot_be_read(records, tmp_path):
     assert records.find("torn") is None
 
 
-def test_delete_is_idempotent(records):
-    records.save(record())
-    records.delete("inc-1")
-    records.delete("inc-1")
-    assert records.list() == []
-
-
 def test_remembered_record_counts_until_one_is_written(records, tmp_path):
     records.save(record(Stage.CAPTURING))
     records.remember(record(Stage.ROLLING_BACK))
@@ -161,15 +133,6 @@ def full_disk(records, monkeypatch):
         yield
 
 
-def test_noted_record_counts_whether_it_can_be_written_or_not(records, monkeypatch):
-    records.save(record(Stage.CAPTURED))
-    with full_disk(records, monkeypatch):
-        records.note(record(Stage.FAILED))
-        assert records.find("inc-1").stage is Stage.FAILED
-    records.note(record(Stage.CAPTURING))
-    assert [one.stage for one in records.list()] == [Stage.CAPTURING]
-
-
 def test_record_that_could_not_be_written_is_written_when_there_is_room(
     records, tmp_path, monkeypatch
 ):
@@ -188,9 +151,3 @@ def test_record_that_could_not_be_written_is_written_when_there_is_room(
     next_agent.save(record(Stage.CAPTURING))
     records.write_remembered()  # nothing is left to be written
     assert next_agent.find("inc-1").stage is Stage.CAPTURING
-
-
-def test_at_changes_the_stage_alone(records):
-    changed = record().at(Stage.FAILED, [], generation=4)
-    assert (changed.stage, changed.steps, changed.generation) == (Stage.FAILED, [], 4)
-    assert changed.checkpoint == "cp"

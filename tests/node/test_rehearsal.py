@@ -1,8 +1,6 @@
 """What would not come back is not suspended: a real agent, real programs, real CRIU."""
 
-import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -22,17 +20,6 @@ while True:
 """
 
 
-@pytest.fixture
-def holder(folder: Path, places):
-    path = folder / "another's"
-    path.write_text("secret")
-    os.chown(path, 54321, 54321)
-    path.chmod(0o600)
-    place = places("start", sys.executable, "-I", "-S", "-c", HOLDER, str(path), env={})
-    wait_for(lambda: place.output.stat().st_size)
-    return place
-
-
 def steps_of(events: list[dict]) -> list[dict]:
     return [event["step"] for event in events if event.get("step")]
 
@@ -40,20 +27,6 @@ def steps_of(events: list[dict]) -> list[dict]:
 def release(agent, place, name: str) -> int:
     path = f"/v1/sessions/{place.incarnation}/release"
     return agent.post(path, {"checkpoint": name}).status_code
-
-
-def test_session_that_would_not_come_back_goes_on_and_leaves_no_checkpoint(
-    agent, holder, folder
-):
-    failure = agent.capture(holder, "doomed")[-1]["failure"]
-    assert failure["code"] == "would_not_return"
-    assert "another's" in failure["message"]
-    assert not failure.get("retryable")
-    assert goes_on(holder)
-    assert agent.get("/v1/checkpoints").json() == []
-    assert release(agent, holder, "doomed") != 200
-    assert goes_on(holder)
-    assert not list((folder / "state" / "work").iterdir())
 
 
 def test_session_that_comes_back_is_rehearsed_beside_the_rest(agent, counter, places):

@@ -66,16 +66,6 @@ def test_call_with_a_huge_body_is_refused(agent):
     assert response.status_code == 413
 
 
-@pytest.mark.parametrize(
-    "order",
-    [*("capture", "restore", "nap", "wake"), *("thaw", "release", "kill", "cancel")],
-)
-def test_order_for_an_unknown_session_is_not_found(agent, order):
-    response = agent.post(f"{UNKNOWN}/{order}", {"checkpoint": "cp"})
-    assert response.status_code == 404
-    assert response.json()["code"] == "unknown_session"
-
-
 @pytest.mark.parametrize("path", ["/v1/sessions/a%2Fb", "/v1/", "/v1/sessions/../x"])
 def test_path_that_is_none_is_not_found(agent, path):
     assert agent.get(path).status_code == 404
@@ -91,18 +81,6 @@ def test_path_of_another_protocol_is_refused_by_a_sentence(agent):
 
 def test_wrong_method_is_refused(agent):
     assert agent.delete("/v1/sessions").status_code == 405
-
-
-def test_word_about_a_missing_checkpoint_is_not_found(agent):
-    with agent.client() as client:
-        path, said = "/v1/checkpoints/none/mark", {"aside": {"until": None}}
-        response = client.post(path, json={"said": said, "word": 1})
-        assert response.status_code == 404
-        assert response.json()["code"] == "checkpoint_missing"
-        for bad in ({"aside": 1}, {"gone_on": {"incarnation": "../i", "since": 0}}):
-            assert client.post(path, json={"said": bad, "word": 1}).status_code == 400
-        for bad in ({}, {"said": said}, {"said": said, "word": -1}):
-            assert client.post(path, json=bad).status_code == 400
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "x" * 256, "\u202eturned", 7])

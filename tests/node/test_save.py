@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.node.test_crash import at, remains, settled
-from tests.node.test_nap import nap, naps, wake
+from tests.node.test_nap import nap, wake
 from tests.node.test_undo import fill
 from tests.support.agent import COUNTER, goes_on, wait_for
 from tests.support.fake_cards import computes, holders
@@ -196,20 +196,6 @@ def test_session_that_ends_behind_its_copy_is_saved(agent, jupyter, places):
     server.place = places("hold")
     agent.come_back(server.place, "cp-1")
     assert server.run(kernel, "len(much)") == str(300 << 20)
-
-
-def test_nap_is_saved_while_it_naps_on(agent, start, places):
-    session = start()
-    computes(session)
-    nap(agent, session)
-    saved = agent.save(session, "cp-1")
-    assert saved[-1].get("checkpoint"), saved[-1]
-    assert {"napping"} == {agent.tree(session)["state"]}
-    assert naps(session)
-    again = agent.save(session, "cp-2", 2)
-    assert again[-1].get("checkpoint"), again[-1]
-    assert wake(agent, session)["tree"]["state"] == "running"
-    computes(session)
 
 
 @pytest.mark.parametrize("step", but(STEPS, "save"))

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
-from tests.support.agent import goes_on, running_agent, wait_for
+from tests.support.agent import running_agent, wait_for
 
 GB = 10**9
 MB = 10**6
@@ -140,35 +139,9 @@ def session(places):
     return make
 
 
-def packs(agent) -> list[Path]:
-    files = [path for path in (agent.folder / "store").rglob("*") if path.is_file()]
-    return [path for path in files if path.name != "identity"]
-
-
 def test_pool_of_zeros_larger_than_the_store_is_saved(small_agent, session):
     place = session(zeros=400 * MB)
     captured = small_agent.capture(place, "cp")
     info = captured[-1]["checkpoint"]
     assert info["logical_bytes"] > 400 * MB
     assert info["stored_bytes"] < 20 * MB
-
-
-def test_dump_that_runs_out_of_room_is_called_off_and_leaves_nothing(
-    small_agent, session
-):
-    place = session(chance=120 * MB)
-    failed = small_agent.capture(place, "cp")[-1]["failure"]
-    assert failed["code"] == "store_full"
-    assert failed["retryable"]
-    assert "more needed" in failed["message"]
-    assert goes_on(place)
-    assert small_agent.get("/v1/checkpoints").json() == []
-    assert packs(small_agent) == []
-    # It is not stopped a second time for the same end.
-    again = small_agent.capture(place, "cp-2")
-    assert again[-1]["failure"]["code"] == "store_full"
-    assert "last attempt" in again[-1]["failure"]["message"]
-    assert {one["step"]["step"] for one in again if one.get("step")} == {"preflight"}
-    # Others may be tried.
-    other = session(chance=10 * MB)
-    assert small_agent.capture(other, "cp-3")[-1]["checkpoint"]["id"] == "cp-3"

@@ -41,18 +41,6 @@ def codes(refusals: Refusals, *programs: tuple[int, int], now: float = 60.0) -> 
     return [found.code for found in refusals.findings("ann1", snapshot(*programs), now)]
 
 
-def test_refusal_is_repeated_with_its_reason_while_the_programs_are_the_same(refusals):
-    (found,) = refusals.findings("ann1", snapshot(KERNEL, SHELL), 60.0)
-    assert found.fatal
-    assert not found.retryable
-    assert (found.code, found.message) == ("would_not_return", FAILURE.message)
-    assert WHY in found.message
-
-
-def test_program_that_has_begun_since_changes_nothing(refusals):
-    assert codes(refusals, KERNEL, SHELL, LATER) == ["would_not_return"]
-
-
 @pytest.mark.parametrize("programs", [(KERNEL,), (KERNEL, (320, 9)), ()])
 def test_program_that_has_ended_lets_it_be_tried_again(refusals, programs):
     assert codes(refusals, *programs) == []
@@ -61,12 +49,6 @@ def test_program_that_has_ended_lets_it_be_tried_again(refusals, programs):
 def test_after_an_hour_it_is_tried_again(refusals):
     assert codes(refusals, KERNEL, SHELL, now=HOUR - 1) == ["would_not_return"]
     assert codes(refusals, KERNEL, SHELL, now=HOUR + 1) == []
-
-
-def test_person_who_asks_has_it_tried_again(refusals):
-    refusals.forget("ann1")
-    refusals.forget("ann1")
-    assert codes(refusals, KERNEL, SHELL) == []
 
 
 def test_refusal_is_of_that_session_only_and_few_are_kept(refusals):

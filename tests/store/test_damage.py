@@ -228,8 +228,3 @@ def test_nothing_of_a_session_is_in_the_open(root, clock):
     stored = b"".join(p.read_bytes() for p in root.rglob("*") if p.is_file())
     for word in (b"ada", b"lab", b"token", b"secret", b"pages"):
         assert word not in stored
-
-
-def test_stream_of_unknown_file_fails_at_once(committed, repository):
-    with pytest.raises(StoreError, match="no file other"):
-        repository.open("c1").stream("other")

@@ -11,7 +11,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     ReclaimError,
     StoreError,
 )
-from jupyterhub_gpu_reclaim.common.models import SessionKey, Step
+from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
@@ -33,36 +33,6 @@ def commit_one(begin, checkpoint="c1", **contents):
 
 
 # --- writing and reading -------------------------------------------------------------
-
-
-def test_commit_of_several_files_reads_back_in_order(repository, begin):
-    writer = begin()
-    contents = {
-        "pages-1.img": RANDOM,
-        "inventory.img": b"x",
-        "tmpfs/0.tar": bytes(600_000),
-        "empty": b"",
-        "identity.json": b'{"api_token": "t"}' * 400,
-    }
-    for name, data in contents.items():
-        writer.add(name, data)
-    info = writer.commit(
-        steps=[Step(step="dump", title="Saving", bytes=5)], frozen_seconds=1.5
-    )
-    checkpoint = repository.open("c1")
-    assert checkpoint.names() == list(contents)
-    assert {name: checkpoint.read(name) for name in contents} == contents
-    assert [checkpoint.size(name) for name in contents] == list(
-        map(len, contents.values())
-    )
-    assert checkpoint.info == info == repository.info("c1")
-    assert info.key == SessionKey("ada", "lab")
-    assert info.frozen_seconds == 1.5
-    assert info.steps[0].bytes == 5
-    assert info.logical_bytes == sum(map(len, contents.values()))
-    assert len(RANDOM) < info.stored_bytes < len(RANDOM) + 5000
-    assert "empty" in checkpoint
-    assert "other" not in checkpoint
 
 
 def test_writer_with_many_threads_and_odd_buffers_keeps_every_byte(root, clock):
@@ -318,18 +288,3 @@ def test_folder_that_is_a_file_is_a_sentence(tmp_path):
     with pytest.raises(StoreError) as caught:
         FolderBackend(tmp_path / "store")
     assert caught.value.reason is Reason.STORE_FAILED
-
-
-def test_memory_too_small_is_store_full_and_leaves_nothing(clock):
-    backend = MemoryBackend(capacity=500_000)
-    repository = Repository(backend, clock=clock, keys=KEYS)
-    writer = repository.begin(
-        id="c1", key=SessionKey("u"), incarnation="i", generation=1
-    )
-    with pytest.raises(StoreError) as caught:
-        writer.add("a", RANDOM)
-    assert caught.value.reason is Reason.STORE_FULL
-    with pytest.raises(StoreError) as caught:
-        writer.commit()
-    assert caught.value.reason is Reason.STORE_FULL
-    assert backend.objects == {}

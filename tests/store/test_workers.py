@@ -22,7 +22,6 @@ from jupyterhub_gpu_reclaim.store.workers import channel, fork_server, handle
 from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
-from tests.support.faulty_backend import turn_bit
 
 PLAIN = os.urandom(5_000_000) + bytes(3_000_000) + b"kernel " * 400_000
 
@@ -527,27 +526,3 @@ def test_servers_that_all_hang_are_an_error_in_words(monkeypatch):
             pool.start()
     finally:
         pool.close()
-
-
-def test_pages_in_damaged_packs_are_stored_again_and_told(store, root, caplog):
-    """By several pack writers, each of which may meet the same damaged block."""
-    writer = begin(store)
-    take(writer, "pages-1.img", PLAIN)
-    writer.commit()
-    backend = FolderBackend(root)
-    names = [
-        entry.name for entry in backend.list("packs/c1/") if entry.length > 500_000
-    ]
-    assert len(names) > 2
-    for name in names[:-1]:
-        turn_bit(backend, name, 400_000)
-    writer = begin(store, 2)
-    take(writer, "pages-1.img", PLAIN[4096:])
-    info = writer.commit()
-    assert 200_000 < info.stored_bytes < 1_500_000
-    assert store.open("c2").read("pages-1.img") == PLAIN[4096:]
-    assert store.open("c2").verify() == []
-    for name in names[:-1]:
-        assert f"{name} is damaged" in caplog.text
-    store.delete("c1")
-    assert store.open("c2").verify() == []
