@@ -194,7 +194,7 @@ class Environment:
 
     def _tests(self, tree: Path, what: str, which: list[str]) -> str:
         report = self.place / f"{what}.xml"
-        own = ["-q", "-p", "no:cacheprovider", "--reruns=0", f"--junitxml={report}"]
+        own = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
         short = f"--basetemp=/tmp/v-{os.getpid()}"  # names of sockets are short
         self._python(tree, what, "-m", "pytest", *own, short, *which)
         return _told(report)

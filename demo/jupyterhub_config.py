@@ -17,12 +17,9 @@ folder = Path(os.environ["GPU_RECLAIM_DEMO"])
 settings = json.loads((folder / "settings.json").read_text())
 
 c = get_config()  # type: ignore[name-defined] # noqa: F821
-inner = "https" if settings.get("internal_ssl") else "http"
-c.JupyterHub.internal_ssl = inner == "https"
-c.JupyterHub.internal_certs_location = str(folder / "internal-ssl")
 c.JupyterHub.bind_url = f"http://127.0.0.1:{settings['port']}{settings['base_url']}"
-c.JupyterHub.hub_bind_url = f"{inner}://127.0.0.1:{settings['hub_port']}"
-c.ConfigurableHTTPProxy.api_url = f"{inner}://127.0.0.1:{settings['proxy_api_port']}"
+c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{settings['hub_port']}"
+c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{settings['proxy_api_port']}"
 c.JupyterHub.db_url = f"sqlite:///{folder / 'jupyterhub.sqlite'}"
 c.JupyterHub.cookie_secret_file = str(folder / "cookie_secret")
 c.ConfigurableHTTPProxy.pid_file = str(folder / "proxy.pid")

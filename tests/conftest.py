@@ -1,8 +1,4 @@
-"""What holds for all tests: long stories, and programs that start quickly.
-
-A test is run once. A few that ``support/flaky.py`` names, with what was seen, get a
-second chance; that they needed it is said at the end ("RERUN").
-"""
+"""What holds for all tests: long stories, and programs that start quickly."""
 
 import gc
 import os
@@ -15,7 +11,6 @@ from hypothesis import settings
 
 from tests.cluster import options
 from tests.support import (
-    flaky,
     light_modules,
     network,
     pure,
@@ -23,7 +18,6 @@ from tests.support import (
     screenshots,
     sharing,
 )
-from tests.support.reruns import pytest_runtest_teardown  # noqa: F401 - a hook
 
 #: The longest first, so that in the end no worker is left with one of them alone.
 LONGEST_FIRST = ["e2e", "browser", "hub", "kube", "service", "simulation"]
@@ -66,7 +60,7 @@ def pytest_runtestloop() -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Leave the network of the others, once what tells of second chances is connected.
+    """Leave the network of the others.
 
     Whoever only hands out the tests stays; so do frameworks on real cards, which look
     for the machine's interfaces, and who asks a real cluster.
@@ -99,7 +93,6 @@ def pytest_collection_modifyitems(
 ) -> None:
     """Mark what needs root, skip what is long, and begin with what takes longest."""
     root.mark(items)
-    flaky.mark(items)
     pure.mark(items)
     left_out = pytest.mark.skip(reason="a long story: make test-all runs it as well")
     for item in items:

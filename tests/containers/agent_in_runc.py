@@ -2,7 +2,7 @@
 
 A runtime takes a container for running as long as somebody holds its output: containerd
 then tells the kubelet nothing, and the node is without an agent. Run by
-``test_containerd``.
+``test_agent_container``.
 """
 
 import os

@@ -1,8 +1,6 @@
 """A real agent beside real containers."""
 
-import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
@@ -10,7 +8,6 @@ import pytest
 
 from tests.checkpoint import conftest as engine_tests
 from tests.support.agent import Agent, criu_folder
-from tests.support.containerd import CONFINED, confine
 from tests.support.containers import PLACEMENT, PodJupyter
 from tests.support.containers import pods as make_pods
 
@@ -28,15 +25,10 @@ criu, engine = engine_tests.criu, engine_tests.engine
 
 
 @pytest.fixture
-def agent(folder, pods, monkeypatch):
+def agent(folder, pods):
     del pods  # says why it cannot run here
     made = Agent(folder, criu_folder())
-    if os.environ.get(CONFINED):
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "executable", str(confine(folder)))
-            made.start(PLACEMENT)
-    else:
-        made.start(PLACEMENT)
+    made.start(PLACEMENT)
     yield made
     made.kill()
     print(made.log.read_text())

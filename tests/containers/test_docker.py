@@ -10,7 +10,6 @@ import pytest
 from demo.user import UserError
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from tests.support.agent import wait_for
-from tests.support.containerd import packed
 from tests.support.docker import (
     IMAGE,
     ROOT,
@@ -18,6 +17,7 @@ from tests.support.docker import (
     daemon,
     hub_beside,
     options,
+    packed,
     short_folder,
     suspend,
 )

@@ -23,15 +23,9 @@ _numbers = itertools.count(1)
 #: Who is called ``idle-…`` is suspended when idle: for longer than two samples are
 #: apart.
 IDLE_AFTER = 5
-PROMPT_IDLE_AFTER = 9
 RULES = [
     {"server": "job-*", "together": True},
-    {
-        "user": "idle-*",
-        "idle_after": IDLE_AFTER,
-        "prompt_idle_after": PROMPT_IDLE_AFTER,
-        "warn_for": 0,
-    },
+    {"user": "idle-*", "idle_after": IDLE_AFTER, "warn_for": 0},
 ]
 
 

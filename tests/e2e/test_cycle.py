@@ -4,11 +4,9 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from websockets.exceptions import WebSocketException
 
 from demo.admin import Admin
 from demo.check import terminal_lives, terminal_pids
@@ -104,115 +102,3 @@ def events_until(stack: Stack, user: str, last: str) -> list[tuple[str, str]]:
             return told
         assert time.monotonic() < deadline, told
         time.sleep(0.2)
-
-
-@pytest.mark.long
-def test_cells_that_compute_print_or_sleep_go_on_and_lose_no_output(
-    admin: Admin, user: User
-) -> None:
-    server = user.server()
-    cells = {
-        "print": (
-            "import time\nfor i in range(160):\n    print(i, flush=True)\n"
-            "    time.sleep(0.05)"
-        ),
-        "compute": (
-            "import time\nend = time.monotonic() + 8\nn = 0\n"
-            "while time.monotonic() < end:\n    n += 1\nprint('computed', n > 0)"
-        ),
-        "sleep": "import time\nprint('before')\ntime.sleep(8)\nprint('after')",
-    }
-    kernels = {name: server.start_kernel() for name in cells}
-    sent = {}
-    for name, kernel in kernels.items():
-        kernel.connect()
-        kernel.run("1")
-        sent[name] = kernel.send(cells[name])
-    time.sleep(1.5)
-    admin.suspend(user.name)
-    # The websockets of the tab are cut; it comes back under the same session ids.
-    user.visit(f"{server.prefix}lab")
-    early = {name: _drain(kernel) for name, kernel in kernels.items()}
-    for name, kernel in kernels.items():
-        kernel.connect()
-        late = kernel.collect(sent[name], seconds=40)
-        text = early[name] + late.text
-        if name == "print":
-            assert text.split() == [str(i) for i in range(160)]
-        elif name == "compute":
-            assert text.split() == ["computed", "True"]
-        else:
-            assert text.split() == ["before", "after"]
-        assert not late.error
-        kernel.close()
-
-
-def _drain(kernel: object) -> str:
-    """What had arrived before the websocket was cut."""
-    import json
-
-    text = ""
-    try:
-        while True:
-            got = json.loads(kernel.ws.recv(timeout=2))  # type: ignore[attr-defined]
-            if got["header"]["msg_type"] == "stream":
-                text += got["content"]["text"]
-    except Exception:  # the end of a cut websocket, however it shows
-        kernel.ws = None  # type: ignore[attr-defined]
-    return text
-
-
-@pytest.mark.long
-def test_named_servers_and_two_users_at_once_are_separate(
-    admin: Admin, new_user: Callable[[], User]
-) -> None:
-    one, two = new_user(), new_user()
-    servers = []
-    for user, name in ((one, ""), (one, "second"), (two, "")):
-        user.start_server(name)
-        servers.append((user, name, user.server(name)))
-    kernels = []
-    for index, (_, _, server) in enumerate(servers):
-        kernel = server.start_kernel()
-        with kernel:
-            kernel.run(f"mine = {index}")
-        kernels.append(kernel)
-    for user, name, _ in servers:
-        admin.call("POST", f"sessions/{user.name}/{name or '-'}/suspend")
-    for user, name, _ in servers:
-        admin.wait(user.name, name, phase="suspended")
-    for index, (user, _, server) in reversed(list(enumerate(servers))):
-        user.visit(f"{server.prefix}lab")
-        with kernels[index] as kernel:
-            assert kernel.run("print(mine)").text == f"{index}\n"
-
-
-@pytest.mark.long
-def test_visit_in_the_middle_of_a_suspend_ends_in_a_running_session(
-    admin: Admin, user: User
-) -> None:
-    server = user.server()
-    kernel = server.start_kernel()
-    with kernel:
-        kernel.run("import os; ballast = os.urandom(150 << 20); x = 7")
-    for wait in (0.0, 0.2, 0.5, 1.0):
-        admin.call("POST", f"sessions/{user.name}/-/suspend")
-        time.sleep(wait)
-        assert visited_kernel(user, kernel) == "7\n"
-        admin.settle(user.name)  # who came before the freeze was served, then suspended
-        assert visited_kernel(user, kernel) == "7\n"
-        admin.wait(user.name, phase="running")
-    assert user.logins == 1
-
-
-def visited_kernel(user: User, kernel: Kernel) -> str:
-    """Visit and run a cell; somebody who came just before the freeze reloads."""
-    for _ in range(3):
-        page = user.visit(f"{user.server().prefix}lab")
-        assert page.status_code == 200
-        try:
-            with kernel:
-                return kernel.run("print(x)").text
-        except (WebSocketException, OSError):
-            continue
-    raise AssertionError("no running session after three visits")

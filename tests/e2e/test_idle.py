@@ -7,8 +7,7 @@ import pytest
 
 from demo.admin import Admin
 from demo.user import User
-from tests.e2e.conftest import IDLE_AFTER, PROMPT_IDLE_AFTER
-from tests.support.hub import wait_until
+from tests.e2e.conftest import IDLE_AFTER
 from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(300)
@@ -34,12 +33,6 @@ def arrived(stack: Stack, name: str) -> User:
     return user
 
 
-def why(admin: Admin, name: str) -> str | None:
-    """Why that user's session is not suspended now."""
-    verdict = admin.session(name)["verdict"]
-    return str(verdict["code"]) if verdict else None
-
-
 def test_upload_comes_to_its_end_and_an_idle_session_is_suspended(
     stack: Stack, admin: Admin
 ) -> None:
@@ -53,21 +46,3 @@ def test_upload_comes_to_its_end_and_an_idle_session_is_suspended(
     assert "suspend" not in whats
     # The other one, who did nothing, goes.
     admin.wait("idle-bob", phase="suspended")
-
-
-@pytest.mark.long
-def test_cell_that_waits_for_an_answer_is_idle_in_its_time_and_gets_the_answer_later(
-    stack: Stack, admin: Admin
-) -> None:
-    user = arrived(stack, "idle-cleo")
-    with user.server().start_kernel() as kernel:
-        cell = kernel.send("print('the answer is', input('how many? '))", asks=True)
-        assert kernel.wait_for_question() == "how many? "
-        asked = time.time()
-        wait_until(lambda: why(admin, "idle-cleo") == "prompt_open", 30)
-        suspended = admin.wait("idle-cleo", phase="suspended", seconds=60)
-    assert suspended["since"] - asked >= PROMPT_IDLE_AFTER - 1
-    user.visit(f"{user.server().prefix}lab")
-    with kernel:
-        kernel.answer("42")
-        assert kernel.collect(cell).text.endswith("the answer is 42\n")

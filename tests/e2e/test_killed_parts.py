@@ -6,14 +6,11 @@ that was started cold, or brought back from an older checkpoint, does not know i
 
 import contextlib
 import json
-import os
 import secrets
-import signal
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from websockets.exceptions import WebSocketException
@@ -21,43 +18,17 @@ from websockets.exceptions import WebSocketException
 from demo.admin import Admin
 from demo.stack import free_port
 from demo.user import Kernel, User, UserError
+from tests.support.hub import wait_until
 from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(400)
 
-#: What goes down together. A Hub that is killed takes its service with it in time;
-#: "everything" leaves nobody who could notice anything: a power cut for the programs.
-PARTS = {
-    "hub": ("hub",),
-    "service": ("service",),
-    "agent": ("agent",),
-    "agent and service": ("agent", "service"),
-    "everything": ("hub", "agent", "service", "proxy"),
-}
-MOMENTS = ("running", "capturing", "captured", "suspended", "restoring", "resumed")
-#: Several parts at the moments at which they have something in hand together.
-TOGETHER = ("capturing", "captured", "restoring")
-#: What another case covers as well; it takes four minutes more.
-COVERED = {
-    ("hub", "running"),  # a wrong port
-    ("service", "running"),  # the Hub's tests of the service, and of the admin page
-    ("service", "suspended"),  # a Hub takes its service along
-    ("service", "resumed"),  # likewise
-    ("agent", "suspended"),  # everything, which ends in a suspended session as well
-    ("hub", "capturing"),  # everything; tests/hub/test_traps.py, T6
-    ("hub", "restoring"),  # everything
-    ("hub", "suspended"),  # the Hub's tests: restarted while suspended
-    ("hub", "resumed"),  # likewise, and killed during a resume
-    ("hub", "captured"),  # tests/hub/test_traps.py, T6
-    ("service", "captured"),  # everything
-    ("service", "restoring"),  # likewise
-    ("service", "capturing"),  # captured
-    ("agent", "capturing"),  # killed again in its own recovery
-    ("agent", "restoring"),  # everything; tests/node/test_crash.py
-    ("agent", "resumed"),  # everything
-    ("agent", "captured"),  # waits for the Hub
-    *[("agent and service", moment) for moment in TOGETHER],
-    *[("everything", moment) for moment in ("capturing", "captured")],
+#: What goes down together, at which moment. A Hub that is killed takes its service with
+#: it in time; all of them leave nobody who could notice anything: a power cut for the
+#: programs. ``soak`` kills any of them at any moment.
+CASES = {
+    "agent-running": (("agent",), "running"),
+    "everything-restoring": (("hub", "agent", "service", "proxy"), "restoring"),
 }
 SECONDS = 60.0
 
@@ -112,15 +83,6 @@ class Somebody:
         mine = (t["state"] for t in trees if t["key"]["user"] == self.name)
         return [state for state in mine if state != "gone"]
 
-    def server_pid(self) -> int:
-        """The user's Jupyter server, in this machine's own numbers."""
-        tree = next(t for t in self.stack.trees() if t["key"]["user"] == self.name)
-        pid = tree["init_pid"]
-        for _ in ("root", "server"):
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            pid = min(map(int, children))
-        return pid
-
     def reaches(self, *states: list[str]) -> None:
         """Wait until the processes are so, looking as often as can be."""
         end = time.monotonic() + SECONDS
@@ -165,28 +127,14 @@ def in_background(work: Callable[[], object]) -> None:
 def reach(moment: str, admin: Admin, somebody: Somebody) -> None:
     if moment == "running":
         return
-    if moment in {"capturing", "captured"}:
+    if moment == "capturing":
         in_background(lambda: admin.call("POST", f"sessions/{somebody.name}/-/suspend"))
         # A phase may be too short to be seen; the one after it will do.
-        after = [["captured"], []]
-        somebody.reaches(*([["capturing"]] if moment == "capturing" else []), *after)
+        somebody.reaches(["capturing"], ["captured"], [])
         return
     admin.suspend(somebody.name)
-    if moment == "suspended":
-        return
     in_background(somebody.visit)
-    if moment == "restoring":
-        somebody.reaches(["restoring"], ["running"])
-    else:
-        somebody.reaches(["running"])
-
-
-def until(true: Callable[[], bool], *, seconds: float = SECONDS) -> None:
-    """Wait for something that nobody tells."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    somebody.reaches(["restoring"], ["running"])
 
 
 def restart(stack: Stack, parts: tuple[str, ...]) -> None:
@@ -199,39 +147,17 @@ def restart(stack: Stack, parts: tuple[str, ...]) -> None:
         stack.start_hub()
 
 
-def cases() -> Iterator[object]:
-    """Each part at each moment, and several at once where that may matter."""
-    for parts, members in PARTS.items():
-        for moment in MOMENTS if len(members) == 1 else TOGETHER:
-            marks = pytest.mark.long if (parts, moment) in COVERED else ()
-            yield pytest.param(parts, moment, id=f"{parts}-{moment}", marks=marks)
-
-
-@pytest.mark.parametrize(("parts", "moment"), list(cases()))
+@pytest.mark.parametrize(("parts", "moment"), CASES.values(), ids=CASES)
 def test_parts_killed_at_any_moment_lose_and_double_no_session(
-    stack: Stack, admin: Admin, somebody: Somebody, parts: str, moment: str
+    stack: Stack,
+    admin: Admin,
+    somebody: Somebody,
+    parts: tuple[str, ...],
+    moment: str,
 ) -> None:
     reach(moment, admin, somebody)
-    restart(stack, PARTS[parts])
+    restart(stack, parts)
     assert admin.settle(somebody.name, rest=1.0) in {"running", "suspended"}
-    somebody.comes_back()
-
-
-@pytest.mark.long
-def test_agent_killed_while_a_saved_session_waits_for_the_hub_keeps_it_saved(
-    stack: Stack, admin: Admin, somebody: Somebody
-) -> None:
-    hub = stack.parts["hub"]
-    in_background(lambda: admin.call("POST", f"sessions/{somebody.name}/-/suspend"))
-    somebody.reaches(["capturing"])
-    os.kill(hub.pid, signal.SIGSTOP)  # so that the Hub cannot take the stop
-    try:
-        somebody.reaches(["captured"])
-        restart(stack, PARTS["agent"])
-        assert somebody.states() == ["captured"]
-    finally:
-        os.kill(hub.pid, signal.SIGCONT)
-    admin.wait(somebody.name, phase="suspended")
     somebody.comes_back()
 
 
@@ -249,26 +175,6 @@ def test_agent_killed_again_in_its_own_recovery_loses_no_session(
     somebody.comes_back()
 
 
-@pytest.mark.long
-def test_hub_killed_twice_in_one_return_gets_the_session_back(
-    stack: Stack, admin: Admin, somebody: Somebody
-) -> None:
-    reach("restoring", admin, somebody)
-    restart(stack, PARTS["hub"])
-    admin.wait(somebody.name, phase="running")  # nobody has come for it yet
-    server = somebody.server_pid()
-    os.kill(server, signal.SIGSTOP)  # so that the Hub waits for its answer
-    try:
-        in_background(somebody.visit)
-        until(lambda: "start adopt" in stack.log("hub"))
-        time.sleep(1)
-        stack.kill("hub")
-    finally:
-        os.kill(server, signal.SIGCONT)
-    stack.start_hub()
-    somebody.comes_back()
-
-
 def test_hub_that_looks_for_a_session_at_a_wrong_port_ends_nothing(
     stack: Stack, somebody: Somebody
 ) -> None:
@@ -277,7 +183,7 @@ def test_hub_that_looks_for_a_session_at_a_wrong_port_ends_nothing(
     stack.settings["http_timeout"] = 3
     stack.start_hub()
     del stack.settings["http_timeout"]
-    until(lambda: "its programs are kept" in stack.log("hub"))
+    wait_until(lambda: "its programs are kept" in stack.log("hub"), SECONDS)
     somebody.comes_back()
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from demo.admin import Admin
 from demo.user import User
-from tests.e2e.test_changed_files import home_of
 from tests.e2e.test_cycle import by_command
 from tests.support.stack import Stack
 
@@ -20,8 +19,8 @@ THEN = """
 import mmap, sqlite3
 get_ipython().history_manager.enabled = False
 then = ["as saved"]
-db = sqlite3.connect("{mode}.sqlite", isolation_level=None)
-db.execute("pragma journal_mode={mode}")
+db = sqlite3.connect("a.sqlite", isolation_level=None)
+db.execute("pragma journal_mode=wal")
 _ = db.execute("create table t (n, text)")
 _ = db.execute("begin")
 _ = db.executemany("insert into t values (?, 'then')", [(n,) for n in range(2000)])
@@ -50,8 +49,8 @@ shared[4:9] = b" back"
 """
 
 
-def rows(folder: Path, mode: str) -> int:
-    db = sqlite3.connect(folder / f"{mode}.sqlite")
+def rows(folder: Path) -> int:
+    db = sqlite3.connect(folder / "a.sqlite")
     assert db.execute("pragma integrity_check").fetchone() == ("ok",)
     (count,) = db.execute("select count(*) from t").fetchone()
     db.close()
@@ -69,16 +68,13 @@ def refused(admin: Admin, user: User, code: str) -> str:
     raise AssertionError(view)
 
 
-@pytest.mark.parametrize(
-    "mode", ["wal", pytest.param("delete", marks=pytest.mark.long)]
-)
 def test_session_goes_back_with_its_files_and_nothing_newer_is_gone(
-    stack: Stack, admin: Admin, user: User, mode: str
+    stack: Stack, admin: Admin, user: User
 ) -> None:
-    home, server = home_of(stack, user), user.server()
+    home, server = stack.folder / "homes" / user.name, user.server()
     kernel = server.start_kernel()
     with kernel:
-        kernel.run(THEN.format(mode=mode))
+        kernel.run(THEN)
         (result,) = by_command(stack, admin, "save", user.name)
         assert result["how"] == "done", result
         kernel.run(SINCE)
@@ -95,7 +91,7 @@ def test_session_goes_back_with_its_files_and_nothing_newer_is_gone(
     # Its user says that it comes back, and is asked about what is newer.
     admin.resume(user.name)
     message = refused(admin, user, "files_newer")
-    for name in (f"{mode}.sqlite", "run.log", "mapped"):
+    for name in ("a.sqlite", "run.log", "mapped"):
         assert str(home / name) in message
     assert "Choose what comes back" in page_of_choice(user)
     assert (home / "run.log").read_text() == "one two three four five"
@@ -118,8 +114,8 @@ def test_session_goes_back_with_its_files_and_nothing_newer_is_gone(
         kernel.run(BACK)
         assert kernel.run("print(then)").text == "['as saved']\n"
     (beside,) = home.glob("newer than*")
-    assert rows(home, mode) == 4000
-    assert rows(beside, mode) == 7000
+    assert rows(home) == 4000
+    assert rows(beside) == 7000
     assert (home / "run.log").read_text() == "one two three again"
     assert (beside / "run.log").read_text() == "one two three four five"
     assert (home / "mapped").read_bytes()[:9] == b"then back"

@@ -1,28 +1,21 @@
 """Hubs that are set up in another way: subdomains, PostgreSQL, an OAuth login, traefik.
 
-A path before everything (``base_url``) is in ``conftest.py``'s stack, ``internal_ssl``
-in ``test_internal_ssl.py``. These need ``--long``, and most of them
-``pip install "psycopg[binary]" oauthenticator jupyterhub-traefik-proxy``, Debian's
-``postgresql`` and the program ``traefik``.
+A path before everything (``base_url``) is in ``conftest.py``'s stack. These need
+``--long``, and most of them ``pip install "psycopg[binary]" oauthenticator
+jupyterhub-traefik-proxy``, Debian's ``postgresql`` and the program ``traefik``.
 """
 
 import importlib.util
-import re
 import shutil
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urljoin
 
 import pytest
-from playwright.sync_api import sync_playwright
 
 from demo.admin import Admin
 from demo.stack import BIN
 from demo.user import User
-from tests.support import chromium, light_server
-from tests.support.hub import wait_until
+from tests.support import light_server
 from tests.support.oauth_provider import PERSON, OAuthProvider
 from tests.support.other_hub import OtherHub, WithSubdomains, resolve_localhost
 from tests.support.postgres import Postgres, running_postgres
@@ -65,7 +58,7 @@ def subdomains(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[WithSubdomains]:
     resolve_localhost(monkeypatch)
-    with WithSubdomains(folder, server=light_server.WITH_LAB) as stack:
+    with WithSubdomains(folder, server=light_server.COMMAND) as stack:
         yield stack
 
 
@@ -79,56 +72,6 @@ def at_own_host(stack: WithSubdomains, user: User) -> User:
 def test_with_subdomains_a_session_comes_back(subdomains: WithSubdomains) -> None:
     ada = somebody(subdomains)
     cycle(Admin(subdomains), at_own_host(subdomains, ada))
-
-
-def test_with_subdomains_links_of_our_pages_lead_to_the_service(
-    subdomains: WithSubdomains,
-) -> None:
-    ada = somebody(subdomains)
-    admin = Admin(subdomains)
-    admin.suspend("ada")
-    subdomains.end("agent", signal.SIGTERM)
-    page = ada.http.get(f"{subdomains.url}/hub/spawn/ada", timeout=60)
-    until = time.monotonic() + 90
-    while "gpu-reclaim-reason" not in page.text:
-        assert time.monotonic() < until, page.text
-        time.sleep(0.5)
-        page = ada.http.get(f"{subdomains.url}/hub/spawn-pending/ada", timeout=60)
-    subdomains.start_agent()
-    links = set(re.findall(r'href="([^"]*/services/gpu-reclaim/[^"]+)"', page.text))
-    assert links
-    for link in links:
-        opened = ada.http.get(urljoin(page.url, link), timeout=30)
-        assert opened.status_code == 200, link
-        assert opened.url.startswith(subdomains.service_url), link
-
-
-@chromium.NEEDED
-def test_with_subdomains_a_reload_brings_the_tab_back(
-    subdomains: WithSubdomains,
-) -> None:
-    admin = Admin(subdomains)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=chromium.PATH, args=chromium.ARGUMENTS
-        )
-        tab = browser.new_page()
-        tab.set_default_timeout(60_000)
-        broken: list[str] = []
-        tab.on("pageerror", lambda error: broken.append(str(error)))
-        tab.goto(f"{subdomains.url}/hub/login?next=/hub/spawn")
-        tab.fill("#username_input", "ada")
-        tab.fill("#password_input", subdomains.password)
-        tab.click("#login_submit")
-        tab.wait_for_url(f"{subdomains.host_of('ada')}/user/ada/lab**")
-        tab.locator("#jp-main-dock-panel").wait_for()
-        admin.suspend("ada")
-        tab.reload(wait_until="commit")
-        tab.wait_for_url(f"{subdomains.host_of('ada')}/user/ada/lab**")
-        tab.locator("#jp-main-dock-panel").wait_for()
-        assert admin.wait("ada", phase="running")["generation"] == 1
-        assert broken == []
-        browser.close()
 
 
 # --- databases ---------------------------------------------------------------------
@@ -240,26 +183,6 @@ def test_with_an_oauth_login_the_hub_has_the_new_token_and_the_kernel_the_old_on
     with kernel:
         assert kernel.run(asks).text.strip() == before
     assert ada.logins == 1
-
-
-def test_when_the_oauth_login_has_ended_a_resume_says_so_and_the_next_login_resumes(
-    with_oauth: OtherHub, provider: OAuthProvider, ada: Visitor
-) -> None:
-    admin = Admin(with_oauth, Visitor(with_oauth.url, "admin", ""))
-    kernel = ada.server().start_kernel()
-    with kernel:
-        kernel.run("x = 42")
-    admin.suspend("ada")
-    provider.tokens = {one for one in provider.tokens if not one.startswith("ada")}
-    provider.refreshes = False
-    admin.resume("ada")
-    failure = wait_until(lambda: admin.session("ada")["failure"], 60)
-    assert failure["message"].endswith("auth has expired for ada, login again.")
-    assert admin.session("ada")["phase"] == "suspended"
-    ada.visit("/user/ada/lab")
-    with kernel:
-        assert kernel.run("x").result == "42"
-    admin.wait("ada", phase="running")
 
 
 # --- proxies -----------------------------------------------------------------------

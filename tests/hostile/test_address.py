@@ -76,15 +76,3 @@ def test_port_is_never_free_while_the_hub_lives(stack):
     finally:
         thief.end()
     assert stack.lives()
-
-
-@pytest.mark.long
-def test_next_hub_takes_the_address_up(stack):
-    start(stack)
-    stack.hub.restart("kill")
-    wait_until(stack.ready, 90, stack.hub.log)
-    thief = Thief(stack.port)
-    thief.start()
-    came_back(stack, stack.end_service())
-    thief.end()
-    assert thief.got == []

@@ -17,7 +17,6 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import fill, proceed
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed, RolledBack
-from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs
 from tests.checkpoint.conftest import Engine, Places, fingerprints
 from tests.hostile.test_descriptors import strangers
@@ -27,7 +26,6 @@ from tests.support.attacker import (
     criu_for_any_user,
     make_folder,
     start_session,
-    system_python,
 )
 from tests.support.long_stories import but
 
@@ -115,28 +113,6 @@ def test_user_cannot_signal_criu_or_its_helper(session):
 
 
 MOMENTS = ("inventory", "ids-", "fdinfo-", "pagemap-", "core-", "mm-", "files.img")
-
-
-@pytest.mark.long
-def test_session_that_its_user_wakes_while_it_is_saved_stands_or_is_not_saved(session):
-    """What ran after its memory was read is not what was saved."""
-    engine, _, world = session
-    pids = [one.pid for one in world.place.tree.processes]
-    once = Once("inventory", lambda: signal_as_user(signal.SIGCONT, *pids))
-    image = engine.image()
-
-    def sink(name):
-        once.at(name)
-        return image.sink(name)
-
-    stopped, refusal = try_to_dump(engine, world.place, sink)
-    if refusal is None:
-        assert {one.state for one in world.place.tree.processes} == {"T"}
-    else:
-        assert refusal.reason is Reason.TIMED_OUT
-    assert once.seen == [set(pids)]
-    thaw(world.place.tree, stopped)
-    assert world("child.poll()") is None
 
 
 @pytest.mark.parametrize("moment", but(MOMENTS, "fdinfo-", "pagemap-", "files.img"))
@@ -239,53 +215,3 @@ def test_session_that_says_its_environment_is_a_gigabyte_is_saved_as_any_other(s
     restored = engine.restore(place, image, result, opened=opened)
     proceed(restored, result.stopped)
     assert world.at(place)("child.poll()") is None
-
-
-#: Anybody on the machine sees the name of CRIU's socket and may connect to it: there is
-#: no permission on such a name, and sessions on one machine share its network.
-INTRUDER = """
-import socket
-held = []
-print("up", flush=True)
-while True:
-    for line in open("/proc/net/unix"):
-        if "@/crtools-pr-" in line:
-            one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            one.settimeout(0.2)
-            try:
-                one.connect("\\0" + line.split("@")[1].rstrip("\\n"))
-                held.append(one)
-                print("in", flush=True)
-            except OSError:
-                pass
-"""
-
-
-@pytest.mark.long
-def test_stranger_who_connects_to_criu_ends_the_attempt_and_not_the_session(session):
-    """What CRIU sends to whoever has connected is no memory of the session's."""
-    engine, _, world = session
-    world("more = os.urandom(100 << 20); 1")
-    intruder = subprocess.Popen(
-        [system_python(), "-I", "-S", "-c", INTRUDER],
-        stdout=subprocess.PIPE,
-        text=True,
-        user=UID + 1000,
-        group=GID + 1000,
-        extra_groups=[],
-    )
-    try:
-        assert intruder.stdout.readline() == "up\n"
-        sink = engine.image().sink
-        stopped, refusal = try_to_dump(engine, world.place, sink, limit=3)
-    finally:
-        intruder.kill()
-        intruder.communicate()
-    expected = {None, Reason.TIMED_OUT, Reason.CAPTURE_FAILED}
-    assert (refusal and refusal.reason) in expected
-    thaw(world.place.tree, stopped)
-    assert world("child.poll()") is None
-    assert world("len(data), len(more)") == (3 << 20, 100 << 20)
-    # Once he has gone it is suspended as ever.
-    result = engine.dump(world.place, engine.image().sink)
-    thaw(world.place.tree, result.stopped)

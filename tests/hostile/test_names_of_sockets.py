@@ -6,8 +6,6 @@ The attacker is a program of another user.
 
 import contextlib
 import socket
-import subprocess
-import sys
 
 import pytest
 
@@ -64,53 +62,6 @@ def test_name_of_a_suspended_session_cannot_be_taken(agent, jupyter, places):
     assert shown == "True"
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(name)
-
-
-#: Binds the name on its command line as soon as it is free, and keeps it.
-THIEF = """
-import os, socket, sys
-os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
-one = socket.socket(socket.AF_UNIX)
-print("up", flush=True)
-while True:
-    try:
-        one.bind(chr(0) + sys.argv[1])
-        break
-    except OSError:
-        pass
-sys.stdin.read()
-"""
-
-
-@pytest.mark.long
-def test_thief_quicker_than_a_return_is_told_and_leaves_nothing_behind(
-    agent, jupyter, places
-):
-    server = jupyter()
-    kernel = server.start_kernel()
-    name = f"reclaim-test-{server.port}"
-    server.run(kernel, "import socket; one = socket.socket(socket.AF_UNIX)")
-    server.run(kernel, f"one.bind(chr(0) + {name!r}); one.listen()")
-    suspend(agent, server.place)
-    thief = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", THIEF, name],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert thief.stdout.readline() == b"up\n"
-        failure = agent.restore(places("hold"), "cp")[-1]["failure"]
-    finally:
-        thief.kill()
-        thief.communicate()
-    assert failure["code"] == "name_in_use"
-    assert failure["retryable"]
-    assert name in failure["message"]
-    agent.get("/v1/status")  # it looks, and holds what is free
-    with pytest.raises(OSError, match="in use"), bound(socket.SOCK_STREAM, f"\0{name}"):
-        pass
-    restored = agent.restore(places("hold"), "cp")[-1]
-    assert restored.get("tree"), restored
 
 
 def test_names_of_one_user_are_bounded(tmp_path):

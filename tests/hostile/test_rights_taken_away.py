@@ -105,21 +105,6 @@ def test_groups_that_were_taken_away_do_not_come_back(suspended):
     assert rights(place) == [{OWN, STAFF}] * 4
 
 
-@pytest.mark.long
-def test_groups_that_stay_come_back(suspended):
-    place, last = suspended(*given(OWN, STAFF, DATA, 40004))
-    assert last.get("tree"), last
-    assert rights(place) == [{OWN, STAFF, DATA}] * 4
-
-
-@pytest.mark.long
-def test_place_that_tells_no_groups_takes_none_away(suspended):
-    """As for a demonstration, where all run as the Hub's own user."""
-    place, last = suspended()
-    assert last.get("tree"), last
-    assert rights(place) == [{OWN, STAFF, DATA}] * 4
-
-
 @pytest.fixture
 def member(criu):
     """A session with a file open that only members of a group may read."""

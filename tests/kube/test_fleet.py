@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.kube import pod_events
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
-from jupyterhub_gpu_reclaim.service.clients.kubernetes import GRACE_SECONDS, RULES
+from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
 from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION, Pod
 from jupyterhub_gpu_reclaim.service.settings.placement import agent_of
 from tests.kube.conftest import ADA, MODEL, service_of, session_pod, until
@@ -150,19 +150,6 @@ async def test_release_ends_the_tree_and_then_deletes_that_pod(cluster, service,
     await service.knows(lambda pods: len(pods) == 1)
     with pytest.raises(NotFound):
         await service.fleet.order(I1, orders.Release("c1"))
-
-
-async def test_a_pod_of_the_same_name_that_came_later_is_not_deleted(
-    cluster, service, two
-):
-    old = (await service.sessions.fresh())[0]
-    pod = cluster.pod(old.metadata.name)
-    node_of(cluster, pod).end(pod)
-    cluster.drop("pods", pod)
-    key = ADA if old.incarnation == I1 else BOB
-    session_pod(cluster, key, incarnation=I3)
-    await service.api.delete(old)
-    assert "deletionTimestamp" not in cluster.pod(old.metadata.name)["metadata"]
 
 
 async def test_restore_goes_to_the_node_where_the_pod_landed(cluster, service, two):
@@ -408,13 +395,6 @@ async def test_no_right_to_list_is_a_sentence(cluster, tmp_path):
     assert "list pods" in refused.value.message
 
 
-async def test_long_lists_come_in_pieces(cluster, service, monkeypatch):
-    monkeypatch.setattr("jupyterhub_gpu_reclaim.service.clients.kubernetes.PAGE", 2)
-    for number in range(5):
-        session_pod(cluster, SessionKey(f"user{number}"), incarnation=f"{number}" * 32)
-    assert len(await service.sessions.fresh()) == 5
-
-
 async def test_the_fleet_that_the_settings_make_sees_the_sessions_of_all_nodes(
     cluster, two, tmp_path
 ):
@@ -483,14 +463,6 @@ async def test_a_pod_that_somebody_deletes_says_so_whatever_the_kubelet_adds(
         ("DELETED", 0, "terminated"),
     ]
     assert (end.code, end.message[-15:]) == ("session_disrupted", "it was deleted.")
-
-
-async def test_a_pod_that_was_deleted_by_force_says_so(cluster, service):
-    end = await _ended(
-        cluster, service, lambda name: cluster.drop("pods", cluster.pod(name))
-    )
-    assert end.code == "session_disrupted"
-    assert end.message.endswith("it was deleted.")
 
 
 def told(**status):
@@ -613,14 +585,3 @@ def test_gpus_of_a_pod_are_counted_whether_limited_or_claimed(resources, gpus):
     assert read.gpus == gpus
     assert read.lacks_gpu is bool(gpus)
     assert pod_events.gpus(pod) is bool(gpus)
-
-
-async def test_a_released_pod_has_a_short_grace_for_its_sidecars(cluster, service, two):
-    sidecar = {"extra_containers": [{"name": "side", "image": "busybox"}]}
-    session_pod(cluster, SessionKey("cy"), incarnation=I3, options=sidecar)
-    await service.knows(lambda pods: len(pods) == 3 and all(p.image for p in pods))
-    await all_of(service.fleet.follow(I3, orders.Capture("cp1", 1)))
-    cluster.delete_seconds = 1.0
-    await service.fleet.order(I3, orders.Release("cp1"))
-    pod = cluster.pod("jupyter-cy")
-    assert pod["metadata"]["deletionGracePeriodSeconds"] == GRACE_SECONDS

@@ -40,9 +40,6 @@ c.KubeSpawner.extra_containers = [{{"name": "side", "image": "busybox"}}]
 c.KubeSpawner.profile_list = [{{
     "display_name": "GPU", "slug": "gpu", "default": True,
     "kubespawner_override": {{"extra_resource_limits": {{"nvidia.com/gpu": "1"}}}},
-}}, {{
-    "display_name": "Newer", "slug": "newer",
-    "kubespawner_override": {{"image": "quay.io/jupyter/base:newer"}},
 }}]
 c.KubeSpawner.modify_pod_hook = lambda spawner, pod: (
     pod.metadata.labels.update({{"of-the-admin": "yes"}}) or pod
@@ -176,22 +173,6 @@ def test_a_return_that_finds_no_gpu_says_its_place_and_keeps_what_is_saved(
     assert cluster.violations == []
 
 
-@pytest.mark.long  # test_spawner.py has it without a Hub
-def test_a_return_is_as_it_was_whatever_profile_is_chosen_now(hub, elsewhere, user):
-    start(hub, user)
-    wait(lambda: phase(hub, user) == "running", hub)
-    assert reclaim(hub, "POST", f"sessions/{user}/-/suspend").ok
-    wait(lambda: phase(hub, user) == "suspended", hub)
-    wait(lambda: elsewhere.cluster.pod(f"jupyter-{user}") is None, hub)
-    chosen = hub.api("POST", f"users/{user}/server", json={"profile": "newer"})
-    assert chosen.status_code in {201, 202}, chosen.text
-    wait(lambda: f"{user}: It comes back as it was started;" in hub.log(), hub)
-    wait(lambda: phase(hub, user) == "running", hub)
-    pod = elsewhere.cluster.pod(f"jupyter-{user}")
-    assert "@sha256:" in notebook(pod)["image"]
-    assert notebook(pod)["resources"]["limits"]["nvidia.com/gpu"] == "1"
-
-
 def test_an_agent_that_moves_in_the_middle_of_a_capture_goes_on(hub, elsewhere, user):
     cluster = elsewhere.cluster
     start(hub, user)
@@ -208,35 +189,6 @@ def test_an_agent_that_moves_in_the_middle_of_a_capture_goes_on(hub, elsewhere, 
     node.nodes.held = ""
     wait(lambda: phase(hub, user) == "suspended", hub)
     wait(lambda: cluster.pod(f"jupyter-{user}") is None, hub)
-
-
-def test_a_cycle_ends_the_same_whatever_the_api_server_does(hub, elsewhere, user):
-    """Slow deletion, cut watches, history gone, throttled, a name that is taken."""
-    cluster = elsewhere.cluster
-    start(hub, user)
-    wait(lambda: phase(hub, user) == "running", hub)
-    first = cluster.pod(f"jupyter-{user}")
-    cluster.delete_seconds = 1.0
-    elsewhere.do(cluster.forget_history)
-    elsewhere.do(cluster.cut_watches)
-    try:
-        wait(lambda: reclaim(hub, "POST", f"sessions/{user}/-/suspend").ok, hub)
-        cluster.throttled = 2
-        wait(lambda: phase(hub, user) == "suspended", hub)
-        wait(lambda: not hub.server(user)["pending"], hub)
-        cluster.conflicts = 1
-        elsewhere.do(cluster.cut_watches)
-        start(hub, user)
-    finally:
-        cluster.delete_seconds = 0.02
-    second = cluster.pod(f"jupyter-{user}")
-    assert second["metadata"]["uid"] != first["metadata"]["uid"]
-    assert notebook(second)["command"][3] == "hold"
-    wait(lambda: phase(hub, user) == "running", hub)
-    work = [each for node in cluster.nodes for each in node.works(user)]
-    label = first["metadata"]["labels"]["gpu-reclaim/incarnation"]
-    assert work == [f"work of {label}"]
-    assert cluster.violations == []
 
 
 def test_a_node_lost_before_the_release_is_named_and_what_is_saved_comes_back(
@@ -310,22 +262,3 @@ def test_a_session_whose_node_is_lost_comes_back_elsewhere_as_it_was_saved(
     node.places.clear()
     elsewhere.do(node.stop_agent)
     elsewhere.do(node.start_agent)
-
-
-def test_a_session_whose_pod_somebody_deletes_is_told_so_and_goes_back_at_once(
-    hub, elsewhere, user
-):
-    """Whatever the kubelet adds, and long before the Hub polls again."""
-    cluster = elsewhere.cluster
-    start(hub, user)
-    wait(lambda: phase(hub, user) == "running", hub)
-    path = f"sessions/{user}/-"
-    assert reclaim(hub, "POST", f"{path}/save").ok
-    wait(lambda: reclaim(hub, "GET", path).json().get("checkpoint"), hub)
-    elsewhere.do(cluster.delete_pod, cluster.pod(f"jupyter-{user}"), 30)
-    wait(lambda: phase(hub, user) == "suspended", hub, 15)
-    failure = reclaim(hub, "GET", path).json()["failure"]
-    assert failure["code"] == "ended_since_saved", failure
-    assert "was ended, and not by the Hub: it was deleted" in failure["message"]
-    assert reclaim(hub, "POST", f"{path}/resume").ok
-    wait(lambda: phase(hub, user) == "running", hub)

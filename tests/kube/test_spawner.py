@@ -322,17 +322,6 @@ async def test_a_return_waits_for_a_quota_that_is_used_up(cluster, make, monkeyp
     assert "quota" not in spawner._waits_for()
 
 
-async def test_a_quota_that_stays_used_up_is_told_before_the_hub_gives_up(
-    cluster, make, monkeypatch
-):
-    monkeypatch.setattr(kube, "RETRY_SECONDS", 0.1)
-    cluster.refusal = QUOTA
-    with pytest.raises(Refused) as refused:
-        await returning(make(start_timeout=3)).start()
-    assert refused.value.reason is Reason.NOT_PLACED
-    assert "exceeded quota: gpus" in refused.value.message
-
-
 NO_GPU = (
     "OutOfnvidia.com/gpu",
     "Pod was rejected: Node didn't have enough resource: nvidia.com/gpu",
@@ -356,20 +345,6 @@ async def test_a_return_that_a_node_sends_away_is_tried_elsewhere(
     pod = cluster.pod("jupyter-ada")
     assert pod["spec"]["nodeName"] == "two"
     assert "another machine" not in spawner._waits_for()
-
-
-async def test_a_return_that_every_node_sends_away_says_so_before_the_hub_gives_up(
-    cluster, make, monkeypatch
-):
-    monkeypatch.setattr(kube, "RETRY_SECONDS", 60)
-    monkeypatch.setattr(kube, "LOOK_SECONDS", 0.1)
-    for node in cluster.nodes:
-        node.rejects = NO_GPU
-    with pytest.raises(Refused) as refused:
-        await returning(make(start_timeout=15)).start()
-    assert refused.value.reason is Reason.NOT_PLACED
-    assert "did not take it (OutOfnvidia.com/gpu" in refused.value.message
-    assert cluster.pod("jupyter-ada") is None
 
 
 async def test_a_new_session_that_a_node_sends_away_says_which_and_why(cluster, make):
@@ -683,22 +658,29 @@ async def test_a_hook_that_removes_the_init_stops_a_return(cluster, make):
     await spawner.start()
 
 
-async def test_a_return_that_no_node_takes_says_why_before_the_hub_gives_up(
-    cluster, make
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        ("quota", "exceeded quota: gpus"),
+        ("rejected", "did not take it (OutOfnvidia.com/gpu"),
+        ("unschedulable", "no node matches"),
+    ],
+)
+async def test_a_return_that_gets_no_place_says_why_before_the_hub_gives_up(
+    cluster, make, monkeypatch, why, words
 ):
-    gpu = {"extra_resource_limits": {"nvidia.com/gpu": "1"}}
-    cluster.gpus = 0
+    monkeypatch.setattr(kube, "RETRY_SECONDS", 60 if why == "rejected" else 0.1)
+    monkeypatch.setattr(kube, "LOOK_SECONDS", 0.1)
+    cluster.refusal = QUOTA if why == "quota" else ""
+    for node in cluster.nodes:
+        node.rejects = NO_GPU if why == "rejected" else None
+        node.schedulable = why != "unschedulable"
     # within it the pod is made, judged by the scheduler, and heard of
-    spawner = make(start_timeout=8, **gpu)
-    identity = Identity(
-        api_token="saved", port=SERVER_PORT, node_labels={"gpu": "none-of-ours"}
-    )
-    launch = replace(spawner.reclaim_launch, mode="hold", identity=identity)
-    spawner.reclaim_launch = launch
     with pytest.raises(Refused) as refused:
-        await spawner.start()
+        await returning(make(start_timeout=8)).start()
     assert refused.value.reason is Reason.NOT_PLACED
-    assert "no node matches" in refused.value.message
+    assert words in refused.value.message
+    assert (cluster.pod("jupyter-ada") is None) == (why != "unschedulable")
 
 
 async def test_a_container_that_cannot_run_is_no_long_wait(cluster, make, monkeypatch):

@@ -1,6 +1,7 @@
 """Docker in a folder of its own, with an image that no registry has been asked for."""
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -19,7 +20,6 @@ from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 from jupyterhub_gpu_reclaim.node.sessions.docker_placements import DockerEngine
 from tests.support.agent import PATIENCE, Agent, criu_folder, wait_for
-from tests.support.containerd import FOLDERS, entry, packed
 from tests.support.containers import run
 from tests.support.elsewhere import reclaim, suspended, wait
 from tests.support.hub import HubUnderTest, proxy_command
@@ -29,8 +29,30 @@ IMAGE = "test/session:1"
 NO_NETWORK = ("--bridge=none", "--iptables=false")
 #: What a session's programs need, at the same path in its container.
 PROGRAMS = sorted({"/usr", sys.base_prefix, sys.prefix, str(Path(__file__).parents[2])})
+FOLDERS = ("usr", "etc", "tmp", "proc", "sys", "dev", "run", "srv", "root", "home")
+
+
+def packed(*entries: tarfile.TarInfo | tuple[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for one in entries:
+            if isinstance(one, tarfile.TarInfo):
+                tar.addfile(one)
+                continue
+            info = tarfile.TarInfo(one[0])
+            info.size, info.mode = len(one[1]), 0o644
+            tar.addfile(info, io.BytesIO(one[1]))
+    return out.getvalue()
+
+
+def entry(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode = kind, link, 0o755
+    return info
+
+
 ROOT = packed(
-    *(entry(name, tarfile.DIRTYPE) for name in (*FOLDERS, "root", "home")),
+    *(entry(name, tarfile.DIRTYPE) for name in FOLDERS),
     *(
         entry(name, tarfile.SYMTYPE, f"usr/{name}")
         for name in ("bin", "lib", "lib64", "sbin")

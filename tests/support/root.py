@@ -32,7 +32,6 @@ FILES = {
     "hostile/test_archives.py",
     "hostile/test_bystanders.py",
     "hostile/test_pages.py",
-    "kube/test_real.py",
     "sampling/test_activity.py",
     "service/test_under_hub.py",
 }

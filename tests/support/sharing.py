@@ -16,13 +16,11 @@ TESTS = Path(__file__).parents[1]
 #: In this order.
 GROUPS = (
     (
-        "e2e/test_changed_files.py",
         "e2e/test_cycle.py",
         "e2e/test_drain.py",
         "e2e/test_idle.py",
         "e2e/test_nap.py",
         "e2e/test_newer_files.py",
-        "e2e/test_save_point.py",
         "e2e/test_together.py",
     ),
     (
