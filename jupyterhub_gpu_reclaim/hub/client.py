@@ -1,7 +1,7 @@
 """The spawner's HTTP client of the service: plans, reports, progress.
 
 It decides nothing. A service that answers "being started" is asked again until it has
-started, and one that does not listen yet, for a while; nothing else is retried. No
+started, and one that does not listen, once for a while; nothing else is retried. No
 answer within the time limit is ``Unreachable(SERVICE_UNREACHABLE)``; a refusal is
 raised in the service's own words.
 
@@ -48,9 +48,10 @@ MAX_SILENCE = 45.0
 class ServiceClient:
     """The service's spawner API. Reports are idempotent.
 
-    ``timeout`` is for a call that only asks, and for a service that does not listen;
-    ``slow_timeout`` for one that waits for processes to end, or for a suspend under
-    way: longer than the service's ``Settings.settle_limit``.
+    ``timeout`` is for a call that only asks, and for a service that does not listen: it
+    is waited for once, until it answers again. ``slow_timeout`` is for one that waits
+    for processes to end, or for a suspend under way: longer than the service's
+    ``Settings.settle_limit``.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class ServiceClient:
     ) -> None:
         self._timeout = timeout
         self._slow_timeout = slow_timeout
+        self._waits = True  #: for a service that does not listen
         self._prefix = prefix.rstrip("/") + "/api/spawner/"
         self._http = Connection(address, lambda: {"Content-Type": "application/json"})
 
@@ -127,7 +129,8 @@ class ServiceClient:
     ) -> bytes:
         limit, body = limit or self._timeout, codec.encode(what)
         now = asyncio.get_running_loop().time
-        until, there = now() + STARTING_LIMIT, now() + self._timeout
+        until = now() + STARTING_LIMIT
+        there = now() + (self._timeout if self._waits else 0.0)
         while True:
             try:
                 answer = await self._http.ask(
@@ -135,11 +138,13 @@ class ServiceClient:
                 )
             except NobodyThere as absent:
                 if now() >= there:
+                    self._waits = False
                     raise _unreachable(str(absent)) from None
                 await asyncio.sleep(STARTING_PAUSE)
                 continue
             except NoResponse as silent:
                 raise _unreachable(str(silent)) from None
+            self._waits = True
             if answer.status < 300:
                 return answer.body
             refusal = _refusal(answer, call)

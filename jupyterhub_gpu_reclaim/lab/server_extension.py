@@ -17,15 +17,8 @@ from jupyter_server.utils import url_path_join
 from tornado.web import authenticated
 
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
-from jupyterhub_gpu_reclaim.lab import (
-    file_changes,
-    kernel_keeper,
-    person_requests,
-    program_pages,
-    prompts,
-    quiet_messages,
-    status,
-)
+from jupyterhub_gpu_reclaim.common.kernel_messages import QUIET_REQUESTS
+from jupyterhub_gpu_reclaim.lab import kernel_keeper, prompts, status
 
 
 class PassHandler(APIHandler):  # type: ignore[misc,unused-ignore]
@@ -50,9 +43,20 @@ def _load_jupyter_server_extension(server: Any) -> None:
     path = url_path_join(server.web_app.settings["base_url"], "gpu-reclaim/pass")
     server.web_app.add_handlers(".*$", [(path, PassHandler)])
     kernel_keeper.install(server.session_manager)
-    quiet_messages.install(server.kernel_manager)
+    _quieten(server.kernel_manager)
     prompts.install(server.kernel_manager)
-    facts = status.install(server)
-    file_changes.install(server, facts)
-    person_requests.install(server, facts)
-    program_pages.install(facts)
+    status.install(server)
+
+
+def _quieten(manager: Any) -> None:
+    """Let a page's own questions to a kernel not count as use of that kernel.
+
+    An unattended page may ask its kernel for its use every few seconds
+    (jupyter-resource-usage). The server's list of such kinds lacks some.
+    """
+    known = getattr(manager, "untracked_message_types", None)
+    if known is None:  # a gateway's manager has no such list
+        return
+    replies = {kind.replace("_request", "_reply") for kind in QUIET_REQUESTS}
+    added = (QUIET_REQUESTS | replies) - set(known)
+    manager.untracked_message_types = [*known, *sorted(added)]

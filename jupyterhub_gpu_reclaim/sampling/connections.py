@@ -178,7 +178,7 @@ def _sort_by_purpose(held: _Held, port: int, network: _Network) -> _Session:
     # unattended, and more when somebody types or clicks. Kernels are left out, since
     # their server tells of them. UNIX sockets, which count nothing, and single
     # requests, which are over before the next look, are told by our extension
-    # (lab/program_pages.py).
+    # (lab/status.py).
     mine, shown = _Session(), held.programs - held.kernels
     for inode in held.server | held.programs:
         connection = network.by_inode.get(inode)

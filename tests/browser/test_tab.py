@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Locator, Page, Response, Route
 
 from demo.admin import Admin
-from jupyterhub_gpu_reclaim.lab.person_requests import FIELD as PERSON_ASKED
+from jupyterhub_gpu_reclaim.lab.status import PERSON_ASKED
 from tests.support import axe
 from tests.support.agent import wait_for
 from tests.support.stack import Stack

@@ -135,6 +135,32 @@ async def test_service_that_does_not_listen_yet_is_waited_for(tmp_path, monkeypa
     server.stop()
 
 
+async def test_service_that_does_not_listen_is_waited_for_once_until_it_answers(
+    tmp_path,
+):
+    """Else a stop waits three times: for its plan, for that once more, to report it."""
+    ANSWERS.clear()
+    ANSWERS["stopped"] = 202, b""
+    path, now = tmp_path / "s.sock", asyncio.get_running_loop().time
+    client = ServiceClient(f"unix:{path}", timeout=1.0)
+    took = []
+    for call in (client.plan_stop, client.plan_stop, client.stopped):
+        began = now()
+        with pytest.raises(Unreachable):
+            await call(PLACEMENT)
+        took.append(now() - began)
+    assert took[0] >= 1.0 > took[1] + took[2]
+    server = HTTPServer(Application([(".*", Scripted)]))
+    server.add_socket(unix_sockets.listening(path))
+    await client.stopped(PLACEMENT)
+    server.stop()
+    began = now()
+    with pytest.raises(Unreachable):
+        await client.stopped(PLACEMENT)
+    assert now() - began >= 1.0
+    client.close()
+
+
 async def test_progress_yields_events_as_they_come_and_says_when_it_breaks(client):
     async def stream(handler):
         for title in ("one", "two"):

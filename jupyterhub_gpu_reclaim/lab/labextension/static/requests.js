@@ -3,7 +3,7 @@
  * Installed by plugins.js. The session's server cannot tell a commit from the status
  * that a panel asks for every few seconds: both are POSTs. The browser can: it knows
  * whether a person has just clicked or typed in this page. What is marked counts as use
- * of the session (lab/person_requests.py); what the page sends by itself does not.
+ * of the session (lab/status.py); what the page sends by itself does not.
  *
  * It wraps makeRequest of JupyterLab's ServerConnection, which extensions send with.
  */
