@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
 
 class BufferReader:
-    """Buffers, read like a file."""
-
     def __init__(self, buffers: Iterator[bytes | bytearray | memoryview]) -> None:
         self._buffers = buffers
         self._rest = memoryview(b"")

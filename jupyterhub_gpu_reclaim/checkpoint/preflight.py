@@ -50,12 +50,8 @@ def examine(
 ) -> list[Finding]:
     """Everything that keeps a session from being saved now; empty is good.
 
-    Args:
-        init_pid: of the session.
-        snapshot: its tree.
-        criu_findings: what the check of CRIU on this machine found.
-        gpu_savable: host pids of processes whose GPU is emptied before.
-        ghost_limit: bytes that CRIU may copy of one deleted file.
+    ``criu_findings`` are those about CRIU on this machine, ``gpu_savable`` the host
+    pids of processes whose GPU is emptied before.
     """
     # Whether the missing capability matters depends on the tree (``kinds.rights``).
     missing = Reason.CAPABILITY_MISSING.value

@@ -33,11 +33,9 @@ class StopSignal(Protocol):
     """Says that something has been cancelled; readable from then on."""
 
     @property
-    def is_set(self) -> bool:
-        """Whether it has."""
+    def is_set(self) -> bool: ...
 
-    def fileno(self) -> int:
-        """For poll(2)."""
+    def fileno(self) -> int: ...
 
 
 class ImageSource(Protocol):
@@ -46,8 +44,7 @@ class ImageSource(Protocol):
     Everything it returns has been authenticated. It raises what the store raises.
     """
 
-    def size(self, name: str) -> int | None:
-        """Bytes of a file; None where there is none."""
+    def size(self, name: str) -> int | None: ...
 
     def stream(
         self, name: str, skip: Sequence[Range] = ()
@@ -57,10 +54,8 @@ class ImageSource(Protocol):
     def copy(self, name: str, pieces: Sequence[Piece], stop: StopSignal) -> None:
         """Write pieces of a file into a stopped process' memory, which is all zero.
 
-        Args:
-            name: of the file.
-            pieces: in ascending order, all of one process of our own pid namespace.
-            stop: ends it soon, by any error.
+        They ascend, and are all of one process of our own pid namespace. ``stop`` ends
+        it soon, by any error.
         """
 
 
@@ -69,10 +64,6 @@ class SavedImages:
 
     What :meth:`entries` has returned is written when the image is read next, so entries
     are changed before.
-
-    Args:
-        source: of all other images; None: there are none.
-        changed: name → contents of those that differ.
     """
 
     def __init__(
@@ -83,11 +74,9 @@ class SavedImages:
         self._parsed: dict[str, tuple[int, list[Any]]] = {}
 
     def read(self, name: str) -> bytes | None:
-        """All of an image; None where there is none."""
         return None if self.size(name) is None else b"".join(self.stream(name))
 
     def replace(self, name: str, data: bytes) -> None:
-        """Have other contents in place of an image."""
         self._parsed.pop(name, None)
         self._changed[name] = data
 
@@ -128,13 +117,11 @@ class SavedImages:
         return self._one(f"mm-{pid}.img", images.MM_MAGIC, "mm_entry")
 
     def cores(self) -> Iterator[tuple[Any, list[Any]]]:
-        """Each process with its threads, the first one first."""
         for task in self.tasks():
             found = map(self.core, task.threads or [task.pid])
             yield task, [core for core in found if core is not None]
 
     def names(self) -> set[str]:
-        """Of those that differ from the source's, or may."""
         return {*self._changed, *self._parsed}
 
     def written(self) -> dict[str, bytes]:

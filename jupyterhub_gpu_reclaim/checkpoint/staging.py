@@ -61,13 +61,10 @@ class Grant(Protocol):
 
 
 class _Piece(NamedTuple):
-    """A part of some memory."""
-
     memory: mmap.mmap
     start: int
 
     def view(self, length: int = PIECE) -> memoryview:
-        """The first bytes of the piece."""
         return memoryview(self.memory)[self.start : self.start + length]
 
     def give_back(self) -> None:
@@ -78,10 +75,8 @@ class _Piece(NamedTuple):
 class Staging:
     """The files of one checkpoint; each is written by one thread.
 
-    Args:
-        expected: bytes of memory that are taken at once, at most.
-        grant: asked for whatever is needed beyond that; what it raises is raised by
-            the writer.
+    ``grant`` is asked for whatever is needed beyond the bytes that are expected; what
+    it raises is raised by the writer.
 
     Raises:
         OSError: there is no memory.
@@ -97,11 +92,9 @@ class Staging:
 
     @property
     def logical_bytes(self) -> int:
-        """Bytes that it holds, or has held."""
         return sum(file.length for file in list(self._files.values()))
 
     def file(self, name: str) -> StagedFile:
-        """Begin a file, under the name that it gets in the store."""
         file = self._files[name] = self.stage(name)
         return file
 
@@ -110,7 +103,6 @@ class Staging:
         return StagedFile(name, self._piece)
 
     def add(self, name: str, data: bytes) -> None:
-        """A whole small file."""
         with self.file(name) as file:
             file.write(data)
 
@@ -121,9 +113,7 @@ class Staging:
     ) -> None:
         """Hand every file over, one after the other, and forget its contents.
 
-        Args:
-            file: begins a file in the store, which is complete at the block's end.
-            cancel: ends it.
+        ``file`` begins a file in the store, which is complete at the block's end.
 
         Raises:
             ReclaimError: the store does not take it, it was cancelled, or a file was
@@ -220,11 +210,9 @@ class StagedFile:
             self.length += count
 
     def cancel(self) -> None:
-        """Make a ``take_pipe`` raise soon."""
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """The file is complete."""
         self._whole = True
 
     def take_file(self, descriptor: int, most: int, /) -> int:
@@ -274,7 +262,6 @@ class StagedFile:
         yield memoryview(self._small)
 
     def release(self) -> None:
-        """Give its memory back; idempotent."""
         for piece in self._pieces:
             piece.give_back()
         self._pieces, self._small = [], bytearray()

@@ -11,6 +11,8 @@ import struct
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from jupyterhub_gpu_reclaim.linux.libc import checked, libc
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -121,13 +123,13 @@ def here() -> Architecture | None:
     return KNOWN.get(name())
 
 
-def call(name: str) -> int:
-    """The number of a system call on this machine.
+def call(name: str, *arguments: object) -> int:
+    """The result of a system call that the C library has no function for.
 
     Raises:
-        OSError: this kind of machine is unknown.
+        OSError: as the call says, or this kind of machine is unknown.
     """
     known = here()
     if known is None:
         raise OSError(0, f"no system calls are known of {platform.machine()}")
-    return known.calls[name]
+    return checked(libc.syscall(known.calls[name], *arguments), name)

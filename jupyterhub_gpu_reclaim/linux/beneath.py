@@ -16,7 +16,7 @@ import stat
 import struct
 from typing import TYPE_CHECKING, Final
 
-from jupyterhub_gpu_reclaim.linux.libc import checked
+from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,13 +29,10 @@ _BENEATH: Final = 0x08
 _IN_ROOT: Final = 0x10
 
 _HOW = struct.Struct("=QQQ")
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def open_in_root(root: int, path: bytes, flags: int) -> int:
-    """Open a path as seen by a process whose root folder is ``root``.
-
-    Absolute links and ``..`` stay inside. Returns a descriptor.
+    """Open a path as seen by a process with that root; ``..`` and links stay inside.
 
     Raises:
         OSError: as ``open`` does.
@@ -176,7 +173,7 @@ def _unlink(folder: int, name: bytes) -> bool:
 
 def _open(folder: int, path: bytes, flags: int, mode: int, resolve: int) -> int:
     how = _HOW.pack((flags | os.O_CLOEXEC) & 0xFFFFFFFF, mode, resolve)
-    descriptor: int = _libc.syscall(
+    descriptor: int = libc.syscall(
         _OPENAT2, folder, ctypes.c_char_p(path), ctypes.c_char_p(how), len(how)
     )
     return checked(descriptor, os.fsdecode(path))

@@ -99,13 +99,10 @@ def parse_engine_container(table: str) -> ContainerCgroup | None:
 def owners(pid: int, pod: str) -> frozenset[int]:
     """Ids of the users who made the groups of that name that a process is in.
 
-    Root's are those of engine and kubelet. Users may be allowed to make groups below
-    one of their own, of any name (systemd gives each who logs in such a one). Empty:
-    it has ended, or no mounted hierarchy shows one of that name.
-
-    Args:
-        pid: whose.
-        pod: uid of the pod, or an engine's id of the container.
+    The name is the uid of a pod, or an engine's id of a container. Root's are those of
+    engine and kubelet. Users may be allowed to make groups below one of their own, of
+    any name (systemd gives each who logs in such a one). Empty: it has ended, or no
+    mounted hierarchy shows one of that name.
     """
     folders = {
         folder
@@ -157,8 +154,6 @@ class _Root(NamedTuple):
 
 
 class _UsageNames(NamedTuple):
-    """The kernel's names for a group's usage and for the files' part of it."""
-
     used: str
     files: tuple[str, str]
 
@@ -187,12 +182,9 @@ def groups_of(pid: int, *, at_host: bool = False) -> list[Group]:
     """The control groups of a process, as folders that we can reach.
 
     A hierarchy that is mounted neither here nor at the host, or a group outside of what
-    is mounted, is left out; so is one at the host whose root we may not enter.
-
-    Args:
-        pid: whose.
-        at_host: among the host's mounts only. Ours, in a container, show its groups as
-            if nothing were above them, and nothing can be written there.
+    is mounted, is left out; so is one at the host whose root we may not enter. Our own
+    mounts, in a container, show its groups as if nothing were above them, and nothing
+    can be written there: ``at_host`` leaves them out.
 
     Raises:
         OSError: the host's mounts cannot be read, and it is in other groups than we.
@@ -233,14 +225,8 @@ def memory_limit(pid: int) -> int | None:
 def headroom(pid: int, lifted: LimitRecord | None = None) -> dict[str, int]:
     """Bytes left under the memory limits of a process's group and those above it.
 
-    Files that the kernel keeps in memory count as free.
-
-    Args:
-        pid: whose.
-        lifted: limits that do not count, since they are lifted.
-
-    Returns:
-        Bytes by the folder of each group that has a limit.
+    By the folder of each group that has a limit, unless it is lifted. Files that the
+    kernel keeps in memory count as free.
     """
     group = _memory_group(pid)
     if group is None:
@@ -285,11 +271,8 @@ def take(group: Group, pid: int) -> None:
 def find_memory_limit(pid: int, pod: str = "") -> LimitRecord:
     """The limit of the group of a process, as :func:`lift_memory_limit` takes it.
 
-    Args:
-        pid: whose.
-        pod: uid of the pod that it lives in. The kubelet limits the pod's own group,
-            too, for all its containers together. Limits of groups further up belong to
-            others and are left alone.
+    The kubelet limits the pod's own group, too, for all its containers together. Limits
+    of groups further up belong to others and are left alone.
     """
     group = _memory_group(pid)
     if group is None:
@@ -387,7 +370,6 @@ def _limit(folder: Path, version: int) -> int | None:
 
 
 def _upwards(group: Group) -> Iterator[Path]:
-    """The folder and those above it, as far as they are control groups."""
     folder = group.folder
     while (folder / "cgroup.procs").exists():
         yield folder
@@ -395,7 +377,6 @@ def _upwards(group: Group) -> Iterator[Path]:
 
 
 def _roots(mounts: Iterable[Mount], above: Path) -> dict[str, list[_Root]]:
-    """Mounts of the hierarchies, by controller, below a root folder of ours."""
     roots: dict[str, list[_Root]] = {}
     for mount in mounts:
         names = {"cgroup2": frozenset({""}), "cgroup": mount.super_options}

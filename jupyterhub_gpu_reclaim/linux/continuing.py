@@ -38,11 +38,8 @@ def stopped(process: Process, seconds: float) -> Iterator[None]:
     """Have a signal stop a process inside the block; unless one had already.
 
     It is continued afterwards, also if the agent is killed inside
-    (``ptrace.give_back``).
-
-    Args:
-        process: which.
-        seconds: that it may take to stop; then the block begins all the same.
+    (``ptrace.give_back``). One that has not stopped after so many seconds is left at
+    that.
 
     Raises:
         OSError: it cannot be noted before; nothing is done.
@@ -60,14 +57,10 @@ def stopped(process: Process, seconds: float) -> Iterator[None]:
 
 
 def resume(some: Iterable[Process], keep_stopped: Collection[int] = ()) -> None:
-    """Continue stopped processes, children before their parents.
+    """Continue stopped processes, those before their parents that come first.
 
-    A shell that went on first would find its foreground program stopped and take
-    the terminal away from it.
-
-    Args:
-        some: parents before children, as in a snapshot.
-        keep_stopped: pids (in the session's namespace) that the user had stopped.
+    A shell that went on before its foreground program would find that stopped, and take
+    the terminal away from it. What the user had stopped (pids in the session) stays so.
     """
     for process in reversed(list(some)):
         if process.ns_pid not in keep_stopped:
@@ -75,7 +68,6 @@ def resume(some: Iterable[Process], keep_stopped: Collection[int] = ()) -> None:
 
 
 def _hears(process: Process) -> bool:
-    """Whether a stopped process handles or blocks SIGCONT, and none waits for it."""
     if not processes.is_stopped(process):
         return False
     status = procfs.status(process.pid)

@@ -9,7 +9,6 @@ too. The caller needs the right to trace that process.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import select
@@ -18,7 +17,7 @@ import sys
 import termios
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from jupyterhub_gpu_reclaim.linux.libc import checked
+from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,12 +32,7 @@ _SIOCUNIXFILE: Final = 0x89E0  # <linux/un.h>
 
 
 def readable(watched: Iterable[T], seconds: float) -> list[T]:
-    """Those that can be read from, or have ended; empty when the time is up.
-
-    Args:
-        watched: what to wait for.
-        seconds: how long; 0 or less only looks.
-    """
+    """Those that can be read from, or have ended; empty when the time is up."""
     by_number = {one.fileno(): one for one in watched}
     poll = select.poll()
     for number in by_number:
@@ -66,7 +60,6 @@ def unread_bytes(descriptor: int) -> int:
     return int.from_bytes(answer, sys.byteorder, signed=True)
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
 _SYS_PIDFD_GETFD: Final = 438  #: the same on all architectures
 
 
@@ -76,7 +69,7 @@ def copied(pidfd: int, descriptor: int) -> int:
     Raises:
         OSError: the process has ended, has no such descriptor, or may not be traced.
     """
-    copy = _libc.syscall(_SYS_PIDFD_GETFD, pidfd, descriptor, 0)
+    copy = libc.syscall(_SYS_PIDFD_GETFD, pidfd, descriptor, 0)
     return checked(copy, "pidfd_getfd")
 
 

@@ -9,13 +9,12 @@ Edge-triggered: input is reported once when it comes, and again when more comes.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import select
 import struct
 from typing import Final
 
 from jupyterhub_gpu_reclaim.linux import architecture
-from jupyterhub_gpu_reclaim.linux.libc import checked
+from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 
 _ADD: Final = 1
 _EVENTS: Final = select.EPOLLIN | select.EPOLLET
@@ -41,18 +40,15 @@ class EdgeSet:
         return self._epoll.fileno()
 
     def add(self, descriptor: int, number: int) -> None:
-        """Watch the open file behind a descriptor of ours. Idempotent.
+        """Watch the open file behind a descriptor of ours, by a number below 2**31.
 
-        Args:
-            descriptor: may be closed afterwards, if another process has it open.
-            number: what :meth:`take` returns for it; less than 2**31.
+        Idempotent. It may be closed afterwards, if another process has it open.
 
         Raises:
             OSError: it cannot be watched (a file on a disk).
         """
         # select.epoll tells of each by its descriptor, which will be another's.
         event = EVENT.pack(_EVENTS, number)
-        libc = ctypes.CDLL(None, use_errno=True)
         added = libc.epoll_ctl(self.fileno(), _ADD, descriptor, event)
         with contextlib.suppress(FileExistsError):
             checked(added, "epoll_ctl")

@@ -225,7 +225,6 @@ class FarWaits:
 
 
 def _wait(pid: int, tid: int) -> str:
-    """Identifies one wait of that task; empty if it is in none."""
     stack = procfs.text(pid, f"task/{tid}/stack")
     if not _FUNCTIONS.search(stack):
         return ""

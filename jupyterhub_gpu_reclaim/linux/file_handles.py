@@ -11,10 +11,9 @@ import ctypes
 import os
 from typing import Final, NamedTuple
 
-from jupyterhub_gpu_reclaim.linux.libc import checked
+from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 
 MAX_BYTES: Final = 128  # MAX_HANDLE_SZ of <fcntl.h>
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Handle(ctypes.Structure):
@@ -35,9 +34,7 @@ class FileHandle(NamedTuple):
 def open_handle(mount: int, handle: FileHandle) -> int:
     """The file, opened by name only (O_PATH).
 
-    Args:
-        mount: a descriptor of anything on that file system, not of O_PATH.
-        handle: which file.
+    ``mount`` is a descriptor of anything on that file system, not of O_PATH.
 
     Raises:
         OSError: as ``open`` does; ESTALE if there is no such file any more.
@@ -45,4 +42,4 @@ def open_handle(mount: int, handle: FileHandle) -> int:
     given = _Handle(len(handle.data), handle.kind)
     ctypes.memmove(given.data, handle.data, min(len(handle.data), MAX_BYTES))
     flags = os.O_PATH | os.O_CLOEXEC
-    return checked(_libc.open_by_handle_at(mount, ctypes.byref(given), flags))
+    return checked(libc.open_by_handle_at(mount, ctypes.byref(given), flags))

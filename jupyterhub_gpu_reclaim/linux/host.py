@@ -7,7 +7,6 @@ once, the agent's own view of control groups.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
-from jupyterhub_gpu_reclaim.linux.libc import checked
+from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 
 if TYPE_CHECKING:
@@ -58,8 +57,8 @@ def root() -> Path:
 def name_groups_as_host() -> None:
     """Let control groups have the host's names for us from now on.
 
-    For the calling thread and those that it makes afterwards: call it before there are
-    any others.
+    It holds for the calling thread and those that it makes: call it before there are
+    others.
 
     Raises:
         Refused: the kernel refuses (``capability_missing``).
@@ -70,7 +69,6 @@ def name_groups_as_host() -> None:
         path = procfs.PROC / str(PID) / "ns" / "cgroup"
         namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            libc = ctypes.CDLL(None, use_errno=True)
             checked(libc.setns(namespace, _CLONE_NEWCGROUP), "setns")
         finally:
             os.close(namespace)

@@ -43,11 +43,6 @@ class KeptRegisters:
         self._folder: Path | None = None
 
     def use(self, folder: Path) -> None:
-        """Keep them there from now on.
-
-        Raises:
-            OSError: it can be neither found nor made.
-        """
         folder.mkdir(mode=0o700, exist_ok=True)
         self._folder = folder
 

@@ -32,10 +32,7 @@ def witnesses(
 ) -> dict[int, Process]:
     """The threads that may have confined themselves, and whom each can be asked about.
 
-    Args:
-        process: which.
-        statuses: of its threads, by their ids.
-        others: in its pid namespace, first those that surely are not confined.
+    ``others`` are in its pid namespace, first those that surely are not confined.
     """
     asked = {
         tid: _Rights.of(status) for tid, status in statuses.items() if _may_be(status)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 from jupyterhub_gpu_reclaim.linux.procfs import PROC
 
 if TYPE_CHECKING:
@@ -84,12 +86,7 @@ def read_mounts(pid: int | str) -> list[Mount]:
 
 
 def private_tmpfs(session: Iterable[Mount], host: Iterable[Mount]) -> list[Mount]:
-    """The session's writable tmpfs mounts that are not shared outside; pure.
-
-    Args:
-        session: all its mounts.
-        host: the mounts of the namespace that the agent belongs to.
-    """
+    """The session's writable tmpfs mounts that are not shared outside; pure."""
     session = list(session)
     outside = {mount.device for mount in host}
     return [
@@ -150,3 +147,27 @@ def visible(mounts: list[Mount]) -> list[Mount]:
 
 def _plain(field: str) -> str:
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), field)
+
+
+# The same numbers on every architecture (<asm-generic/unistd.h>, <linux/mount.h>).
+_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
+_CLOEXEC, _SET_STRING, _CREATE = 1, 1, 6
+
+
+def new_file_system(kind: str, flags: int = 0, **options: str) -> int:
+    """A descriptor of the top of a new one, which is mounted nowhere (fsopen(2)).
+
+    Raises:
+        OSError: this kernel or container does not allow it.
+    """
+    context = checked(libc.syscall(_FSOPEN, kind.encode(), _CLOEXEC), "fsopen")
+    try:
+        for name, value in options.items():
+            words = (name.encode(), value.encode(), 0)
+            set_ = libc.syscall(_FSCONFIG, context, _SET_STRING, *words)
+            checked(set_, "fsconfig")
+        made = libc.syscall(_FSCONFIG, context, _CREATE, None, None, 0)
+        checked(made, "fsconfig")
+        return checked(libc.syscall(_FSMOUNT, context, _CLOEXEC, flags), "fsmount")
+    finally:
+        os.close(context)

@@ -8,33 +8,24 @@ namespace in which it was made; so only its making needs a visit.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import socket
-import threading
 from pathlib import Path
 
 from jupyterhub_gpu_reclaim.linux import processes
-from jupyterhub_gpu_reclaim.linux.libc import checked
+from jupyterhub_gpu_reclaim.linux.threads import in_namespace
 
 _CLONE_NEWNET = 0x40000000
-#: Making a socket takes microseconds; a thread that takes longer has been forgotten.
-_SECONDS = 10.0
 
 
 def make_socket(
     pid: int, family: int, kind: int, protocol: int = 0, *, start: int | None = None
 ) -> socket.socket:
-    """A new socket in the network namespace of ``pid``.
+    """A new socket in the network namespace of that process.
 
-    Args:
-        pid: whose namespace, in our own pid namespace.
-        family: as for ``socket.socket``; likewise the next two.
-        kind: see there.
-        protocol: see there.
-        start: the process's start time (clock ticks since boot), if it matters that the
-            pid is not another process's by now.
+    With its start time (clock ticks since boot) the pid is not another process's by
+    now.
 
     Raises:
         OSError: there is no such process, or its namespace may not be entered.
@@ -49,19 +40,17 @@ def make_socket(
         there = os.fstat(namespace)
         if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
             return socket.socket(family, kind, protocol)
-        return _make_inside(namespace, family, kind, protocol)
+        return in_namespace(
+            namespace, _CLONE_NEWNET, lambda: socket.socket(family, kind, protocol)
+        )
 
 
 def connect(
     pid: int, port: int, *, start: int | None = None, seconds: float
 ) -> socket.socket:
-    """A TCP connection to a port on the loopback address of that namespace.
+    """A TCP connection to a port on the loopback address of that namespace; 0: of ours.
 
-    Args:
-        pid: as for :func:`make_socket`; 0 for our own namespace.
-        port: of a listener there.
-        start: see there.
-        seconds: until it is connected, and the time limit of the socket afterwards.
+    The seconds are its time limit afterwards, too.
 
     Raises:
         OSError: there is no listener, or as :func:`make_socket`.
@@ -75,25 +64,4 @@ def connect(
     except BaseException:
         made.close()
         raise
-    return made
-
-
-def _make_inside(namespace: int, *what: int) -> socket.socket:
-    # ``setns`` holds for one thread, so a thread that ends at once does it.
-    result: list[socket.socket | OSError] = []
-
-    def work() -> None:
-        try:
-            libc = ctypes.CDLL(None, use_errno=True)
-            checked(libc.setns(namespace, _CLONE_NEWNET))
-            result.append(socket.socket(*what))
-        except OSError as error:
-            result.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(_SECONDS)
-    made = result[0] if result else OSError(errno.ETIMEDOUT, "no answer")
-    if isinstance(made, OSError):
-        raise made
     return made

@@ -7,7 +7,6 @@ another process is never touched. Nothing here starts a process.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import re
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.libc import libc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -82,7 +82,6 @@ class Snapshot:
 
 
 def _stat(pid: int) -> tuple[str, str, int, int] | None:
-    """Name, state, ppid and start time; None when there is no such process."""
     try:
         match = _STAT.match(procfs.read(pid, "stat"))
     except OSError:
@@ -266,12 +265,9 @@ def snapshot(
     start: int | None = None,
     children: Mapping[int, Sequence[int]] | None = None,
 ) -> Snapshot:
-    """The session under that init, now.
+    """The session under that init, now; its start time is against a pid used again.
 
-    Args:
-        init_pid: pid of the session's init, in our own namespace.
-        start: its start time, if known, against a pid used again.
-        children: the recent result of ``families``, when many sessions are looked up.
+    ``children`` is a recent result of ``families``, when many sessions are looked up.
 
     Raises:
         NotFound: there is no such init.
@@ -349,7 +345,6 @@ def send_to_threads(
     """Signal single threads of a process; those that have ended get nothing."""
     with held(process) as pidfd:
         if pidfd is not None:
-            libc = ctypes.CDLL(None)
             for tid in tids:
                 libc.tgkill(process.pid, tid, int(number))
 
@@ -436,7 +431,6 @@ def kill_session(init_pid: int, start: int, *, timeout: float) -> None:
 
 
 def _first_of(init: Process) -> Process:
-    """The first process of the init's pid namespace, itself or one above it."""
     depth = _depth(init.pid)
     first = init
     while first.ns_pid != 1 and depth:

@@ -20,11 +20,12 @@ import os
 import struct
 import threading
 import time
+from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from jupyterhub_gpu_reclaim.linux.libc import AT_FDCWD, checked
+from jupyterhub_gpu_reclaim.linux.libc import AT_FDCWD, checked, libc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +34,6 @@ PROC = Path("/proc")
 #: Field of /proc/<pid>/stat, counted from the state.
 _TTY: Final = 4
 _READ_SIZE: Final = 1 << 16
-_libc = ctypes.CDLL(None, use_errno=True)
 _DONT_SYNC: Final = 0x4000
 _BASIC: Final = 0x7FF
 #: ``struct statx`` (linux/stat.h): links, uid, gid, mode, inode, size, blocks, the
@@ -87,6 +87,19 @@ def text(pid: int | str, name: str, proc: Path = PROC) -> str:
         return ""
 
 
+def memory(pid: int, address: int, length: int) -> bytes:
+    """What a process has in memory there, as far as it has any.
+
+    Raises:
+        OSError: it has ended, has nothing there, or may not be read.
+    """
+    descriptor = os.open(f"{PROC}/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(descriptor, length, address)
+    finally:
+        os.close(descriptor)
+
+
 def link(pid: int, name: str) -> str:
     """Target of a link of /proc/<pid>; empty if it is not there."""
     try:
@@ -106,7 +119,7 @@ def cached_status(path: str) -> os.stat_result:
     """
     buffer = ctypes.create_string_buffer(_STATX.size)
     where = os.fsencode(path)
-    checked(_libc.statx(AT_FDCWD, where, _DONT_SYNC, _BASIC, buffer), "statx")
+    checked(libc.statx(AT_FDCWD, where, _DONT_SYNC, _BASIC, buffer), "statx")
     links, uid, gid, mode, inode, size, blocks, *rest = _STATX.unpack(buffer.raw)
     accessed, accessed_ns, changed, changed_ns, modified, modified_ns, *devices = rest
     special, device = os.makedev(*devices[:2]), os.makedev(*devices[2:])
@@ -221,35 +234,9 @@ MAX_BYTES = 6 << 20
 MemoryFile = Literal["environ", "cmdline"]
 
 
-class _Read:
-    """One reading of one file, by a thread that may never come back."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._begun = time.monotonic()
-        self._done = threading.Event()
-        self._data = b""
-        self._error: OSError | None = None
-
-    def run(self) -> None:
-        try:
-            self._data = _read_at_most(self._path, MAX_BYTES)
-        except OSError as error:
-            self._error = error
-        finally:
-            self._done.set()
-
-    def result(self, seconds: float) -> bytes:
-        left = self._begun + seconds - time.monotonic()
-        if not self._done.wait(max(0.0, left)):
-            raise TimeoutError(f"{self._path} does not come")
-        if self._error is not None:
-            raise self._error
-        return self._data
-
-
-#: Readings under way, by their process (pid and start time) and file.
-_reads: dict[tuple[Path, str], _Read] = {}
+#: Readings under way, by file and start time of the process; since when, and what
+#: comes of it: the thread that does it may never come back.
+_reads: dict[tuple[Path, str], tuple[float, Future[bytes]]] = {}
 _lock = threading.Lock()
 
 
@@ -258,41 +245,42 @@ def words(
 ) -> list[bytes]:
     """The words of ``/proc/<pid>/environ`` or ``cmdline``; blocks for so long at most.
 
-    Args:
-        pid: whose.
-        file: which of the two.
-        seconds: how long it may take; a reading that hangs since longer is not awaited.
-        proc: where processes are found.
-
     Raises:
         OSError: the process has ended or may not be read, or there is more than the
             limit.
-        TimeoutError: (an OSError) it takes too long.
+        TimeoutError: (an OSError) it takes too long, or has hung for longer already.
     """
     path = proc / str(pid) / file
     start = _start_text(proc, pid)
-    data = _begin(path, start).result(seconds)
+    begun, reading = _begin(path, start)
+    try:
+        data = reading.result(max(0.0, begun + seconds - time.monotonic()))
+    except TimeoutError:
+        raise TimeoutError(f"{path} does not come") from None
     if _start_text(proc, pid) != start:
         raise ProcessLookupError(f"process {pid} has ended")
     return data.removesuffix(b"\0").split(b"\0")
 
 
-def _begin(path: Path, start: str) -> _Read:
-    """The reading under way, or a new one."""
+def _begin(path: Path, start: str) -> tuple[float, Future[bytes]]:
     key = (path, start)
     with _lock:
-        read = _reads.get(key)
-        if read is None:
-            read = _reads[key] = _Read(path)
+        if key not in _reads:
+            _reads[key] = time.monotonic(), Future()
             # A daemon: our own end does not wait for it.
-            threading.Thread(target=_run, args=(key, read), daemon=True).start()
-        return read
+            threading.Thread(target=_run, args=key, daemon=True).start()
+        return _reads[key]
 
 
-def _run(key: tuple[Path, str], read: _Read) -> None:
-    read.run()
-    with _lock:
-        del _reads[key]
+def _run(path: Path, start: str) -> None:
+    reading = _reads[path, start][1]
+    try:
+        reading.set_result(_read_at_most(path, MAX_BYTES))
+    except OSError as error:
+        reading.set_exception(error)
+    finally:
+        with _lock:
+            del _reads[path, start]
 
 
 def _start_text(proc: Path, pid: int) -> str:

@@ -23,11 +23,11 @@ import signal
 import struct
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import architecture, procfs
 from jupyterhub_gpu_reclaim.linux.kept_registers import Kept, KeptRegisters
+from jupyterhub_gpu_reclaim.linux.libc import libc
 from jupyterhub_gpu_reclaim.linux.processes import STOPPED
 
 if TYPE_CHECKING:
@@ -76,9 +76,8 @@ _STOP_SECONDS: Final = 10.0
 _LET_GO_SECONDS: Final = 5.0
 
 _PROT_READ_WRITE, _PRIVATE_ANONYMOUS = 3, 0x22
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.ptrace.restype = ctypes.c_long
-_libc.ptrace.argtypes = [
+libc.ptrace.restype = ctypes.c_long
+libc.ptrace.argtypes = [
     ctypes.c_long,
     ctypes.c_long,
     ctypes.c_void_p,
@@ -93,8 +92,7 @@ class TraceFailed(OSError):
     """The process could not be made to do it; it runs as before, or has ended."""
 
 
-class _Ended(TraceFailed):
-    """A thread has ended, which was held or was to be."""
+class _Ended(TraceFailed): ...
 
 
 class Unsuited(TraceFailed):
@@ -179,8 +177,9 @@ class Traced:
             "mmap", 0, mmap.PAGESIZE, _PROT_READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0
         )
         try:
-            with _memory(self.pid, os.O_RDWR) as memory:
-                os.pwrite(memory, os.fsencode(content)[: mmap.PAGESIZE - 1], address)
+            with open(f"/proc/{self.pid}/mem", "r+b", 0) as memory:  # noqa: PTH123
+                data = os.fsencode(content)[: mmap.PAGESIZE - 1]
+                os.pwrite(memory.fileno(), data, address)
             yield address
         finally:
             self.call("munmap", address, mmap.PAGESIZE)
@@ -191,11 +190,8 @@ def stopped(pid: int, *, seconds: float = SECONDS) -> Iterator[Traced]:
     """Hold a process with all its threads; they go on at the end of the block.
 
     A process that a signal had stopped is stopped again when the block has ended. Must
-    be used by one thread from begin to end.
-
-    Args:
-        pid: of the process.
-        seconds: for it to stand still; likewise for each call.
+    be used by one thread from begin to end. The seconds are for it to stand still, and
+    for each call.
 
     Raises:
         TraceFailed: it has ended, is traced by another process, does not stand still in
@@ -231,11 +227,6 @@ def standing(
     holds the others, too; one that continues it leaves these standing. Must be used by
     one thread from begin to end.
 
-    Args:
-        pid: of the process.
-        but: ids of the threads that go on.
-        seconds: for each of the others to stand still.
-
     Raises:
         TraceFailed: as :func:`stopped`.
     """
@@ -248,12 +239,8 @@ def begin_again(
 ) -> None:
     """Have the kernel restart calls that it would only resume, or end; blocks.
 
-    A thread that was not in such a call is left as it was.
-
-    Args:
-        pid: of a process that a signal has stopped; it stays so.
-        calls: thread → the number of the call that the signal has interrupted.
-        seconds: until its threads must stand still.
+    For a process that a signal has stopped, which stays so: thread → the number of the
+    call that was interrupted. A thread that was not in such a call is left as it was.
 
     Raises:
         TraceFailed: as :func:`stopped`.
@@ -268,11 +255,6 @@ def begin_again(
 
 def go_on(pid: int, pidfd: int, *, seconds: float = SECONDS) -> None:
     """Continue a process that a signal has stopped, and take SIGCONT away from it.
-
-    Args:
-        pid: of the process.
-        pidfd: of the same.
-        seconds: in which its threads must stand still, and one take the signal.
 
     Raises:
         TraceFailed: as :func:`stopped`; the signal may have been sent by then.
@@ -380,11 +362,7 @@ class _Thread:
         self._mask = 0
 
     def wait_stopped(self) -> int:
-        """Wait for the stop that was requested.
-
-        Returns:
-            The signal that has stopped its process; ``SIGTRAP`` if none has.
-        """
+        """Wait for the stop that was requested; what has stopped it, or ``SIGTRAP``."""
         while (status := self._wait()) >> 16 != _EVENT_STOP:
             # A signal came first. It is delivered, and the stop comes next: any other
             # stop takes back what was asked for (kernel/signal.c, ptrace_stop).
@@ -617,7 +595,6 @@ _processor = _Processor()
 
 
 def _seize(tid: int, seconds: float, deadline: float) -> _Thread | None:
-    """Have one thread stop; None when it has ended meanwhile."""
     thread = _Thread(tid, seconds, deadline)
     try:
         try:
@@ -655,21 +632,11 @@ def _find_code(pid: int, machine: Architecture) -> int:
     for line in procfs.text(pid, "maps").splitlines():
         if line.endswith("[vdso]"):
             start, end = (int(part, 16) for part in line.split()[0].split("-"))
-            with _memory(pid, os.O_RDONLY) as memory:
-                vdso = os.pread(memory, end - start, start)
+            vdso = procfs.memory(pid, start, end - start)
             for offset in range(0, len(vdso), step):
                 if vdso.startswith(code, offset):
                     return start + offset
     raise Unsuited(0, f"process {pid} has no vdso")
-
-
-@contextlib.contextmanager
-def _memory(pid: int, mode: int) -> Iterator[int]:
-    descriptor = os.open(Path(f"/proc/{pid}/mem"), mode)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _get_registers(tid: int) -> bytes:
@@ -686,7 +653,7 @@ def _set_registers(tid: int, values: bytes) -> None:
 
 
 def _ptrace(request: int, tid: int, address: int = 0, data: int = 0) -> None:
-    if _libc.ptrace(request, tid, address, data) == -1:
+    if libc.ptrace(request, tid, address, data) == -1:
         code = ctypes.get_errno()
         if code:
             raise OSError(code, os.strerror(code), f"ptrace of {tid}")

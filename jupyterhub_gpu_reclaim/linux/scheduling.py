@@ -12,13 +12,11 @@ import itertools
 import struct
 from typing import TYPE_CHECKING, Final
 
-from jupyterhub_gpu_reclaim.linux import architecture
-from jupyterhub_gpu_reclaim.linux.libc import checked
+from jupyterhub_gpu_reclaim.linux.architecture import call
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_libc = ctypes.CDLL(None, use_errno=True)
 
 IOPRIO_WHO_PROCESS: Final = 1  # <linux/ioprio.h>
 #: struct sched_attr, its first version (<linux/sched/types.h>): size, policy, flags,
@@ -26,19 +24,16 @@ IOPRIO_WHO_PROCESS: Final = 1  # <linux/ioprio.h>
 _ATTRIBUTES: Final = struct.Struct("=IIQiIQQQ")
 _RUNTIME: Final = 5
 SCHED_DEADLINE: Final = 6
-KCMP_VM, KCMP_FILES, KCMP_FS = 1, 2, 3  # <linux/kcmp.h>
+KCMP_FILE, KCMP_VM, KCMP_FILES, KCMP_FS = 0, 1, 2, 3  # <linux/kcmp.h>
 
 
 def io_priority(tid: int) -> int:
     """Class and level in one number; 0 if none was set."""
-    number = architecture.call("ioprio_get")
-    return int(checked(_libc.syscall(number, IOPRIO_WHO_PROCESS, tid), "ioprio_get"))
+    return call("ioprio_get", IOPRIO_WHO_PROCESS, tid)
 
 
 def set_io_priority(tid: int, value: int) -> None:
-    number = architecture.call("ioprio_set")
-    done = _libc.syscall(number, IOPRIO_WHO_PROCESS, tid, value)
-    checked(done, "ioprio_set")
+    call("ioprio_set", IOPRIO_WHO_PROCESS, tid, value)
 
 
 def slice_of(tid: int) -> int:
@@ -57,22 +52,18 @@ def with_slice(tid: int, value: int) -> bytes:
 
 
 def set_slice(tid: int, value: int) -> None:
-    number = architecture.call("sched_setattr")
-    packed = with_slice(tid, value)
-    checked(_libc.syscall(number, tid, ctypes.c_char_p(packed), 0), "sched_setattr")
+    call("sched_setattr", tid, with_slice(tid, value), 0)
 
 
 def _attributes(tid: int) -> list[int]:
     buffer = ctypes.create_string_buffer(_ATTRIBUTES.size)
-    number = architecture.call("sched_getattr")
-    done = _libc.syscall(number, tid, buffer, len(buffer), 0)
-    checked(done, "sched_getattr")
+    call("sched_getattr", tid, buffer, len(buffer), 0)
     return list(_ATTRIBUTES.unpack(buffer.raw))
 
 
 def shares(one: int, other: int, kind: int) -> bool:
     """Whether two tasks share that: memory, table of files, or folders."""
-    return _compared(one, other, kind) == 0
+    return compared(one, other, kind) == 0
 
 
 def sharers(tids: Iterable[int], kind: int) -> list[tuple[int, int]]:
@@ -83,7 +74,7 @@ def sharers(tids: Iterable[int], kind: int) -> list[tuple[int, int]]:
 
     def order(one: int, other: int) -> int:
         try:
-            return (0, -1, 1)[_compared(one, other, kind)]
+            return (0, -1, 1)[compared(one, other, kind)]
         except OSError:
             return -1
 
@@ -91,6 +82,6 @@ def sharers(tids: Iterable[int], kind: int) -> list[tuple[int, int]]:
     return [pair for pair in itertools.pairwise(ranked) if order(*pair) == 0]
 
 
-def _compared(one: int, other: int, kind: int) -> int:
-    number = architecture.call("kcmp")
-    return int(checked(_libc.syscall(number, one, other, kind, 0, 0), "kcmp"))
+def compared(one: int, other: int, kind: int, *of_each: int) -> int:
+    """What kcmp(2) says; 0: both have the same."""
+    return call("kcmp", one, other, kind, *(of_each or (0, 0)))

@@ -136,12 +136,10 @@ class Diag:
     def sockets(
         self, inodes: Container[int] | None = None, *, with_keys: bool = False
     ) -> list[InetSocket]:
-        """TCP and UDP sockets of the namespace, of any owner.
+        """TCP and UDP sockets of the namespace with those inodes, of any owner.
 
-        Args:
-            inodes: which, 0 for all that no program has; None: every one. Others may
-                have a million sockets in the same namespace.
-            with_keys: ask for ``has_keys``, too, which is False otherwise.
+        0 is for all that no program has; None: every one. Others may have a million
+        sockets in the same namespace. ``has_keys`` is False unless it is asked for.
 
         Raises:
             Refused: the kernel does not answer (``internal``).
@@ -230,11 +228,9 @@ def unix_sockets(pid: int) -> list[UnixSocket]:
 
 
 def connections(pid: int, inodes: Container[int]) -> list[TcpConnection]:
-    """The established TCP connections with those inodes.
+    """The established TCP connections with those inodes, in that network namespace.
 
-    Args:
-        pid: in whose network namespace; it may have a million others.
-        inodes: of sockets.
+    It may have a million others.
     """
     found = []
     with _in_namespace_of(pid, _SOCK_DIAG) as netlink:

@@ -45,8 +45,6 @@ class SystemUser(NamedTuple):
 
 
 class InitArguments(NamedTuple):
-    """Arguments that an init was started with."""
-
     incarnation: str
     user: str
     server: str
@@ -58,7 +56,6 @@ class InitArguments(NamedTuple):
 
 
 def written(arguments: InitArguments) -> list[str]:
-    """The arguments after the program, as :func:`parse` reads them."""
     return [
         "hold" if arguments.holding else "start",
         "--incarnation",

@@ -171,7 +171,6 @@ def join_cgroups(parent: str, name: str, memory: int, cpu: float) -> None:
 
 
 def _delegate(mount: Path, parent: Path) -> None:
-    """Enable the controllers of cgroup v2 down to the session's parent."""
     parent.mkdir(parents=True, exist_ok=True)
     for level in (mount, parent):
         for controller in ("memory", "cpu", "pids"):
@@ -194,7 +193,6 @@ def _limit(group: Path, what: str, limit: float) -> bool:
 
 
 def oom_kills(parent: str, name: str) -> int:
-    """How many programs of a session Linux has killed for lack of memory."""
     count = 0
     for mount, _ in hierarchies():
         for file in ("memory.events", "memory.oom_control"):  # of v2, of v1
@@ -206,7 +204,6 @@ def oom_kills(parent: str, name: str) -> int:
 
 
 def remove_cgroups(parent: str, name: str) -> None:
-    """Remove a dead session's groups; one that is still in use is left alone."""
     if not name:
         return
     for mount, _ in hierarchies():

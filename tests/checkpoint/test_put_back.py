@@ -201,7 +201,7 @@ class Failing:
         raise KeyboardInterrupt
 
 
-real_renameat2 = put_back._libc.renameat2
+real_renameat2 = put_back.libc.renameat2
 
 
 def old_renameat2(*_):
@@ -239,7 +239,7 @@ def test_whatever_call_of_it_is_the_last_nothing_is_gone_and_the_next_try_ends_i
             failing = Failing(number, killed=how == "killed")
             patch.setattr(put_back, "os", failing)
             rename = old_renameat2 if "renameat2" in LACKS[lacks] else failing.renameat2
-            patch.setattr(put_back, "_libc", SimpleNamespace(renameat2=rename))
+            patch.setattr(put_back, "libc", SimpleNamespace(renameat2=rename))
             try:
                 then.put_back()
             except (KeyboardInterrupt, RestoreFailed):
@@ -250,7 +250,7 @@ def test_whatever_call_of_it_is_the_last_nothing_is_gone_and_the_next_try_ends_i
         if "renameat2" in LACKS[lacks]:
             with monkeypatch.context() as patch:
                 old = SimpleNamespace(renameat2=old_renameat2)
-                patch.setattr(put_back, "_libc", old)
+                patch.setattr(put_back, "libc", old)
                 then.put_back()
         else:
             then.put_back()

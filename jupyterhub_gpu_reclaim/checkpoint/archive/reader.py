@@ -54,13 +54,9 @@ def unpack(
 ) -> tuple[str, ...]:
     """Unpack everything in a stream that ``pack`` wrote. Idempotent.
 
-    Args:
-        buffers: the stream.
-        folder: a descriptor of where it goes; it stays open.
-        overlay: whiteouts remove what is there, opaque folders are emptied first.
-        clear: empty the folder first (a tmpfs that an earlier attempt left), but for
-            other mounts below it.
-        limits: how much may be made.
+    With ``overlay`` whiteouts remove what is there, and opaque folders are emptied
+    first. With ``clear`` the folder is emptied first (a tmpfs that an earlier attempt
+    left), but for other mounts below it.
 
     Returns:
         What could not be put back, each a sentence for the log.
@@ -93,8 +89,6 @@ def unpack(
 
 
 class _Unpacker:
-    """One run of :func:`unpack`."""
-
     def __init__(self, folder: int, *, overlay: bool, limits: ArchiveLimits) -> None:
         self._folder = folder
         self._overlay = overlay

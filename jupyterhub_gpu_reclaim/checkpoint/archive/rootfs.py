@@ -50,10 +50,8 @@ _ENDING: Final = re.compile(
 def private_mounts(init_pid: int, pod: str = "") -> list[Mount]:
     """The mounts whose contents die with the session, the root first, in stable order.
 
-    Args:
-        init_pid: of the session.
-        pod: uid of the pod that it lives in; empty for a session on the host's own
-            file systems.
+    ``pod`` is the uid of the pod that it lives in; empty: on the host's own file
+    systems.
     """
     session = read_mounts(init_pid)
     if pod:
@@ -76,7 +74,6 @@ def sessions_own(session: list[Mount], ours: list[Mount]) -> list[Mount]:
 
 
 def pods_own(session: list[Mount], outside: list[Mount], pod: str) -> list[Mount]:
-    """The mounts of a container that are its pod's alone; pure."""
     places: dict[str, list[Path]] = {}
     for mount in outside:
         places.setdefault(mount.device, []).append(mount.target)

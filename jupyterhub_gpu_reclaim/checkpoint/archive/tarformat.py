@@ -45,7 +45,6 @@ def time_of(info: tarfile.TarInfo) -> int:
 
 
 def attribute_header(name: str, value: bytes) -> dict[str, str]:
-    """An extended attribute in libarchive's form."""
     key = _XATTR + quote_from_bytes(name.encode("utf-8", "surrogateescape"))
     return {key: base64.b64encode(value).decode("ascii")}
 
@@ -89,5 +88,4 @@ def layout_of(info: tarfile.TarInfo) -> tuple[int, list[tuple[int, int]]]:
 
 
 def damaged(why: str) -> RestoreFailed:
-    """The error for a stream that ``writer`` did not produce."""
     return RestoreFailed(Reason.CHECKPOINT_DAMAGED, why=why)

@@ -68,7 +68,6 @@ class Content:
 
 
 def open_again(entry: int) -> BinaryIO:
-    """An O_PATH descriptor of a regular file, opened for reading."""
     return Path(f"/proc/self/fd/{entry}").open("rb", buffering=0)
 
 
@@ -124,8 +123,6 @@ _TYPES: Final = {
 
 
 class Writer(Protocol):
-    """Receiver of the stream; an exception from it ends the archive."""
-
     def __call__(self, buffer: bytes, /) -> object:
         """Take the next bytes."""
 
@@ -157,11 +154,8 @@ def open_mount(pid: int, mount: Mount) -> int:
 def pack(folder: int, write: Writer, *, merged: int | None = None) -> tuple[str, ...]:
     """Stream everything below a folder, the folder's own owner and mode included.
 
-    Args:
-        folder: a descriptor, as :func:`open_mount` gives it; it stays open.
-        write: takes the stream.
-        merged: where the folder is an overlay's upper one, the top folder of what
-            programs see; whiteouts and opaque folders are kept then.
+    Where the folder is an overlay's upper one, ``merged`` is the top folder of what
+    programs see; whiteouts and opaque folders are kept then.
 
     Returns:
         What was left out, each a sentence for the log.
@@ -196,8 +190,6 @@ class _Sink:
 
 
 class _Packer:
-    """One run of :func:`pack`."""
-
     def __init__(self, folder: int, write: Writer, merged: int | None) -> None:
         self._folder = folder
         self._merged = merged
@@ -350,7 +342,6 @@ def _prefix(name: str) -> str:
 
 
 def _attributes(info: tarfile.TarInfo, entry: int, *, upper: bool) -> bool:
-    """Add the extended attributes; true when they make it a whiteout."""
     whiteout = False
     headers = dict(info.pax_headers)
     path = f"/proc/self/fd/{entry}"

@@ -145,11 +145,8 @@ def locate(folder: Path = FOLDER) -> Criu:
 def check(folder: Path = FOLDER, *, untried: bool = False) -> list[Finding]:
     """Everything that keeps this machine from saving sessions; empty when nothing does.
 
-    A missing capability is not fatal: the sessions of root can be saved without.
-
-    Args:
-        folder: where the private copy is.
-        untried: a kind of processor that has not been tried is only noted.
+    A missing capability is not fatal: the sessions of root can be saved without. A kind
+    of processor that has not been tried is only noted where ``untried`` allows it.
     """
     findings = list(judge_architecture(architecture.name(), untried=untried))
     try:
@@ -172,7 +169,6 @@ def check(folder: Path = FOLDER, *, untried: bool = False) -> list[Finding]:
 
 
 def judge_architecture(name: str, *, untried: bool) -> Iterator[Finding]:
-    """Find what is against saving sessions on a kind of processor. Pure."""
     if name not in architecture.KNOWN:
         yield finding(Reason.ARCHITECTURE_UNKNOWN, architecture=name)
     elif name not in architecture.TRIED:
@@ -229,7 +225,6 @@ def forgetful(binary: bytes) -> bytes:
 
 
 def _minimum(release: str) -> tuple[int, ...]:
-    """The first version that works under that Linux release, e.g. ``6.18.4-cloud``."""
     here = tuple(int(number) for number in re.findall(r"\d+", release)[:2])
     return max(version for linux, version in MINIMA.items() if linux <= here)
 

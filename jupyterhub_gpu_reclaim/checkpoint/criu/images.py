@@ -196,8 +196,6 @@ _CLASSES: Final = _declare()
 
 
 class Area(NamedTuple):
-    """A run of pages of one address space, as a pagemap image lists it."""
-
     address: int
     pages: int
     flags: int
@@ -255,7 +253,6 @@ def join(magic: int, payloads: Iterable[bytes]) -> bytes:
 
 
 def framed(payload: bytes) -> bytes:
-    """A message with its length before it."""
     return _U32.pack(len(payload)) + payload
 
 
@@ -286,14 +283,12 @@ class Entries:
             raise damaged(f"an image does not begin with {magic:#x}")
 
     def message(self, kind: str) -> Any:
-        """The next message."""
         (size,) = _U32.unpack(self.data(_U32.size))
         if size > MAX_ENTRY_BYTES:
             raise damaged(f"a {kind} of {size} bytes")
         return parse(kind, self.data(size))
 
     def data(self, size: int) -> bytes:
-        """The next bytes, so many."""
         data = self._stream.read(size)
         if len(data) != size:
             raise damaged("an image is cut off")

@@ -53,16 +53,11 @@ def install(
 ) -> Criu:
     """Put a private CRIU into that folder; does nothing where it is there already.
 
-    Args:
-        to: the folder to make; a former copy is replaced at the end.
-        suite: Debian's suite to take it from.
-        mirror: Debian mirror.
-        again: replace a copy of the same suite, to take its fixes.
-        report: called with each line of progress.
+    ``again`` replaces a copy of the same suite, to take its fixes.
 
     Raises:
-        Refused: something is missing, could not be fetched or does not run; the
-            former copy, if any, is as it was.
+        Refused: something is missing, could not be fetched or does not run; the former
+            copy, if any, is as it was.
     """
     if not again and (present := _present(to, suite)) is not None:
         report(f"CRIU of Debian {suite} is already in {to}")

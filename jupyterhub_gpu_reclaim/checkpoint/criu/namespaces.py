@@ -24,7 +24,7 @@ import struct
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,25 +33,22 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.linux.descriptors import readable
-from jupyterhub_gpu_reclaim.linux.libc import AT_FDCWD, checked
+from jupyterhub_gpu_reclaim.linux.libc import AT_FDCWD, checked, libc
+from jupyterhub_gpu_reclaim.linux.mounts import new_file_system
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.checkpoint.criu.binary import Criu
 
 # The same numbers on every architecture (<asm-generic/unistd.h>).
 _OPEN_TREE, _MOUNT_SETATTR = 428, 442
-_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
 # <linux/mount.h>, <linux/fcntl.h>, <linux/fs.h>
 _AT_EMPTY_PATH: Final = 0x1000
 _OPEN_TREE_CLONE: Final = 1
-_CLOEXEC, _SET_STRING, _CREATE = 1, 1, 6
 _RDONLY, _NOSUID, _NODEV = 0x1, 0x2, 0x4
 _MS_PRIVATE: Final = 1 << 18
 _ATTRIBUTES: Final = struct.Struct("=QQQQ")  # set, clear, propagation, user namespace
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def open_detached(path: Path, *, read_only: bool) -> int:
@@ -61,25 +58,25 @@ def open_detached(path: Path, *, read_only: bool) -> int:
         Refused: this kernel or container does not allow it (``criu_unusable``).
         OSError: there is no such path.
     """
-    descriptor = _mount_call(
-        _OPEN_TREE,
-        AT_FDCWD,
-        ctypes.c_char_p(os.fsencode(path)),
-        _OPEN_TREE_CLONE | os.O_CLOEXEC,
-    )
     flags = _NOSUID | _NODEV | (_RDONLY if read_only else 0)
-    try:
-        _mount_call(
-            _MOUNT_SETATTR,
-            descriptor,
-            ctypes.c_char_p(b""),
-            _AT_EMPTY_PATH,
-            ctypes.c_char_p(_ATTRIBUTES.pack(flags, 0, _MS_PRIVATE, 0)),
-            _ATTRIBUTES.size,
+    attributes = _ATTRIBUTES.pack(flags, 0, _MS_PRIVATE, 0)
+    clone = _OPEN_TREE_CLONE | os.O_CLOEXEC
+    with _mounting(), ExitStack() as stack:
+        descriptor = checked(
+            libc.syscall(_OPEN_TREE, AT_FDCWD, os.fsencode(path), clone)
         )
-    except BaseException:
-        os.close(descriptor)
-        raise
+        stack.callback(os.close, descriptor)
+        checked(
+            libc.syscall(
+                _MOUNT_SETATTR,
+                descriptor,
+                b"",
+                _AT_EMPTY_PATH,
+                attributes,
+                ctypes.c_size_t(len(attributes)),
+            )
+        )
+        stack.pop_all()
     return descriptor
 
 
@@ -89,19 +86,14 @@ def open_scratch() -> int:
     Raises:
         Refused: as :func:`open_detached`.
     """
-    context = _mount_call(_FSOPEN, ctypes.c_char_p(b"tmpfs"), _CLOEXEC)
-    try:
-        mode = (ctypes.c_char_p(b"mode"), ctypes.c_char_p(b"1777"), 0)
-        _mount_call(_FSCONFIG, context, _SET_STRING, *mode)
-        _mount_call(_FSCONFIG, context, _CREATE, None, None, 0)
-        return _mount_call(_FSMOUNT, context, _CLOEXEC, _NOSUID | _NODEV)
-    finally:
-        os.close(context)
+    with _mounting():
+        return new_file_system("tmpfs", _NOSUID | _NODEV, mode="1777")
 
 
-def _mount_call(number: int, *arguments: object) -> int:
+@contextmanager
+def _mounting() -> Iterator[None]:
     try:
-        return checked(_libc.syscall(number, *arguments))
+        yield
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
@@ -120,60 +112,116 @@ _SEALS = (
 )
 
 
-class Inside:
-    """A program that runs inside: its pids, its end.
+class Helper:
+    """A program of ours that enters namespaces, and what it has reported.
 
-    Attributes:
-        pid: of the program, in our own pid namespace.
-        inner_pid: of the program, in the session's.
+    Its input is one object (marshal), which names the descriptor that it reports to, by
+    lines of JSON.
     """
 
-    def __init__(self, helper: subprocess.Popen[bytes], report: int) -> None:
-        self._helper = helper
-        self._report = report
-        self._rest = b""
-        self._facts: dict[str, Any] = {}
-        self.pid = 0
-        self.inner_pid = 0
-
-    def begin(
-        self, spec: dict[str, Any], prepare: Callable[[int], None] | None
+    def __init__(
+        self, program: Path, spec: dict[str, Any], pass_fds: Sequence[int]
     ) -> None:
-        assert self._helper.stdin is not None
-        # Closed whatever happens: a helper without a word ends.
-        with self._helper.stdin as line:
-            if prepare is not None:
-                prepare(self._helper.pid)
-            line.write(marshal.dumps(spec))
+        self._report, report = os.pipe()
+        try:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(program)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[report, *pass_fds],
+                cwd="/",
+            )
+        finally:
+            os.close(report)
+        self._spec = {**spec, "report": report}
+        self._rest = b""
+        self.facts: dict[str, Any] = {}
 
-    def started(self, deadline: float) -> None:
-        """Wait until the program has been exec'ed (or could not be).
+    def tell(self) -> None:
+        assert self.popen.stdin is not None
+        with suppress(BrokenPipeError):
+            self.popen.stdin.write(marshal.dumps(self._spec))
+            self.popen.stdin.flush()
+
+    def close_input(self) -> None:
+        assert self.popen.stdin is not None
+        with suppress(BrokenPipeError):
+            self.popen.stdin.close()
+
+    def wait_for(self, *names: str, deadline: float) -> None:
+        """Wait until it has reported all of these.
 
         Raises:
-            ReclaimError: the namespaces could not be entered, or time was up.
+            ReclaimError: it has reported an error, or time was up (``internal``).
         """
-        while not {"pid", "inner_pid"} <= self._facts.keys():
-            if not self._read(deadline) or "error" in self._facts:
-                why = self._facts.get("error", "no answer from the helper")
+        while not {*names} <= self.facts.keys():
+            if not self.read(deadline) or "error" in self.facts:
+                why = self.facts.get("error", "no answer from the helper")
                 raise ReclaimError(Reason.INTERNAL, detail=f"entering: {why}")
-        self.pid, self.inner_pid = self._facts["pid"], self._facts["inner_pid"]
+
+    def read(self, deadline: float) -> bool:
+        """Take news in; False when none came in time or none will ever come."""
+        if not readable([self], deadline - time.monotonic()):
+            return False
+        data = os.read(self._report, 65536)
+        if not data:
+            # The helper itself was ended: how the program ended is unknown.
+            self.facts.setdefault("status", 255)
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self.facts.update(json.loads(line))
+        return True
 
     def fileno(self) -> int:
         return self._report
 
+    def close(self) -> None:
+        os.close(self._report)
+
+
+class Inside:
+    """A program that runs inside; its pids here and in the session; its end."""
+
+    def __init__(self, helper: Helper) -> None:
+        self._helper = helper
+        self.pid = self.inner_pid = 0
+
+    def begin(self, prepare: Callable[[int], None] | None) -> None:
+        """Start the program.
+
+        Raises:
+            ReclaimError: the namespaces could not be entered, or time was up.
+        """
+        try:
+            if prepare is not None:
+                prepare(self._helper.popen.pid)
+            self._helper.tell()
+        finally:
+            self._helper.close_input()  # a helper without a word ends
+        deadline = time.monotonic() + START_PATIENCE
+        self._helper.wait_for("pid", "inner_pid", deadline=deadline)
+        facts = self._helper.facts
+        self.pid, self.inner_pid = facts["pid"], facts["inner_pid"]
+
+    def fileno(self) -> int:
+        return self._helper.fileno()
+
     def poll(self) -> int | None:
         """The program's exit status (-n for a signal); None while it runs."""
-        while "status" not in self._facts and self._read(time.monotonic()):
+        facts = self._helper.facts
+        while "status" not in facts and self._helper.read(time.monotonic()):
             pass
-        if "error" in self._facts:
+        if "error" in facts:
             return 127
-        status = self._facts.get("status")
+        status = facts.get("status")
         return None if status is None else int(status)
 
     def wait(self, deadline: float) -> int | None:
         """Wait for the end until that time (``time.monotonic()``); None if it runs."""
         while (status := self.poll()) is None and time.monotonic() < deadline:
-            self._read(deadline)
+            self._helper.read(deadline)
         return status
 
     def signal(self, number: int) -> None:
@@ -186,24 +234,9 @@ class Inside:
             return
 
     def close(self) -> None:
-        """Release the helper; a program that still runs continues by itself."""
-        os.close(self._report)
-        if self._facts.keys() & {"status", "error"} or not self.pid:
-            self._helper.wait(START_PATIENCE)
-
-    def _read(self, deadline: float) -> bool:
-        """Take news in; False when none came in time or none will ever come."""
-        if not readable([self], deadline - time.monotonic()):
-            return False
-        data = os.read(self._report, 65536)
-        if not data:
-            # The helper itself was ended: how the program ended is unknown.
-            self._facts.setdefault("status", 255)
-            return False
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._facts.update(json.loads(line))
-        return True
+        self._helper.close()
+        if self._helper.facts.keys() & {"status", "error"} or not self.pid:
+            self._helper.popen.wait(START_PATIENCE)
 
 
 def run_inside(
@@ -237,8 +270,6 @@ def run_inside(
 
         pidfd = open_init(init_pid, init_start)
         stack.callback(os.close, pidfd)
-        read_end, report = os.pipe()
-        stack.callback(os.close, report)
         loader = path_of(_loader(criu, stack))
         binary = path_of(_binary(criu, stack))
         libraries = ":".join(path_at(folder) for folder in criu.libraries)
@@ -246,17 +277,15 @@ def run_inside(
         start = [loader, "--inhibit-cache", "--library-path", libraries, binary]
         spec = {
             "pidfd": pidfd,
-            "report": report,
             "last_pid": last_pid,
             "own_ipc": own_ipc,
             "argv": [*start, *arguments(path_of)],
             "env": criu_module.ENVIRONMENT,
             "close": pass_on,
         }
-        inside = Inside(_helper([pidfd, report, *pass_on]), read_end)
+        inside = Inside(Helper(HELPER, spec, [pidfd, *pass_on]))
     try:
-        inside.begin(spec, prepare)
-        inside.started(time.monotonic() + START_PATIENCE)
+        inside.begin(prepare)
     except BaseException:
         inside.close()
         raise
@@ -311,16 +340,6 @@ def _memfd() -> int:
         raise Refused(Reason.CRIU_UNUSABLE, why=why) from None
     except OSError:  # before Linux 6.3, which has no such flag and needs none
         return os.memfd_create("program", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-
-
-def _helper(pass_fds: list[int]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(HELPER)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=pass_fds,
-    )
 
 
 def open_init(pid: int, start: int) -> int:

@@ -92,7 +92,6 @@ def write_report(report: int, **facts: Any) -> None:
 
 
 def line_of(facts: dict[str, Any]) -> bytes:
-    """As JSON; of words, what needs no escape there."""
     told = []
     for name, value in facts.items():
         plain = str(value)

@@ -107,8 +107,6 @@ class SessionInit:
 
 
 class CriuRun:
-    """One CRIU: started, awaited, ended."""
-
     def __init__(
         self,
         criu: Criu,

@@ -118,8 +118,7 @@ class Sink(Protocol):
     def write(self, data: memoryview, /) -> object:
         """Take these bytes; the buffer is used again after the return."""
 
-    def close(self) -> None:
-        """The file is complete."""
+    def close(self) -> None: ...
 
 
 @runtime_checkable
@@ -228,7 +227,6 @@ class StreamServer:
             os.close(self._wake)
 
     def _join(self, look: Callable[[], None]) -> None:
-        """Wait until all have ended; not for long where something went wrong."""
         patience = _LEFT_SECONDS
         while alive := [thread for thread in self._all() if thread.is_alive()]:
             look()
@@ -290,7 +288,6 @@ class StreamServer:
         thread.start()
 
     def _ready(self, pipe: int, event: int) -> bool:
-        """Wait for a pipe; False once something has gone wrong elsewhere."""
         poll = select.poll()
         poll.register(pipe, event)
         poll.register(self._wake, select.POLLIN)
@@ -299,8 +296,6 @@ class StreamServer:
 
 
 class CaptureServer(StreamServer):
-    """Takes what ``criu dump --stream`` sends, a sink for each file."""
-
     SOCKET = CAPTURE_SOCKET
 
     def __init__(self, folder: Path, sinks: Callable[[str], Sink]) -> None:
@@ -362,8 +357,6 @@ class CaptureServer(StreamServer):
 
 
 class RestoreServer(StreamServer):
-    """Gives ``criu restore --stream`` its files."""
-
     SOCKET = RESTORE_SOCKET
 
     def __init__(
@@ -424,7 +417,6 @@ class RestoreServer(StreamServer):
         return left
 
     def _write(self, pipe: int, data: memoryview) -> memoryview:
-        """Write what the pipe takes at once, at most a block; the rest of the data."""
         count = os.write(pipe, data[:BLOCK])
         with self._lock:
             self.bytes += count

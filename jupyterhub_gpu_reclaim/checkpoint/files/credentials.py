@@ -14,13 +14,13 @@ import contextlib
 import ctypes
 import os
 import struct
-import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.architecture import call
-from jupyterhub_gpu_reclaim.linux.libc import checked
+from jupyterhub_gpu_reclaim.linux.libc import checked, libc
+from jupyterhub_gpu_reclaim.linux.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,8 +33,6 @@ _KEEP: Final = -1
 _CAPABILITY_VERSION: Final = 0x20080522
 #: CAP_DACOVERRIDE and CAP_DAC_READ_SEARCH.
 OVERRIDE: Final = 1 << 1 | 1 << 2
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Credentials(NamedTuple):
@@ -97,22 +95,12 @@ def run_as(
     Raises:
         OSError: those rights cannot be taken.
     """
-    answer: list[T] = []
-    failure: list[BaseException] = []
 
-    def run() -> None:
-        try:
-            _become(who, place)
-            answer.append(work())
-        except BaseException as error:  # noqa: BLE001 - raised again by the caller
-            failure.append(error)
+    def run() -> T:
+        _become(who, place)
+        return work()
 
-    thread = threading.Thread(target=run, name="as-task", daemon=True)
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return answer[0]
+    return in_thread(run)
 
 
 def again(descriptor: int) -> str:
@@ -132,23 +120,23 @@ def overriding() -> Iterator[None]:
 
 
 def _become(who: Credentials, place: PathContext | None) -> None:
-    checked(_libc.unshare(_CLONE_FS), "unshare")
+    checked(libc.unshare(_CLONE_FS), "unshare")
     os.umask(0)
     if place is not None:
-        checked(_libc.setns(place.network, _CLONE_NEWNET), "setns")
+        checked(libc.setns(place.network, _CLONE_NEWNET), "setns")
         os.fchdir(place.root)
         os.chroot(".")
     groups = (ctypes.c_uint32 * len(who.groups))(*who.groups)
-    checked(_libc.syscall(call("setgroups"), len(who.groups), groups), "setgroups")
-    checked(_libc.syscall(call("setresgid"), _KEEP, who.gid, _KEEP), "setresgid")
-    checked(_libc.syscall(call("setresuid"), _KEEP, who.uid, _KEEP), "setresuid")
+    call("setgroups", len(who.groups), groups)
+    call("setresgid", _KEEP, who.gid, _KEEP)
+    call("setresuid", _KEEP, who.uid, _KEEP)
     _set_effective(who.effective)
 
 
 def _capabilities() -> tuple[int, int, int]:
     head = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     data = ctypes.create_string_buffer(24)
-    checked(_libc.capget(head, data), "capget")
+    checked(libc.capget(head, data), "capget")
     words = struct.unpack("=6I", data.raw)
     low, high = words[:3], words[3:]
     effective, permitted, inheritable = (
@@ -162,4 +150,4 @@ def _set_effective(bits: int) -> None:
     sets = (bits & permitted, permitted, inheritable)
     words = [one & 0xFFFFFFFF for one in sets] + [one >> 32 for one in sets]
     head = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
-    checked(_libc.capset(head, struct.pack("=6I", *words)), "capset")
+    checked(libc.capset(head, struct.pack("=6I", *words)), "capset")

@@ -50,8 +50,6 @@ COMPANIONS: Final = (b"-journal", b"-wal")
 
 
 class _Copy(NamedTuple):
-    """One file as it was."""
-
     number: int  #: its place in the list of fingerprints
     size: int
     clone: int = -1  #: a reflink without a name; -1: it is in memory
@@ -60,10 +58,9 @@ class _Copy(NamedTuple):
 class KeptFiles:
     """Copies of the files of one save point.
 
-    Args:
-        limit: bytes that may be stored of them; the smallest come first.
-        stage: begins a file in memory, which holds one after the other; None: none is
-            copied into memory.
+    At most ``limit`` bytes are stored of them; the smallest come first. ``stage``
+    begins a file in memory, which holds one after the other; None: none is copied into
+    memory.
     """
 
     def __init__(
@@ -80,12 +77,7 @@ class KeptFiles:
     def take(
         self, init_pid: int, opened: Sequence[FileFingerprint], who: Credentials
     ) -> None:
-        """Copy what the tree can write; it stands.
-
-        Args:
-            init_pid: of the session; its root is where paths are looked up.
-            opened: the fingerprints of the files.
-            who: the session's user.
+        """Copy what the tree, which stands, can write, with the rights of its user.
 
         Raises:
             OSError: there is no such session.
@@ -154,7 +146,6 @@ class KeptFiles:
             self._copies.append(_Copy(number, size, clone))
 
     def _clone(self, root: int, one: FileFingerprint, source: int) -> int:
-        """A reflink without a name, in the file's folder; -1 where there is none."""
         if one.device in self._without:
             return -1
         with ExitStack() as stack:
@@ -187,9 +178,7 @@ class KeptFiles:
     ) -> list[FileFingerprint]:
         """Store the copies; the fingerprints, which say now what each file held.
 
-        Args:
-            file: begins a file in the store, which is complete at the block's end.
-            cancel: ends it.
+        ``file`` begins a file in the store, which is complete at the block's end.
 
         Raises:
             ReclaimError: the store does not take them, or it was cancelled.
@@ -226,8 +215,6 @@ def prepare(
     init_pid: int, opened: Sequence[FileFingerprint], who: Credentials, limit: int
 ) -> int:
     """Have the disks take what a reflink would wait for, while the tree runs.
-
-    The arguments are those of :class:`KeptFiles` and :meth:`KeptFiles.take`.
 
     Returns:
         How many bytes of memory the files take that have no reflinks.

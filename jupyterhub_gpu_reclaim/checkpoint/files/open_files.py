@@ -60,7 +60,6 @@ _cache: OrderedDict[tuple[int, ...], str] = OrderedDict()
 
 
 def contents_digest(descriptor: int) -> str:
-    """Build ID or hash of an open regular file; empty when it is too large."""
     status = os.fstat(descriptor)
     key = (
         status.st_dev,
@@ -79,7 +78,6 @@ def contents_digest(descriptor: int) -> str:
 
 
 def _hash(descriptor: int, length: int | None = None) -> str:
-    """The hash of the first bytes, or of all of them; empty when it is too large."""
     left = os.fstat(descriptor).st_size if length is None else length
     if left > MAX_HASHED_BYTES:
         return ""
@@ -196,13 +194,9 @@ def fingerprint(
 ) -> list[FileFingerprint]:
     """Every file that those processes have open, mapped or as their folder, sorted.
 
-    Call it while they are stopped, so that nothing changes any more.
-
-    Args:
-        init_pid: of the session; its root is where the paths are looked up.
-        pids: host pids of the tree.
-        archived: devices of the file systems whose contents are saved, too.
-        reads: whether what is written is read now, for its digest; else by the caller.
+    Call it while they are stopped, so that nothing changes any more. ``archived`` are
+    the devices of file systems whose contents are saved, too. What is written is read
+    for its digest, unless (``reads``) the caller does so later.
 
     Raises:
         Refused: the session is gone (``no_tree``).
@@ -239,8 +233,6 @@ def served(mounts: Iterable[Mount]) -> frozenset[int]:
 
 
 class Changed(NamedTuple):
-    """A file that its programs could write, and that is not as it was."""
-
     file: FileFingerprint
     at: float | None  #: when that was; None: it is gone
 
@@ -281,9 +273,7 @@ def _changed_at(one: FileFingerprint, root: int) -> float | None:
 def newer(changed: Sequence[Changed], lost: Iterable[FileFingerprint] = ()) -> str:
     """The names of changed files, and when that was, for a person.
 
-    Args:
-        changed: which.
-        lost: what was not kept; if there is such a thing, it is named alone.
+    If something was not kept (``lost``), it is named alone.
     """
     when = {
         one.file.path: "gone" if one.at is None else f"changed {moment(one.at)}"
@@ -404,7 +394,6 @@ def _opened(
 
 
 def of_file(path: bytes, descriptor: int, **use: Any) -> FileFingerprint:
-    """The fingerprint of what a descriptor leads to."""
     status = os.fstat(descriptor)
     return FileFingerprint(
         path=path,
@@ -506,7 +495,6 @@ def has_contents(one: FileFingerprint, found: int) -> bool:
 
 
 def _reading(found: int) -> int:
-    """A descriptor for reading that very file, which is a regular one."""
     flags = os.O_RDONLY | os.O_NONBLOCK
     return os.open(f"/proc/thread-self/fd/{found}", flags)
 

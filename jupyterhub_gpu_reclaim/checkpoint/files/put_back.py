@@ -13,7 +13,6 @@ user, below the session's root, and following no link.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -38,7 +37,7 @@ from jupyterhub_gpu_reclaim.linux.beneath import (
     open_in_root,
     open_root,
 )
-from jupyterhub_gpu_reclaim.linux.libc import checked
+from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -59,7 +58,6 @@ _MOST_COPIED: Final = 1 << 30
 #: What a shared folder gives to those in it: anything, and that they keep their own.
 _SHARED: Final = 0o1777
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Group(NamedTuple):
@@ -71,16 +69,12 @@ class _Group(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """A file that is put back."""
-
     name: bytes
     descriptor: int
     hidden: bytes  #: its name until then; empty: it has none
 
 
 class _Ready(NamedTuple):
-    """A group whose files are complete."""
-
     group: _Group
     folder: int
     files: list[_Made]
@@ -97,13 +91,8 @@ def put_back(
 ) -> list[str]:
     """Put files back as they were; the folders in which the newer ones lie.
 
-    Args:
-        init_pid: of the session; its root is where paths are looked up.
-        changed: the fingerprints of the files that are not as they were.
-        opened: those of all files.
-        who: the session's user.
-        moment: when they were as they come back.
-        read: the contents of a kept file, by its name in the checkpoint.
+    ``moment`` is when they were as they come back; ``read`` gives the contents of a
+    kept file by its name in the checkpoint.
 
     Raises:
         RestoreFailed: another program has one of them open (``file_in_use``), or it
@@ -345,7 +334,6 @@ def _swap(ready: _Ready, uid: int, moment: float) -> bytes:
 def _copy_beside(
     ready: _Ready, target: int, uid: int, stack: ExitStack
 ) -> dict[bytes, int]:
-    """Copy the files that stay; they, open for writing."""
     stay = {}
     for one in ready.group.files:
         name = _leaf(one.path)
@@ -500,7 +488,6 @@ def _folder_beside(
 
 
 def _share(folder: int, target: int) -> None:
-    """Let those in who see what is moved there now."""
     status = os.fstat(folder)
     with suppress(OSError):
         os.fchown(target, -1, status.st_gid)
@@ -509,7 +496,7 @@ def _share(folder: int, target: int) -> None:
 
 def _rename(folder: int, name: bytes, target: int, new: bytes) -> None:
     try:
-        checked(_libc.renameat2(folder, name, target, new, _NOREPLACE))
+        checked(libc.renameat2(folder, name, target, new, _NOREPLACE))
     except OSError as error:
         if error.errno not in {errno.EINVAL, errno.ENOSYS}:
             raise

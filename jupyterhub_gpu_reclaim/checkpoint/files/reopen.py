@@ -12,7 +12,6 @@ program or a library, with the same contents (``Reopener._may_have``).
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
@@ -26,7 +25,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import FOLDER
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_in_root
-from jupyterhub_gpu_reclaim.linux.libc import checked
+from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,8 +52,6 @@ _AT_EACCESS: Final = 0x200
 #: name (the others).
 _NOT_IN_MEMORY: Final = os.O_DIRECT | os.O_DIRECTORY | os.O_NOFOLLOW
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 #: Those of the memory devices that hold no state, by their minor numbers
 #: (Documentation/admin-guide/devices.txt): null zero full random urandom kmsg.
@@ -63,8 +60,6 @@ STATELESS: Final = frozenset({3, 5, 7, 8, 9, 11})
 
 
 class FileIdentity(NamedTuple):
-    """Device and inode of the file that a descriptor leads to."""
-
     device: int
     inode: int
 
@@ -152,7 +147,6 @@ class Reopener:
             raise
 
     def _replace_fifo(self, wish: FileRequest) -> int:
-        """A FIFO without a name, as if it had been removed while the session ran."""
         if wish.pipe in self._pipes:
             return os.dup(self._pipes[wish.pipe])
         if self._trial is not None:
@@ -299,11 +293,10 @@ def _access(found: int, mode: int) -> None:
         OSError: it may not.
     """
     path = again(found).encode()
-    checked(_libc.faccessat(_AT_FDCWD, path, mode, _AT_EACCESS))
+    checked(libc.faccessat(_AT_FDCWD, path, mode, _AT_EACCESS))
 
 
 def _make_fifo(folder: int) -> int:
-    """A FIFO without a name, made in that folder; opened by name only."""
     name = b".reclaim-" + secrets.token_hex(8).encode()
     os.mkfifo(name, 0o600, dir_fd=folder)
     try:

@@ -110,7 +110,6 @@ class SavedFiles:
         return itertools.chain.from_iterable(self.tables.values())
 
     def held(self) -> set[int]:
-        """Entries that a process has a descriptor of."""
         return {number for _, number in self.descriptors.values()}
 
     def holder(self, number: int) -> Credentials:
@@ -123,7 +122,6 @@ class SavedFiles:
 
 
 def process_of(path: bytes) -> int | None:
-    """Pid in a path ``/proc/PID/…``; None for any other path."""
     match = _OF_A_PROCESS.match(path)
     return int(match[1]) if match else None
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 
 class Trial(NamedTuple):
-    """A rehearsal's own."""
-
     #: An empty folder, open to everybody, where everything is made that a return would
     #: make among the user's files, or write to.
     scratch: int
@@ -82,7 +80,6 @@ class Names:
             return os.dup(self._held[path])
 
     def close(self) -> None:
-        """Let them go; idempotent, and at any moment."""
         with self._lock:
             for descriptor in self._held.values():
                 os.close(descriptor)

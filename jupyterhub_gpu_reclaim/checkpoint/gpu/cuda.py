@@ -64,16 +64,9 @@ def empty(
 ) -> None:
     """Move the GPU memory of those processes into their own; all or nothing.
 
-    Afterwards they hold no GPU and are stopped.
-
-    Args:
-        driver: this machine's.
-        tasks: the users of a survey; they must run.
-        lock_seconds: for the work that the GPU has in hand.
-        seconds: for moving the memory.
-        settle: called when all are locked and held, before any memory moves: none
-            forks any more, and each has its devices still. What it raises ends it.
-        cancel: cancels it.
+    They run, and afterwards they hold no GPU and are stopped. ``settle`` is called when
+    all are locked and held, before any memory moves: none forks any more, and each has
+    its devices still.
 
     Raises:
         RolledBack: one of them could not (``gpu_busy_too_long``, ``gpu_profiled``,
@@ -111,18 +104,12 @@ def fill(
     """Move the GPU memory of those processes back. Idempotent.
 
     Those that are stopped stay so, and may be continued afterwards; one that ran
-    without its memory is stopped as well.
-
-    Args:
-        driver: this machine's.
-        tasks: the processes.
-        seconds: for moving the memory.
-        moves: for another machine's cards, pairs of uuids (old, new) that name every
-            card; empty where they are the same.
+    without its memory is stopped as well. ``moves``, for another machine's cards, are
+    pairs of uuids (old, new) that name every card.
 
     Raises:
-        ReclaimError: one of them could not get it back (``gpu_stuck``). The others
-            have theirs.
+        ReclaimError: one of them could not get it back (``gpu_stuck``). The others have
+            theirs.
     """
     failures = _try_each(tasks, lambda p: _fill(driver, p, seconds, moves))
     if failures:
@@ -217,8 +204,8 @@ def _fill(
 def _stop(process: Process, running: set[int]) -> None:
     """Stop it while most of its threads are held, so that none of them runs again.
 
-    It is one of the ``running`` that takes the signal, when it comes to run: until then
-    the process is not stopped, and a thread that is released runs on.
+    One of the ``running`` takes the signal, when it comes to run: until then the
+    process is not stopped, and a thread that is released runs on.
     """
     processes.send(process, signal.SIGSTOP)
     _wait_still(process, running)
@@ -244,8 +231,6 @@ def _runs(pid: int, tid: int) -> bool:
 
 
 class _Threads(NamedTuple):
-    """Of one process, by their ids in our own pid namespace."""
-
     running: set[int]  #: the driver's own; its first one where there is none
     held: Collection[int]
 
@@ -305,11 +290,7 @@ def _state(
 
 
 def _each(tasks: Sequence[Process], work: Callable[[Process], None]) -> None:
-    """Run it for all at once; raise the first failure when all have ended.
-
-    Raises:
-        ReclaimError: the first failure.
-    """
+    """Run it for all at once; raise the first failure when all have ended."""
     futures = _all_at_once(tasks, work)
     for process, future in zip(tasks, futures, strict=True):
         try:
@@ -323,7 +304,6 @@ def _each(tasks: Sequence[Process], work: Callable[[Process], None]) -> None:
 def _try_each(
     tasks: Sequence[Process], work: Callable[[Process], None]
 ) -> list[ReclaimError]:
-    """Run it for all at once; return the failures of those that still live."""
     failures = []
     futures = _all_at_once(tasks, work)
     for process, future in zip(tasks, futures, strict=True):
@@ -340,7 +320,6 @@ def _try_each(
 def _all_at_once(
     tasks: Sequence[Process], work: Callable[[Process], None]
 ) -> list[Future[None]]:
-    """Run one thread per task, since they may wait for each other; await them all."""
     with ThreadPoolExecutor(max(1, len(tasks)), thread_name_prefix="cuda") as pool:
         return [pool.submit(work, process) for process in tasks]
 

@@ -60,11 +60,7 @@ _MOVING = (CudaState.CHECKPOINTING, CudaState.RESTORING)
 
 
 class DriverError(Exception):
-    """The driver refused, or did not answer.
-
-    Attributes:
-        code: the driver's; None when it did not answer at all.
-    """
+    """The driver refused, or did not answer: it has no code then."""
 
     def __init__(self, call: str, code: int | None, name: str) -> None:
         super().__init__(f"{call}: {name}")
@@ -79,8 +75,6 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """GPU memory of one process, in bytes."""
-
     own: tuple[int, ...]  #: on each card of the machine
     #: Of others, open through CUDA IPC; also its own that it has imported again.
     borrowed: int
@@ -90,8 +84,6 @@ class Memory:
 
 
 class Driver:
-    """The driver of this machine."""
-
     def __init__(self, command: Sequence[str] = ()) -> None:
         self._command = list(command) or [sys.executable, "-I", "-S", str(HELPER)]
         self._lock = threading.Lock()
@@ -178,7 +170,6 @@ class Driver:
         self._ask("lock", limit, pid=pid, milliseconds=int(seconds * 1000))
 
     def checkpoint(self, pid: int, *, seconds: float) -> None:
-        """Move a locked process's GPU memory into its own."""
         self._ask("checkpoint", seconds, pid=pid)
 
     def restore(
@@ -188,11 +179,9 @@ class Driver:
         self._ask("restore", seconds, pid=pid, moves=list(moves))
 
     def unlock(self, pid: int) -> None:
-        """Let a locked process use the GPU again."""
         self._ask("unlock", QUICK_SECONDS, pid=pid)
 
     def close(self) -> None:
-        """End the helper."""
         with self._lock:
             helper, self._helper = self._helper, None
         if helper is not None:
@@ -232,8 +221,6 @@ class Driver:
 
 
 class _Helper:
-    """One helper process, and the thread that sorts its answers."""
-
     def __init__(self, command: Sequence[str]) -> None:
         self._ids = itertools.count(1)
         self._begun: Future[dict[str, Any]] = Future()
@@ -247,18 +234,15 @@ class _Helper:
         threading.Thread(target=self._read, name="cuda", daemon=True).start()
 
     def begin(self) -> None:
-        """Wait until the driver is initialised."""
         try:
             self.facts = _checked("begin", self._begun.result(BEGIN_SECONDS))
         except TimeoutError:
             raise DriverError("begin", None, "no answer") from None
 
     def alive(self) -> bool:
-        """Whether it can still be asked."""
         return self._popen.poll() is None
 
     def ask(self, call: str, seconds: float, facts: dict[str, Any]) -> dict[str, Any]:
-        """Send one request and wait for its answer."""
         future: Future[dict[str, Any]] = Future()
         number = next(self._ids)
         line = json.dumps({"id": number, "call": call, **facts}).encode() + b"\n"

@@ -80,7 +80,6 @@ class KernelDriver:
                 self._subdevices.append(self._open(gpu, handle))
 
     def close(self) -> None:
-        """Give everything back."""
         for descriptor in self._files:
             os.close(descriptor)
 
@@ -136,7 +135,6 @@ class KernelDriver:
 
 
 def pack_pids(pids: list[int]) -> bytes:
-    """The question for the memory of processes, at most 200 of them."""
     entries = b"".join(
         _PID_INFO.pack(pid, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) for pid in pids
     )
@@ -162,13 +160,10 @@ def unpack_pids(answer: bytes) -> list[tuple[int, int, int]]:
 
 
 def _read_write(number: int, size: int) -> int:
-    """The ioctl number of an NVIDIA call that reads and writes its argument."""
     return 3 << 30 | size << 16 | ord("F") << 8 | number
 
 
 class Library:
-    """libcuda, initialised."""
-
     def __init__(self) -> None:
         try:
             self._library: ctypes.CDLL | None = ctypes.CDLL(LIBRARY)
@@ -205,12 +200,10 @@ class Library:
         return {"code": code, "state": state.value}
 
     def lock(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Let its GPU work come to an end, and no more begin."""
         arguments = (ctypes.c_uint * (ARGUMENT_BYTES // 4))(request["milliseconds"])
         return {"code": self._process("Lock", request["pid"], arguments)}
 
     def checkpoint(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Move its GPU memory into its own, and let the GPU go."""
         return {"code": self._process("Checkpoint", request["pid"])}
 
     def restore(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -225,11 +218,9 @@ class Library:
         return {"code": self._process("Restore", request["pid"], arguments)}
 
     def unlock(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Let it use the GPU again."""
         return {"code": self._process("Unlock", request["pid"])}
 
     def thread(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The thread in the process that does the driver's work there."""
         thread = ctypes.c_int()
         code = self._call(
             "cuCheckpointProcessGetRestoreThreadId",
@@ -239,7 +230,6 @@ class Library:
         return {"code": code, "thread": thread.value}
 
     def memory(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Bytes that processes have of their own and of others, by pid."""
         with self._asking:
             try:
                 return {"code": 0, "memory": self._asked().memory(request["pids"])}
@@ -256,7 +246,6 @@ class Library:
         return self._resources
 
     def name(self, code: int) -> str:
-        """The driver's name for an error code."""
         text = ctypes.c_char_p()
         if code == NO_LIBRARY or self._call("cuGetErrorName", code, ctypes.byref(text)):
             return str(code)
@@ -298,7 +287,6 @@ class Library:
 
 
 def main() -> None:
-    """Answer until the input ends."""
     # The answers' own descriptor: whatever a library prints goes to the log.
     answers = os.dup(1)
     os.dup2(2, 1)

@@ -12,7 +12,6 @@ back.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import re
 from dataclasses import dataclass
@@ -23,8 +22,9 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import architecture, procfs
+from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
+from jupyterhub_gpu_reclaim.linux.scheduling import KCMP_FILE, compared
 from jupyterhub_gpu_reclaim.linux.sock_diag import unix_sockets
 
 if TYPE_CHECKING:
@@ -39,13 +39,10 @@ DEVICES: Final = "/dev/nvidia"
 _LIBRARIES: Final = ("/libcuda.so", "/libnvidia-ml.so")
 #: How the names of NVIDIA's libraries begin, or what they have in them (libGLX_nvidia).
 _ANY_LIBRARY: Final = re.compile(r"/(libcuda|libnv|lib[^/]*nvidia)[^/]*\.so")
-_KCMP_FILE: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
 class HeldDevices:
-    """GPU devices that a process has open or mapped."""
-
     descriptors: tuple[procfs.Descriptor, ...]
     mappings: tuple[procfs.Mapping, ...]
 
@@ -55,8 +52,6 @@ class HeldDevices:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A session's processes as far as they have to do with GPUs."""
-
     users: tuple[Process, ...] = ()
     stale: tuple[Process, ...] = ()
     stopped: tuple[Process, ...] = ()
@@ -72,7 +67,6 @@ class Survey:
 
 
 def held_by(pid: int) -> HeldDevices:
-    """GPU devices that a process has open or mapped; none when it has ended."""
     return HeldDevices(
         tuple(d for d in procfs.descriptors(pid) if d.target.startswith(DEVICES)),
         tuple(m for m in procfs.mappings(pid) if m.path.startswith(DEVICES)),
@@ -121,7 +115,6 @@ def _has_library(pid: int) -> bool:
 # A forked child cannot make CUDA calls. It is told by the kernel (kcmp(2)): every
 # descriptor is the very open file of a user, and every mapping is where a user has it.
 def _inherited(pid: int, held: dict[int, HeldDevices], users: Sequence[int]) -> bool:
-    """Whether all that a process has came from one of the users, by fork."""
     mine = held[pid]
     for user in users:
         theirs = held[user]
@@ -135,7 +128,6 @@ def _inherited(pid: int, held: dict[int, HeldDevices], users: Sequence[int]) -> 
 
 
 def _below(process: Process, users: Collection[int], snapshot: Snapshot) -> bool:
-    """Whether a user has started it, or has started who has."""
     above = {one.pid: one.ppid for one in snapshot.processes}
     pid = process.ppid
     while pid in above and pid not in users:
@@ -162,11 +154,10 @@ def _candidates(fd: int, held: HeldDevices) -> Iterator[int]:
 
 
 def _same_file(pid: int, fd: int, other_pid: int, other_fd: int) -> bool:
-    if architecture.here() is None:
+    try:
+        return compared(pid, other_pid, KCMP_FILE, fd, other_fd) == 0
+    except OSError:
         return False
-    number = architecture.call("kcmp")
-    libc = ctypes.CDLL(None, use_errno=True)
-    return bool(libc.syscall(number, pid, other_pid, _KCMP_FILE, fd, other_fd) == 0)
 
 
 #: ``nvidia-cuda-mps-server`` and ``…-control`` as the kernel cuts their names.
@@ -184,7 +175,6 @@ _TOOLS: Final = {
 def examine_clients(
     processes: Sequence[Process], known: Collection[int]
 ) -> Iterator[Finding]:
-    """Find what keeps the GPUs of processes from being saved."""
     shared = clients_of_mps([process.pid for process in processes]) | set(known)
     for process in processes:
         pid, name = process.ns_pid, process.name
@@ -284,11 +274,8 @@ def examine_sharing(
 ) -> Iterator[SharingFound]:
     """Find processes that could not be filled again because of who reads their memory.
 
-    Args:
-        driver: this machine's.
-        users: processes that the driver knows.
-        snapshot: the session's tree now.
-        counted: host pids of all that have memory of a GPU, as NVML counts.
+    ``users`` are those that the driver knows, ``counted`` the host pids of all that
+    have memory of a GPU, as NVML counts.
     """
     memory = _ask_memory(driver, [process.pid for process in users], counted)
     alive = {p.ns_pid for p in snapshot.processes if p.state not in DEAD}
@@ -337,7 +324,6 @@ def _is_large_on_several_cards(pid: int, memory: Memory | None) -> bool:
 
 
 def _may_reach(driver: Driver) -> bool:
-    """Whether a card can read another's memory; also where the driver is silent."""
     try:
         return driver.peers()
     except DriverError:
@@ -349,6 +335,5 @@ def _is_card(descriptor: procfs.Descriptor) -> bool:
 
 
 def _event_owners(pid: int) -> set[int]:
-    """The pids of those whose events a process has mapped."""
     found = (_EVENTS.search(mapping.path) for mapping in procfs.mappings(pid))
     return {int(match[1], 16) for match in found if match}

@@ -201,8 +201,6 @@ def _read(
 
 
 class _File(NamedTuple):
-    """A number in a file of /proc/PID."""
-
     name: str
     base: int
 
@@ -300,7 +298,6 @@ def _unknown_to_some_kernels() -> Iterator[None]:
 
 
 def _lock(traced: Traced) -> int:
-    """Whether it locks what it maps: it is made to map a page, and to unmap it."""
     _, future, on_fault = _MCL_CURRENT_FUTURE_ONFAULT
     try:
         before = procfs.status(traced.pid).get("VmLck")
@@ -329,7 +326,6 @@ def _apply_outside(
     usual: ThreadAttributes,
     statuses: Mapping[int, dict[str, str]],
 ) -> _Left:
-    """Set what others may set of a process; return what it must set itself."""
     for file, chosen in (
         (_CORE_FILTER, wanted.core_filter),
         (_OOM_SCORE, wanted.oom_score),
@@ -520,7 +516,6 @@ def parse_policy(text: str) -> tuple[int, int]:
 
 
 def mask_of(numbers: str) -> int:
-    """The bits of a list like ``0-1,3``. Pure."""
     mask = 0
     for part in numbers.strip().split(","):
         first, _, last = part.partition("-")

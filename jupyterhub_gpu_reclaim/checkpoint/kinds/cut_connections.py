@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import select
 import socket
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow, unread_bytes
-from jupyterhub_gpu_reclaim.linux.libc import checked
+from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 from jupyterhub_gpu_reclaim.linux.sock_diag import TCP_REPAIR, TcpState, own_addresses
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ _UNSPECIFIED: Final = struct.pack("=H14x", socket.AF_UNSPEC)
 _BIND_ADDRESS_NO_PORT: Final = 24  # <linux/in.h>
 
 _log = logging.getLogger(__name__)
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class CutConnections(Kind):
@@ -124,7 +122,7 @@ def _abort(end: socket.socket) -> bool:
 
 
 def _disconnect(end: socket.socket) -> None:
-    ended = _libc.connect(end.fileno(), _UNSPECIFIED, len(_UNSPECIFIED))
+    ended = libc.connect(end.fileno(), _UNSPECIFIED, len(_UNSPECIFIED))
     checked(ended, "connect to AF_UNSPEC")
 
 

@@ -101,7 +101,6 @@ def _too_large(one: Program, limit: int) -> Iterator[Finding]:
 
 
 def _unreadable(one: Program) -> Iterator[str]:
-    """Paths of deleted files that a process holds and may not read."""
     for each in one.descriptors:
         if not each.target.startswith("/") or _can_read(one.flags(each.fd)):
             continue
@@ -216,7 +215,6 @@ class Ghost:
         raise refused(Reason.FILE_DENIED, path, failure)
 
     def fill(self, descriptor: int) -> None:
-        """Put its contents in."""
         if not stat.S_ISREG(self.entry.mode):
             return
         if not self.entry.chunks:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.libc import libc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +106,7 @@ def _is_queue(pid: int, descriptor: procfs.Descriptor) -> bool:
         return False
     facts = ctypes.create_string_buffer(_STATFS_BYTES)
     path = os.fsencode(f"/proc/{pid}/fd/{descriptor.fd}")
-    found = ctypes.CDLL(None).statfs(path, facts) == 0
+    found = libc.statfs(path, facts) == 0
     return found and int.from_bytes(facts.raw[:8], "little") == _MQUEUE_MAGIC
 
 

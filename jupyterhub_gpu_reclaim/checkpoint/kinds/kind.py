@@ -89,8 +89,6 @@ class Session:
 
 
 class Program:
-    """One process, as far as it has been looked at."""
-
     def __init__(self, process: Process) -> None:
         self.process = process
         self.pid = process.pid
@@ -205,7 +203,6 @@ class Return:
         self.identities[number] = identity(descriptor)
 
     def file(self, number: int) -> int:
-        """A descriptor of the file itself."""
         return self.stood_for.get(number, self.descriptors[number])
 
     def inherit(self) -> dict[str, int]:
@@ -240,9 +237,7 @@ class Return:
     def holders(self, wanted: Collection[int]) -> Iterator[tuple[int, int, int]]:
         """Entry, a pidfd of a process that has it, and its descriptor there.
 
-        Args:
-            wanted: the entries that are looked for; one that the caller leaves in it
-                comes again with its next holder.
+        One that the caller leaves in ``wanted`` comes again with its next holder.
         """
         pids = {process.ns_pid: process for process in self.tree.processes}
         for (owner, fd), (_, number) in self.saved.descriptors.items():

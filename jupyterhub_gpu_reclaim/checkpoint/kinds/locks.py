@@ -140,7 +140,6 @@ def _identity(lock: Any) -> tuple[int, ...]:
 
 
 def _set(traced: Traced, lock: Any) -> bool:
-    """Whether no other process has it."""
     wanted = _RANGE.pack(lock.type, os.SEEK_SET, lock.start, lock.len, 0)
     with traced.text(wanted) as address:
         try:

@@ -49,7 +49,6 @@ class Output(Kind):
 
 
 def _pipe(path: Path) -> str | None:
-    """CRIU's name of the pipe behind a descriptor under /proc; None if it is none."""
     try:
         status = path.stat()
     except OSError:

@@ -47,7 +47,6 @@ class Protection(Kind):
 
 
 def unsupported(smaps: str) -> list[str]:
-    """The kinds of it that a process has, in words."""
     found = {"uprobes: it is traced"} if _UPROBES.search(smaps) else set()
     marks = list(_MARK.finditer(smaps))
     heads = list(_HEAD.finditer(smaps)) if marks else []

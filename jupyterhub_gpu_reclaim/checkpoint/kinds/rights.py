@@ -105,7 +105,6 @@ def inherited_within(saved: SavedImages, most: int) -> None:
 
 
 def has_own_users(pid: int) -> bool:
-    """Whether a process is in another user namespace than ours."""
     ours = procfs.link(os.getpid(), "ns/user")
     return procfs.link(pid, "ns/user") not in {"", ours}
 
@@ -186,8 +185,6 @@ _SAVED: Final = {
 
 
 class ThreadRights(NamedTuple):
-    """Everything of a thread that the kernel asks for when it is to allow something."""
-
     uids: tuple[int, ...]  #: real, effective, saved, for file systems
     gids: tuple[int, ...]
     groups: tuple[int, ...]

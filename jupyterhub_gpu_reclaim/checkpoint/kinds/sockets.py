@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.linux.descriptors import (
     file_of_socket,
     unread_bytes,
 )
+from jupyterhub_gpu_reclaim.linux.libc import libc
 from jupyterhub_gpu_reclaim.linux.sock_diag import Diag, unix_sockets
 
 if TYPE_CHECKING:
@@ -59,7 +60,6 @@ _PROTOCOL_WORDS: Final = {
     socket.IPPROTO_SCTP: "SCTP",
     socket.IPPROTO_MPTCP: MULTIPATH_TCP,
 }
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Sockets(Kind):
@@ -320,7 +320,7 @@ def _has_program(end: socket.socket) -> bool:
     buffer = ctypes.create_string_buffer(8 * _MOST_INSTRUCTIONS)
     room = ctypes.c_uint(_MOST_INSTRUCTIONS)  # the kernel counts instructions
     number, length = end.fileno(), ctypes.byref(room)
-    done = _libc.getsockopt(number, socket.SOL_SOCKET, _FILTER, buffer, length)
+    done = libc.getsockopt(number, socket.SOL_SOCKET, _FILTER, buffer, length)
     return bool(done and ctypes.get_errno() == errno.EACCES)
 
 

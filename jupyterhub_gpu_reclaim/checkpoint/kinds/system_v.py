@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import errno
+import itertools
 import json
 import mmap
 import os
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
@@ -23,7 +23,8 @@ from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs, ptrace
-from jupyterhub_gpu_reclaim.linux.libc import checked
+from jupyterhub_gpu_reclaim.linux.mounts import new_file_system
+from jupyterhub_gpu_reclaim.linux.threads import in_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -33,16 +34,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
 
-    #: Takes the number of a segment and a user.
-    Lend = Callable[[int, int], None]
-
 _CLONE_NEWIPC: Final = 0x08000000
-#: Looking takes a millisecond; a thread that takes longer has been forgotten.
-_LOOK_SECONDS: Final = 10.0
-# The same numbers on every architecture (<asm-generic/unistd.h>, <linux/mount.h>).
-_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
-_CONFIG_CREATE: Final = 6
-_CLOEXEC: Final = 1
 
 #: Of each kind; the kernel's own limit for segments, which few programs come near.
 MOST_OBJECTS: Final = 4096
@@ -62,15 +54,12 @@ class Part(NamedTuple):
 
 
 class Objects(NamedTuple):
-    """System V objects and POSIX message queues of an IPC namespace."""
-
     tables: dict[str, list[dict[str, int]]]  #: ``sem``, ``msg``, ``shm``: /proc/sysvipc
     queues: list[str]  #: names of POSIX message queues
     is_shared: bool  #: whether the namespace is the machine's, or the agent's
 
     @property
     def segments(self) -> dict[int, int]:
-        """Bytes of each segment by its id."""
         return {one["shmid"]: one["size"] for one in self.tables["shm"]}
 
     @property
@@ -97,22 +86,20 @@ class Objects(NamedTuple):
 class SystemV(Kind):
     """System V semaphores, message queues and shared memory.
 
-    They belong to an IPC namespace, not to a process. They outlive the process that
-    made them. A session has such a namespace of its own (a pod's belongs to its
-    sandbox), so all that is in there is saved with it. Refused are POSIX message
-    queues, whose messages can only be read by taking them out, and objects in the
-    machine's own namespace, which holds others' objects, too.
+    They belong to an IPC namespace, and outlive the process that made them. A session
+    has such a namespace of its own, so all that is in there is saved with it. Refused
+    are POSIX message queues, whose messages can only be read by taking them out, and
+    objects in the machine's own namespace, which holds others' objects, too.
 
     **Out.** CRIU saves the objects of an IPC namespace only when that is not its own.
     So where a session has any, CRIU is started in an empty namespace beside it.
 
     **Back.** CRIU would then give the tree a namespace of its own, other than that of
     its init, where the next capture and programs beside it would not find it. So it is
-    told that there is nothing of the kind: the tree is of CRIU's own namespace, and
-    where a segment was attached, there is memory that nothing can read. Before that, a
-    helper in the control groups of the session makes the objects, with the same ids,
-    keys, owners and contents (``system_v_maker``); afterwards each process, which is
-    stopped, is made to attach them to the same places.
+    told that there is nothing of the kind, and that memory which nothing can read is
+    where a segment was attached. Before that, a helper makes the objects with the same
+    ids, keys, owners and contents; afterwards each process, which is stopped, is made
+    to attach them.
 
     Not kept: values that a program had the kernel undo at its end (SEM_UNDO), which no
     interface tells; times and pids of who was last; new limits of the namespace.
@@ -123,7 +110,7 @@ class SystemV(Kind):
     def __init__(self) -> None:
         self._own = False  #: whether it has objects, in a namespace of its own
         self._saved: SavedObjects
-        self._lend: Lend
+        self._maker: Maker | None = None
 
     def preflight(self, seen: Session) -> Iterator[Finding]:
         try:
@@ -143,47 +130,32 @@ class SystemV(Kind):
         dump.own_ipc = self._own
 
     def rewrite(self, back: Return) -> None:
-        self._saved = SavedObjects(back.images)
-        making = made(
-            back.init_pid, self._saved, limit=back.limit, prepare=back.prepare
-        )
-        self._lend = back.stack.enter_context(making)
+        self._saved = saved = SavedObjects(back.images)
+        if any(saved.wanted.values()):
+            maker = Maker(back.init_pid, saved, limit=back.limit, prepare=back.prepare)
+            self._maker = back.stack.enter_context(maker)
 
     def after_restore(self, back: Return) -> None:
-        self._saved.attach(back.tree, self._lend)
+        if self._maker is not None:
+            self._saved.attach(back.tree, self._maker)
 
 
 def look(init_pid: int) -> Objects:
     """List the objects in the IPC namespace of a process.
 
-    ``setns`` holds for one thread, so it is entered by a thread that ends at once.
-
     Raises:
         OSError: there is no such process, or its namespace may not be entered.
     """
-    there = Path(f"/proc/{init_pid}/ns/ipc")
-    namespace = os.open(there, os.O_RDONLY | os.O_CLOEXEC)
-    found: list[Objects | OSError] = []
+    namespace = os.open(f"/proc/{init_pid}/ns/ipc", os.O_RDONLY | os.O_CLOEXEC)
 
-    def work() -> None:
-        try:
-            libc = ctypes.CDLL(None, use_errno=True)
-            checked(libc.setns(namespace, _CLONE_NEWIPC))
-            tables = {kind: _table(kind) for kind in ("sem", "msg", "shm")}
-            found.append(Objects(tables, _queues(libc), _is_shared(namespace)))
-        except OSError as error:
-            found.append(error)
+    def listed() -> Objects:
+        tables = {kind: _table(kind) for kind in ("sem", "msg", "shm")}
+        return Objects(tables, _queues(), _is_shared(namespace))
 
     try:
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        thread.join(_LOOK_SECONDS)
+        return in_namespace(namespace, _CLONE_NEWIPC, listed)
     finally:
         os.close(namespace)
-    result = found[0] if found else OSError(0, "no answer")
-    if isinstance(result, OSError):
-        raise result
-    return result
 
 
 def attached(parts: Iterable[Part], size: int) -> dict[int, list[Part]]:
@@ -228,17 +200,12 @@ def _table(kind: str) -> list[dict[str, int]]:
     return [dict(zip(names, map(int, line.split()), strict=True)) for line in lines]
 
 
-def _queues(libc: ctypes.CDLL) -> list[str]:
+def _queues() -> list[str]:
     """Names of the POSIX queues; /dev/mqueue need not be mounted for them."""
     try:
-        context = checked(libc.syscall(_FSOPEN, b"mqueue", _CLOEXEC))
+        mount = new_file_system("mqueue")
     except OSError:
         return []  # a kernel without them
-    try:
-        checked(libc.syscall(_FSCONFIG, context, _CONFIG_CREATE, None, None, 0))
-        mount = checked(libc.syscall(_FSMOUNT, context, _CLOEXEC, 0))
-    finally:
-        os.close(context)
     try:
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=mount)
     finally:
@@ -301,16 +268,12 @@ class SavedObjects:
         if self.wanted["sem"]:
             self._restart_waits()
 
-    @property
-    def any(self) -> bool:
-        return any(self.wanted.values())
-
     def contents(self) -> Iterator[bytes | memoryview]:
         """Yield the contents of the segments, in the order of ``wanted``."""
         for name in self._pages:
             yield from self._source.stream(name)
 
-    def attach(self, tree: Snapshot, lend: Lend) -> None:
+    def attach(self, tree: Snapshot, maker: Maker) -> None:
         """Have the processes, which are stopped, attach their segments again.
 
         Raises:
@@ -328,11 +291,10 @@ class SavedObjects:
                         if error.errno != errno.EACCES:
                             raise
                         uids = procfs.status(process.pid)["Uid"].split()
-                        lend(number, int(uids[1]))
+                        maker.lend(number, int(uids[1]))
                         _attach(traced, number, base, areas)
 
     def _rewrite_ids(self, own: int) -> int:
-        """Give all tasks CRIU's own namespace; the number of the one they had."""
         found = {own}
         for task in self._source.tasks():
             for ids in self._source.entries(
@@ -420,7 +382,6 @@ class SavedObjects:
     # --- where it was attached --------------------------------------------------------
 
     def _attachments(self) -> dict[int, list[tuple[int, int, list[Any]]]]:
-        """Process → segment, address, areas; their images get a place for each."""
         found: dict[int, list[tuple[int, int, list[Any]]]] = {}
         sizes = {one["id"]: one["size"] for one in self.wanted["shm"]}
         for pid in [task.pid for task in self._source.tasks()]:
@@ -492,7 +453,11 @@ def _attach(traced: ptrace.Traced, number: int, base: int, areas: list[Any]) -> 
 
 
 class Maker:
-    """The helper at work: its objects stay when they are kept, and go otherwise."""
+    """The helper at work: its objects stay when the block ends well, and go otherwise.
+
+    Raises:
+        RestoreFailed: they could not be made; nothing of them is left.
+    """
 
     def __init__(
         self,
@@ -502,12 +467,9 @@ class Maker:
         limit: float,
         prepare: Callable[[int], None] | None,
     ) -> None:
-        """Make all of them.
-
-        Raises:
-            RestoreFailed: they could not be made; nothing of them is left.
-        """
-        namespace = os.open(Path(f"/proc/{init_pid}/ns/ipc"), os.O_RDONLY)
+        self._saved = saved
+        self._prepare = prepare
+        namespace = os.open(f"/proc/{init_pid}/ns/ipc", os.O_RDONLY)
         try:
             self._popen = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(HELPER), str(namespace)],
@@ -519,15 +481,18 @@ class Maker:
         finally:
             os.close(namespace)
         self._timer = threading.Timer(limit, self._popen.kill)
+
+    def __enter__(self) -> Self:
         self._timer.start()
         try:
-            if prepare is not None:
-                prepare(self._popen.pid)
-            self._send(saved)
-            self._expect(b"made")
+            if self._prepare is not None:
+                self._prepare(self._popen.pid)
+            wanted = json.dumps(self._saved.wanted).encode() + b"\n"
+            self._order(itertools.chain([wanted], self._saved.contents()), b"made")
         except BaseException:
-            self.close()
+            self._close()
             raise
+        return self
 
     def lend(self, number: int, uid: int) -> None:
         """Let a user attach a segment, until they are kept.
@@ -535,69 +500,30 @@ class Maker:
         Raises:
             RestoreFailed: the helper has ended.
         """
-        self._order(f"lend {number} {uid}", b"lent")
+        self._order([f"lend {number} {uid}\n".encode()], b"lent")
 
-    def keep(self) -> None:
-        """Let them stay.
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._order([b"keep\n"], b"kept")
+        finally:
+            self._close()
 
-        Raises:
-            RestoreFailed: the helper has ended.
-        """
-        self._order("keep", b"kept")
-
-    def close(self) -> None:
-        """Wait for the helper's end; what was not kept is gone then."""
+    def _close(self) -> None:
         with contextlib.suppress(OSError):
             self._popen.communicate()
         self._timer.cancel()
 
-    def _send(self, saved: SavedObjects) -> None:
+    def _order(self, words: Iterable[bytes | memoryview], answer: bytes) -> None:
         assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
         # A helper that has ended says why.
         with contextlib.suppress(BrokenPipeError):
-            self._popen.stdin.write(json.dumps(saved.wanted).encode() + b"\n")
-            for block in saved.contents():
-                self._popen.stdin.write(block)
+            for word in words:
+                self._popen.stdin.write(word)
             self._popen.stdin.flush()
-
-    def _order(self, line: str, answer: bytes) -> None:
-        assert self._popen.stdin is not None
-        # A helper that has ended says why.
-        with contextlib.suppress(OSError):
-            self._popen.stdin.write(line.encode() + b"\n")
-            self._popen.stdin.flush()
-        self._expect(answer)
-
-    def _expect(self, answer: bytes) -> None:
-        assert self._popen.stdout is not None
         line = self._popen.stdout.readline().strip()
         if line != answer:
             why = "its System V objects could not be made"
             detail = line.decode(errors="replace")
             raise RestoreFailed(Reason.RESTORE_FAILED, why=why, detail=detail)
-
-
-@contextlib.contextmanager
-def made(
-    init_pid: int,
-    saved: SavedObjects,
-    *,
-    limit: float,
-    prepare: Callable[[int], None] | None,
-) -> Iterator[Lend]:
-    """The objects are there inside the block, and stay when it ends well.
-
-    Yields what lends one to a user.
-
-    Raises:
-        RestoreFailed: they could not be made; nothing of them is left.
-    """
-    if not saved.any:
-        yield lambda *_: None
-        return
-    maker = Maker(init_pid, saved, limit=limit, prepare=prepare)
-    try:
-        yield maker.lend
-        maker.keep()
-    finally:
-        maker.close()

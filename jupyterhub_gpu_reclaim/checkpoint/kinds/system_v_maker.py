@@ -76,8 +76,6 @@ def open_proc() -> int:
 
 
 class Maker:
-    """Makes objects of all kinds, and can remove what it made."""
-
     def __init__(self, proc: int) -> None:
         self._proc = proc
         self._made: list[tuple[str, int]] = []
@@ -146,7 +144,6 @@ class Maker:
             self._control(kind, number, IPC_RMID, None)
 
     def _new(self, kind: str, one: dict[str, Any], *size: int, more: int = 0) -> int:
-        """An object of that id and key, made by its creator."""
         self._remove_former(kind, one)
         counter = f"sys/kernel/{kind}_next_id"
         descriptor = os.open(counter, os.O_WRONLY, dir_fd=self._proc)

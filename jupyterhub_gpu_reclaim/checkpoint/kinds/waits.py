@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import struct
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
@@ -36,22 +34,17 @@ class InterruptedWaits(Kind):
 
     Where a signal has stopped a thread that waits, the kernel takes the call up again.
     How long it still has to wait the kernel keeps to itself (ERESTART_RESTARTBLOCK),
-    and forgets once CRIU has run its own code in the thread. Then the call fails with
-    EINTR, after a save as after a return: ``sleep`` of Perl and PHP ends at once, and
-    ``tail -f`` with an error. So such a call is marked as one that the kernel begins
-    again by its arguments (ERESTARTNOHAND); a signal with a handler still ends it.
+    and forgets once CRIU has run its own code in the thread: the call fails with EINTR
+    then, after a save as after a return. So such a call is marked as one that the
+    kernel begins again by its arguments (ERESTARTNOHAND); a signal with a handler still
+    ends it.
 
-    So are calls that are the same from their beginning: a wait without an end (poll),
-    up to a given time (futex), or for what the kernel has written over the time that
-    was asked for (nanosleep). A sleep whose program does not ask for the rest begins as
-    a whole: it may last longer, but not shorter. So does a short wait. Other waits with
-    a length end with EINTR: a program that waits so again and again would else never
-    get to what is due. ``epoll_wait`` ends with EINTR by any signal, a stop as well; a
-    program that was not told of our stop need not expect it.
-
-    A call that was taken up before, as after a nap, has no number of its own any more
-    (restart_syscall). It is read from the code, where that has it: glibc from 2.41 on
-    and musl do not, and such a wait ends with EINTR.
+    That is right for calls that are the same from their beginning, and for short waits
+    (:func:`begins_alike`). Others with a length end with EINTR: a program that waits so
+    again and again would else never get to what is due. A call that was taken up
+    before, as after a nap, has no number of its own any more (restart_syscall); it is
+    read from the code, where that has it: glibc from 2.41 on and musl do not, so it
+    ends with EINTR.
     """
 
     def before_dump(self, dump: Dump) -> None:
@@ -106,9 +99,7 @@ def _is_short(argument: int) -> bool:
 
 def _seconds_at(tid: int, address: int) -> float:
     try:
-        with Path(f"/proc/{tid}/mem").open("rb", buffering=0) as memory:
-            data = os.pread(memory.fileno(), _TIME.size, address)
-        seconds, nanoseconds = _TIME.unpack(data)
+        seconds, nanoseconds = _TIME.unpack(procfs.memory(tid, address, _TIME.size))
     except (OSError, OverflowError, struct.error):
         return math.inf
     return float(seconds + nanoseconds / 1e9)
@@ -117,8 +108,7 @@ def _seconds_at(tid: int, address: int) -> float:
 def _number_at(tid: int, counter: int) -> int:
     """The number of the call behind which a thread's code goes on; -1 if not known."""
     try:
-        with Path(f"/proc/{tid}/mem").open("rb", buffering=0) as memory:
-            code = os.pread(memory.fileno(), _CALL.size, counter - _CALL.size)
+        code = procfs.memory(tid, counter - _CALL.size, _CALL.size)
         first, number, call = _CALL.unpack(code)
     except (OSError, struct.error):
         return -1

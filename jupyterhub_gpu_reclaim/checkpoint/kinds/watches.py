@@ -27,7 +27,7 @@ from jupyterhub_gpu_reclaim.linux.file_handles import (
     FileHandle,
     open_handle,
 )
-from jupyterhub_gpu_reclaim.linux.libc import checked
+from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 from jupyterhub_gpu_reclaim.linux.mounts import mount_of, read_mounts
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ _IN_DELETE_SELF, _IN_IGNORED = 0x400, 0x8000
 _KEPT: Final = 0xFFF | 1 << 26 | 1 << 31
 #: _IOW('I', 0, __s32) of <linux/inotify.h>
 _SET_NEXT_WATCH: Final = 0x40044900
-_libc = ctypes.CDLL(None, use_errno=True)
 _OVERLAY: Final = "overlay"
 #: Of the kernel itself: their handles lead to nothing.
 _KERNEL: Final = frozenset({"proc", "sysfs", "devpts"})
@@ -140,7 +139,7 @@ def _instance(saved: Any, root: int, trial: int | None) -> int:
             try:
                 what = _add(instance, root, one)
                 if trial is not None:
-                    checked(_libc.inotify_rm_watch(instance, one.wd))
+                    checked(libc.inotify_rm_watch(instance, one.wd))
                     if what in seen:
                         raise _another_watch()
                     seen.add(what)
@@ -164,14 +163,13 @@ def _add(instance: int, root: int, watch: Any) -> FileIdentity:
 
 
 def new_instance(flags: int) -> int:
-    """An inotify instance that watches nothing."""
-    return checked(_libc.inotify_init1(flags & os.O_NONBLOCK | os.O_CLOEXEC))
+    return checked(libc.inotify_init1(flags & os.O_NONBLOCK | os.O_CLOEXEC))
 
 
 def _watch(instance: int, number: int, descriptor: int, mask: int) -> None:
     fcntl.ioctl(instance, _SET_NEXT_WATCH, number)
     path, bits = again(descriptor).encode(), ctypes.c_uint32(mask)
-    if checked(_libc.inotify_add_watch(instance, path, bits)) != number:
+    if checked(libc.inotify_add_watch(instance, path, bits)) != number:
         raise _another_watch()
 
 
@@ -241,7 +239,6 @@ def _is_deleted(watch: Watch, mounts: list[Mount], root: int) -> bool:
 
 
 def watches_in(text: str) -> Iterator[Watch]:
-    """The watches of an inotify instance, from its ``fdinfo``. Pure."""
     for fields in _lines(text):
         try:
             handle = bytes.fromhex(fields["f_handle"])
@@ -305,7 +302,6 @@ def _inode(path: str, root: int) -> int | None:
 
 
 def _named(watch: Watch, target: bytes, root: int) -> str | None:
-    """Path of a watched inode in a mount; None if absent, or if its name is lost."""
     with _opened(watch, target, root) as found:
         if found is None:
             return None
@@ -314,7 +310,6 @@ def _named(watch: Watch, target: bytes, root: int) -> str | None:
 
 @contextlib.contextmanager
 def _opened(watch: Watch, target: bytes, root: int) -> Iterator[int | None]:
-    """Open what is watched, by name only; None if it is not in that mount."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     with contextlib.ExitStack() as stack:
         try:

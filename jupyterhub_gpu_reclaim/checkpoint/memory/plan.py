@@ -38,8 +38,6 @@ _PROT_WRITE, _GROWSDOWN, _HUGETLB = 0x2, 0x100, 0x40000
 
 
 class Span(NamedTuple):
-    """From one address up to, not including, another."""
-
     start: int
     end: int
 
@@ -130,7 +128,6 @@ def overlap(span: Span, others: Sequence[Span]) -> Iterator[Span]:
 
 
 def _first_beyond(spans: Sequence[Span], address: int) -> int:
-    """The number of the first that ends after that address."""
     return bisect.bisect_right(spans, address, key=lambda span: span.end)
 
 
@@ -324,7 +321,6 @@ def _runs(areas: Iterable[Area]) -> Iterator[tuple[int, Span]]:
 
 
 def _advise(mm: Any, pieces: Sequence[Piece]) -> None:
-    """Advise huge pages where it counts."""
     spans = [Span(one.address, one.address + one.length) for one in pieces]
     for vma in mm.vmas:
         size = vma.end - vma.start

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 import struct
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace
-from jupyterhub_gpu_reclaim.linux.libc import checked
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
 
 if TYPE_CHECKING:
@@ -29,7 +27,6 @@ _log = logging.getLogger(__name__)
 
 #: ``struct robust_list_head``: the first entry, an offset, an entry under way.
 _HEAD: Final = struct.Struct("=QqQ")
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def forget(tree: Snapshot) -> None:
@@ -58,16 +55,12 @@ def forget(tree: Snapshot) -> None:
 def _holds_one(tid: int) -> bool:
     """Whether a thread has a lock in its list, or is just taking or freeing one."""
     head, length = ctypes.c_void_p(), ctypes.c_size_t()
-    number = architecture.call("get_robust_list")
     try:
-        checked(
-            _libc.syscall(number, tid, ctypes.byref(head), ctypes.byref(length)),
-            "get_robust_list",
-        )
+        found = ctypes.byref(head), ctypes.byref(length)
+        architecture.call("get_robust_list", tid, *found)
         if not head.value:
             return False
-        with (procfs.PROC / str(tid) / "mem").open("rb", buffering=0) as memory:
-            data = os.pread(memory.fileno(), _HEAD.size, head.value)
+        data = procfs.memory(tid, head.value, _HEAD.size)
         first, _, pending = _HEAD.unpack(data)
     except (OSError, struct.error):
         return False  # it has ended, or the kernel cannot read its list, either

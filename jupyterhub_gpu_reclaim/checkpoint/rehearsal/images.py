@@ -9,8 +9,6 @@ while it restores (the vDSO, rings of kernel AIO). Those come from the tree that
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
@@ -18,6 +16,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.stream import GHOST, PAGES
 from jupyterhub_gpu_reclaim.checkpoint.kinds import locks
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import PAGE, Span, overlap
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
+from jupyterhub_gpu_reclaim.linux import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,13 +85,14 @@ def _emptied(
     ]
     found[name] = images.write_pagemap(number, left)
     found[f"{PAGES}{number}.img"] = b"".join(
-        _read(pids[int(process)], area.address, area.pages * PAGE) for area in left
+        procfs.memory(pids[int(process)], area.address, size).ljust(size, b"\0")
+        for area in left
+        for size in [area.pages * PAGE]
     )
     return found
 
 
 def _read_by_criu(image: bytes) -> tuple[bytes, list[Span]]:
-    """An address space with nothing locked, and its areas that CRIU reads."""
     memory = images.parse("mm_entry", images.only(image, images.MM_MAGIC))
     for area in memory.vmas:
         area.flags &= ~_MAP_LOCKED
@@ -106,19 +106,8 @@ def _read_by_criu(image: bytes) -> tuple[bytes, list[Span]]:
 
 
 def _hollow(ghost: bytes) -> bytes:
-    """A deleted file as one that is a hole from the beginning to its end."""
     payload = next(images.split(ghost, images.GHOST_MAGIC))
     entry = images.parse("ghost_file_entry", payload)
     entry.chunks = True
     entry.size = entry.size  # a small one has no length of its own
     return images.join(images.GHOST_MAGIC, [images.serialize(entry)])
-
-
-def _read(pid: int, address: int, length: int) -> bytes:
-    """Memory of a process that stands.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
-        return os.pread(memory.fileno(), length, address).ljust(length, b"\0")

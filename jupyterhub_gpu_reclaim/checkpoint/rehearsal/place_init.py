@@ -10,7 +10,7 @@ is made anew. Of the network there is a loopback. Nothing that runs here has eve
 continued: a tree is restored under this init, stopped, looked at, and killed.
 
 It is not executed again after it has entered the session's files, so that nothing of
-them is run or read. One line of output says which process is pid 1, or what has failed.
+them is run or read. It reports which process is pid 1, or what has failed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,6 @@ def separate(spec: dict[str, Any]) -> None:
 
 
 def furnish(spec: dict[str, Any]) -> None:
-    """Mount what only this place has; nobody else sees it."""
     mount("none", "/", "", REC | PRIVATE)
     mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC)
     mount("devpts", "/dev/pts", "devpts", NOSUID | NOEXEC, spec["terminals"])
@@ -94,6 +93,7 @@ def hold(spec: dict[str, Any], alive: int) -> NoReturn:
     try:
         end_with_parent(alive)
         furnish(spec)
+        spec["report"] = fcntl.fcntl(spec["report"], fcntl.F_DUPFD, 16)
         ends = os.pipe()
         aside = [fcntl.fcntl(end, fcntl.F_DUPFD, 16) for end in ends]
         os.dup2(aside[0], OUTPUT_READ)
@@ -102,12 +102,12 @@ def hold(spec: dict[str, Any], alive: int) -> NoReturn:
         checked(libc.prctl(SET_NAME, name, 0, 0, 0), "prctl")
         ended = (ctypes.c_ulong * 16)(1 << (SIGCHLD - 1))  # sigset_t
         checked(libc.sigprocmask(SIG_BLOCK, ended, None), "sigprocmask")
-        say(b'{"ready": 1}')
+        say(spec, b'{"ready": 1}')
         while True:
             libc.sigwait(ended, ctypes.byref(ctypes.c_int()))
             reap()
     except OSError as error:
-        say_why(error)
+        say_why(spec, error)
     finally:
         os._exit(1)
 
@@ -120,17 +120,16 @@ def reap() -> None:
         return
 
 
-def say(line: bytes) -> None:
-    """Write a line of JSON to the agent, which may be gone."""
+def say(spec: dict[str, Any], line: bytes) -> None:
     try:
-        os.write(1, line + b"\n")
+        os.write(spec["report"], line + b"\n")
     except OSError:
         return
 
 
-def say_why(error: OSError) -> None:
+def say_why(spec: dict[str, Any], error: OSError) -> None:
     words = f"{error.filename or 'fork'}: {error.strerror}"
-    say(f'{{"error": "{words}"}}'.encode("ascii", "replace"))
+    say(spec, f'{{"error": "{words}"}}'.encode("ascii", "replace"))
 
 
 def main() -> int:
@@ -143,12 +142,12 @@ def main() -> int:
         separate(spec)
         init = os.fork()
     except OSError as error:
-        say_why(error)
+        say_why(spec, error)
         return 1
     if init == 0:
         os.close(ours)
         hold(spec, alive)
-    say(b'{"pid": %d}' % init)
+    say(spec, b'{"pid": %d}' % init)
     os.waitpid(init, 0)
     return 0
 

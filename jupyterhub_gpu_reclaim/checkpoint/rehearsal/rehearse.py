@@ -81,15 +81,8 @@ def rehearse(
 ) -> float:
     """Restore the tree beside itself, and throw the copy away; blocks.
 
-    Args:
-        criu: which CRIU.
-        session: whose tree it is.
-        dumped: its images.
-        folder: an empty folder of ours for CRIU's socket and log, mode 0700.
-        limit: seconds that CRIU may take for each image. All of it takes hundreds of
-            turns on a processor, so on a busy machine it is slow, and yet goes on.
-        prepare: see ``tree.restore.restore``.
-        cancel: cancels it.
+    The limit is for each image that CRIU asks for: all of it takes hundreds of turns on
+    a processor, so on a busy machine it is slow, and yet goes on.
 
     Returns:
         How many seconds it took.
@@ -124,7 +117,6 @@ def rehearse(
 
 
 def pids_of(tree: Snapshot) -> dict[int, int]:
-    """Pid in the session → pid here."""
     return {one.ns_pid: one.pid for one in tree.processes}
 
 
@@ -144,7 +136,6 @@ def _refused(error: RestoreFailed, tree: Snapshot) -> RolledBack:
 
 
 def _holder(tree: Snapshot, path: str) -> str:
-    """Sentence on which program has a file open; empty where none is known."""
     for process in tree.processes if path else ():
         links = (one.target for one in procfs.descriptors(process.pid))
         areas = (one.path for one in procfs.mappings(process.pid))

@@ -93,7 +93,6 @@ def send(
 
 
 def name_of(end: socket.socket) -> bytes:
-    """The name of a UNIX socket; empty for none."""
     name = end.getsockname()
     return os.fsencode(name or b"")
 

@@ -55,30 +55,21 @@ _log = logging.getLogger(__name__)
 
 
 class Needs(Value, frozen=True, kw_only=True):
-    """Ports and abstract names that one saved session needs, and its user."""
-
     user: str
     ports: list[Port]
     names: list[Name] = msgspec.field(default_factory=list)
 
 
 class _Record(Value, frozen=True, kw_only=True):
-    """Contents of the file."""
-
     version: int = codec.VERSION
     #: by checkpoint
     held: dict[str, Needs] = msgspec.field(default_factory=dict)
 
 
 class HeldPorts:
-    """The ports held for saved sessions; one instance per state folder.
+    """The ports held for saved sessions; one instance per state folder, which exists.
 
     Every call is idempotent. What the file claims is bound again by :meth:`settle`.
-
-    Args:
-        folder: the agent's state folder, which exists.
-        most: how many there may be on the machine.
-        per_user: how many of one user.
     """
 
     def __init__(
@@ -121,12 +112,7 @@ class HeldPorts:
     ) -> None:
         """Hold those ports and names from now on, but not what is beyond the budget.
 
-        Args:
-            checkpoint: of the session.
-            user: whose.
-            ports: that it needs.
-            pids: its processes, which are stopped and about to be ended.
-            names: the abstract ones that it needs.
+        ``pids`` are the session's processes, which are stopped and about to be ended.
 
         Raises:
             Refused: the file cannot be read or written (``internal``).
@@ -168,7 +154,6 @@ class HeldPorts:
             fdstore.forget(_short(checkpoint, "udp"))
 
     def names(self, checkpoint: str) -> frozenset[Name]:
-        """The abstract names that are held for it now."""
         with self._lock:
             return self._names.of(checkpoint)
 
@@ -321,7 +306,6 @@ class HeldPorts:
 
 
 def shares_network(init_pid: int) -> bool:
-    """Whether that session lives in our own network namespace."""
     return procfs.link(init_pid, "ns/net") == procfs.link(os.getpid(), "ns/net")
 
 
@@ -354,11 +338,7 @@ def _share_with_root(pids: Collection[int], numbers: Collection[int]) -> None:
 
 
 def _bound(port: Port) -> socket.socket:
-    """A holder.
-
-    Raises:
-        OSError: that port is taken.
-    """
+    """A holder, unless (OSError) that port is taken."""
     is_v4 = ipaddress.ip_address(port.address).version == 4
     family = socket.AF_INET if is_v4 else socket.AF_INET6
     is_tcp = port.protocol == "tcp"

@@ -20,13 +20,10 @@ if TYPE_CHECKING:
 
 
 class HeldNames:
-    """Names that this agent holds, by checkpoint; not thread-safe by itself."""
-
     def __init__(self) -> None:
         self._sockets: dict[str, dict[Name, socket.socket]] = {}
 
     def of(self, checkpoint: str) -> frozenset[Name]:
-        """Names that are held for a checkpoint now."""
         return frozenset(self._sockets.get(checkpoint, ()))
 
     def copy(
@@ -65,7 +62,6 @@ class HeldNames:
         return taken
 
     def close(self, checkpoint: str) -> None:
-        """Hold nothing for it any more."""
         for one in self._sockets.pop(checkpoint, {}).values():
             one.close()
 

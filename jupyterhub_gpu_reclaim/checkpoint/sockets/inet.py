@@ -91,7 +91,6 @@ class Cut(NamedTuple):
 
     @property
     def inodes(self) -> frozenset[int]:
-        """The destroyed sockets as the image names them."""
         return frozenset(one.inode for one in self.destroyed if one.inode)
 
 
@@ -158,13 +157,9 @@ def links_of(found: Iterable[InetSocket], inodes: Collection[int]) -> frozenset[
 def cut_external(init_pid: int, pids: Iterable[int], *, patience: float = 0.5) -> Cut:
     """End every connection that leads out of the tree; its peers notice at once.
 
-    Idempotent. What this kernel cannot end is left to :func:`close_external`.
-
-    Args:
-        init_pid: host pid of the session's init.
-        pids: host pids of the tree.
-        patience: seconds in which output that is already on its way may arrive; a
-            reset throws away what the other side has not acknowledged.
+    Idempotent. What this kernel cannot end is left to :func:`close_external`. A reset
+    throws away what the other side has not acknowledged: output that is on its way gets
+    ``patience`` seconds.
 
     Raises:
         Refused: the session or the kernel's list is not there.
@@ -195,7 +190,6 @@ def reset_all(init_pid: int, pids: Iterable[int]) -> Cut:
 
 
 def reset_unheld(init_pid: int, pids: Iterable[int]) -> Cut:
-    """End what no program has at the listeners of a tree that is about to be killed."""
     inodes = tree_inodes(pids)
     with Diag(init_pid) as diag:
         found = diag.sockets()
@@ -210,11 +204,9 @@ def close_external(
 ) -> frozenset[int]:
     """Change entries of ``files.img`` so that no socket leads out of the tree.
 
-    Args:
-        entries: as CRIU wrote them.
-        addresses: those of the place where it will be restored (loopback is always
-            there). A listener on any other becomes one on the wildcard address.
-        cut: inodes that :func:`cut_external` has destroyed.
+    A listener on an address that the place does not have (loopback is always there)
+    becomes one on the wildcard address. ``cut`` are the inodes that
+    :func:`cut_external` has ended.
 
     Returns:
         The TCP connections that do not come back, by their entries.
@@ -252,7 +244,6 @@ def ports_of(entries: Iterable[Any]) -> frozenset[Port]:
 
 
 def connections_of(entries: Iterable[Any]) -> frozenset[TcpConnection]:
-    """The connections that a restore of those (changed) entries takes up again."""
     return frozenset(
         TcpConnection(link.local, link.remote)
         for entry in entries
@@ -262,15 +253,12 @@ def connections_of(entries: Iterable[Any]) -> frozenset[TcpConnection]:
 
 
 class _Link(NamedTuple):
-    """A connection from one end."""
-
     protocol: int
     local: Endpoint
     remote: Endpoint
 
     @property
     def reverse(self) -> _Link:
-        """The same connection from the other end."""
         return _Link(self.protocol, self.remote, self.local)
 
 
@@ -368,8 +356,6 @@ def _is_here(bound: Address, addresses: Collection[Address]) -> bool:
 
 
 class _Judge:
-    """Decides which sockets of one image are restored, at one place, and how."""
-
     def __init__(
         self,
         entries: Iterable[Any],
@@ -425,7 +411,6 @@ class _Judge:
         return moved
 
     def is_over(self, isk: Any) -> bool:
-        """Whether its connection does not come back."""
         link = _link(isk)
         connected = isk.state in _CONNECTED and isk.dst_port != 0
         stays = link in self._moved or (
@@ -439,7 +424,6 @@ class _Judge:
         )
 
     def close(self, isk: Any) -> None:
-        """Make one socket of the image restorable."""
         link = _link(isk)
         if self.is_over(isk):
             # Without its shutdown, which the reset has set: with that, reading would

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow
+from jupyterhub_gpu_reclaim.linux.libc import libc
 from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 
 if TYPE_CHECKING:
@@ -124,7 +125,6 @@ def _filter(listener: socket.socket) -> bytes | None:
     """
     buffer = ctypes.create_string_buffer(ctypes.sizeof(_DEAF))
     room = ctypes.c_uint(len(_DEAF))
-    libc = ctypes.CDLL(None)
     number, length = listener.fileno(), ctypes.byref(room)
     if libc.getsockopt(number, socket.SOL_SOCKET, _FILTER, buffer, length):
         return None

@@ -21,17 +21,16 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.libc import libc
 from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _log = logging.getLogger(__name__)
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _numbers(table: str) -> dict[str, int]:
-    """``NAME=number …``."""
     return {
         name: int(number)
         for name, _, number in (word.partition("=") for word in table.split())
@@ -119,8 +118,6 @@ _MOST_BYTES: Final = 256
 
 
 class Option(NamedTuple):
-    """One option with its value."""
-
     level: int
     name: int
     value: bytes
@@ -153,7 +150,6 @@ def write(end: socket.socket, options: Iterable[Option]) -> list[Option]:
 
 
 def kind_of(end: socket.socket) -> tuple[int, int, int]:
-    """Family, type and protocol of a socket."""
     level = socket.SOL_SOCKET
     return (
         end.getsockopt(level, socket.SO_DOMAIN),
@@ -207,8 +203,6 @@ def _get(end: socket.socket, level: int, name: int) -> bytes | None:
 
 
 class Membership(NamedTuple):
-    """A multicast group that a socket has joined."""
-
     group: bytes
     interface: str
     is_include: bool  #: whether it hears those sources only, or all others
@@ -247,7 +241,6 @@ def groups_of(pid: int) -> list[tuple[int, str, bytes]]:
 def memberships(
     end: socket.socket, groups: Iterable[tuple[int, str, bytes]]
 ) -> list[Membership]:
-    """Memberships that a socket has in the given groups."""
     family, kind, _ = kind_of(end)
     widths = _WIDTHS.get(family, ())
     if kind == socket.SOCK_STREAM or not widths:
@@ -258,7 +251,7 @@ def memberships(
             asked = _filter(number, group, 0, [], room=_MOST_SOURCES)
             size = ctypes.c_uint32(len(asked))
             level = _LEVELS[len(group)]
-            done = _libc.getsockopt(
+            done = libc.getsockopt(
                 end.fileno(), level, _FILTER, asked, ctypes.byref(size)
             )
             if done == 0:
@@ -267,7 +260,6 @@ def memberships(
 
 
 def join(end: socket.socket, one: Membership) -> bool:
-    """Join that group again; whether the kernel lets it."""
     number = _number_of(end, one.interface)
     level = _LEVELS[len(one.group)]
     request = struct.pack("=I4x", number) + _sockaddr(one.group)

@@ -50,18 +50,10 @@ def await_free(
 
     One finding per port, of some, sorted; an empty list is good. A port that must be
     bound is tried, as CRIU will bind it; a connection is in the way of the very same
-    one only (same addresses and ports), of whatever state.
-
-    What is in the way is most often short-lived: another program's own connection to
-    somewhere, to which the kernel has given the same number. What has ended and no
-    program has any more, such as our own of a return that failed, is removed.
-
-    Args:
-        init_pid: the holding init.
-        ports: to be bound.
-        connections: to be taken up again.
-        seconds: to wait.
-        uid: whose programs are named to the session's user; None names all.
+    one only (same addresses and ports), of whatever state. What is in the way is most
+    often short-lived: another program's own connection, to which the kernel has given
+    the same number. What has ended and no program has any more is removed. Only
+    programs of ``uid`` are named to the session's user; None names all.
     """
     ports, deadline = list(ports), time.monotonic() + seconds
     while True:

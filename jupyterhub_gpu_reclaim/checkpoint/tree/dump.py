@@ -83,24 +83,18 @@ def dump(
 ) -> DumpResult:
     """Dump the tree under that init; blocks, so call it in a thread.
 
-    Args:
-        criu: which CRIU.
-        session: the session's init.
-        sinks: opens a sink for each of CRIU's image files, called from many threads.
-        folder: an empty folder of ours for CRIU's socket and log, mode 0700.
-        limit: seconds that it may take.
-        stopped: the processes that a signal had stopped before anything was done to
-            the tree, by their pids in the session; by default those that are now.
-        prepare: called with the pid of the helper that becomes CRIU, e.g. to move it
-            out of control groups that may be killed.
-        cancel: cancels it.
-        undo: whether the tree goes on after a failure. Not where something has to be
-            given back to it before; then the caller lets it go on.
+    ``sinks`` is called from many threads, for each of CRIU's image files; ``folder`` is
+    empty, ours, mode 0700, for CRIU's socket and log. ``stopped`` are the processes
+    that a signal had stopped before anything was done to the tree (by default those
+    that are now). ``prepare`` is called with the pid of the helper that becomes CRIU,
+    e.g. to move it out of control groups that may be killed. Without ``undo`` it is for
+    the caller to let the tree go on after a failure, as where something has to be given
+    back to it before.
 
     Raises:
         Refused: there is nothing to save.
-        RolledBack: CRIU could not, time was up, or it was cancelled; the tree runs,
-            if it is to go on.
+        RolledBack: CRIU could not, time was up, or it was cancelled; the tree runs, if
+            it is to go on.
         Exception: what a sink has raised; likewise.
     """
     begun = time.monotonic()

@@ -44,21 +44,7 @@ def stop(init_pid: int, start: int, *, timeout: float) -> Snapshot:
         NotFound: there is no such init.
         ReclaimError: a process still ran when the time (seconds) was up.
     """
-    deadline = time.monotonic() + timeout
-    asked = _Asked()
-    while True:
-        tree = processes.snapshot(init_pid, start)
-        running = _running(tree)
-        if not running:
-            return tree
-        if time.monotonic() > deadline:
-            raise ReclaimError(
-                Reason.TIMED_OUT, step="stop", seconds=timeout, detail=_names(running)
-            )
-        for process in asked.due(running):
-            processes.send(process, signal.SIGSTOP)
-        # No event reports the stop of another's child; it takes microseconds.
-        time.sleep(0.002)
+    return freeze(init_pid, start, timeout=timeout, beside=False)[0]
 
 
 def bystanders(tree: Snapshot, inside: Iterable[Process]) -> list[Process]:
@@ -78,13 +64,12 @@ def bystanders(tree: Snapshot, inside: Iterable[Process]) -> list[Process]:
 
 
 def stopped_before(tree: Snapshot) -> frozenset[int]:
-    """The pids, in the session's namespace, of all processes stopped as of now."""
     others = bystanders(tree, processes.inhabitants(tree.init))
     return tree.stopped | {one.ns_pid for one in others if one.stopped}
 
 
 def freeze(
-    init_pid: int, start: int, *, timeout: float
+    init_pid: int, start: int, *, timeout: float, beside: bool = True
 ) -> tuple[Snapshot, list[Process]]:
     """Stop all processes in the session's pid namespace, new ones included.
 
@@ -103,7 +88,7 @@ def freeze(
     done: dict[tuple[int, int], Process] = {}
     while True:
         tree, inside = processes.look(processes.snapshot_init(init_pid, start))
-        others = bystanders(tree, inside)
+        others = bystanders(tree, inside) if beside else []
         late = [one for one in others if not one.stopped and not _is_ending(one)]
         running = _running(tree)
         if not late and not running:
@@ -154,7 +139,6 @@ class _Asked:
 
 
 def continue_bystanders(some: Iterable[Process]) -> None:
-    """Continue the processes that :func:`freeze` has stopped beside a tree."""
     some = list(some)
     for one in some:
         continuing.go_on(one)
@@ -212,9 +196,7 @@ def _names(some: list[Process]) -> str:
 def thaw(snapshot: Snapshot, keep_stopped: Collection[int] = ()) -> None:
     """Undo what a dump has done to the session, and continue it; idempotent.
 
-    Args:
-        snapshot: the tree, as it is now.
-        keep_stopped: pids, in the session's namespace, that were stopped before.
+    What was stopped before (by pids in the session) stays so.
     """
     for process in snapshot.processes:
         leave_repair(process)

@@ -89,7 +89,6 @@ def _link(one: procfs.Mapping) -> str:
 
 
 def _is_memory(pid: int, one: procfs.Mapping) -> bool:
-    """Whether no file is mapped there."""
     if one.path != _AIO_RING:
         return one.path.startswith(_MEMORY)
     # A file can have that name, too; what the ring has is of no type at all.
@@ -127,7 +126,6 @@ class _Inspector:
             raise RestoreFailed(Reason.RESTORE_FAILED, why=why)
 
     def folders(self) -> None:
-        """Compare the folders and programs of processes."""
         for use in self._saved.uses:
             if use.where.startswith("map_files/"):
                 continue

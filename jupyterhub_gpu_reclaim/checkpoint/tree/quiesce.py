@@ -34,11 +34,9 @@ _STOP_SECONDS = 0.2
 def cut_in_silence(tree: Snapshot, *, patience: float = PATIENCE) -> inet.Cut:
     """End the connections that lead out of the tree, between two lines of output.
 
-    On return the server is stopped, and the processes that are connected to it.
-
-    Args:
-        tree: the session; its root is never stopped here.
-        patience: seconds to wait for the server, once before and once after the cut.
+    On return the server is stopped, and the processes that are connected to it; the
+    tree's root is never stopped here. The server is waited for twice, before and after
+    the cut.
 
     Raises:
         Refused: the session or the kernel's list of sockets is not there.
@@ -58,7 +56,6 @@ def cut_in_silence(tree: Snapshot, *, patience: float = PATIENCE) -> inet.Cut:
 
 
 def _stop_speakers(tree: Snapshot, server: Process) -> frozenset[int]:
-    """Stop the processes connected to the server; the inodes of both ends."""
     held = {process: _inodes(process) for process in tree.processes}
     everybody = frozenset().union(*held.values())
     mine = inet.sockets_of(tree.init.pid, everybody)
@@ -77,7 +74,6 @@ def _inodes(process: Process) -> frozenset[int]:
 
 
 def _handed_on(init_pid: int, server: Process, links: Collection[int]) -> bool:
-    """Whether the server has read all that was sent to it inside the session."""
     ears = _inodes(server) & frozenset(links)
     return not any(
         # Output of the server waits for the stopped processes, and may.

@@ -35,6 +35,7 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Restore
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import continuing, host, processes
 from jupyterhub_gpu_reclaim.linux.beneath import open_root
+from jupyterhub_gpu_reclaim.linux.libc import libc
 from jupyterhub_gpu_reclaim.session_init import session_init
 
 if TYPE_CHECKING:
@@ -64,8 +65,6 @@ class RestoreResult:
     """A tree that came back, stopped.
 
     Attributes:
-        tree: its processes.
-        seconds: how long it took.
         missing: what of its memory is still to be filled.
         beside: the init and whatever else was stopped beside the tree.
     """
@@ -92,19 +91,11 @@ def restore(
 ) -> RestoreResult:
     """Restore a tree under a holding init, but for ``missing``; blocks.
 
-    Args:
-        criu: which CRIU.
-        session: the holding init.
-        source: where CRIU's images come from.
-        folder: an empty folder of ours for CRIU's socket and log, mode 0700.
-        limit: seconds that it may take.
-        opened: the fingerprints of its files.
-        cut: inodes of the connections that were cut; they read as reset.
-        trial: of a rehearsal; None for a return.
-        prepare: called with the pid of the helper that becomes CRIU, e.g. to move it
-            into the new session's control groups; what CRIU restores stays there.
-        cancel: cancels it.
-        renewed: the limit begins again with each image that CRIU asks for.
+    ``folder`` is empty, ours, mode 0700, for CRIU's socket and log; ``opened`` are the
+    fingerprints of the tree's files, ``cut`` the inodes of connections that read as
+    reset. ``prepare`` is called with the pid of the helper that becomes CRIU, e.g. to
+    move it into the new session's control groups; what CRIU restores stays there. With
+    ``renewed`` the limit begins again with each image that CRIU asks for.
 
     Raises:
         RestoreFailed: a file may not be opened, has changed, or is not the one that
@@ -188,21 +179,11 @@ def fill(
     limit: float,
     cancel: Cancel | None = None,
 ) -> RestoreResult:
-    """Fill the memory that :func:`restore` has left out; blocks.
-
-    Args:
-        session: the holding init.
-        restored: what :func:`restore` returned.
-        source: as there; it writes into the tree's processes.
-        limit: seconds that it may take.
-        cancel: cancels it.
-
-    Returns:
-        The tree, whole and still stopped.
+    """Fill the memory that :func:`restore` has left out; blocks. It is whole then.
 
     Raises:
-        RestoreFailed: a process has ended or was continued by its user, time was up,
-            or it was cancelled.
+        RestoreFailed: a process has ended or was continued by its user, time was up, or
+            it was cancelled.
         Exception: what the source has raised.
     """
     begun = time.monotonic()
@@ -317,7 +298,6 @@ def _advice_counts() -> bool:
 
 
 def _ids(images: SavedImages) -> list[int]:
-    """The ids of all saved processes and threads."""
     found = [task.pid for task in images.tasks()]
     for task in images.tasks():
         if images.memory(task.pid) is not None:  # of another, CRIU writes no threads
@@ -330,8 +310,6 @@ def _pid_max() -> int:
 
 
 def _name_root(init_pid: int, root_pid: int) -> bool:
-    """Tell the holding init which child is the session's root (session_init.py)."""
-    libc = ctypes.CDLL(None)
     value = ctypes.c_void_p(root_pid)
     return bool(libc.sigqueue(init_pid, session_init.ROOT_NAMED, value) == 0)
 

@@ -74,7 +74,6 @@ class StandingMemory:
 
     @property
     def logical_bytes(self) -> int:
-        """Bytes that were left out."""
         return sum(left_out.length for _, left_out in self._left_out.values())
 
     def deliver(
@@ -86,11 +85,9 @@ class StandingMemory:
     ) -> None:
         """Save what was left out.
 
-        Args:
-            begin: begins a file of the checkpoint, complete at the block's end.
-            prefix: of the names of CRIU's images there.
-            kept: the images of this dump, at least the pagemaps.
-            cancel: ends it.
+        ``begin`` begins a file of the checkpoint, complete at the block's end;
+        ``prefix`` is that of CRIU's images there; ``kept`` are images of this dump, at
+        least the pagemaps.
 
         Raises:
             OSError: memory of a program cannot be read: it has ended.
@@ -140,8 +137,6 @@ def _length(areas: list[Area]) -> int:
 
 
 class _LeftOut:
-    """A ``PipeSink`` that drops what comes, and counts it."""
-
     length = 0
 
     def write(self, data: memoryview, /) -> None:
@@ -157,8 +152,6 @@ class _LeftOut:
             os.close(nowhere)
         return self.length
 
-    def cancel(self) -> None:
-        """CRIU, which is cut off, closes the pipe."""
+    def cancel(self) -> None: ...
 
-    def close(self) -> None:
-        """Nothing is written."""
+    def close(self) -> None: ...

@@ -37,8 +37,6 @@ class RightsToday(NamedTuple):
 
 
 class Adapted(NamedTuple):
-    """What was found in the images of threads."""
-
     lost: frozenset[int]  #: groups
     sudo: bool  #: whether a thread could gain privileges, and may not any more
     others: bool  #: whether a thread is another user's, or has capabilities
