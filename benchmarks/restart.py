@@ -23,9 +23,9 @@ from typing import Any
 from benchmarks.still_node import StillAgent, StillHub
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
-from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+from jupyterhub_gpu_reclaim.controlplane.controller import Controller
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.settings import Settings
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy

@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+from jupyterhub_gpu_reclaim.controlplane.session import (
     CheckpointRow,
     Keeping,
     SessionRow,
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import Event, Failure, Waiting
-    from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+    from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 
 GB = 10**9
 
 
 class StillAgent:
-    """An ``Agent`` of ``controlplane.model.interfaces``; its sessions always work."""
+    """An ``Agent`` of ``controlplane.interfaces``; its sessions always work."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

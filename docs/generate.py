@@ -32,7 +32,7 @@ from jupyterhub_gpu_reclaim.common.node_status import (
     NodeStatus,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
+from jupyterhub_gpu_reclaim.controlplane.accounting import (
     IN_USE,
     Counters,
     GpuCount,

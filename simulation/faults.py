@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+from jupyterhub_gpu_reclaim.controlplane.settings import Settings
 from simulation.doubles.machine import GIB, PIDS
 from simulation.doubles.network import NOBODY
 

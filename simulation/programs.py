@@ -37,10 +37,10 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import Term
-from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
-from jupyterhub_gpu_reclaim.controlplane.journal import journal
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+from jupyterhub_gpu_reclaim.controlplane import journal
+from jupyterhub_gpu_reclaim.controlplane.controller import Controller
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.settings import Settings
 from jupyterhub_gpu_reclaim.node.local_node import LocalNode
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory

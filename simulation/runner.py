@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
+from jupyterhub_gpu_reclaim.controlplane.session import LIVE
 from jupyterhub_gpu_reclaim.node.workflows import recovery
 from simulation.checkers import is_after
 from simulation.doubles.kernel import installed

@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder, Capture, Nap, Restore
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.journal import journal
+from jupyterhub_gpu_reclaim.controlplane import journal
 from jupyterhub_gpu_reclaim.hub.patches import ASKER, OURS
 from jupyterhub_gpu_reclaim.node.local_node import ORDER_SECONDS
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers

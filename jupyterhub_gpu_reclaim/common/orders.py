@@ -2,7 +2,7 @@
 
 The routes and their document, the commands, their client, the forms and the pages'
 buttons are loops over :data:`ORDERS`. A new kind is a class here, and a method of
-``controlplane.api.users`` of its name. An order's fields are the body of ``POST
+``controlplane.people`` of its name. An order's fields are the body of ``POST
 api/sessions/{user}/{server}/{kind}``, the options of its command and the fields of its
 form.
 """

@@ -59,21 +59,61 @@ none, and it is a save point                 ENDED_SINCE_SAVED
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model import lineage
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, RESTS
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
+from jupyterhub_gpu_reclaim.controlplane import retention
+from jupyterhub_gpu_reclaim.controlplane.session import LIVE, RESTS, Intent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Mark, Tree
-    from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
+
+
+class Observed(NamedTuple):
+    """A session as agent and Hub see it now; ``None``: no answer."""
+
+    trees: tuple[Tree, ...] | None
+    saved: tuple[CheckpointInfo, ...] | None  #: committed, the oldest first
+    hub: HubState | None
+    #: by checkpoint: the last word, where the store does not show it yet; what is
+    #: deleted is set aside
+    said: Mapping[str, Mark] = MappingProxyType({})
+
+    @property
+    def silent(self) -> bool:
+        """Whether a part did not answer on the session's processes or checkpoints."""
+        if self.trees is None or self.saved is None:
+            return True
+        return any(tree.state is TreeState.UNKNOWN for tree in self.trees)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the Hub says that it runs, or that it is stopped, and no more."""
+        return self.hub in {HubState.RUNNING, HubState.STOPPED}
+
+    def tree(self, incarnation: str) -> Tree | None:
+        return next((t for t in self.left() if t.incarnation == incarnation), None)
+
+    def left(self) -> tuple[Tree, ...]:
+        return tuple(t for t in self.trees or () if t.state is not TreeState.GONE)
+
+    def whole(self) -> tuple[Tree, ...]:
+        """Return all trees with memory of their own: no places held for one."""
+        return tuple(t for t in self.left() if t.state is not TreeState.HOLDING)
+
+    def running(self) -> Tree | None:
+        return next((tree for tree in self.left() if tree.runs), None)
+
+    def frozen(self) -> Tree | None:
+        return next((tree for tree in self.left() if tree.frozen), None)
+
+    def checkpoint(self, checkpoint: str) -> CheckpointInfo | None:
+        return next((s for s in self.saved or () if s.id == checkpoint), None)
 
 
 class State(NamedTuple):
@@ -81,14 +121,6 @@ class State(NamedTuple):
     tree: Tree | None = None  #: the tree that is the session
     saved: CheckpointInfo | None = None  #: its current checkpoint; None: none
     patient: bool = False  #: only if it has been so for ``orphan_grace``
-
-
-def take(row: SessionRow, seen: Observed) -> Action | None:
-    state = derive(row, seen)
-    if state is None or not differs(row, state, seen):
-        return None
-    kind = ActionKind.TAKE
-    return Action(kind, state.tree, state.saved, state.patient, phase=state.phase)
 
 
 def derive(row: SessionRow, seen: Observed) -> State | None:
@@ -145,8 +177,8 @@ def _of_running(row: SessionRow, seen: Observed, tree: Tree) -> State | None:
 def _of_frozen(row: SessionRow, seen: Observed, tree: Tree) -> State | None:
     saved = seen.checkpoint(tree.checkpoint)
     if tree.state is TreeState.CAPTURED and saved is not None:
-        over = take_captured(row, seen, saved, tree)
-        return State(Phase.RELEASING, tree, saved) if over else None
+        taken = is_taken(row, seen, saved, tree)
+        return State(Phase.RELEASING, tree, saved) if taken else None
     back = goes_back_to(row, seen, tree)
     if tree.state is TreeState.CAPTURED:
         under_way = row.phase in {Phase.SUSPENDING, Phase.RELEASING}
@@ -193,7 +225,7 @@ def _rests(row: SessionRow, seen: Observed) -> State:
 def current(row: SessionRow, seen: Observed) -> CheckpointInfo | None:
     """The checkpoint that a session without processes is suspended in; None: none."""
     saved, said = seen.saved or (), seen.said
-    newer = lineage.newest(
+    newer = retention.newest(
         info
         for info in saved
         if info.stamp > row.stamp
@@ -221,7 +253,7 @@ def goes_back_to(row: SessionRow, seen: Observed, tree: Tree) -> CheckpointInfo 
     if tree.incarnation == row.incarnation and not row.phase.rests:
         names.add(row.checkpoint)
     point = _save_point(tree.incarnation, seen, goes_on=True)
-    return lineage.newest(
+    return retention.newest(
         info
         for info in seen.saved or ()
         if (info.id in names and not is_aside(info, seen.said)) or info == point
@@ -237,22 +269,20 @@ def _save_point(
         for info in seen.saved or ()
         if info.incarnation == incarnation != "" and info.goes_on >= goes_on
     )
-    newest = lineage.newest(own)
+    newest = retention.newest(own)
     return None if newest is None or is_aside(newest, seen.said) else newest
 
 
-def take_captured(
+def is_taken(
     row: SessionRow, seen: Observed, saved: CheckpointInfo, tree: Tree
-) -> Action | None:
-    """Take a captured tree, and what it is saved as, for the session from now on.
+) -> bool:
+    """Whether a captured tree, and what it is saved as, is the session from now on.
 
-    None where that was set aside, or something newer was decided about.
+    Not where that was set aside, or something newer was decided about.
     """
     own = tree.incarnation == row.incarnation and not row.phase.rests
     new = saved.stamp > row.stamp and not is_aside(saved, seen.said)
-    if own or new or saved.id == row.checkpoint:
-        return Action(ActionKind.TAKE, tree, saved, phase=Phase.RELEASING)
-    return None
+    return own or new or saved.id == row.checkpoint
 
 
 def question(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from traitlets.log import get_logger
 
 from jupyterhub_gpu_reclaim.common.auth.scopes import OPTIONS
-from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+from jupyterhub_gpu_reclaim.controlplane.settings import Settings
 from jupyterhub_gpu_reclaim.hub import config_check, cullers, pages
 from jupyterhub_gpu_reclaim.hub.merging import service_of
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy

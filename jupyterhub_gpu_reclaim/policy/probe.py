@@ -2,7 +2,7 @@
 
 It only adds to what is seen: a session is suspended if the policy and the probe agree.
 An answer that is missing, late or not understood counts as use (law 5). Pure;
-``controlplane/decide/probing.py`` asks, ``service/probe.py`` runs it.
+``controlplane/decide/judge.py`` asks, ``service/probe.py`` runs it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Selects the checkpoints to delete, by age and quota.
 
-Pure; ``controlplane/checkpoints/expiry.py`` carries it out at every tick. It only
+Pure; ``controlplane/expiry.py`` carries it out at every tick. It only
 drops checkpoints that are not in use. Bytes that two of a session share count once, and
 are freed with the second (``common/kept_bytes.py``).
 """

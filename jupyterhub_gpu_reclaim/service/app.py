@@ -33,9 +33,9 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, StoreErr
 from jupyterhub_gpu_reclaim.common.http import unix_sockets
 from jupyterhub_gpu_reclaim.common.http.server import door, raise_file_limit
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
+from jupyterhub_gpu_reclaim.controlplane.controller import Controller
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import SessionPolicies
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy

@@ -23,7 +23,7 @@ from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
+from jupyterhub_gpu_reclaim.controlplane.accounting import (
     BUCKETS,
     CAUSES,
     WAITS,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
-    from jupyterhub_gpu_reclaim.controlplane.model.accounting import MetricsSnapshot
+    from jupyterhub_gpu_reclaim.controlplane.accounting import MetricsSnapshot
 
 PREFIX = "jupyterhub_gpu_reclaim_"
 OPERATIONS = ("suspend", "resume", "save", "nap", "wake")

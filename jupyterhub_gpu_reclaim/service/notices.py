@@ -24,16 +24,16 @@ from urllib.parse import quote, urlsplit
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
-from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
-from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
+from jupyterhub_gpu_reclaim.controlplane import audit
+from jupyterhub_gpu_reclaim.controlplane.audit import sentence
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-    from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-    from jupyterhub_gpu_reclaim.controlplane.model.accounting import Counters
+    from jupyterhub_gpu_reclaim.controlplane.accounting import Counters
+    from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 
-    Send: TypeAlias = Callable[[audit_log.NumberedLine], str]  # why not, if so; blocks
+    Send: TypeAlias = Callable[[audit.NumberedLine], str]  # why not, if so; blocks
 
 #: Seconds between two looks, and for each step of a delivery; notices that may wait.
 PACE, LIMIT, ROOM = 1.0, 10.0, 100
@@ -62,7 +62,7 @@ def webhook(url: str, secret: bytes) -> Send:
     kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
-    def post(numbered: audit_log.NumberedLine) -> str:
+    def post(numbered: audit.NumberedLine) -> str:
         number, line = numbered
         notice = {"id": number, "kind": KINDS[line.what], "at": line.at}
         notice |= {"session": line.key, "sentence": sentence(line), "code": line.code}
@@ -83,7 +83,7 @@ def messenger(addresses: Sequence[str]) -> Send:
     """Make what sends a notice by Apprise (``ImportError``: it is not installed)."""
     import apprise  # noqa: PLC0415 an optional extra
 
-    def notify(numbered: audit_log.NumberedLine) -> str:
+    def notify(numbered: audit.NumberedLine) -> str:
         line, sender, user = numbered.line, apprise.Apprise(), numbered.line.key.user
         for address in addresses:
             two = "@" in user and "{user}@" in address  # Apprise would take the second
@@ -102,10 +102,10 @@ class _Channel(threading.Thread):
     def __init__(self, name: str, send: Send, counters: Counters) -> None:
         super().__init__(name=name, daemon=True)
         self._send, self._counters = send, counters
-        self._waiting: queue.Queue[audit_log.NumberedLine] = queue.Queue(ROOM)
+        self._waiting: queue.Queue[audit.NumberedLine] = queue.Queue(ROOM)
         self.start()
 
-    def tell(self, notice: audit_log.NumberedLine) -> None:
+    def tell(self, notice: audit.NumberedLine) -> None:
         try:
             self._waiting.put_nowait(notice)
         except queue.Full:
@@ -121,7 +121,7 @@ class _Channel(threading.Thread):
             if why:
                 self._give_up(notice, why)
 
-    def _give_up(self, notice: audit_log.NumberedLine, why: str) -> None:
+    def _give_up(self, notice: audit.NumberedLine, why: str) -> None:
         self._counters.notices_unsent += 1
         _log.warning("%s: %s not told: %s", notice.line.key, self.name, why)
 
@@ -131,7 +131,7 @@ async def telling(
     journal: Journal, senders: Mapping[str, Send], counters: Counters
 ) -> AsyncIterator[None]:
     channels = [_Channel(name, send, counters) for name, send in senders.items()]
-    watch = asyncio.create_task(_watch(journal, channels, audit_log.newest(journal)))
+    watch = asyncio.create_task(_watch(journal, channels, audit.newest(journal)))
     try:
         yield
     finally:
@@ -141,7 +141,7 @@ async def telling(
 async def _watch(journal: Journal, channels: Sequence[_Channel], seen: int) -> None:
     while channels:
         with contextlib.suppress(ReclaimError):  # the journal says so itself
-            for notice in audit_log.after(journal, seen):
+            for notice in audit.after(journal, seen):
                 seen, line = notice
                 if line.what in KINDS and line.code not in _NO_FAILURES:
                     for channel in channels:

@@ -14,21 +14,21 @@ from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder, Cancel, Disca
 from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase, Placement, SessionKey
-from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
-from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+from jupyterhub_gpu_reclaim.controlplane import owners
+from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
+from jupyterhub_gpu_reclaim.controlplane.session import (
     AuditRow,
     CheckpointRow,
     Keeping,
     SessionRow,
 )
-from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 from simulation.model import session as model
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
-    from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
+    from jupyterhub_gpu_reclaim.controlplane.phase import Observed
     from simulation.model.session import State
 
 #: The name that the Hub gives a renamed user.

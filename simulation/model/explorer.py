@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
-from jupyterhub_gpu_reclaim.controlplane.model.phases import SAVED
+from jupyterhub_gpu_reclaim.controlplane.session import SAVED
+from jupyterhub_gpu_reclaim.controlplane.settle import settle
 from simulation.model.session import (
     Broken,
     State,

@@ -31,37 +31,33 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.models import Tree as AgentTree
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import Term
-from jupyterhub_gpu_reclaim.controlplane import phase, retention
-from jupyterhub_gpu_reclaim.controlplane.api.questions import Answer, Questions
-from jupyterhub_gpu_reclaim.controlplane.flows import taking
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
-from jupyterhub_gpu_reclaim.controlplane.model import lineage
-from jupyterhub_gpu_reclaim.controlplane.model.actions import (
+from jupyterhub_gpu_reclaim.controlplane import phase, retention, taking
+from jupyterhub_gpu_reclaim.controlplane.phase import Observed
+from jupyterhub_gpu_reclaim.controlplane.plans import Answer, Questions
+from jupyterhub_gpu_reclaim.controlplane.session import (
+    LIVE,
+    SAVED,
+    CheckpointRow,
+    Intent,
+    Keeping,
+    SessionEvent,
+    SessionRow,
+    advance,
+)
+from jupyterhub_gpu_reclaim.controlplane.settings import Settings
+from jupyterhub_gpu_reclaim.controlplane.settle import (
     ANSWERS,
     Action,
     ActionKind,
     Asked,
     Want,
+    settle,
 )
-from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-from jupyterhub_gpu_reclaim.controlplane.model.phases import (
-    LIVE,
-    SAVED,
-    SessionEvent,
-    advance,
-)
-from jupyterhub_gpu_reclaim.controlplane.model.rows import (
-    CheckpointRow,
-    Intent,
-    Keeping,
-    SessionRow,
-)
-from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import DeletionOrder
+    from jupyterhub_gpu_reclaim.controlplane.deletions import DeletionOrder
 
     Decide = Callable[..., Action]
 
@@ -567,7 +563,7 @@ def _found_saved(state: State, newest: Saved) -> State:
     """The newest checkpoint, which the journal has missed, is the session."""
     remembered = [f"s{state.owner}", str(state.hub_inc)] if state.hub_inc else []
     info = next(i for i in _observed(state).saved or () if i.id == str(newest.id))
-    doubt = "" if lineage.is_of(info, remembered) else Reason.SAVED_FOUND.value
+    doubt = "" if retention.is_of(info, remembered) else Reason.SAVED_FOUND.value
     if newest.goes_on:
         doubt = Reason.ENDED_SINCE_SAVED.value
     return state.to(

@@ -8,22 +8,26 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim.common.agent_orders import Discard
 from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane import phase
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
-from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
+from jupyterhub_gpu_reclaim.controlplane import (
+    expiry,
+    loops,
+    owners,
+    phase,
+    retention,
+    session,
+    settle,
+    taking,
+)
 from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
-from jupyterhub_gpu_reclaim.controlplane.flows import ending
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.journal.lock import JournalLock
-from jupyterhub_gpu_reclaim.controlplane.loop import reconciler, scheduler
-from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
-from jupyterhub_gpu_reclaim.controlplane.model import lineage, phases
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
-from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
-from jupyterhub_gpu_reclaim.controlplane.sessions import owners
-from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
-from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Runtime
+from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.lock import JournalLock
+from jupyterhub_gpu_reclaim.controlplane.phase import Observed
+from jupyterhub_gpu_reclaim.controlplane.runtime import Runtime
+from jupyterhub_gpu_reclaim.controlplane.session import LIVE
+from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
+from jupyterhub_gpu_reclaim.controlplane.settle import Action, ActionKind
+from jupyterhub_gpu_reclaim.controlplane.worker import Worker
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.node.local_node import LocalNode
 from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
@@ -42,8 +46,7 @@ if TYPE_CHECKING:
         SessionKey,
         Tree,
     )
-    from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.session import SessionEvent, SessionRow
 
 
 def _as_the_journal_has_it(row: SessionRow, seen: Observed) -> CheckpointInfo | None:
@@ -52,7 +55,7 @@ def _as_the_journal_has_it(row: SessionRow, seen: Observed) -> CheckpointInfo | 
 
 OLDER_JOURNAL: tuple[Patch, ...] = (
     (phase, "current", _as_the_journal_has_it),
-    (reconciler, "is_accounted_for", yes),
+    (settle, "is_accounted_for", yes),
 )
 
 
@@ -87,7 +90,7 @@ def _missing_in_the_store_alone(row: SessionRow, observed: Observed) -> bool:
 
 
 LAST_PARENT: tuple[Patch, ...] = (
-    (scheduler, "_is_missing", _missing_in_the_store_alone),
+    (loops, "_is_missing", _missing_in_the_store_alone),
     *_UNSEEN,
 )
 
@@ -118,7 +121,7 @@ def _but_stamps(row: SessionRow, state: phase.State, seen: Observed) -> bool:
 GENERATIONS: tuple[Patch, ...] = (
     (KnownTerm, "number", _NoTerm()),
     (phase, "differs", _but_stamps),
-    (lineage, "highest", _one_more),
+    (retention, "highest", _one_more),
     (Sessions, "next_generation", _after_the_row),
 )
 
@@ -156,7 +159,7 @@ def _nothing_ends(
     return {}
 
 
-LASTING_ORDERS: tuple[Patch, ...] = ((phases, "ended", _nothing_ends),)
+LASTING_ORDERS: tuple[Patch, ...] = ((session, "ended", _nothing_ends),)
 
 
 def _as_it_is(self: Deletions, key: object, observed: Observed) -> Observed:
@@ -208,35 +211,35 @@ LATE_DELETIONS: tuple[Patch, ...] = (
 )
 
 
-_by_its_parts = reconciler._by_its_parts
+_by_its_parts = settle._by_its_parts
 
 
 def _is_over(row: SessionRow, observed: Observed, asked: Any) -> Action:
     """What the journal does not know has ended, and nothing may come back."""
     if row.incarnation != asked.incarnation:
-        return reconciler.END
+        return settle.END
     return _by_its_parts(row, observed, asked)
 
 
-LOST_END: tuple[Patch, ...] = ((reconciler, "_by_its_parts", _is_over),)
+LOST_END: tuple[Patch, ...] = ((settle, "_by_its_parts", _is_over),)
 
 
 def _if_they_answer(row: SessionRow, observed: Observed, asked: Any) -> Action:
     answer = _by_its_parts(row, observed, asked)
     mine = row.incarnation == asked.incarnation
     silent = answer.kind is ActionKind.UNANSWERED
-    return reconciler.END if mine and silent else answer
+    return settle.END if mine and silent else answer
 
 
-SILENT_LOSS: tuple[Patch, ...] = ((reconciler, "_by_its_parts", _if_they_answer),)
+SILENT_LOSS: tuple[Patch, ...] = ((settle, "_by_its_parts", _if_they_answer),)
 
 
 def _unnoted(row: SessionRow, observed: Observed, asked: Any) -> Action:
     del row, observed, asked
-    return reconciler.END
+    return settle.END
 
 
-UNNOTED_RETURN: tuple[Patch, ...] = ((reconciler, "_settle_return", _unnoted),)
+UNNOTED_RETURN: tuple[Patch, ...] = ((settle, "_settle_return", _unnoted),)
 
 
 def _nothing_is_there(row: SessionRow, observed: Observed, asked: Any) -> Action:
@@ -246,7 +249,7 @@ def _nothing_is_there(row: SessionRow, observed: Observed, asked: Any) -> Action
     return Action(kind)
 
 
-SILENCE: tuple[Patch, ...] = ((reconciler, "_settle_silence", _nothing_is_there),)
+SILENCE: tuple[Patch, ...] = ((settle, "_settle_silence", _nothing_is_there),)
 
 
 async def _leave(*whom: object) -> None:
@@ -254,7 +257,7 @@ async def _leave(*whom: object) -> None:
 
 
 LEFT_RESTORE: tuple[Patch, ...] = (
-    (ending, "end", _leave),
+    (taking, "end", _leave),
     (Outcomes, "refuse_if_leased", nothing),
     (Observed, "whole", Observed.left),  # a second guard: an empty place is no session
 )

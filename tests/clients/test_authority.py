@@ -9,7 +9,7 @@ from jupyterhub_gpu_reclaim.common.errors import StoreError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import BELIEVED, SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import HIGHEST, Term
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from tests.support.simulated_node import TOKEN, Node, simulated_nodes
 

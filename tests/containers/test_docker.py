@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from demo.user import UserError
-from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+from jupyterhub_gpu_reclaim.controlplane.settings import Settings
 from tests.support.agent import wait_for
 from tests.support.docker import (
     IMAGE,

@@ -15,7 +15,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from simulation.doubles.machine import GIB
 from tests.node.test_rehearsal import HOLDER

@@ -10,7 +10,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey, StartPlan, StopPlan
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Hub
+from jupyterhub_gpu_reclaim.controlplane.interfaces import Hub
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
 from simulation.doubles.network import Server, Wire
 from simulation.loop import Program

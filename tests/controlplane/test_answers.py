@@ -16,18 +16,14 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
-from jupyterhub_gpu_reclaim.controlplane.model.actions import (
+from jupyterhub_gpu_reclaim.controlplane.phase import Observed
+from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, Intent, Keeping
+from jupyterhub_gpu_reclaim.controlplane.settle import (
     ANSWERS,
     ActionKind,
     Asked,
     Want,
-)
-from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-from jupyterhub_gpu_reclaim.controlplane.model.rows import (
-    CheckpointRow,
-    Intent,
-    Keeping,
+    settle,
 )
 from tests.controlplane.test_reconciler import LIMITS, NOW, found, info, row, tree
 

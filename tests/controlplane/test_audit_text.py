@@ -8,9 +8,8 @@ import pytest
 
 import jupyterhub_gpu_reclaim
 from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
-from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
-from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
-from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
+from jupyterhub_gpu_reclaim.controlplane.audit import sentence
+from jupyterhub_gpu_reclaim.controlplane.session import AuditRow, SessionEvent
 from tests.support.simulated import DELETED, KEY
 
 #: Codes that are the plain word for it, too.

@@ -19,9 +19,9 @@ from jupyterhub_gpu_reclaim.common.models import (
     Usage,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.api import audit_text
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
-from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
+from jupyterhub_gpu_reclaim.controlplane import audit
+from jupyterhub_gpu_reclaim.controlplane.session import Keeping
+from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
 from tests.support.simulated import KEY
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
@@ -208,7 +208,7 @@ async def test_end_that_nobody_ordered_is_told_with_what_ended_it(world):
     assert controller.users.session(KEY).failure == killed
     line = controller.users.audit(KEY)[0]
     assert (line.who, line.what, line.code) == (SERVICE, "vanished", killed.code)
-    assert audit_text.sentence(line) == killed.message
+    assert audit.sentence(line) == killed.message
     assert controller.metrics_snapshot().counters.ends == {killed.code: 1}
 
 

@@ -8,9 +8,8 @@ from jupyterhub_gpu_reclaim.common import deletion_orders
 from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import Placement
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
-from jupyterhub_gpu_reclaim.controlplane.journal import notes
-from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
+from jupyterhub_gpu_reclaim.controlplane import expiry
+from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 from tests.support.simulated import DELETED, KEY
 
@@ -110,14 +109,14 @@ async def test_mark_of_an_order_is_kept_for_days_or_as_long_as_its_file(
     controller = await _suspended(world, folder=tmp_path)
     left = deletion_orders.write(tmp_path, Deletion(user="eve")).stem
     journal = controller._sessions.journal
-    journal.write(*notes.note(NoteKind.DELETION, "old", 1.0))
-    journal.write(*notes.note(NoteKind.DELETION, left, 1.0))
+    journal.note(NoteKind.DELETION, "old", 1.0)
+    journal.note(NoteKind.DELETION, left, 1.0)
     await controller.forget(Deletion(user=KEY.user, order="new"))
     await world.kill(controller)
     controller = await world.controller(folder=tmp_path)
 
     def noted():
-        return notes.read_all(controller._sessions.journal, NoteKind.DELETION)
+        return controller._sessions.journal.all_noted(NoteKind.DELETION)
 
     await world.until(lambda: "old" not in noted())
     assert noted().keys() >= {"new", left}

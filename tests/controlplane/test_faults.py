@@ -16,13 +16,9 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.decide import sampler
-from jupyterhub_gpu_reclaim.controlplane.model.actions import (
-    ANSWERS,
-    Action,
-    ActionKind,
-)
-from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+from jupyterhub_gpu_reclaim.controlplane.phase import Observed
+from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
+from jupyterhub_gpu_reclaim.controlplane.settle import ANSWERS, Action, ActionKind
 from tests.controlplane.test_reconciler import info, tree
 from tests.support.simulated import KEY
 

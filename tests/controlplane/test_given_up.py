@@ -11,7 +11,7 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.models import Failure
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model.actions import failure_of
+from jupyterhub_gpu_reclaim.controlplane.settle import failure_of
 from tests.controlplane.test_faults import begin_return, restored_behind_the_hub
 from tests.support.simulated import KEY
 

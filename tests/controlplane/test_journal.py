@@ -14,9 +14,9 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import PRUNED_LINES, Journal
-from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+from jupyterhub_gpu_reclaim.controlplane import audit, schema
+from jupyterhub_gpu_reclaim.controlplane.journal import PRUNED_LINES, Journal
+from jupyterhub_gpu_reclaim.controlplane.session import (
     AuditRow,
     CheckpointRow,
     Intent,
@@ -170,7 +170,7 @@ def test_prune_audit_deletes_old_lines_in_small_portions(journal):
 
 
 def test_reader_of_the_audit_misses_nothing_when_all_of_it_was_old(journal):
-    reader = audit_log.AuditReader(journal, "test")
+    reader = audit.AuditReader(journal, "test")
     for _ in range(3):
         journal.save(ROW, AUDIT)
     reader.done(reader.next()[-1].id)
@@ -212,16 +212,14 @@ def test_journal_sessions_and_checkpoints_are_in_order_after_any_change(journal)
 
 def test_trail_begins_with_what_comes_and_goes_on_where_it_was(journal):
     journal.save(ROW, AUDIT)
-    reader = audit_log.AuditReader(journal, "test")
+    reader = audit.AuditReader(journal, "test")
     assert reader.next() == []
     for at in (7.0, 8.0):
         journal.save(ROW, msgspec.structs.replace(AUDIT, at=at))
     seen = reader.next()
     assert [each.line.at for each in seen] == [7.0, 8.0]
     reader.done(seen[0].id)
-    again = audit_log.AuditReader(journal, "test")
+    again = audit.AuditReader(journal, "test")
     assert again.next() == reader.next() == seen[1:]
-    assert [e.line.at for e in audit_log.of_user(journal, KEY.user, seen[1].id, 1)] == [
-        7.0
-    ]
-    assert audit_log.of_user(journal, "nobody", 0, 5) == []
+    assert [e.line.at for e in audit.of_user(journal, KEY.user, seen[1].id, 1)] == [7.0]
+    assert audit.of_user(journal, "nobody", 0, 5) == []

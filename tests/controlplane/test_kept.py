@@ -11,7 +11,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
 )
 from jupyterhub_gpu_reclaim.controlplane import retention
-from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+from jupyterhub_gpu_reclaim.controlplane.session import (
     CheckpointRow,
     Keeping,
     SessionRow,

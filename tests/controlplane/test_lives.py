@@ -4,9 +4,8 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import Phase
-from jupyterhub_gpu_reclaim.controlplane.model import phases
-from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
+from jupyterhub_gpu_reclaim.controlplane import session
+from jupyterhub_gpu_reclaim.controlplane.session import Intent, SessionEvent, SessionRow
 from tests.support.simulated import KEY
 
 
@@ -80,7 +79,7 @@ NEW = {"session": "s2", "incarnation": "i2"}
 )
 def test_ended_is_what_belonged_to_the_processes_or_to_the_session(change, over):
     after = msgspec.structs.replace(FULL, **change)
-    void = phases.ended(SessionEvent.WARNED, FULL, after)
+    void = session.ended(SessionEvent.WARNED, FULL, after)
     left, fresh = msgspec.structs.replace(after, **void), SessionRow(key=KEY)
     ended = {name for name in void if getattr(after, name) != getattr(left, name)}
     assert ended - {"attempt"} == over - {"node"}

@@ -12,16 +12,16 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import BELIEVED, Phase
 from jupyterhub_gpu_reclaim.common.term import HIGHEST
-from jupyterhub_gpu_reclaim.controlplane.journal import schema
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+from jupyterhub_gpu_reclaim.controlplane import schema
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
 from tests.support.postgres import running_postgres
 from tests.support.simulated import KEY
 
 #: A service that takes the journal, says so, and waits for its end.
 HOLDER = """
 import sys, time
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 journal = Journal(sys.argv[1])
 print(journal.take(), flush=True)
 time.sleep(600)
@@ -31,8 +31,8 @@ time.sleep(600)
 #: One that is stopped in the middle of writing.
 WRITER = """
 import sys, time
-from jupyterhub_gpu_reclaim.controlplane.journal import schema
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane import schema
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 journal = Journal(sys.argv[1])
 assert journal.take()
 with journal._transaction() as connection:

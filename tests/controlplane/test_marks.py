@@ -8,8 +8,8 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import Aside, GoneOn, Mark, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import marks
-from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, Keeping
+from jupyterhub_gpu_reclaim.controlplane import marks
+from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, Keeping
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
 from simulation.doubles.store import Saved
 from tests.support.simulated import KEY

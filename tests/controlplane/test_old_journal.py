@@ -6,8 +6,8 @@ snapshot or a rolled-back machine does it; agent, store and Hub go on as they ar
 
 import pytest
 
-from jupyterhub_gpu_reclaim.controlplane.model import lineage
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
+from jupyterhub_gpu_reclaim.controlplane import retention
+from jupyterhub_gpu_reclaim.controlplane.session import Keeping
 from tests.support.checkpoints import checkpoint
 from tests.support.simulated import DELETED, KEY
 
@@ -135,11 +135,11 @@ def info(name, generation, **more):
     ],
 )
 def test_newest_is_that_of_the_highest_stamp(infos, wanted):
-    assert lineage.newest(infos).id == wanted
+    assert retention.newest(infos).id == wanted
 
 
 def test_newest_of_none_is_none():
-    assert lineage.newest([]) is None
+    assert retention.newest([]) is None
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_newest_of_none_is_none():
     [([""], False), (["s"], True), (["t", "i-c"], True), (["t"], False), (["c"], True)],
 )
 def test_checkpoint_is_known_by_its_id_its_session_or_its_incarnation(ids, its):
-    assert lineage.is_of(info("c", 3, session="s"), ids) is its
-    assert not lineage.is_of(info("c", 3), [""])
+    assert retention.is_of(info("c", 3, session="s"), ids) is its
+    assert not retention.is_of(info("c", 3), [""])
 
 
 async def test_deletion_in_a_journal_that_was_put_back_by_stamp_alone(world):

@@ -9,8 +9,8 @@ from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
-from jupyterhub_gpu_reclaim.controlplane.sessions import owners
+from jupyterhub_gpu_reclaim.controlplane import owners
+from jupyterhub_gpu_reclaim.controlplane.session import Keeping
 from tests.support.simulated import DELETED, KEY
 
 OLD, NEW = "7.20260101T000000000000", "7.20261122T000000000000"

@@ -16,9 +16,14 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-from jupyterhub_gpu_reclaim.controlplane.phase import State, derive, differs, question
+from jupyterhub_gpu_reclaim.controlplane.phase import (
+    Observed,
+    State,
+    derive,
+    differs,
+    question,
+)
+from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
 
 KEY = SessionKey("ann")
 ASIDE = Aside(until=None)

@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model.phases import (
+from jupyterhub_gpu_reclaim.controlplane.session import (
     LIVE,
     TABLE,
+    Intent,
     SessionEvent,
+    SessionRow,
     advance,
     ended,
 )
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 
 #: Events that say that a committed checkpoint was seen, by capture or by looking.
 SEEN = {

@@ -17,12 +17,15 @@ from jupyterhub_gpu_reclaim.common.models import (
     Waiting,
 )
 from jupyterhub_gpu_reclaim.controlplane.decide.preemption import SETTLE, Preemption
-from jupyterhub_gpu_reclaim.controlplane.decide.snapshot import snapshot_of
+from jupyterhub_gpu_reclaim.controlplane.decide.sampler import snapshot_of
 from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
-from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
-from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.session import (
+    CheckpointRow,
+    SessionEvent,
+    SessionRow,
+)
+from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 from tests.support.checkpoints import checkpoint
 from tests.support.manual_clock import ManualClock
 

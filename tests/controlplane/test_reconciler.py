@@ -17,11 +17,10 @@ from jupyterhub_gpu_reclaim.common.models import (
     Tree,
     TreeState,
 )
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
-from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
-from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+from jupyterhub_gpu_reclaim.controlplane.phase import Observed
+from jupyterhub_gpu_reclaim.controlplane.session import Intent, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.settings import Settings
+from jupyterhub_gpu_reclaim.controlplane.settle import Action, ActionKind, settle
 
 KEY = SessionKey("ada")
 NOW = 1000.0

@@ -3,14 +3,14 @@
 import contextlib
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.controlplane.api.starts import (
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.plans import (
     RENEWAL_SECONDS,
     end_renewal,
     order_renewal,
     renewal_ordered,
 )
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 from tests.support.manual_clock import ManualClock
 
 ADA, OTHER = SessionKey("ada"), SessionKey("ada", "train")

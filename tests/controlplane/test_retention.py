@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.controlplane.checkpoints.expiry import give_notice
+from jupyterhub_gpu_reclaim.controlplane.expiry import give_notice
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 from tests.support.manual_clock import ManualClock
 from tests.support.simulated import KEY

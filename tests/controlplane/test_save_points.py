@@ -14,10 +14,9 @@ from jupyterhub_gpu_reclaim.common.models import (
     Usage,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.api import users
-from jupyterhub_gpu_reclaim.controlplane.decide.saving import LULL, is_time
-from jupyterhub_gpu_reclaim.controlplane.flows import taking
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping
+from jupyterhub_gpu_reclaim.controlplane import people, taking
+from jupyterhub_gpu_reclaim.controlplane.save_points import LULL, is_time
+from jupyterhub_gpu_reclaim.controlplane.session import Intent, Keeping
 from simulation.doubles.machine import GIB
 from simulation.loop import MONDAY
 from simulation.programs import AgentOverWire
@@ -184,7 +183,7 @@ async def test_named_one_that_was_brought_back_is_there_after_its_grace(world):
 
 
 async def test_nobody_floods_the_store_with_names(world, monkeypatch):
-    monkeypatch.setattr(users, "MOST_NAMED", 2)
+    monkeypatch.setattr(people, "MOST_NAMED", 2)
     controller, _ = await world.started()
     first = await world.saved(controller, "1")
     await world.saved(controller, "2")
@@ -234,7 +233,7 @@ async def test_name_does_not_take_back_what_was_chosen_since(world):
 
 
 async def test_what_has_no_name_is_refused_one(world, monkeypatch):
-    monkeypatch.setattr(users, "MOST_NAMED", 1)
+    monkeypatch.setattr(people, "MOST_NAMED", 1)
     controller, _ = await world.started()
     named = await world.saved(controller, "a")
     plain = await world.saved(controller)

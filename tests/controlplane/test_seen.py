@@ -11,10 +11,10 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import phase
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
-from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.phase import Observed
+from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 from tests.support.manual_clock import ManualClock
 
 ADA, BOB = SessionKey("ada"), SessionKey("bob")

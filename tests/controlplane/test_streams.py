@@ -1,10 +1,7 @@
 """News to readers: bounded, and the end is never left out."""
 
 from jupyterhub_gpu_reclaim.common.models import Event, Failure, Step
-from jupyterhub_gpu_reclaim.controlplane.sessions.streams import (
-    EVENT_LIMIT,
-    OperationEvents,
-)
+from jupyterhub_gpu_reclaim.controlplane.runtime import EVENT_LIMIT, OperationEvents
 
 
 def test_operation_with_very_many_steps_still_tells_its_end():

@@ -6,13 +6,9 @@ from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow, SessionRow
-from jupyterhub_gpu_reclaim.controlplane.sessions.suspensions import (
-    ResumeTimes,
-    cause,
-    suspension_of,
-)
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.session import AuditRow, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.views import ResumeTimes, cause, suspension_of
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 from tests.support.simulated import KEY
 

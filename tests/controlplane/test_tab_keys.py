@@ -5,13 +5,16 @@ every later session of that server with it, for ever.
 """
 
 import itertools
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
 
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.common.models import Failure, Identity, Phase, Placement
-from jupyterhub_gpu_reclaim.controlplane.sessions.tab_keys import TabKeys
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
+from jupyterhub_gpu_reclaim.controlplane.tab_keys import TabKeys
 from tests.support.simulated import KEY
 
 SECRET = b"secret"
@@ -93,22 +96,16 @@ async def test_login_that_is_revoked_while_the_session_runs_revokes_the_key(worl
     assert not controller.users.tab_counts(KEY, 100.0)
 
 
-class Memory:
-    phase = Phase.RUNNING
-
-    def session(self, key):
-        return SimpleNamespace(phase=self.phase)
-
-    def read(self, query):
-        return []
-
-    def write(self, *statements):
-        pass
+@pytest.fixture
+def journal():
+    with closing(Journal("sqlite://")) as journal:
+        journal.save(SessionRow(key=KEY, phase=Phase.RUNNING))
+        yield journal
 
 
 @pytest.fixture
-def keys():
-    return TabKeys(Memory(), SimpleNamespace(now=lambda: 1000.5))
+def keys(journal):
+    return TabKeys(journal, SimpleNamespace(now=lambda: 1000.5))
 
 
 def identity(made: float) -> Identity:
@@ -144,9 +141,9 @@ def test_session_that_was_found_takes_no_key_of_a_start_that_is_known(keys):
     assert not keys.count(KEY, 50.0)
 
 
-def test_no_key_outlives_its_session(keys):
+def test_no_key_outlives_its_session(keys, journal):
     keys.begun(KEY, 100.0)
-    keys._journal.phase = Phase.STOPPED
+    journal.save(SessionRow(key=KEY))
     assert not keys.count(KEY, 100.0)
 
 

@@ -10,12 +10,15 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
     Usage,
 )
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.model.accounting import GpuCount
-from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
-from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
-from jupyterhub_gpu_reclaim.controlplane.sessions import totals
-from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+from jupyterhub_gpu_reclaim.controlplane import metrics
+from jupyterhub_gpu_reclaim.controlplane.accounting import GpuCount
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.session import (
+    CheckpointRow,
+    SessionEvent,
+    SessionRow,
+)
+from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 from tests.support.checkpoints import checkpoint
 from tests.support.manual_clock import ManualClock
 
@@ -89,7 +92,7 @@ def test_gpus_are_counted_by_node_model_and_what_is_done_with_them(sessions):
     suspended(sessions, SessionKey("gil"), 1.0, *["T4"] * 3)
     sessions.seats_per_gpu = 2
     model = sessions.runtime(ADA).cards("i1")[0].name
-    assert totals.gpus(sessions) == [
+    assert metrics.gpus(sessions) == [
         GpuCount("", "T4", "freed", 1.5),
         GpuCount("gpu-1", model, "idle", 1),
         GpuCount("gpu-1", model, "in_use", 2),
@@ -101,7 +104,7 @@ def test_store_use_is_summed_up_by_user_with_the_largest_first(sessions):
     for name, key, stored in (("c1", ADA, 5), ("c2", BOB, 9), ("c3", ADA, 1)):
         info = checkpoint(name, key, logical_bytes=100, stored_bytes=stored)
         sessions.journal.keep([CheckpointRow(info=info)])
-    found = totals.store_use(sessions)
+    found = metrics.store_use(sessions)
     assert [(use.user, use.checkpoints, use.stored_bytes) for use in found] == [
         ("bob", 1, 9),
         ("ada", 2, 6),
@@ -113,12 +116,12 @@ def test_gpu_time_given_back_is_counted_once_by_shares_and_outlives_a_restart(se
     sessions.seats_per_gpu = 4
     for name in ("ed", "fay"):
         suspended(sessions, SessionKey(name), START, "T4")
-    assert totals.gpu_seconds(sessions) == 0
+    assert metrics.gpu_seconds(sessions) == 0
     sessions.clock.advance(100)
-    assert totals.gpu_seconds(sessions) == 50  # it goes on
+    assert metrics.gpu_seconds(sessions) == 50  # it goes on
     sessions.apply(SessionKey("ed"), SessionEvent.RESTORE)
     sessions.remove(SessionKey("fay"), sessions.audit_line(ADA, "root", "delete"))
     sessions.clock.advance(100)
-    assert totals.gpu_seconds(sessions) == 50
+    assert metrics.gpu_seconds(sessions) == 50
     again = Sessions(sessions.journal, sessions.clock)
-    assert totals.gpu_seconds(again) == 50
+    assert metrics.gpu_seconds(again) == 50

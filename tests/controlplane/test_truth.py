@@ -1,7 +1,7 @@
 """Stories of ``docs/explanation/truth.md``: parts of what is known are lost or old."""
 
 from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
-from jupyterhub_gpu_reclaim.controlplane.loop.scheduler import ControlLoops
+from jupyterhub_gpu_reclaim.controlplane.loops import ControlLoops
 from tests.support.simulated import KEY
 
 ANN = "7.20260101T000000000000"

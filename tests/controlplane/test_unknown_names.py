@@ -15,8 +15,8 @@ from sqlalchemy import func, select
 from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
-from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
-from jupyterhub_gpu_reclaim.controlplane.journal import schema
+from jupyterhub_gpu_reclaim.controlplane import schema
+from jupyterhub_gpu_reclaim.controlplane.controller import Controller
 
 NAMES = 100
 _CONTAINERS = (dict, list, set, frozenset, tuple, deque)

@@ -7,7 +7,7 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
+from jupyterhub_gpu_reclaim.controlplane.workqueue import WorkQueue
 from tests.support.manual_clock import ManualClock
 
 A, B = SessionKey("a"), SessionKey("b")

@@ -16,10 +16,13 @@ import jupyterhub_gpu_reclaim
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import AuditReader
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
-from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.audit import AuditReader
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.session import (
+    AuditRow,
+    SessionEvent,
+    SessionRow,
+)
 from jupyterhub_gpu_reclaim.service.events import feed
 from jupyterhub_gpu_reclaim.service.events.feed import Feed, feeding
 from jupyterhub_gpu_reclaim.service.events.log import EVENTS, SCHEMAS, EventLog, Refusal

@@ -6,9 +6,9 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.throttle import Throttle
-from jupyterhub_gpu_reclaim.controlplane.journal import schema
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
+from jupyterhub_gpu_reclaim.controlplane import schema
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.session import AuditRow
 from jupyterhub_gpu_reclaim.service.events.log import EventLog, Refusal
 from tests.service.conftest import service
 
@@ -91,9 +91,7 @@ def test_throttle_forgets_who_has_been_quiet():
 
 
 def test_very_long_history_is_cut_in_portions(journal, monkeypatch):
-    monkeypatch.setattr(
-        "jupyterhub_gpu_reclaim.controlplane.journal.journal.MOST_PRUNED", 7
-    )
+    monkeypatch.setattr("jupyterhub_gpu_reclaim.controlplane.journal.MOST_PRUNED", 7)
     eve = SessionKey("eve")
     lines = [AuditRow(at=float(n), key=eve, who="eve", what="keep") for n in range(50)]
     journal.write(*map(schema.insert_audit, lines))

@@ -4,8 +4,8 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES, of_service, of_user
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
-from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
+from jupyterhub_gpu_reclaim.controlplane.audit import sentence
+from jupyterhub_gpu_reclaim.controlplane.session import AuditRow
 from tests.service.conftest import ACCESS, PEOPLE, SessionsInMemory, service
 
 __all__ = ["service"]

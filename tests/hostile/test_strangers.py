@@ -7,8 +7,8 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey
-from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage, AuditSentence
-from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
+from jupyterhub_gpu_reclaim.controlplane.audit import AuditPage, AuditSentence
+from jupyterhub_gpu_reclaim.controlplane.session import AuditRow
 from tests.service.conftest import service
 from tests.support.forms import Browser, Tags
 

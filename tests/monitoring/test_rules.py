@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim.cli.store.maintenance import write_metrics
 from jupyterhub_gpu_reclaim.common.models import Step
 from jupyterhub_gpu_reclaim.common.node_status import CardStatus, NodeHealth, NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
+from jupyterhub_gpu_reclaim.controlplane.accounting import (
     Counters,
     GpuCount,
     MetricsSnapshot,

@@ -10,8 +10,8 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.session import AuditRow, SessionRow
 from tests.support import certificates
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import NumberedLine
-from jupyterhub_gpu_reclaim.controlplane.model.accounting import Counters
-from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
+from jupyterhub_gpu_reclaim.controlplane.accounting import Counters
+from jupyterhub_gpu_reclaim.controlplane.audit import NumberedLine
+from jupyterhub_gpu_reclaim.controlplane.session import AuditRow
 from jupyterhub_gpu_reclaim.service import notices
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
 

@@ -46,8 +46,8 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP, Deleted, Left
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage, AuditSentence
-from jupyterhub_gpu_reclaim.controlplane.api.users import UserApi
+from jupyterhub_gpu_reclaim.controlplane.audit import AuditPage, AuditSentence
+from jupyterhub_gpu_reclaim.controlplane.people import UserApi
 from jupyterhub_gpu_reclaim.service.api.context import Context, Limits, Streams
 from jupyterhub_gpu_reclaim.service.web import pages
 from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY, application
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
+    from jupyterhub_gpu_reclaim.controlplane.accounting import GpuCount
     from jupyterhub_gpu_reclaim.controlplane.decide.room import CrowdedCard
-    from jupyterhub_gpu_reclaim.controlplane.model.accounting import GpuCount
-    from jupyterhub_gpu_reclaim.controlplane.sessions.totals import StoreUse
+    from jupyterhub_gpu_reclaim.controlplane.metrics import StoreUse
 
 PREFIX = "/services/gpu-reclaim/"
 SPAWNER_TOKEN = "spawner-secret-of-the-tests"

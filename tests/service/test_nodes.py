@@ -17,9 +17,9 @@ from jupyterhub_gpu_reclaim.common.node_status import (
     no_return,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
+from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 from jupyterhub_gpu_reclaim.service import node_watch
 from jupyterhub_gpu_reclaim.service.node_watch import DrainWatch, LostNodes, NodeWatch
 from jupyterhub_gpu_reclaim.service.web import health

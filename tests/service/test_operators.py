@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jupyterhub_gpu_reclaim.common.models import Finding, Phase, Step
 from jupyterhub_gpu_reclaim.common.node_status import CardStatus, NodeHealth, NodeStatus
-from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
+from jupyterhub_gpu_reclaim.controlplane.accounting import (
     Counters,
     GpuCount,
     MetricsSnapshot,

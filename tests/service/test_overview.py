@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey
+from jupyterhub_gpu_reclaim.controlplane.accounting import GpuCount
 from jupyterhub_gpu_reclaim.controlplane.decide.room import CrowdedCard
-from jupyterhub_gpu_reclaim.controlplane.model.accounting import GpuCount
-from jupyterhub_gpu_reclaim.controlplane.sessions.totals import StoreUse
+from jupyterhub_gpu_reclaim.controlplane.metrics import StoreUse
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

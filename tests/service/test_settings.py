@@ -4,7 +4,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.auth import scopes
 from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+from jupyterhub_gpu_reclaim.controlplane.settings import Settings
 from jupyterhub_gpu_reclaim.service.settings.environment import (
     SPAWNER_TOKEN,
     HubEnvironment,

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage
+from jupyterhub_gpu_reclaim.controlplane.audit import AuditPage
 
 
 async def test_history_of_ones_own_sessions_comes_in_pages(service):

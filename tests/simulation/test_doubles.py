@@ -5,9 +5,8 @@ import inspect
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
-from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
-from jupyterhub_gpu_reclaim.controlplane.api.starts import StartPlanner
-from jupyterhub_gpu_reclaim.controlplane.api.stops import StopPlanner
+from jupyterhub_gpu_reclaim.controlplane.controller import Controller
+from jupyterhub_gpu_reclaim.controlplane.plans import StartPlanner, StopPlanner
 from simulation.mutants import MUTANTS
 from simulation.mutants.patch import nothing, yes
 from simulation.programs import PortsHeld

@@ -4,11 +4,10 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.common.term import Term
-from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
-from jupyterhub_gpu_reclaim.controlplane.model.actions import WAIT, Action, ActionKind
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, TABLE
-from jupyterhub_gpu_reclaim.controlplane.sessions import owners
+from jupyterhub_gpu_reclaim.controlplane import owners
+from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
+from jupyterhub_gpu_reclaim.controlplane.session import LIVE, TABLE
+from jupyterhub_gpu_reclaim.controlplane.settle import WAIT, Action, ActionKind, settle
 from simulation.model.__main__ import main
 from simulation.model.explorer import explore
 from simulation.model.session import (

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.controlplane.flows.save_point import Saver
+from jupyterhub_gpu_reclaim.controlplane.save_points import Saver
 from simulation.doubles.hub import ServerRow
 from simulation.loop import VirtualLoop
 from simulation.plan import Plan

@@ -20,8 +20,8 @@ from jupyterhub_gpu_reclaim.common.models import (
     Step,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
 from jupyterhub_gpu_reclaim.session_init import command_line
 from jupyterhub_gpu_reclaim.store.format import manifest

@@ -42,8 +42,8 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionView,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
-from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+from jupyterhub_gpu_reclaim.controlplane.controller import Controller
+from jupyterhub_gpu_reclaim.controlplane.settings import Settings
 from jupyterhub_gpu_reclaim.node.workflows import recovery
 from simulation import runner
 from simulation.doubles.hub import ServerRow

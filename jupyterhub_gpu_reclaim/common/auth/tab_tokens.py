@@ -7,7 +7,7 @@ much: on a Hub without subdomains the pages of all users have one origin.
 
 The server makes it with its session's key, which the spawner puts into the server's
 environment at its fresh start and the service can derive again: neither stores it. It
-counts for the session of that start alone (``controlplane/sessions/tab_keys.py``).
+counts for the session of that start alone (``controlplane/tab_keys.py``).
 """
 
 from __future__ import annotations

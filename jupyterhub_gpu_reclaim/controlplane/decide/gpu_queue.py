@@ -18,14 +18,14 @@ from jupyterhub_gpu_reclaim.common.fair_order import fair
 from jupyterhub_gpu_reclaim.common.models import Event, Failure, Phase, Step, Waiting
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
-from jupyterhub_gpu_reclaim.controlplane.model.actions import failure_of
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
+from jupyterhub_gpu_reclaim.controlplane.session import LIVE, failure_of
+from jupyterhub_gpu_reclaim.controlplane.settle import no_room
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Shortage
-    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
 
 #: The step of a resume that a waiting user reads.
@@ -180,8 +180,3 @@ class GpuQueue:
             if runtime.place_told not in {"", before}:
                 step = Step(step=STEP, title=runtime.place_told, state="going")
                 self._sessions.step(key, "resume", Event(step=step))
-
-
-def no_room(failure: Failure | None) -> bool:
-    """Whether a resume failed for lack of GPU memory, which others may release."""
-    return failure is not None and failure.code == Reason.GPU_MEMORY.value

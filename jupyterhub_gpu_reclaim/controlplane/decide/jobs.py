@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey
-from jupyterhub_gpu_reclaim.controlplane.journal import notes
-from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
+from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
 from jupyterhub_gpu_reclaim.policy.idle import job_told, mode_for_jobs
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+    from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
 #: Seconds before a job is due at which its session is resumed.
 AHEAD = 120.0
@@ -39,20 +38,19 @@ class JobWakes:
         usage, subject = self._sessions.runtime(row.key).usage, row.key.path
         due = usage.job_due if usage is not None else None
         if due and self._is_woken(row):
-            written = notes.note(NoteKind.JOB, subject, due)
+            self._sessions.journal.note(NoteKind.JOB, subject, due)
         else:
-            written = notes.forget(NoteKind.JOB, subject)
-        self._sessions.journal.write(*written)
+            self._sessions.journal.forget_notes(NoteKind.JOB, subject)
 
     def refresh(self) -> None:
         now, journal = self._sessions.clock.now(), self._sessions.journal
-        for path, due in notes.read_all(journal, NoteKind.JOB).items():
+        for path, due in journal.all_noted(NoteKind.JOB).items():
             row = self._sessions.row(SessionKey.of_path(*map(unquote, path.split("/"))))
             if row.phase in _ON_THE_WAY or (
                 row.phase is Phase.SUSPENDED and now < due - AHEAD
             ):
                 continue
-            journal.write(*notes.forget(NoteKind.JOB, path))
+            journal.forget_notes(NoteKind.JOB, path)
             if row.phase is Phase.SUSPENDED:
                 self._sessions.order_return(row, "A scheduled job is due.")
 

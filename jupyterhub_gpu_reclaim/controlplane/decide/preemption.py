@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Phase
-from jupyterhub_gpu_reclaim.controlplane.decide.snapshot import snapshot_of
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
+from jupyterhub_gpu_reclaim.controlplane.decide.sampler import snapshot_of
+from jupyterhub_gpu_reclaim.controlplane.session import LIVE
 from jupyterhub_gpu_reclaim.policy.pressure import Want
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
     from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+    from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
     from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
 
     #: Selects the sessions that go, and for whom, in the order of the wants; pure.

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.models import Phase
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
+from jupyterhub_gpu_reclaim.controlplane.session import Intent
 from jupyterhub_gpu_reclaim.policy.room import RoomWant, choose_for_room
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Shortage
     from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
-    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
     from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
 
 #: Seconds after a nap in which its memory may not be reported as free yet.

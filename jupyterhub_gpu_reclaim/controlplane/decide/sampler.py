@@ -1,4 +1,4 @@
-"""Sampler: keeps the agent's samples in one window per incarnation.
+"""Keeps the agent's samples, and makes of them what the policies are asked about.
 
 Sampled at every interval, and again right before a policy's decision is acted on: a
 sample may be as old as the interval, and a person may have returned in that time.
@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.models import Phase, SessionPolicy
+from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from jupyterhub_gpu_reclaim.common.models import Sample, SessionKey
-    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+    from jupyterhub_gpu_reclaim.common.models import Decision, Sample, SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
     from jupyterhub_gpu_reclaim.sampling.window import Window
+
+    #: Returns every reason for or against a suspend, the deciding one first; pure.
+    Decide = Callable[[SessionSnapshot, float], Sequence[Decision]]
+
 
 #: Samples younger than that, in seconds, count as fresh, so that sessions which fall
 #: idle together are sampled together.
@@ -122,3 +127,43 @@ class SessionSampler:
         if runtime.window is not None:
             span = policy.idle_after if policy is not None else None
             runtime.usage = runtime.window.usage(self._sessions.clock.now(), span)
+
+
+class DecideNap(Protocol):
+    def after(self, terms: SessionPolicy, /) -> float:
+        """Seconds of idleness needed; 0: the session never naps by itself."""
+
+    def __call__(self, snapshot: SessionSnapshot, now: float, /) -> Sequence[Decision]:
+        """Return every reason, the deciding one first."""
+
+    @property
+    def room_after(self) -> float:
+        """Seconds of idleness needed to nap for another session; 0: never."""
+
+    def for_room(self, snapshot: SessionSnapshot, now: float, /) -> Sequence[Decision]:
+        """Decide on a nap for a session that wakes and needs the GPU's memory."""
+
+
+def snapshot_of(sessions: Sessions, row: SessionRow) -> SessionSnapshot:
+    runtime = sessions.runtime(row.key)
+    usage, probed = runtime.usage, runtime.probed_of(row.incarnation)
+    if usage is not None and probed is not None and probed.since is not None:
+        usage = usage.used_at(probed.since, "the administrator's probe")
+    return SessionSnapshot(
+        key=row.key,
+        phase=row.phase,
+        since=row.since,
+        usage=usage,
+        probed=probed,
+        started_at=row.started_at,
+        resumed_at=row.resumed_at,
+        kept_until=row.kept_until,
+        kept_by=row.kept_by,
+        opted_out_by=row.opted_out_by,
+        backoff_until=row.backoff_until,
+        failure=row.failure,
+        gpus=runtime.gpus_to_free(row.incarnation),
+        terms=sessions.policy_of(row) or SessionPolicy(),
+        wanted=runtime.wanted,
+        waking=runtime.shortage_of(row.incarnation) is not None,
+    )

@@ -17,16 +17,15 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
-from jupyterhub_gpu_reclaim.controlplane.decide.snapshot import snapshot_of
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, NO_ORDER, SAVED
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
+from jupyterhub_gpu_reclaim.controlplane.decide.sampler import snapshot_of
+from jupyterhub_gpu_reclaim.controlplane.session import LIVE, NO_ORDER, SAVED, Intent
 from jupyterhub_gpu_reclaim.policy.decide import deny
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Decision, Failure, SessionKey
-    from jupyterhub_gpu_reclaim.controlplane.decide.snapshot import Decide
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+    from jupyterhub_gpu_reclaim.controlplane.decide.sampler import Decide
+    from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
 
 class Together:

@@ -12,7 +12,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.text import duration
-from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
+from jupyterhub_gpu_reclaim.controlplane.session import SessionEvent
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
     from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+    from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
 
 class Warnings:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
-    from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
+    from jupyterhub_gpu_reclaim.controlplane.controller import Controller
     from jupyterhub_gpu_reclaim.service.events.log import Refusal
 
 

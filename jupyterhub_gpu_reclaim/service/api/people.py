@@ -23,7 +23,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.node_status import no_return
 from jupyterhub_gpu_reclaim.common.orders import ORDERS, Order
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage
+from jupyterhub_gpu_reclaim.controlplane.audit import AuditPage
 from jupyterhub_gpu_reclaim.service.api.base import Count, Forbidden, PersonRoute, Route
 from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
 

@@ -9,6 +9,6 @@ server, ``informer`` follows pods, and ``agents`` has a client for each node.
 makes its own sessions unknown and no others. That a pod does not exist is only
 concluded from a fresh list.
 
-Read next: ``agent`` and ``agent_router``, then ``controlplane/model/interfaces.py`` for
+Read next: ``agent`` and ``agent_router``, then ``controlplane/interfaces.py`` for
 what each call promises.
 """

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder
     from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Waiting
-    from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+    from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         Iterable,
     )
 
-    from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+    from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 
 T = TypeVar("T")
 

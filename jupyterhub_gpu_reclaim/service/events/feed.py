@@ -12,14 +12,14 @@ import logging
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
-from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import AuditReader
+from jupyterhub_gpu_reclaim.controlplane.audit import AuditReader
 from jupyterhub_gpu_reclaim.service.events.log import EventLog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+    from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.throttle import Throttle
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
+    from jupyterhub_gpu_reclaim.controlplane.session import AuditRow
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from traitlets import Bool, Callable, Enum, Float, Int, List, Unicode, Union
 from traitlets.config import Configurable
 
 from jupyterhub_gpu_reclaim.common.traits import Address, AgentAddress
-from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+from jupyterhub_gpu_reclaim.controlplane.settings import Settings
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 from jupyterhub_gpu_reclaim.service.clients import node_notices
 

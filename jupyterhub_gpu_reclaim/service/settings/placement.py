@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+    from jupyterhub_gpu_reclaim.controlplane.journal import Journal
     from jupyterhub_gpu_reclaim.service.clients.agent_router import AnyAgent
     from jupyterhub_gpu_reclaim.service.settings.options import Options
 

@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.common.orders import (
     Save,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason, plainly
-from jupyterhub_gpu_reclaim.controlplane.sessions.totals import WORKING_PERCENT
+from jupyterhub_gpu_reclaim.controlplane.metrics import WORKING_PERCENT
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (

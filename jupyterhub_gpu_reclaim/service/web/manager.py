@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from jupyterhub_gpu_reclaim.common import text as words
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model import accounting
+from jupyterhub_gpu_reclaim.controlplane import accounting
 from jupyterhub_gpu_reclaim.service.api.base import ManagerRoute
 from jupyterhub_gpu_reclaim.service.web.pages import Page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jupyterhub_gpu_reclaim.controlplane.model.accounting import GpuCount
+    from jupyterhub_gpu_reclaim.controlplane.accounting import GpuCount
 
 #: A view's address → its title.
 _VIEWS = {"all": "All sessions", "nodes": "Nodes", "store": "Checkpoints"}

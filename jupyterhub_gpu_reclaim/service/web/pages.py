@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.node_status import no_return
 from jupyterhub_gpu_reclaim.common.orders import ORDERS
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
+from jupyterhub_gpu_reclaim.controlplane.audit import sentence
 from jupyterhub_gpu_reclaim.service.api.base import (
     Forbidden,
     PersonRoute,

@@ -1,0 +1,182 @@
+"""The audit log: read forward by programs and backward by people, as sentences.
+
+How far a program is stands in the journal, so that a restart of the service loses
+nothing and repeats little. A line of an unknown kind is shown in the log's own words.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sqlalchemy import func, select
+
+from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
+from jupyterhub_gpu_reclaim.common.text import duration
+from jupyterhub_gpu_reclaim.controlplane import schema
+from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
+from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import AuditLine
+    from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+    from jupyterhub_gpu_reclaim.controlplane.session import AuditRow
+
+
+class NumberedLine(NamedTuple):
+    id: int
+    line: AuditRow
+
+
+class AuditReader:
+    """A program that reads the audit forward."""
+
+    def __init__(self, journal: Journal, name: str) -> None:
+        self._journal = journal
+        self._name = name
+        found = journal.noted(NoteKind.READER, name)
+        if found is None:
+            self.done(newest(journal))
+        else:
+            self._at = int(found)
+
+    def next(self, limit: int = 100) -> list[NumberedLine]:
+        return after(self._journal, self._at, limit)
+
+    def done(self, number: int) -> None:
+        self._journal.note(NoteKind.READER, self._name, number)
+        self._at = number
+
+
+def newest(journal: Journal) -> int:
+    (found,) = journal.read(select(func.max(schema.audit.c.id).label("id")))
+    return found["id"] or 0
+
+
+def after(journal: Journal, number: int, limit: int = 100) -> list[NumberedLine]:
+    table = schema.audit
+    query = table.select().where(table.c.id > number)
+    return _numbered(journal, query.order_by(table.c.id).limit(limit))
+
+
+def of_user(
+    journal: Journal, user: str | None, before: int, limit: int
+) -> list[NumberedLine]:
+    table = schema.audit
+    query = table.select()
+    if user is not None:
+        query = query.where(table.c.user == user)
+    if before:
+        query = query.where(table.c.id < before)
+    return _numbered(journal, query.order_by(table.c.id.desc()).limit(limit))
+
+
+def _numbered(journal: Journal, query: Any) -> list[NumberedLine]:
+    return [
+        NumberedLine(row["id"], schema.audit_row(row)) for row in journal.read(query)
+    ]
+
+
+class AuditSentence(Value, frozen=True, kw_only=True):
+    id: int
+    at: float
+    key: SessionKey
+    who: str
+    what: str  #: stable word of the audit for what happened
+    code: str = ""  #: of the reason, where there is one
+    sentence: str
+
+
+class AuditPage(Value, frozen=True, kw_only=True):
+    lines: list[AuditSentence]
+    next: int | None = None  #: ``before`` of the page with older ones, if there are any
+
+
+#: Sentences for the words of the audit; ``{who}`` begins a sentence.
+_SENTENCES = {
+    "ask to suspend": "{who} asked to suspend it.",
+    "ask to resume": "{who} asked to resume it.",
+    "ask to save": "{who} asked for a save point.",
+    "save point": "It was saved while it ran:",
+    "save point failed": "It could not be saved while it ran.",
+    "ask to nap": "{who} asked it to nap.",
+    "ask to wake": "{who} asked to wake it.",
+    "call off": "What was asked could not be begun, and was called off.",
+    "waits for a GPU": "It waits for a GPU.",
+    "naps": "It began to nap: its GPU memory was moved to the machine's memory.",
+    "wakes": "It woke up and got its GPU memory back.",
+    "makes room": "It was made to nap so that another session could wake.",
+    "nap failed": "It could not nap.",
+    "warned": "Its users were warned.",
+    "stays": "The warning was withdrawn.",
+    "suspend": "Suspending started.",
+    "committed": "Its checkpoint is complete.",
+    "released": "It was suspended, and its GPU and memory are free.",
+    "capture_failed": "It could not be suspended.",
+    "thawed": "The suspend was undone, and it kept running.",
+    "restore": "Resuming started.",
+    "restored": "It was resumed.",
+    "restore_failed": "It could not be resumed; its checkpoint was kept.",
+    "started": "It was started.",
+    "stopped": "It was stopped.",
+    "vanished": "Its programs ended by themselves.",
+    "report": "Programs of it run that the Hub does not know of.",
+    "end second tree": "{who} ended programs of it that the Hub did not know of:",
+    "lost": "Its programs ended; the checkpoint that it goes back to was kept.",
+    "discarded": "Its checkpoint was deleted.",
+    "put_aside": "{who} started fresh; its checkpoint was put aside.",
+    "start fresh": "{who} started fresh; the session under the former name is kept.",
+    "found_running": "It was found running.",
+    "found_saved": "It was found suspended.",
+    "brought_back": "Another checkpoint of it was chosen.",
+    "put files back": "{who} chose to put its files back as they were saved.",
+    "went back": "It went back to a save point.",
+    "ask to bring back": "{who} asked for another checkpoint of it.",
+    "rename": "{who} renamed a save point of it.",
+    "journal rebuilt": "{who} chose to resume its newest checkpoint.",
+    "renew login": "{who} let its next start make its old login valid again.",
+    "revoke tabs": "{who} revoked the key of its open tabs.",
+    "opt out": "{who} set it never to be suspended when idle.",
+    "opt in": "{who} set it to be suspended when idle again.",
+    "discard": "{who} deleted a checkpoint of it.",
+    "retention": "A checkpoint that had been put aside was deleted.",
+    "deletion ahead": "A checkpoint of it will be deleted.",
+    "new account": "The former account's session was put aside.",
+    "user deleted": "{who} deleted its user; what is suspended is kept for a while.",
+    "forget": "Its server was deleted, and all its checkpoints.",
+    "forgotten": "Its deletion is complete.",
+}
+
+
+def line_of(numbered: NumberedLine) -> AuditSentence:
+    number, line = numbered
+    return AuditSentence(
+        id=number,
+        at=line.at,
+        key=line.key,
+        who=line.who,
+        what=line.what,
+        code=line.code,
+        sentence=sentence(line),
+    )
+
+
+def sentence(line: AuditRow | AuditLine) -> str:
+    """Say what happened and why, with the numbers."""
+    who = "The service" if line.who == SERVICE else line.who
+    if line.what == "keep":
+        return _kept(who, line.message)
+    beginning = _SENTENCES.get(line.what, f"{who}: {line.what}.").replace("{who}", who)
+    if line.what in {"discard", "ask to bring back"}:
+        return beginning  # the message is an id
+    if line.what in {"vanished", "report"} and line.message:
+        return line.message  # the whole of it; "vanished" need not be by themselves
+    return f"{beginning} {line.message}".strip()
+
+
+def _kept(who: str, message: str) -> str:
+    """Put how long a session is kept into words; the audit has ``"3600 s"``."""
+    digits = message.removesuffix(" s")
+    seconds = float(digits) if digits.isdigit() else 0.0
+    if not seconds:
+        return f"{who} cancelled Keep."
+    return f"{who} asked to keep it for {duration(seconds)}."

@@ -1,0 +1,411 @@
+"""Stores what must survive a crash: sessions, checkpoints, and who did what.
+
+SQLAlchemy, on SQLite by default (WAL, ``synchronous=FULL``). It decides nothing and
+does not know what a phase means. Modules with tables of their own use
+:meth:`Journal.read` and :meth:`Journal.write`.
+
+Every call is synchronous: a change is one transaction of about a millisecond, on the
+event loop on purpose, so that what is read, decided and written between two ``await``s
+is one step that nothing can split. One service at a time works on a journal
+(``lock.py``), through the one connection that has PostgreSQL's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Engine, create_engine, event, func, select
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError
+from jupyterhub_gpu_reclaim.common.models import BELIEVED
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.term import Term
+from jupyterhub_gpu_reclaim.controlplane import schema
+from jupyterhub_gpu_reclaim.controlplane.lock import JournalLock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from sqlalchemy import Connection
+
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
+    from jupyterhub_gpu_reclaim.controlplane.session import (
+        AuditRow,
+        CheckpointRow,
+        SessionRow,
+    )
+
+
+class JournalCache:
+    def __init__(
+        self,
+        sessions: Iterable[SessionRow],
+        checkpoints: Iterable[CheckpointRow],
+        amounts: Mapping[str, float],
+    ) -> None:
+        self.amounts = dict(amounts)
+        self._sessions = {row.key: row for row in sessions}
+        self._sorted = sorted(self._sessions)
+        self._checkpoints: dict[str, CheckpointRow] = {}
+        self._by_key: dict[SessionKey, list[CheckpointRow]] = {}
+        self.keep(checkpoints)
+
+    def session(self, key: SessionKey) -> SessionRow | None:
+        return self._sessions.get(key)
+
+    def sessions(self) -> list[SessionRow]:
+        if len(self._sorted) != len(self._sessions):
+            self._sorted = sorted(self._sessions)
+        return [self._sessions[key] for key in self._sorted]
+
+    def checkpoint(self, checkpoint: str) -> CheckpointRow | None:
+        return self._checkpoints.get(checkpoint)
+
+    def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointRow]:
+        if key is None:
+            return sorted(self._checkpoints.values(), key=_age)
+        return list(self._by_key.get(key, ()))
+
+    def counted(self, more: Mapping[str, float]) -> dict[str, float]:
+        return {name: self.amounts.get(name, 0.0) + x for name, x in more.items()}
+
+    def put(self, row: SessionRow) -> None:
+        self._sessions[row.key] = row
+
+    def remove(self, key: SessionKey) -> None:
+        self._sessions.pop(key, None)
+        self._sorted = []
+
+    def keep(self, rows: Iterable[CheckpointRow]) -> None:
+        for row in rows:
+            self.drop(row.id)
+            self._checkpoints[row.id] = row
+            mine = self._by_key.setdefault(row.key, [])
+            mine.append(row)
+            mine.sort(key=_age)
+
+    def drop(self, checkpoint: str) -> None:
+        row = self._checkpoints.pop(checkpoint, None)
+        if row is None:
+            return
+        left = [each for each in self._by_key[row.key] if each.id != checkpoint]
+        if left:
+            self._by_key[row.key] = left
+        else:
+            del self._by_key[row.key]
+
+
+def _age(row: CheckpointRow) -> tuple[tuple[int, int], str]:
+    return row.stamp, row.id
+
+
+_log = logging.getLogger(__name__)
+
+#: Seconds that SQLite waits for another program (a backup, say) that holds the file.
+BUSY_SECONDS = 10.0
+#: Most lines of the audit that are deleted in one transaction.
+PRUNED_LINES = 500
+#: Most lines of the audit for one session; older ones are deleted.
+LINES_OF_A_SESSION = 10_000
+#: Most lines of a session that are deleted at a time: a tenth of a second.
+MOST_PRUNED = 20_000
+
+
+class Journal:
+    """The rows, each change in one transaction.
+
+    Raises:
+        StoreError: the database cannot be opened or written.
+        Refused: it has another version, or is of a kind that we cannot lock.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._known_cache: JournalCache | None = None
+        #: one more with each service that works on it; 0: we do not
+        self.term = 0
+        self._name = uuid.uuid4().hex
+        self._lock = JournalLock()
+        self._engine = _engine(url)
+        try:
+            self._connection = self._engine.connect()
+            with self._connection.begin():
+                schema.create(self._connection)
+        except BaseException as error:
+            self._engine.dispose()
+            if isinstance(error, SQLAlchemyError):
+                raise _store_error(error) from None
+            raise
+
+    def close(self) -> None:
+        """Close the database, and let another service have it; nothing is buffered."""
+        self._connection.close()
+        self._engine.dispose()
+        self._lock.close()
+
+    # --- whose it is
+    def take(self) -> bool:
+        """Take the journal, in a new term, if it is free; whether it is ours now.
+
+        Raises:
+            StoreError: the database does not answer, or cannot be written.
+        """
+        if self.term:
+            return True
+        with self._transaction() as connection:
+            if not self._lock.take(connection):
+                return False
+            number = schema.term.c.number
+            connection.execute(schema.term.update().values(number=number + 1))
+            term: int = connection.execute(select(number)).scalar_one()
+        self.term = term
+        return True
+
+    def is_held(self) -> bool:
+        """Whether the journal is still ours; if it does not answer, it is not."""
+        try:
+            return self.read(schema.term.select()) == [{"number": self.term}]
+        except StoreError as error:
+            _log.warning("service: %s", error)
+            return False
+
+    @property
+    def stamp(self) -> Term:
+        """The term, as each request to an agent carries it."""
+        return Term(number=self.term, holder=self._name)
+
+    def rise(self, above: int) -> None:
+        """Raise the term above one that agents or store know, of whatever journal.
+
+        Pending orders to delete get the new one, too: they were given before anything
+        of the other journal was known, and cover that.
+
+        Raises:
+            StoreError: the database does not answer; or another service has taken it,
+                where its locks hold nobody off.
+        """
+        if self.term > above:
+            return
+        if above > BELIEVED:
+            _log.warning("service: no service had term %d; it is passed over", above)
+            return
+        with self._transaction() as connection:
+            mine = schema.term.update().where(schema.term.c.number == self.term)
+            if connection.execute(mine.values(number=above + 1)).rowcount != 1:
+                what = "journal: another service has taken it"
+                raise StoreError(Reason.INTERNAL, detail=what)
+            ordered = schema.deletions.c.term == self.term
+            deletions = schema.deletions.update().where(ordered)
+            connection.execute(deletions.values(term=above + 1))
+        self.term = above + 1
+        _log.info("service: term %d was known; ours is higher now", above)
+
+    # --- sessions
+    def session(self, key: SessionKey) -> SessionRow | None:
+        return self._cache().session(key)
+
+    def sessions(self) -> list[SessionRow]:
+        return self._cache().sessions()
+
+    def save(
+        self,
+        row: SessionRow,
+        audit: AuditRow | None = None,
+        checkpoints: Iterable[CheckpointRow] = (),
+        amounts: Mapping[str, float] | None = None,
+    ) -> None:
+        lines = [] if audit is None else [schema.insert_audit(audit)]
+        statements = [*schema.replace_session(row), *lines]
+        with self._changing(*statements, kept=checkpoints, amounts=amounts) as cache:
+            cache.put(row)
+
+    def forget(
+        self,
+        key: SessionKey,
+        audit: AuditRow | None,
+        to_delete: Iterable[CheckpointRow],
+        amounts: Mapping[str, float] | None = None,
+        also: Iterable[Any] = (),
+    ) -> None:
+        """Remove a session's row; its checkpoints stay until they are deleted."""
+        removed = schema.sessions.delete().where(
+            schema.of_session(schema.sessions, key)
+        )
+        lines = [] if audit is None else [schema.insert_audit(audit)]
+        statements = [removed, *lines, *also]
+        with self._changing(*statements, kept=to_delete, amounts=amounts) as cache:
+            cache.remove(key)
+
+    def amount(self, name: str) -> float:
+        return self._cache().amounts.get(name, 0.0)
+
+    # --- checkpoints
+    def checkpoint(self, checkpoint: str) -> CheckpointRow | None:
+        return self._cache().checkpoint(checkpoint)
+
+    def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointRow]:
+        """Return the checkpoints of one session or of all, the oldest first."""
+        return self._cache().checkpoints(key)
+
+    def due(self, now: float) -> list[CheckpointRow]:
+        rows = self._cache().checkpoints()
+        return [row for row in rows if row.expires is not None and row.expires <= now]
+
+    def keep(self, checkpoints: Iterable[CheckpointRow]) -> None:
+        with self._changing(kept=checkpoints):
+            pass
+
+    def drop(self, checkpoint: str) -> None:
+        mine = schema.checkpoints.c.id == checkpoint
+        with self._changing(schema.checkpoints.delete().where(mine)) as cache:
+            cache.drop(checkpoint)
+
+    def _cache(self) -> JournalCache:
+        if self._known_cache is None:
+            sessions = self.read(schema.sessions.select())
+            kept = self.read(schema.checkpoints.select())
+            found = self.read(schema.amounts.select())
+            amounts = {row["name"]: row["value"] for row in found}
+            self._known_cache = JournalCache(
+                map(schema.session_row, sessions),
+                map(schema.checkpoint_row, kept),
+                amounts,
+            )
+        return self._known_cache
+
+    @contextmanager
+    def _changing(
+        self,
+        *statements: Any,
+        kept: Iterable[CheckpointRow] = (),
+        amounts: Mapping[str, float] | None = None,
+    ) -> Iterator[JournalCache]:
+        """Write, then change the cache; if the outcome is not known, drop the cache."""
+        rows, counted = list(kept), self._cache().counted(amounts or {})
+        written = [each for row in rows for each in schema.replace_checkpoint(row)]
+        held, self._known_cache = self._cache(), None
+        self.write(*statements, *written, *schema.replace_amounts(counted))
+        held.keep(rows)
+        held.amounts.update(counted)
+        yield held
+        self._known_cache = held
+
+    # --- audit
+    def audit(self, key: SessionKey | None = None, limit: int = 100) -> list[AuditRow]:
+        """Return the newest audit lines first, of one session or of all."""
+        table = schema.audit
+        query = table.select().order_by(table.c.id.desc()).limit(limit)
+        if key is not None:
+            query = query.where(schema.of_session(table, key))
+        return [schema.audit_row(row) for row in self.read(query)]
+
+    def prune_audit(self, before: float) -> bool:
+        """Delete older audit lines, a portion at a time; whether more may be left.
+
+        The newest line stays: else SQLite would number the next one like the first.
+        """
+        table = schema.audit
+        newest = select(func.max(table.c.id)).scalar_subquery()
+        query = table.select().where(table.c.id < newest)
+        query = query.order_by(table.c.id).limit(PRUNED_LINES)
+        old = [row["id"] for row in self.read(query) if row["at"] < before]
+        if old:
+            self.write(table.delete().where(table.c.id.in_(old)))
+        return len(old) == PRUNED_LINES
+
+    def prune_long(self, most: int = LINES_OF_A_SESSION) -> None:
+        """Delete the oldest audit lines of sessions that have too many, by portions."""
+        table = schema.audit
+        session, lines = (table.c.user, table.c.server), func.count().label("lines")
+        long = select(*session, lines).group_by(*session).having(lines > most)
+        for row in self.read(long):
+            mine = (table.c.user == row["user"]) & (table.c.server == row["server"])
+            portion = min(row["lines"] - most, MOST_PRUNED)
+            oldest = select(table.c.id).where(mine).order_by(table.c.id)
+            ids = self.read(oldest.offset(portion - 1).limit(1))
+            if ids:
+                self.write(table.delete().where(mine & (table.c.id <= ids[0]["id"])))
+
+    # --- notes
+    def noted(self, kind: NoteKind, subject: str) -> float | None:
+        return self.all_noted(kind).get(subject)
+
+    def all_noted(self, kind: NoteKind) -> dict[str, float]:
+        table = schema.notes
+        found = self.read(table.select().where(table.c.kind == kind.value))
+        return {row["subject"]: row["value"] for row in found}
+
+    def note(self, kind: NoteKind, subject: str, value: float) -> None:
+        self.write(*schema.note(kind, subject, value))
+
+    def forget_notes(self, kind: NoteKind, *subjects: str) -> None:
+        self.write(*schema.forget_notes(kind, *subjects))
+
+    # --- for the modules that keep tables of their own
+    def read(self, query: Any) -> list[dict[Any, Any]]:
+        """Execute a query.
+
+        Raises:
+            StoreError: the database does not answer.
+        """
+        with self._transaction() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+    def write(self, *statements: Any) -> None:
+        """Execute the statements in one transaction: all of them, or nothing.
+
+        Raises:
+            StoreError: it could not be written; nothing is changed.
+        """
+        if not statements:
+            return
+        with self._transaction() as connection:
+            for statement in statements:
+                given = statement if isinstance(statement, tuple) else (statement,)
+                connection.execute(*given)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        try:
+            if self._connection.invalidated:  # SQLAlchemy would make another one
+                what = "journal: the connection that had its lock was lost"
+                raise StoreError(Reason.INTERNAL, detail=what)
+            with self._connection.begin():
+                yield self._connection
+        except SQLAlchemyError as error:
+            raise _store_error(error) from None
+
+
+def _store_error(error: Exception) -> StoreError:
+    return StoreError(Reason.INTERNAL, detail=f"journal: {error}")
+
+
+def _engine(url: str) -> Engine:
+    """Make an engine whose SQLite loses nothing at a power cut."""
+    backend = make_url(url).get_backend_name()
+    if backend == "postgresql":
+        # One whose machine is gone keeps its lock for half a minute, not for hours.
+        options = (
+            f"-c lock_timeout={round(BUSY_SECONDS * 1000)} -c tcp_keepalives_idle=10"
+            " -c tcp_keepalives_interval=5 -c tcp_keepalives_count=4"
+        )
+        return create_engine(url, connect_args={"options": options})
+    if backend != "sqlite":
+        what = f"The journal can be in SQLite or in PostgreSQL, not in {backend}."
+        raise Refused(Reason.SETTING_INVALID, what=what)
+    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS})
+
+    def prepare(connection: Any, record: Any) -> None:
+        del record
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.close()
+
+    event.listen(engine, "connect", prepare)
+    return engine

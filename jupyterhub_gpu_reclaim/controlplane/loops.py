@@ -1,0 +1,288 @@
+"""Control loops: sampling, and comparing all sessions on every tick.
+
+A loop looks and adds keys to the work queue, so a failed, late or missed run does no
+harm. What is saved of sessions that the journal has never heard of is taken from the
+one list of the store: a lost journal would ask for a list for each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
+from jupyterhub_gpu_reclaim.common.kept_bytes import kept_bytes
+from jupyterhub_gpu_reclaim.common.models import HubState, Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane import accounting, expiry, metrics
+from jupyterhub_gpu_reclaim.controlplane.accounting import MetricsSnapshot
+from jupyterhub_gpu_reclaim.controlplane.marks import Marks
+from jupyterhub_gpu_reclaim.controlplane.save_points import risks
+from jupyterhub_gpu_reclaim.controlplane.session import (
+    LIVE,
+    Intent,
+    Keeping,
+    SessionRow,
+)
+from jupyterhub_gpu_reclaim.controlplane.settle import ActionKind, settle
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
+    from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue
+    from jupyterhub_gpu_reclaim.controlplane.decide.jobs import JobWakes
+    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
+    from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
+    from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
+    from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
+    from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
+    from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
+    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.naps import WakeFollower
+    from jupyterhub_gpu_reclaim.controlplane.observer import ObservedState, Observer
+    from jupyterhub_gpu_reclaim.controlplane.phase import Observed
+    from jupyterhub_gpu_reclaim.controlplane.save_points import Saving
+    from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
+    from jupyterhub_gpu_reclaim.controlplane.taking import Taker
+    from jupyterhub_gpu_reclaim.controlplane.workqueue import WorkQueue
+
+
+_log = logging.getLogger(__name__)
+
+
+#: Ticks for which one list of the store is good.
+STORE_TICKS = 6
+#: Sessions that are compared before the event loop gets a turn.
+BREATH = 100
+#: Seconds between deletions of old audit lines, and between checks for expiry notices.
+PRUNE_SECONDS = 600.0
+#: Failures of a state that no return can read: its other checkpoints may be all there
+#: is.
+_UNREAD = {
+    Reason.CHECKPOINT_DAMAGED.value,
+    Reason.KEY_MISSING.value,
+    Reason.OTHER_VERSION.value,
+}
+
+
+class ControlLoops:
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        agent: Agent,
+        observer: Observer,
+        deletions: Deletions,
+        sampler: SessionSampler,
+        judge: Judge,
+        saving: Saving,
+        warnings: Warnings,
+        queue: WorkQueue,
+        line: GpuQueue,
+        preemption: Preemption | None,
+        room: RoomMaker,
+        wakes: WakeFollower,
+        jobs: JobWakes,
+        taker: Taker,
+    ) -> None:
+        self._sessions = sessions
+        self._settings = sessions.settings
+        self._agent = agent
+        self._observer = observer
+        self._deletions = deletions
+        self._sampler = sampler
+        self._warnings = warnings
+        self._judge = judge
+        self._saving = saving
+        self._queue = queue
+        self._line = line
+        self._preemption = preemption
+        self._room = room
+        self._wakes = wakes
+        self._jobs = jobs
+        self._taker = taker
+        self._marks = Marks(sessions, agent)
+        self._prune_at = 0.0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        settings = self._settings
+        self._tasks = [
+            asyncio.create_task(
+                self._every("sampling", settings.sample_interval, self._sample)
+            ),
+            asyncio.create_task(
+                self._every("control", settings.tick_interval, self.tick)
+            ),
+        ]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._wakes.stop()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _every(
+        self, name: str, seconds: float, run: Callable[[], Awaitable[None]]
+    ) -> None:
+        while True:
+            try:
+                await run()
+            except ReclaimError as error:
+                _log.info("%s loop: retrying in %.0f s: %s", name, seconds, error)
+            except Exception:  # noqa: BLE001 the last line of defence: the loop goes on
+                _log.exception("%s loop failed; retrying in %.0f s", name, seconds)
+            await self._sessions.clock.sleep(seconds)
+
+    async def _sample(self) -> None:
+        await self._sampler.sample()
+        for key in self._warnings.spared():
+            self._queue.add(key)
+
+    # --- ticks
+    async def tick(self) -> None:
+        settings = self._settings
+        self._take_up_deletions()
+        state = await self._observer.observe_all(STORE_TICKS * settings.tick_interval)
+        self._sampler.measure()
+        waiting = self._line.refresh()
+        self._note_waits(waiting, state)
+        if self._preemption is not None:
+            self._preemption.select(waiting)
+        rows = {row.key for row in self._sessions.journal.sessions()}
+        for count, key in enumerate(sorted(rows | state.keys())):
+            if count % BREATH == 0:
+                await asyncio.sleep(0)  # others may answer, and readers read
+            try:
+                self._compare(key, state)
+            except StoreError as error:  # seen again at the next tick
+                self._sessions.runtime(key).compared = False
+                _log.warning("%s: not compared, trying again: %s", key, error)
+        self._wakes.refresh()
+        self._jobs.refresh()
+        self._room.refresh()
+        expiry.retain(self._sessions, settings.retention)
+        await expiry.collect(self._sessions, self._agent)
+        await self._marks.settle(state.checkpoints())
+        self._forget_gone(state)
+        self._do_rare_work(self._sessions.clock.now())
+
+    def _take_up_deletions(self) -> None:
+        self._deletions.take_up()
+        for key in self._deletions.pending_keys():
+            self._queue.add(key)
+
+    def _compare(self, key: SessionKey, state: ObservedState) -> None:
+        observed = self._observer.of(key, state)
+        row = self._sessions.row(key)
+        if not observed.silent:
+            tree = observed.tree(row.incarnation)
+            self._sessions.note_nap(key, tree, state.asked)
+            self._sessions.note_ended(key, observed)
+        self._sessions.note_node(key, observed.tree(row.incarnation))
+        action = settle(row, observed, self._sessions.clock.now(), self._settings)
+        self._note_compared(row, observed, action.kind)
+        unheard = action.phase is Phase.SUSPENDED and not row.since
+        if unheard and not self._queue.busy(key):
+            self._taker.take(row, action, observed)
+        elif self._wants_a_look(row, action.kind):
+            self._queue.add(key)
+
+    def _note_compared(
+        self, row: SessionRow, observed: Observed, kind: ActionKind
+    ) -> None:
+        """Note whether the journal agrees with the rest, so that things may expire."""
+        same = kind in {ActionKind.NOTHING, ActionKind.READY, ActionKind.REPORT}
+        all_answered = not observed.silent and observed.hub is not None
+        self._sessions.runtime(row.key).compared = (
+            same and all_answered and not _is_missing(row, observed)
+        )
+
+    def _note_waits(self, waiting: list[Waiting], state: ObservedState) -> None:
+        sessions, now = self._sessions, self._sessions.clock.now()
+        here = {
+            each.key: each.since
+            for each in waiting
+            if each.key is not None and sessions.row(each.key).phase not in LIVE
+        }
+        for key, runtime in sessions.runtimes.items():
+            if runtime.pod_waits_since is not None and key not in here:
+                hub = state.session(key).hub
+                left = hub in {HubState.STOPPED, HubState.STOPPING}
+                outcome = "left" if left else "served"
+                sessions.counters.waited(outcome, now - runtime.pod_waits_since)
+            placed = sessions.row(key).waiting_since is not None
+            runtime.pod_waits_since = None if placed else here.get(key)
+
+    def _forget_gone(self, state: ObservedState) -> None:
+        sessions, here = self._sessions, state.keys()
+        for key, runtime in list(sessions.runtimes.items()):
+            known = key in here or sessions.journal.session(key) is not None
+            if not known and runtime.waiting is None and not self._queue.busy(key):
+                sessions.forget(key)
+
+    def _do_rare_work(self, now: float) -> None:
+        if now >= self._prune_at:
+            expiry.give_notice(
+                self._sessions,
+                self._settings.retention,
+                self._settings.forewarn,
+            )
+            self._deletions.forget_old()
+            before = now - self._settings.audit
+            more = self._sessions.journal.prune_audit(before)
+            if not more:
+                self._sessions.journal.prune_long()
+            self._prune_at = now + (0.0 if more else PRUNE_SECONDS)
+
+    def _wants_a_look(self, row: SessionRow, kind: ActionKind) -> bool:
+        if self._queue.busy(row.key):
+            return False
+        if kind is ActionKind.READY:
+            reclaim = self._judge.reclaims(row)
+            reclaim = self._judge.naps(row) or reclaim
+            wished = row.intent is not Intent.NONE or row.phase is Phase.WARNED
+            due = self._saving.is_due(row)
+            return reclaim or wished or due or row.stop_asked is not None
+        wished = row.intent is not Intent.NONE
+        untold = self._sessions.runtime(row.key).end_untold
+        return kind is not ActionKind.NOTHING or wished or untold
+
+    def metrics_snapshot(self) -> MetricsSnapshot:
+        kept = self._sessions.journal.checkpoints()
+        sampled, now = self._sampler.sampled, self._sessions.clock.now()
+        return MetricsSnapshot(
+            phases=dict(self._sessions.phases()),
+            counters=self._sessions.counters,
+            checkpoints=len(kept),
+            stored_bytes=kept_bytes(c.info for c in kept),
+            sample_age=None if sampled is None else now - sampled,
+            watched=self._sampler.watched,
+            waiting=self._sessions.waiting(),
+            napping_bytes=self._sessions.napping_bytes(),
+            crowded_gpus=len(self._room.crowded()),
+            kept=sum(
+                accounting.is_kept(row, now)
+                for row in self._sessions.journal.sessions()
+                if row.phase is not Phase.STOPPED
+            ),
+            suspended_bytes=sum(
+                c.info.logical_bytes for c in kept if c.keeping is Keeping.CURRENT
+            ),
+            save_every=self._settings.save_every,
+            risks=risks(self._sessions),
+            drained=self._sessions.drains.counts(),
+            gpus=metrics.gpus(self._sessions),
+            gpu_seconds=metrics.gpu_seconds(self._sessions),
+        )
+
+
+def _is_missing(row: SessionRow, observed: Observed) -> bool:
+    """Whether the session, as the journal has it, cannot be seen or not be read."""
+    if row.phase is Phase.SUSPENDED:
+        unread = row.failure is not None and row.failure.code in _UNREAD
+        return unread or observed.checkpoint(row.checkpoint) is None
+    # One that has ended may need the checkpoint that it came from.
+    return row.phase in LIVE and observed.tree(row.incarnation) is None

@@ -1,0 +1,579 @@
+"""User API: what people and programs may ask about sessions.
+
+A wish is written into the row as an intent, and the worker carries it out; nothing here
+waits for an operation. The policy is not asked about a person's orders.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
+from jupyterhub_gpu_reclaim.common.auth.principals import of_user
+from jupyterhub_gpu_reclaim.common.errors import (
+    BadRequest,
+    NotFound,
+    Refused,
+    StoreError,
+    Unreachable,
+)
+from jupyterhub_gpu_reclaim.common.models import AuditLine, Decision, Phase, SessionKey
+from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP, Deleted, Left
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import duration
+from jupyterhub_gpu_reclaim.controlplane import audit, expiry, owners, retention, taking
+from jupyterhub_gpu_reclaim.controlplane.audit import AuditPage
+from jupyterhub_gpu_reclaim.controlplane.phase import Observed
+from jupyterhub_gpu_reclaim.controlplane.plans import order_renewal
+from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
+from jupyterhub_gpu_reclaim.controlplane.session import (
+    LIVE,
+    NO_ORDER,
+    Intent,
+    Keeping,
+    SessionEvent,
+    SessionRow,
+    is_needless,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from jupyterhub_gpu_reclaim.common.models import SessionView
+    from jupyterhub_gpu_reclaim.common.orders import Order
+    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
+    from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
+    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
+
+
+_log = logging.getLogger(__name__)
+
+#: MySQL rounds the time at which an account was made; the Hub may know it better.
+ROUNDED_SECONDS = 2.0
+#: Most characters of a save point's name.
+LONGEST_NAME = 80
+#: Most named save points of a session: each is kept for days, and costs every look.
+MOST_NAMED = 50
+#: Reasons why a checkpoint remains after its user has deleted all that can be deleted.
+_WHY = {
+    Keeping.CURRENT: "The session is being suspended in it, or resumed from it.",
+    Keeping.SUPERSEDED: "The session came back from it; it is kept in case it ends.",
+    Keeping.ASIDE: "It was put aside.",
+    Keeping.TO_DELETE: "It is deleted as soon as the agent and its store answer.",
+}
+
+
+def _left(row: CheckpointRow) -> Left:
+    until = None if row.keeping is Keeping.TO_DELETE else row.expires
+    return Left(checkpoint=row.id, until=until, why=_WHY[row.keeping])
+
+
+class UserApi:
+    """Calls about sessions, by people and programs.
+
+    Each raises ``NotFound`` where there is no such session. ``by`` is who asks; who
+    ``manages`` may say that another account of that name is the same person.
+    """
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        agent: Agent,
+        deletions: Deletions,
+        judge: Judge,
+    ) -> None:
+        self._sessions = sessions
+        self._settings = sessions.settings
+        self._agent = agent
+        self._deletions = deletions
+        self._judge = judge
+
+    def sessions(self) -> list[SessionView]:
+        """Those that run, are suspended, or have left something."""
+        return self._sessions.views()
+
+    def session(self, key: SessionKey) -> SessionView:
+        return self._sessions.view(key)
+
+    def why(self, key: SessionKey) -> list[Decision]:
+        """Return every reason for or against a suspend, the deciding one first."""
+        row = self._known_row(key)
+        if row.phase not in LIVE:
+            return []
+        self._judge.reclaims(row)
+        return self._sessions.runtime(key).decisions
+
+    def changes(self) -> AsyncIterator[SessionView]:
+        return self._sessions.changes()
+
+    def compare_account(self, key: SessionKey, made: float) -> None:
+        """Note that a session is of an account made before the name's present one."""
+        row = self._sessions.row(key)
+        later = made - owners.made(row.account) if made < math.inf else 0.0
+        if later > ROUNDED_SECONDS and not row.claimed:
+            self._sessions.update(key, claimed=True)
+
+    async def order(
+        self, key: SessionKey, order: Order, by: str, *, manages: bool = False
+    ) -> Any:
+        """Carry an order out, or begin to, by the method of its kind."""
+        fields = {name: getattr(order, name) for name in order.__struct_fields__}
+        if order.trusts:
+            fields["manages"] = manages
+        work = getattr(self, order.kind.replace("-", "_"))
+        return await work(key, by=by, **fields)
+
+    async def suspend(self, key: SessionKey, by: str) -> SessionView:
+        """Suspend it as soon as possible; idempotent.
+
+        Raises:
+            Refused: ``wrong_phase``: it is coming back, or does not run.
+        """
+        row = self._known_row(key)
+        gone = {Phase.SUSPENDING, Phase.RELEASING, Phase.SUSPENDED}
+        if row.phase in LIVE:
+            self._sessions.order(key, Intent.SUSPEND, by)
+        elif row.phase not in gone or row.intent is Intent.RESUME:
+            raise _wrong_phase(row, SessionEvent.SUSPEND)
+        return self._sessions.view(key)
+
+    async def save(self, key: SessionKey, by: str, name: str = "") -> SessionView:
+        """Save it as soon as possible, while it goes on.
+
+        Raises:
+            BadRequest: the name is not valid.
+            Refused: ``wrong_phase``; ``operation_in_flight``: another order is first;
+                ``node_drains``; or there are too many names.
+        """
+        row = self._known_row(key)
+        if row.phase not in LIVE:
+            raise Refused(
+                Reason.WRONG_PHASE, phase=row.phase.value, action="be saved now"
+            )
+        if row.intent not in {Intent.NONE, Intent.SAVE}:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.intent.value)
+        self._check_stays(row)
+        if name := _checked_name(name):
+            self._check_names(key)
+        self._sessions.order(key, Intent.SAVE, by, save_name=name or row.save_name)
+        return self._sessions.view(key)
+
+    async def nap(self, key: SessionKey, by: str) -> SessionView:
+        """Move its GPU memory out as soon as possible; idempotent.
+
+        Raises:
+            Refused: ``wrong_phase``; ``operation_in_flight``: its suspend was ordered;
+                ``node_drains``.
+        """
+        return await self._order_nap(key, Intent.NAP, SessionEvent.NAPS, by)
+
+    async def wake(self, key: SessionKey, by: str) -> SessionView:
+        """Move its GPU memory back; idempotent.
+
+        Raises:
+            Refused: as for ``nap``.
+        """
+        return await self._order_nap(key, Intent.WAKE, SessionEvent.WAKES, by)
+
+    async def _order_nap(
+        self, key: SessionKey, intent: Intent, event: SessionEvent, by: str
+    ) -> SessionView:
+        row = self._known_row(key)
+        if row.phase not in LIVE:
+            raise _wrong_phase(row, event)
+        if row.intent is Intent.SUSPEND:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.intent.value)
+        self._check_stays(row)
+        self._sessions.order(key, intent, by)
+        return self._sessions.view(key)
+
+    async def resume(
+        self, key: SessionKey, by: str, *, manages: bool = False
+    ) -> SessionView:
+        """Resume a suspended session; a suspend under way is cancelled.
+
+        Raises:
+            Refused: ``wrong_phase``: it has no checkpoint; ``former_account``: it is
+                not known which account it belongs to.
+        """
+        row = self._known_row(key)
+        self._settle_account(key, by, manages=manages)
+        if row.phase in {Phase.SUSPENDED, Phase.RELEASING, Phase.SUSPENDING}:
+            self._sessions.order(key, Intent.RESUME, by)
+            await self._call_off_suspend(row)
+        elif row.phase is Phase.STOPPED:
+            raise _wrong_phase(row, SessionEvent.RESTORE)
+        return self._sessions.view(key)
+
+    async def put_files_back(
+        self, key: SessionKey, by: str, *, manages: bool = False
+    ) -> SessionView:
+        """Resume a session with its files as they were; what is newer goes beside.
+
+        Raises:
+            Refused: ``wrong_phase``: nobody has been asked that; and see ``resume``.
+        """
+        row = self._known_row(key)
+        asked = row.failure if row.phase is Phase.SUSPENDED else None
+        if asked is None or asked.code != Reason.FILES_NEWER.value:
+            raise _wrong_phase(row, SessionEvent.RESTORE)
+        now, journal = self._sessions.clock.now(), self._sessions.journal
+        journal.note(NoteKind.FILES_BACK, row.checkpoint, now)
+        line = self._sessions.audit_line(key, by, "put files back", asked.message)
+        self._sessions.update(key, line)
+        return await self.resume(key, by, manages=manages)
+
+    async def keep(
+        self, key: SessionKey, seconds: float, by: str, *, manages: bool = False
+    ) -> SessionView:
+        """Leave a session alone for some time; 0 takes that back.
+
+        A warning is taken back, and so is a suspend that was ordered or is under way.
+
+        Raises:
+            BadRequest: not a sensible time.
+            Refused: longer than allowed; ``node_drains``; or ``wrong_phase``: it is
+                stopped, and its next start is a new session.
+        """
+        row = self._known_row(key)
+        if row.phase is Phase.STOPPED and seconds:
+            raise Refused(Reason.WRONG_PHASE, phase="stopped", action="be kept")
+        if seconds:
+            self._check_stays(row)
+        self._check_keep(seconds, manages=manages)
+        now = self._sessions.clock.now()
+        ordered = row.phase in LIVE and row.intent is Intent.SUSPEND
+        self._sessions.update(
+            key,
+            self._sessions.audit_line(key, by, "keep", f"{seconds:.0f} s"),
+            kept_until=now + seconds if seconds else None,
+            kept_by=by if seconds else "",
+            **(NO_ORDER if seconds and ordered else {}),
+        )
+        if seconds:
+            await self._call_off_suspend(row)
+        if row.phase is Phase.WARNED and seconds:
+            message = f"Kept for {duration(seconds)} at the request of {by}."
+            why = Decision(reclaim=False, code=Reason.KEPT.value, message=message)
+            self._sessions.apply(
+                key, SessionEvent.STAYS, by=by, why=why, failure=row.failure
+            )
+        self._sessions.look(key)
+        return self._sessions.view(key)
+
+    def longest_keep(self, *, manages: bool = False) -> float:
+        return LONGEST_KEEP if manages else self._settings.keep_limit
+
+    async def opt_out(self, key: SessionKey, out: bool, by: str) -> SessionView:
+        """Exclude this session from all policies, or include it again."""
+        self._known_row(key)
+        line = self._sessions.audit_line(key, by, "opt out" if out else "opt in")
+        self._sessions.update(key, line, opted_out_by=by if out else "")
+        self._sessions.look(key)
+        return self._sessions.view(key)
+
+    async def renew_login(self, key: SessionKey, by: str) -> SessionView:
+        """Let its next start renew a login that the Hub no longer knows."""
+        self._known_row(key)
+        # A Hub that has lost its database has other accounts for the same people.
+        owners.give(self._sessions, key)
+        order_renewal(self._sessions, key, by)
+        return self._sessions.view(key)
+
+    async def revoke_tabs(self, key: SessionKey, by: str) -> SessionView:
+        """Take the right to ask and order from all tabs of its starts so far."""
+        self._known_row(key)
+        self._sessions.tab_keys.revoke(key)
+        line = self._sessions.audit_line(key, by, "revoke tabs")
+        self._sessions.update(key, line)
+        return self._sessions.view(key)
+
+    def tab_counts(self, key: SessionKey, made: float) -> bool:
+        return self._sessions.tab_keys.count(key, made)
+
+    async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
+        """Set the checkpoint aside for ``Settings.set_aside``; the next start is cold.
+
+        Raises:
+            Refused: ``wrong_phase``: it is not suspended.
+        """
+        seconds = self._settings.set_aside
+        row = self._known_row(key)
+        asked = row.failure if row.phase is Phase.STOPPED else None
+        if asked is not None and asked.code == Reason.RENAMED.value:
+            line = self._sessions.audit_line(key, by, "start fresh")
+            self._sessions.update(key, line, failure=None)
+            return self._sessions.view(key)
+        now, rows = self._sessions.clock.now(), self._sessions.journal.checkpoints(key)
+        self._sessions.apply(
+            key,
+            SessionEvent.PUT_ASIDE,
+            by=by,
+            checkpoints=[
+                each.set_aside(now + seconds)
+                for each in rows
+                if each.id == row.checkpoint
+                or (each.keeping is Keeping.ASIDE and each.expires is None)
+            ],
+            checkpoint="",
+        )
+        return self._sessions.view(key)
+
+    async def bring_back(
+        self,
+        key: SessionKey,
+        checkpoint: str,
+        by: str,
+        *,
+        save_running: bool = False,
+        manages: bool = False,
+    ) -> SessionView:
+        """Bring back another checkpoint; the present one is set aside.
+
+        With ``save_running``, a session that runs is suspended first.
+
+        Raises:
+            NotFound: no such session or checkpoint.
+            Refused: ``session_runs``: it may not be suspended for this;
+                ``operation_in_flight``: a suspend or resume is under way.
+            Unreachable, StoreError: the store has to be asked, and does not answer.
+        """
+        # Whose it is comes first; a manager's Resume settles that.
+        self._settle_account(key, by, manages=False)
+        before = self._sessions.row(key)
+        wanted = await self._find_checkpoint(key, checkpoint, manages=manages)
+        row = self._sessions.row(key)
+        if row.phase in LIVE and row.incarnation != before.incarnation:
+            save_running = False  # what was asked for was not this session
+        if row.phase.rests:
+            taking.bring_back(self._sessions, row, checkpoint=checkpoint, by=by)
+        elif row.phase in LIVE and save_running:
+            line = self._sessions.audit_line(key, by, "ask to bring back", wanted.id)
+            self._sessions.update(
+                key, line, bring_back=wanted.id, intent=Intent.SUSPEND, intent_by=by
+            )
+        elif row.phase in LIVE:
+            raise Refused(Reason.SESSION_RUNS)
+        else:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.phase.value)
+        if manages:
+            owners.give(self._sessions, key)
+        self._sessions.look(key)
+        return self._sessions.view(key)
+
+    async def _find_checkpoint(
+        self, key: SessionKey, checkpoint: str, *, manages: bool
+    ) -> CheckpointRow:
+        """Return one that may be brought back; the store knows better than we do."""
+        journal = self._sessions.journal
+        there = True
+        try:
+            infos = tuple(await self._agent.checkpoints(key))
+        except (Unreachable, StoreError):
+            if journal.checkpoint(checkpoint) is None:
+                raise
+        else:
+            seen = self._deletions.living(key, Observed((), infos, None))
+            self._sessions.see(key, seen.saved or ())
+            there = seen.checkpoint(checkpoint) is not None
+        row = journal.checkpoint(checkpoint) if there else None
+        gone = row is None or row.key != key or row.keeping is Keeping.TO_DELETE
+        if row is None or gone:
+            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
+        if not manages and retention.is_hidden(self._sessions.row(key), row):
+            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
+        return row
+
+    async def rename(
+        self, key: SessionKey, checkpoint: str, name: str, by: str
+    ) -> SessionView:
+        """Give a save point another name; without one, it is kept as any other.
+
+        Raises:
+            NotFound: no such session or checkpoint.
+            BadRequest: the name is not valid.
+            Refused: it is no save point, or there are too many names.
+        """
+        row = self._known_row(key)
+        found, name = self._own(row, checkpoint), _checked_name(name)
+        if not found.info.goes_on:
+            raise Refused(Reason.INVALID, what="Only save points have a name.")
+        if name and not found.name:
+            self._check_names(key)
+        called = f"“{name}”" if name else ""
+        line = self._sessions.audit_line(key, by, "rename", called)
+        self._sessions.update(key, line, [found.said(name=name)])
+        return self._sessions.view(key)
+
+    def _own(self, row: SessionRow, checkpoint: str) -> CheckpointRow:
+        found = self._sessions.journal.checkpoint(checkpoint)
+        if found is None or found.key != row.key or retention.is_hidden(row, found):
+            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
+        return found
+
+    def _discard_other(self, row: SessionRow, checkpoint: str, by: str) -> None:
+        found = self._own(row, checkpoint)
+        if not is_needless(found, row):
+            raise _wrong_phase(row, SessionEvent.DISCARDED)
+        line = self._sessions.audit_line(row.key, by, "discard", checkpoint)
+        gone = expiry.to_delete(self._sessions, checkpoint)
+        self._sessions.update(row.key, line, gone)
+
+    async def end_tree(self, key: SessionKey, incarnation: str, by: str) -> SessionView:
+        """End a session's second tree: one beside it, or one that the Hub has stopped.
+
+        Raises:
+            NotFound: no such tree.
+            Refused: ``wrong_phase``: it is the session itself.
+        """
+        row = self._known_row(key)
+        trees = await self._agent.trees(key)
+        if incarnation not in {tree.incarnation for tree in trees}:
+            raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
+        if incarnation == row.incarnation and row.phase is not Phase.STOPPED:
+            raise Refused(
+                Reason.WRONG_PHASE, phase=row.phase.value, action="be ended like this"
+            )
+        await taking.end(self._sessions, self._agent, key, incarnation)
+        line = self._sessions.audit_line(key, by, "end second tree", incarnation)
+        self._sessions.update(key, line, failure=None)
+        self._sessions.look(key)
+        return self._sessions.view(key)
+
+    async def delete(
+        self,
+        key: SessionKey,
+        by: str,
+        checkpoint: str = "",
+        *,
+        everything: bool = False,
+    ) -> Deleted:
+        """Delete a checkpoint; say what is gone, and until when and why others stay.
+
+        Args:
+            key: the session.
+            by: who asks for it.
+            checkpoint: empty: what it is suspended in. A page may be older than the
+                session, so that never means another one.
+            everything: also what was set aside, and the parent of a running session,
+                which is then gone if its programs end in the next minutes.
+
+        Raises:
+            NotFound: no such session or checkpoint.
+            Refused: ``wrong_phase``: the checkpoint is in use, or none was named and
+                the session is not suspended; ``former_account``: it may be another
+                person's, and the name's new account asks.
+        """
+        row = self._known_row(key)
+        if by == of_user(key.user) and row.claimed:
+            raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
+        before = [each.id for each in self._visible(key)]
+        if everything and not checkpoint:
+            self._mark_all_unneeded(row, by)
+        elif row.phase is Phase.SUSPENDED and checkpoint in {"", row.checkpoint}:
+            expiry.discard(self._sessions, key, row.checkpoint, by=by)
+        elif not checkpoint:
+            raise _wrong_phase(row, SessionEvent.DISCARDED)
+        else:
+            self._discard_other(row, checkpoint, by)
+        await expiry.collect(self._sessions, self._agent)
+        journal = self._sessions.journal
+        rows = [each for name in before if (each := journal.checkpoint(name))]
+        gone = set(before) - {each.id for each in rows}
+        return Deleted(deleted=sorted(gone, key=before.index), kept=[*map(_left, rows)])
+
+    def _mark_all_unneeded(self, row: SessionRow, by: str) -> None:
+        kept = self._visible(row.key)
+        needless = (each for each in kept if is_needless(each, row))
+        to_delete = [each.kept(Keeping.TO_DELETE) for each in needless]
+        if row.phase is Phase.SUSPENDED:
+            self._sessions.apply(
+                row.key,
+                SessionEvent.DISCARDED,
+                by=by,
+                checkpoints=to_delete,
+                checkpoint="",
+            )
+        elif to_delete:
+            line = self._sessions.audit_line(row.key, by, "discard")
+            self._sessions.update(row.key, line, to_delete)
+        elif not kept:
+            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint="")
+
+    def _visible(self, key: SessionKey) -> list[CheckpointRow]:
+        rows, session = self._sessions.journal.checkpoints(key), self._sessions.row(key)
+        return [row for row in rows if not retention.is_hidden(session, row)]
+
+    def audit(self, key: SessionKey, limit: int = 100) -> list[AuditLine]:
+        rows = self._sessions.journal.audit(key, limit)
+        return [AuditLine(**msgspec.structs.asdict(row)) for row in rows]
+
+    def story(self, user: str | None, before: int = 0, limit: int = 100) -> AuditPage:
+        """Return audit lines of a user's sessions (None: of all), the newest first."""
+        found = audit.of_user(self._sessions.journal, user, before, limit + 1)
+        lines = [audit.line_of(each) for each in found[:limit]]
+        return AuditPage(lines=lines, next=lines[-1].id if found[limit:] else None)
+
+    def _check_keep(self, seconds: float, *, manages: bool) -> None:
+        if not 0 <= seconds <= LONGEST_KEEP:
+            raise BadRequest(Reason.INVALID, what="Keep for 0 seconds up to a year.")
+        limit = self._settings.keep_limit
+        if seconds > limit and not manages:
+            what = f"A session can be kept for {duration(limit)} at most."
+            raise Refused(Reason.INVALID, what=what)
+
+    def _check_names(self, key: SessionKey) -> None:
+        if sum(bool(row.name) for row in self._visible(key)) >= MOST_NAMED:
+            what = f"{MOST_NAMED} save points have a name; delete one of them first."
+            raise Refused(Reason.INVALID, what=what)
+
+    def _check_stays(self, row: SessionRow) -> None:
+        drain = self._sessions.drains.of_session(row)
+        if drain is not None:
+            raise Refused(Reason.NODE_DRAINS, node=drain.name, why=drain.because)
+
+    def _known_row(self, key: SessionKey) -> SessionRow:
+        row = self._sessions.journal.session(key)
+        if row is None:
+            raise NotFound(Reason.UNKNOWN_SESSION, session=key)
+        return row
+
+    def _settle_account(self, key: SessionKey, by: str, *, manages: bool) -> None:
+        """Give a former account's session to the new one, on a manager's word only."""
+        claimed = self._sessions.row(key).claimed
+        if claimed and not manages:
+            raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
+        if claimed:
+            owners.give(self._sessions, key)
+            _log.warning("%s: %s has given it to the name's new account", key, by)
+
+    async def _call_off_suspend(self, row: SessionRow) -> None:
+        drained = self._sessions.drains.of_session(row) is not None
+        if row.phase is Phase.SUSPENDING and not drained:
+            with suppress(NotFound):
+                await self._agent.order(row.incarnation, orders.Cancel())
+
+
+def _checked_name(text: str) -> str:
+    """Return a name for people, as one line.
+
+    Raises:
+        BadRequest: it is too long, or has a character that no line has.
+    """
+    name = text.strip()
+    if len(name) > LONGEST_NAME or not name.isprintable():
+        what = f"A name is one line of at most {LONGEST_NAME} characters."
+        raise BadRequest(Reason.INVALID, what=what)
+    return name
+
+
+def _wrong_phase(row: SessionRow, happened: SessionEvent) -> Refused:
+    return Refused(Reason.WRONG_PHASE, phase=row.phase.value, action=happened.value)

@@ -1,0 +1,186 @@
+"""Resume: from a placed init to a session that answers, or back to the checkpoint.
+
+Begins after the spawner has reported the place. Nothing here starts a session cold, and
+a failure never gives up a checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.models import Event, Failure, Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import duration, moment
+from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
+from jupyterhub_gpu_reclaim.controlplane.session import (
+    NO_ORDER,
+    Intent,
+    SessionEvent,
+    SessionRow,
+)
+from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from jupyterhub_gpu_reclaim.common.models import Tree
+    from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue
+    from jupyterhub_gpu_reclaim.controlplane.interfaces import Hub
+    from jupyterhub_gpu_reclaim.controlplane.operations import Operations
+    from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
+
+
+_log = logging.getLogger(__name__)
+
+
+class Resumer:
+    def __init__(
+        self,
+        sessions: Sessions,
+        operations: Operations,
+        hub: Hub,
+        line: GpuQueue,
+    ) -> None:
+        self._sessions = sessions
+        self._operations = operations
+        self._hub = hub
+        self._line = line
+        self._asking: set[asyncio.Task[None]] = set()
+
+    async def start(self, row: SessionRow) -> None:
+        """Ask the Hub for the start that a person asked for; may be repeated.
+
+        It returns as soon as the spawner has asked ``plan_start``: the Hub answers only
+        when the session runs, and the worker is needed meanwhile.
+        """
+        asking = asyncio.create_task(self._ask_for_start(row))
+        self._asking.add(asking)
+        asking.add_done_callback(self._forget_request)
+        begun = asyncio.create_task(
+            self._sessions.until(
+                row.key,
+                lambda now: now.phase is not Phase.SUSPENDED,
+                self._sessions.settings.operation_limit,
+            )
+        )
+        try:
+            await asyncio.wait({asking, begun}, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                asking.result()
+        except asyncio.CancelledError:
+            asking.cancel()
+            raise
+        finally:
+            begun.cancel()
+
+    def _forget_request(self, asking: asyncio.Task[None]) -> None:
+        self._asking.discard(asking)
+        asking.cancelled() or asking.exception()  # looked at, so asyncio is content
+
+    async def _ask_for_start(self, row: SessionRow) -> None:
+        try:
+            await self._hub.start(row.key)
+        except Refused as error:
+            asked, row = row, self._sessions.row(row.key)
+            if row.intent is not Intent.RESUME or row.since != asked.since:
+                return  # it was begun; the agent has reported its end
+            if error.retryable:
+                _log.info("%s: the Hub is not ready for a start: %s", row.key, error)
+                return
+            failure = codec.failure_of(error)
+            self._sessions.update(row.key, failure=failure, **NO_ORDER)
+
+    async def follow(self, row: SessionRow) -> AsyncIterator[SessionRow]:
+        """Start or attach to the restore of a RESUMING session, up to its end.
+
+        Yield nothing if it ended well, or waits for GPU memory: call it again then.
+
+        Raises:
+            Unreachable: the agent was lost on the way; the restore may go on there.
+        """
+        over = self._line.over(row)
+        if over is not None:
+            yield self.failed(row, over)
+            return
+        if not self._line.may_try(row):
+            return
+        end = await self._restore(row)
+        row = self._sessions.row(row.key) if self._is_unchanged(row) else row
+        if end.failure is not None and not self._line.waits(row, end.failure):
+            yield self.failed(row, self._line.told(row, end.failure))
+
+    async def _restore(self, row: SessionRow) -> Event:
+        unserved = row.waiting_since is not None
+        noted = self._sessions.journal.noted(NoteKind.FILES_BACK, row.checkpoint)
+        order = orders.Restore(row.checkpoint, put_files_back=noted is not None)
+
+        def hear(event: Event) -> bool:
+            nonlocal unserved
+            if not self._is_unchanged(row):
+                raise Refused(Reason.CANCELLED)
+            checks = event.step is not None and event.step.step == "check"
+            if event.failure is not None or (unserved and checks):
+                return False  # most tries of waiting sessions end here
+            if unserved:
+                unserved = False
+                self._sessions.step(row.key, "resume", self._line.served(row))
+            self._sessions.step(row.key, "resume", event)
+            if event.tree is not None and event.tree.as_of:
+                self._note_moment(row, event.tree)
+            return True
+
+        return await self._operations.end_of(row, order, "resume", hear=hear)
+
+    def _note_moment(self, row: SessionRow, tree: Tree) -> None:
+        """Tell in its history to which moment it went, and where newer files lie."""
+        note = f"It is as it was at {moment(tree.as_of)}; outputs may be newer."
+        if tree.newer:
+            note += f" Newer files lie in {', '.join(tree.newer)}."
+        line = self._sessions.audit_line(row.key, SERVICE, "went back", note)
+        self._sessions.update(row.key, line)
+
+    def _forget_files_back(self, row: SessionRow) -> None:
+        self._sessions.journal.forget_notes(NoteKind.FILES_BACK, row.checkpoint)
+
+    def _is_unchanged(self, row: SessionRow) -> bool:
+        now = self._sessions.row(row.key)
+        return (now.phase, now.incarnation) == (row.phase, row.incarnation)
+
+    def restored(self, row: SessionRow, *, answered: bool = True) -> SessionRow:
+        """RESUMING -> RUNNING; until it has answered, its checkpoint has no limit."""
+        self._sessions.counters.ended("resume", "ok")
+        self._forget_files_back(row)
+        now = self._sessions.clock.now()
+        operation = self._sessions.operation(row.key)
+        if operation is not None and operation.kind == "resume":
+            suspension = self._sessions.suspension(row)
+            seconds = sum(step.seconds for step in operation.steps())
+            if suspension is not None:
+                self._sessions.resume_times.add(row.key, suspension.bytes, seconds)
+        return self._sessions.apply(
+            row.key,
+            SessionEvent.RESTORED,
+            note=f"That took {duration(now - row.since)}.",
+            resumed_at=now if answered else None,
+        )
+
+    def failed(self, row: SessionRow, failure: Failure | None) -> SessionRow:
+        if not self._is_unchanged(row):
+            return self._sessions.row(row.key)
+        self._forget_files_back(row)
+        self._sessions.counters.ended(
+            "resume", "failed", failure.code if failure else Reason.CANCELLED.value
+        )
+        if failure is not None:
+            self._sessions.end_with(row.key, failure)
+        self._sessions.end(row.key, Reason.CANCELLED)
+        return self._sessions.apply(
+            row.key,
+            SessionEvent.RESTORE_FAILED,
+            failure=failure,
+        )

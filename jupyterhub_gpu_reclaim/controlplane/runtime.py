@@ -1,0 +1,272 @@
+"""Runtime state of a session: sampled, decided, announced; in memory only.
+
+It is found out again after a restart. Also here: live updates, to many readers. All of
+it is bounded: a reader that is too slow is dropped. No decision depends on those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from jupyterhub_gpu_reclaim.common.models import (
+        Decision,
+        Event,
+        Failure,
+        GpuSample,
+        Mark,
+        Nap,
+        Sample,
+        SessionKey,
+        Shortage,
+        Step,
+        Tree,
+        Usage,
+        Waiting,
+    )
+    from jupyterhub_gpu_reclaim.controlplane.session import AuditRow
+    from jupyterhub_gpu_reclaim.policy.probe import Probed
+    from jupyterhub_gpu_reclaim.sampling.window import Window
+
+
+@dataclass(frozen=True)
+class NapTrouble:
+    """The failure of an incarnation's last nap or wake; in memory only."""
+
+    incarnation: str
+    failure: Failure
+    failures: int  #: naps failed in a row
+    until: float | None  #: no nap by policy before; None: it was a wake
+
+    @property
+    def is_wake(self) -> bool:
+        return self.until is None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether nothing has failed, but a nap was over too soon."""
+        return bool(self.failure.code == Reason.NAP_SHORT.value)
+
+
+@dataclass(slots=True, eq=False)
+class Runtime:
+    """State of a session that this program remembers beside the journal's row."""
+
+    #: recent samples of :attr:`sampled`, and their newest sum
+    window: Window | None = None
+    sampled: str = ""  #: incarnation whose samples are in the windows
+    seen: float | None = None  #: ``at`` of its last sample, by its agent's clock
+    usage: Usage | None = None
+    sample: Sample | None = None  #: its last sample
+
+    #: what the administrator's probe said last, and of which incarnation
+    probed: tuple[str, Probed] | None = None
+    decisions: list[Decision] = field(default_factory=list)  #: the deciding one first
+    nap_decision: Decision | None = None  #: decision whether it naps by itself
+    suspends_at: float | None = None  #: when a warned session is going to be suspended
+
+    #: number of sessions waiting for a GPU, if it was selected to go for one of them
+    wanted: int = 0
+    goes_for: SessionKey | None = None  #: the session for which it was selected to go
+    #: GPUs that others have released for it while it waits, and the time of the last
+    freed: tuple[int, float] = (0, 0.0)
+    waiting: Waiting | None = None  #: its place in the GPU queue
+    place_told: str = ""  #: the place that readers were told last
+    pod_waits_since: float | None = None  #: its pod, for a node with a GPU
+
+    #: whether agent, store and Hub show it as the journal has it
+    compared: bool = False
+    #: its checkpoints deleted since the store was last listed
+    deleted: frozenset[str] = frozenset()
+    #: words about its checkpoints that the store has taken since it was last listed
+    told: dict[str, Mark] = field(default_factory=dict)
+    #: whether it was deleted while suspended, which the Hub has not been told
+    end_untold: bool = False
+    #: incarnations whose end was ordered and not answered (``flows/ending.py``)
+    ending: frozenset[str] = frozenset()
+    #: an odd state, and since when it has lasted (monotonic)
+    odd: tuple[str, float] | None = None
+    operation: OperationEvents | None = None  #: the last capture or restore
+    #: the audit's line on its last suspend, if there is one; None: not read
+    cause: list[AuditRow] | None = None
+    napping: Tree | None = None  #: its tree, while programs of it nap
+    napping_seen: float = 0.0  #: when its agent told of that (monotonic)
+    #: the waking session for which it was selected to nap
+    makes_room_for: SessionKey | None = None
+    #: when its wake began to wait for memory of its card, and bytes napping then
+    wake_waits: tuple[float, int] | None = None
+    made_room_at: float | None = None  #: when it last napped for one; 0: never
+    passed_over: float | None = None  #: until when it is not selected (monotonic)
+    #: GPU memory that is being moved out, by our order
+    moving_out: list[GpuSample] | None = None
+    waking_until: float | None = None  #: when its memory is expected to be back
+    save_tried: float | None = None  #: when its last save began, however that ended
+    saves_failed: int = 0  #: saves in a row that had failed before that
+    nap_trouble: NapTrouble | None = None  #: failure of its last nap or wake
+
+    def cards(self, incarnation: str) -> list[GpuSample]:
+        mine = self.sample is not None and self.sample.incarnation == incarnation
+        return (self.sample.gpus or []) if self.sample is not None and mine else []
+
+    def probed_of(self, incarnation: str) -> Probed | None:
+        mine = self.probed is not None and self.probed[0] == incarnation
+        return self.probed[1] if self.probed is not None and mine else None
+
+    def nap_of(self, incarnation: str) -> Nap | None:
+        mine = self.napping is not None and self.napping.incarnation == incarnation
+        return self.napping.nap if self.napping is not None and mine else None
+
+    def shortage_of(self, incarnation: str) -> Shortage | None:
+        napping = self.nap_of(incarnation) is not None and self.napping
+        return napping.shortage if napping else None
+
+    def cards_or_nap(self, incarnation: str) -> list[GpuSample]:
+        """Return the cards that it holds, or that a nap has moved it out of."""
+        nap = self.nap_of(incarnation)
+        return self.cards(incarnation) or (nap.gpus if nap is not None else [])
+
+    def gpus_to_free(self, incarnation: str) -> list[GpuSample]:
+        """A pod holds its GPUs while it naps; a nap frees a machine's own cards."""
+        in_pod = self.napping is not None and bool(self.napping.pod)
+        return self.cards_or_nap(incarnation) if in_pod else self.cards(incarnation)
+
+    def nap_trouble_of(self, incarnation: str) -> NapTrouble | None:
+        trouble = self.nap_trouble
+        mine = trouble is not None and trouble.incarnation == incarnation
+        return trouble if mine else None
+
+    def nap_failure_of(self, incarnation: str) -> Failure | None:
+        """Return the failure for people: a nap that was over soon is none."""
+        trouble = self.nap_trouble_of(incarnation)
+        return None if trouble is None or trouble.is_short else trouble.failure
+
+    def wake_failed(self, incarnation: str) -> bool:
+        trouble = self.nap_trouble_of(incarnation)
+        return trouble is not None and trouble.is_wake
+
+
+T = TypeVar("T")
+
+#: Most changes that a reader may lag behind before it is dropped.
+READER_LIMIT = 256
+#: Most steps of an operation that are kept: half an hour at two a second. Its end is
+#: always told.
+EVENT_LIMIT = 4096
+
+
+class Broadcast(Generic[T]):
+    def __init__(self) -> None:
+        self._readers: set[asyncio.Queue[T | None]] = set()
+
+    def publish(self, value: T) -> None:
+        for queue in list(self._readers):
+            if queue.full():
+                self._drop(queue)
+            else:
+                queue.put_nowait(value)
+
+    def close(self) -> None:
+        for queue in list(self._readers):
+            self._drop(queue)
+
+    async def read(self) -> AsyncIterator[T]:
+        """Yield everything from now on; ends when this reader is too slow."""
+        queue: asyncio.Queue[T | None] = asyncio.Queue(READER_LIMIT)
+        self._readers.add(queue)
+        try:
+            while (value := await queue.get()) is not None:
+                yield value
+        finally:
+            self._readers.discard(queue)
+
+    def _drop(self, queue: asyncio.Queue[T | None]) -> None:
+        self._readers.discard(queue)
+        while not queue.empty():
+            queue.get_nowait()
+        queue.put_nowait(None)
+
+
+class OperationEvents:
+    """Events of one capture or restore, for readers that come late or again."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._events: list[Event] = []
+        self._news = asyncio.Event()
+        self.ended = False
+        self._abandoned = False
+
+    def abandon(self) -> None:
+        """Release readers without an end: this program stops, the operation goes on."""
+        self._abandoned = True
+        self._news.set()
+
+    def add(self, event: Event) -> None:
+        """Take the next event; the one that is not a step is the last."""
+        full = event.step is not None and len(self._events) >= EVENT_LIMIT
+        if self.ended or full:
+            return
+        self._events.append(event)
+        self.ended = event.step is None
+        self._news.set()
+        self._news = asyncio.Event()
+
+    @property
+    def succeeded(self) -> bool:
+        return self.ended and self._events[-1].failure is None
+
+    @property
+    def tree(self) -> Tree | None:
+        return self._events[-1].tree if self.ended else None
+
+    def steps(self) -> list[Step]:
+        """Return the newest state of every step, in the order in which they began."""
+        latest: dict[str, Step] = {}
+        for event in self._events:
+            if event.step is not None:
+                latest[event.step.step] = event.step
+        return list(latest.values())
+
+    def waits(self) -> list[Step]:
+        return [step for step in self.steps() if step.state in {"begun", "going"}]
+
+    async def read(self, after: int) -> AsyncIterator[Event]:
+        """Yield events from number ``after`` on; every reader gets the last one."""
+        at = min(max(after, 0), len(self._events))
+        if self.ended:
+            at = min(at, len(self._events) - 1)
+        while True:
+            news = self._news
+            while at < len(self._events):
+                yield self._events[at]
+                at += 1
+            if self.ended or self._abandoned:
+                return
+            await news.wait()
+
+
+class ChangeSignal:
+    """Lets a call wait until a condition holds, checked after every change."""
+
+    def __init__(self) -> None:
+        self._news = asyncio.Event()
+
+    def touch(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def until(self, condition: Callable[[], bool], limit: float) -> bool:
+        """Wait until a condition holds; whether it does."""
+        try:
+            async with asyncio.timeout(limit):
+                while not condition():
+                    await self._news.wait()
+        except TimeoutError:
+            return condition()
+        return True

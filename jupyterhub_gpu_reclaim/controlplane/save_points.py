@@ -1,0 +1,190 @@
+"""Save points: a session that runs is saved, and goes on.
+
+It goes back to its save point if its programs end, or are lost with their node; its
+user is asked then. By rule it is saved again only if it was used since, and in a lull:
+it stands still for it, which whoever types notices. Anyone who never pauses is not
+waited for beyond a third of that while. One that holds a GPU would stand still until
+its memory is out and in again, so it is saved once in each nap instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import duration, size
+from jupyterhub_gpu_reclaim.controlplane import retention
+from jupyterhub_gpu_reclaim.controlplane.accounting import Risk
+from jupyterhub_gpu_reclaim.controlplane.session import LIVE, Intent
+from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure, Usage
+    from jupyterhub_gpu_reclaim.controlplane.operations import Operations
+    from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
+
+
+_log = logging.getLogger(__name__)
+
+
+class Saver:
+    def __init__(
+        self,
+        sessions: Sessions,
+        operations: Operations,
+        new_id: Callable[[], str],
+    ) -> None:
+        self._sessions = sessions
+        self._operations = operations
+        self._new_id = new_id
+
+    async def save(self, row: SessionRow, by: str) -> None:
+        """Save a running session; an order to do so in its row is then carried out.
+
+        Raises:
+            Unreachable: the agent was lost on the way; it may go on there.
+            Refused: ``operation_in_flight``: another one has to end first.
+        """
+        generation = self._sessions.next_generation(row.key)
+        order = orders.Save(self._new_id(), generation, name=row.save_name)
+        end = await self._operations.end_of(
+            row, order, "save", is_over=self._is_wanted_otherwise
+        )
+        if end.checkpoint is not None:
+            self._note_saved(row, by, end.checkpoint)
+        elif end.failure is not None:
+            if end.failure.code == Reason.OPERATION_IN_FLIGHT.value:
+                raise codec.error_of(end.failure, Refused)
+            self._note_failed(row, by, end.failure)
+
+    def _is_wanted_otherwise(self, row: SessionRow) -> bool:
+        ordered = row.intent not in {Intent.NONE, Intent.SAVE}
+        return ordered or self._sessions.drains.of_session(row) is not None
+
+    def _note_saved(self, row: SessionRow, by: str, info: CheckpointInfo) -> None:
+        sessions, now = self._sessions, self._sessions.row(row.key)
+        self._sessions.counters.ended("save", "ok")
+        if now.incarnation != row.incarnation or now.phase not in LIVE:
+            return  # it is found in the store
+        note = (
+            f"{size(info.logical_bytes)}, {size(info.stored_bytes)} of it newly"
+            f" written; it stood still for {duration(info.frozen_seconds)}."
+        )
+        if info.not_kept:
+            note += f" No copy is kept of {info.not_kept}."
+        sessions.counters.still.observe(info.frozen_seconds)
+        sessions.update(
+            row.key,
+            sessions.audit_line(row.key, by, "save point", note),
+            checkpoints=sessions.found([info]),
+            checkpoint=info.id,
+            failure=None,
+            **retention.highest(now, [info]),
+            **_cleared_order(row, now),
+        )
+
+    def _note_failed(self, row: SessionRow, by: str, failure: Failure) -> None:
+        sessions, now = self._sessions, self._sessions.row(row.key)
+        self._sessions.counters.ended("save", "failed", failure.code)
+        if failure.code == Reason.CANCELLED.value:
+            return  # where nobody wants anything else, it is tried again
+        if now.incarnation != row.incarnation or now.phase not in LIVE:
+            return
+        _log.info("%s: not saved: %s", row.key, failure.message)
+        line = sessions.audit_line(row.key, by, "save point failed", failure.message)
+        shown = now.failure if by == SERVICE else failure
+        sessions.update(row.key, line, failure=shown, **_cleared_order(row, now))
+
+
+def _cleared_order(row: SessionRow, now: SessionRow) -> dict[str, Any]:
+    """Return the columns without that order, unless another was given since."""
+    if now.intent is not Intent.SAVE or now.save_name != row.save_name:
+        return {}
+    return {"intent": Intent.NONE, "intent_by": "", "save_name": ""}
+
+
+#: Seconds without use after which nobody is in the middle of a line.
+LULL: Final = 30.0
+#: Part of the while between two save points for which a lull is waited for.
+_PUT_OFF: Final = 1 / 3
+
+
+class Saving:
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    def is_due(self, row: SessionRow) -> bool:
+        every = self._sessions.saved_every(row.key)
+        if not every or row.phase not in LIVE or row.phase is Phase.WARNED:
+            return False
+        now, runtime = self._sessions.clock.now(), self._sessions.runtime(row.key)
+        last = last_saved(self._sessions, row)
+        tried = runtime.save_tried
+        if tried is not None and now - tried < min(every, self._pause(row)):
+            return False
+        nap = runtime.nap_of(row.incarnation)
+        if nap is not None:
+            return last is None or last < nap.begun
+        if runtime.usage is None or runtime.cards(row.incarnation):
+            return False
+        if last is None:
+            last = row.resumed_at or row.started_at or row.since
+        used = runtime.usage.used_since(last)
+        return used and is_time(now, last, every, runtime.usage)
+
+    def note_tried(self, row: SessionRow) -> None:
+        """Note that a save begins, however it ends: no rule repeats it at once."""
+        runtime = self._sessions.runtime(row.key)
+        runtime.saves_failed = self._failures(row)
+        runtime.save_tried = self._sessions.clock.now()
+
+    def _failures(self, row: SessionRow) -> int:
+        runtime, last = self._sessions.runtime(row.key), last_saved(self._sessions, row)
+        tried = runtime.save_tried
+        if tried is None or (last is not None and last >= tried):
+            return 0
+        return runtime.saves_failed + 1
+
+    def _pause(self, row: SessionRow) -> float:
+        failures = self._failures(row)
+        return self._sessions.settings.pause_after(failures) if failures else math.inf
+
+
+def is_time(now: float, last: float, every: float, usage: Usage) -> bool:
+    """Whether a session in use is saved now; a silent cell is no obstacle. Pure."""
+    over = now - last - every
+    active = usage.last_active
+    is_lull = active is not None and now - active >= LULL
+    return over >= (0.0 if is_lull else every * _PUT_OFF)
+
+
+def risks(sessions: Sessions) -> list[Risk]:
+    now = sessions.clock.now()
+    found = []
+    for row in sessions.journal.sessions():
+        if row.phase not in LIVE:
+            continue
+        runtime = sessions.runtime(row.key)
+        saved = last_saved(sessions, row) or row.resumed_at or row.started_at
+        since = saved or row.since
+        used = runtime.usage is None or runtime.usage.used_since(since)
+        gpu = bool(runtime.cards_or_nap(row.incarnation))
+        found.append(Risk(gpu, max(0.0, now - since) if used else 0.0))
+    return found
+
+
+def last_saved(sessions: Sessions, row: SessionRow) -> float | None:
+    """Return when the running session was saved last; None: never."""
+    saved = sessions.journal.checkpoint(row.checkpoint)
+    if saved is None or not saved.is_of(row.incarnation):
+        return None
+    return saved.info.created

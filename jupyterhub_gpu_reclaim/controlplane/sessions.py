@@ -1,0 +1,538 @@
+"""Every session's row, its changes, and its views.
+
+A change of phase goes through the phase table, is written to the journal together with
+its audit line and with what that means for its checkpoints (``retention.py``), and is
+then told to readers. It never calls the agent or the Hub. Other modules write tables of
+their own straight to the journal.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
+from jupyterhub_gpu_reclaim.common.models import (
+    CheckpointInfo,
+    Decision,
+    Event,
+    Failure,
+    Finding,
+    GpuSample,
+    Phase,
+    SessionKey,
+    SessionPolicy,
+    SessionView,
+    Step,
+    Suspension,
+    Tree,
+)
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane import accounting, retention, session, views
+from jupyterhub_gpu_reclaim.controlplane.accounting import Counters
+from jupyterhub_gpu_reclaim.controlplane.drains import Drains
+from jupyterhub_gpu_reclaim.controlplane.runtime import (
+    Broadcast,
+    ChangeSignal,
+    OperationEvents,
+    Runtime,
+)
+from jupyterhub_gpu_reclaim.controlplane.session import (
+    AuditRow,
+    CheckpointRow,
+    Intent,
+    SessionRow,
+)
+from jupyterhub_gpu_reclaim.controlplane.settings import Settings
+from jupyterhub_gpu_reclaim.controlplane.tab_keys import TabKeys
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+    from jupyterhub_gpu_reclaim.controlplane.phase import Observed
+    from jupyterhub_gpu_reclaim.controlplane.session import SessionEvent
+
+
+_log = logging.getLogger(__name__)
+
+#: Word of the audit for a nap that makes room for another session.
+MAKES_ROOM = "makes room"
+#: Newest lines searched for that word; more are not written in the time in which it
+#: counts.
+MADE_ROOM_LINES = 100
+#: Step of an operation whose agent does not answer.
+SILENT_STEP = "silent_agent"
+#: Actor in the audit when no person asked.
+SERVICE = OURSELVES
+
+
+class Sessions:
+    def __init__(
+        self,
+        journal: Journal,
+        clock: Clock,
+        settings: Settings | None = None,
+        policies: Callable[[SessionKey], SessionPolicy] | None = None,
+    ) -> None:
+        settings = settings or Settings()
+        self.journal = journal
+        self.clock = clock
+        self.counters = Counters()
+        #: number of sessions that share one GPU
+        self.seats_per_gpu = settings.seats_per_gpu
+        #: runtime state of every session that anything is remembered of
+        self.runtimes: dict[SessionKey, Runtime] = {}
+        self.policies = policies
+        self.settings = settings
+        self.drains = Drains(journal)  #: nodes that are to be free of sessions
+        self.silences: dict[str, Finding] = {}  #: why nodes do not answer, by name
+        self.tab_keys = TabKeys(journal, clock)
+        self.resume_times = views.ResumeTimes()
+        #: the highest generation known under a name, or given out by this service
+        self._generations: dict[SessionKey, int] = {}
+        #: has a worker look at a session
+        self.look: Callable[[SessionKey], None] = lambda _: None
+        self._views: Broadcast[SessionView] = Broadcast()
+        self._changed = ChangeSignal()
+
+    # --- rows
+    def row(self, key: SessionKey) -> SessionRow:
+        """Return the journal's row, or a fresh one (whose ``since`` is 0)."""
+        return self.journal.session(key) or SessionRow(key=key)
+
+    def runtime(self, key: SessionKey) -> Runtime:
+        found = self.runtimes.get(key)
+        if found is None:
+            found = self.runtimes[key] = Runtime()
+        return found
+
+    def saved_every(self, key: SessionKey) -> float:
+        terms = self.policies(key) if self.policies is not None else None
+        set_to = terms.save_every if terms is not None else None
+        return self.settings.save_every if set_to is None else set_to
+
+    def apply(
+        self,
+        key: SessionKey,
+        event: SessionEvent,
+        *,
+        by: str = SERVICE,
+        failure: Failure | None = None,
+        why: Decision | None = None,
+        note: str = "",
+        checkpoints: Iterable[CheckpointRow] = (),
+        **changes: Any,
+    ) -> SessionRow:
+        """Apply an event to a session: phase table, journal, audit, readers.
+
+        ``failure`` is for the page and the audit; None clears the last one. ``why``
+        (the policy's reason) and ``note`` are for the audit alone. ``checkpoints`` are
+        found, or have other words on them.
+
+        Raises:
+            Refused: the phase table does not allow it; nothing is changed.
+            StoreError: the journal could not be written; nothing is changed.
+        """
+        before, now = self.row(key), self.clock.now()
+        row = msgspec.structs.replace(
+            before, failure=failure and self.timed(failure), **changes
+        )
+        if before.checkpoint not in {"", row.checkpoint}:
+            row = msgspec.structs.replace(row, dismissed=before.checkpoint)
+        phase = session.advance(before.phase, event, saved=bool(row.checkpoint))
+        moved = phase is not before.phase or not before.since
+        row = msgspec.structs.replace(
+            row, phase=phase, since=now if moved else before.since
+        )
+        void = session.ended(event, before, row)
+        void = {name: empty for name, empty in void.items() if name not in changes}
+        row = msgspec.structs.replace(row, **void)
+        reason = why or failure
+        audit = AuditRow(
+            at=now,
+            key=key,
+            who=by,
+            what=event.name.lower(),
+            code=reason.code if reason else "",
+            message=reason.message if reason else note,
+        )
+        accounting.waited(self.counters, before, row, now)
+        accounting.took(self.counters, before, row, now)
+        more = accounting.leaving(before, self.gpus_left(before), now, row.phase)
+        self.journal.save(row, audit, self._kept(row, checkpoints), more)
+        _log.info(
+            "%s: %s -> %s (%s by %s)%s",
+            key,
+            before.phase.value,
+            row.phase.value,
+            event.name.lower(),
+            by,
+            f": {reason.message}" if reason else "",
+        )
+        if row.phase is not Phase.WARNED:
+            self.runtime(key).suspends_at = None
+        if audit.what in views.CAUSES:
+            self.runtime(key).cause = [audit]
+        if row.waiting_since is None:
+            self.runtime(key).waiting = None
+        self.runtime(key).end_untold = event is session.SessionEvent.DISCARDED
+        self.touch(key)
+        return row
+
+    def update(
+        self,
+        key: SessionKey,
+        audit: AuditRow | None = None,
+        checkpoints: Iterable[CheckpointRow] = (),
+        **changes: Any,
+    ) -> SessionRow:
+        if (failure := changes.get("failure")) is not None:
+            changes["failure"] = self.timed(failure)
+        row = msgspec.structs.replace(self.row(key), **changes)
+        self.journal.save(row, audit, self._kept(row, checkpoints))
+        self.touch(key)
+        return row
+
+    def order(
+        self, key: SessionKey, intent: Intent, by: str, message: str = "", **more: Any
+    ) -> None:
+        line = self.audit_line(key, by, f"ask to {intent.value}", message)
+        order = {**session.NO_ORDER, "intent": intent, "intent_by": by, **more}
+        self.update(key, line, **order)
+        self.look(key)
+
+    def order_return(self, row: SessionRow, message: str = "") -> None:
+        """Order a return that no person has asked for, unless one has to be asked."""
+        asks = row.failure is not None and not row.failure.retryable
+        if row.intent is Intent.NONE and not asks and not row.claimed:
+            self.order(row.key, Intent.RESUME, SERVICE, message)
+
+    def keep(
+        self,
+        key: SessionKey,
+        checkpoints: Iterable[CheckpointRow],
+        audit: AuditRow | None = None,
+    ) -> None:
+        """Write such rows of a session, which may have no row."""
+        if self.journal.session(key) is not None:
+            self.update(key, audit, checkpoints)
+        else:
+            self.journal.keep(self._kept(self.row(key), checkpoints))
+
+    def found(self, infos: Iterable[CheckpointInfo]) -> list[CheckpointRow]:
+        known = ((info, self.journal.checkpoint(info.id)) for info in infos)
+        return [row or CheckpointRow(info=info) for info, row in known]
+
+    def _kept(
+        self, row: SessionRow, given: Iterable[CheckpointRow]
+    ) -> list[CheckpointRow]:
+        """Return the checkpoints that are something else to a session from now on."""
+        before = {each.id: each for each in self.journal.checkpoints(row.key)}
+        rows = before | {each.id: each for each in given}
+        if not rows:
+            return []
+        terms = retention.Terms(
+            now=self.clock.now(),
+            grace=self.settings.grace,
+            set_aside=self.settings.set_aside,
+            save_points=self.settings.save_points,
+            ruled=bool(self.saved_every(row.key)),
+        )
+        kept = retention.kept(row, rows.values(), terms)
+        return [each for each in kept if before.get(each.id) != each]
+
+    def timed(self, failure: Failure) -> Failure:
+        """Return a failure with the time of its attempt, if another may go well."""
+        if failure.at or not failure.retryable:
+            return failure
+        return msgspec.structs.replace(failure, at=self.clock.now())
+
+    def audit_line(
+        self, key: SessionKey, who: str, what: str, message: str = ""
+    ) -> AuditRow:
+        return AuditRow(
+            at=self.clock.now(), key=key, who=who, what=what, message=message
+        )
+
+    async def until(
+        self, key: SessionKey, condition: Callable[[SessionRow], bool], limit: float
+    ) -> bool:
+        return await self._changed.until(lambda: condition(self.row(key)), limit)
+
+    def highest_generation(self, key: SessionKey) -> int:
+        """The highest known or given out under a name, of deleted sessions, too."""
+        kept = [row.info.generation for row in self.journal.checkpoints(key)]
+        known = self._generations.get(key, 0)
+        highest = max([known, self.row(key).generation, *kept])
+        if highest:
+            self._generations[key] = highest
+        return highest
+
+    def next_generation(self, key: SessionKey) -> int:
+        """Take the next generation for a capture: unique for a name and a term."""
+        self._generations[key] = self.highest_generation(key) + 1
+        return self._generations[key]
+
+    # --- what was seen
+    def see(self, key: SessionKey, saved: Iterable[CheckpointInfo]) -> None:
+        runtime, row = self.runtimes.get(key), self.row(key)
+        gone = runtime.deleted if runtime is not None else frozenset()
+        infos = [info for info in saved if info.id not in gone]
+        kept = self.journal.checkpoints(key)
+        known = {each.id for each in kept}
+        new = [CheckpointRow(info=info) for info in infos if info.id not in known]
+        if not new:
+            return
+        changes: dict[str, Any] = {}
+        if any(each.stamp > row.stamp and each.info.aside for each in new):
+            chosen = retention.chosen_since(row, kept, infos)
+            if chosen is not None:  # and nothing was decided of it yet
+                new.append(chosen.said(aside=None))
+                term, generation = chosen.stamp
+                changes = {"term": term, "generation": generation - 1}
+        if row.since:
+            self.update(key, checkpoints=new, **changes)
+        else:
+            self.keep(key, new)
+            self.touch(key)
+
+    def gpus_of(self, row: SessionRow) -> list[GpuSample]:
+        """Return the GPUs that a session holds, or that it held when it was saved."""
+        if row.phase in {*session.LIVE, Phase.SUSPENDING}:
+            return self.runtime(row.key).cards_or_nap(row.incarnation)
+        saved = self.journal.checkpoint(row.checkpoint)
+        return saved.info.gpus if saved is not None else []
+
+    def gpus_left(self, row: SessionRow) -> float:
+        """Count the GPUs that its suspend has left to others, shared ones by share."""
+        return len(self.gpus_of(row)) / self.seats_per_gpu
+
+    def note_node(self, key: SessionKey, tree: Tree | None) -> None:
+        """Note the node of its programs; it stays when they have ended."""
+        row = self.row(key)
+        known = tree is not None and tree.incarnation == row.incarnation and tree.node
+        if tree is not None and known and tree.node != row.node:
+            self.update(key, node=tree.node)
+
+    def note_ended(self, key: SessionKey, observed: Observed) -> None:
+        """Drop the report of programs beside the session that have ended since."""
+        failure = self.row(key).failure
+        if failure is None or not failure.incarnation:
+            return
+        if all(tree.incarnation != failure.incarnation for tree in observed.left()):
+            self.update(key, failure=None)
+
+    # --- naps
+    def note_nap(
+        self, key: SessionKey, tree: Tree | None, asked: float | None = None
+    ) -> None:
+        """Note what naps of a session's tree, as its agent has just said.
+
+        ``asked``: when (monotonic); None: it told unasked. An answer is dropped if
+        more was heard meanwhile: it may be older.
+        """
+        runtime = self.runtime(key)
+        if asked is not None and asked < runtime.napping_seen:
+            return
+        napping = tree if tree is not None and tree.runs and tree.nap else None
+        before, runtime.napping = runtime.napping, napping
+        runtime.napping_seen = self.clock.monotonic()
+        if napping is None:
+            runtime.waking_until = None
+        if (before and before.nap) != (napping and napping.nap):
+            self.touch(key)
+
+    def made_room_at(self, key: SessionKey) -> float | None:
+        """When it last napped for another one: from the audit, also after a crash."""
+        runtime = self.runtime(key)
+        if runtime.made_room_at is None:
+            lines = self.journal.audit(key, MADE_ROOM_LINES)
+            ats = (line.at for line in lines if line.what == MAKES_ROOM)
+            runtime.made_room_at = next(ats, 0.0)
+        return runtime.made_room_at or None
+
+    def expect_awake(self, key: SessionKey, at: float | None) -> None:
+        runtime = self.runtime(key)
+        if runtime.waking_until != at:
+            runtime.waking_until = at
+            self.touch(key)
+
+    def napping_bytes(self) -> int:
+        trees = [runtime.napping for runtime in self.runtimes.values()]
+        return sum(tree.nap.bytes for tree in trees if tree and tree.nap)
+
+    # --- operations
+    def begin(self, key: SessionKey, kind: str) -> OperationEvents:
+        self.end(key, Reason.CANCELLED)
+        operation = self.runtime(key).operation = OperationEvents(kind)
+        return operation
+
+    def operation(self, key: SessionKey) -> OperationEvents | None:
+        runtime = self.runtimes.get(key)
+        return runtime.operation if runtime is not None else None
+
+    def has_come_back(self, key: SessionKey) -> bool:
+        operation = self.operation(key)
+        return operation is not None and operation.succeeded
+
+    def end(self, key: SessionKey, reason: Reason) -> None:
+        """End an operation that is not continued."""
+        self.end_with(key, codec.failure_of(Refused(reason)))
+
+    def end_with(self, key: SessionKey, failure: Failure) -> None:
+        """End an operation whose own end was never received."""
+        operation = self.operation(key)
+        if operation is not None and not operation.ended:
+            operation.add(Event(failure=failure))
+
+    def step(self, key: SessionKey, kind: str, event: Event) -> None:
+        operation = self.operation(key)
+        if operation is None or operation.ended or operation.kind != kind:
+            operation = self.begin(key, kind)
+        operation.add(event)
+        self.touch(key)
+
+    def note_silent(self, nodes: Mapping[str, Finding]) -> None:
+        """Note the silent nodes; operations there say that they wait for an answer."""
+        self.silences = dict(nodes)
+        for key, runtime in self.runtimes.items():
+            operation = runtime.operation
+            if operation is None or operation.ended:
+                continue
+            node = self.row(key).node
+            waits = any(step.step == SILENT_STEP for step in operation.waits())
+            if node in nodes and not waits:
+                title = f"Waiting: {nodes[node].message.rstrip('.')}"
+                self._note_step(key, operation, title, "going")
+            elif node not in nodes and waits:
+                where = node or "the session's machine"
+                title = f"The agent of {where} answers again"
+                self._note_step(key, operation, title, "done")
+
+    def _note_step(
+        self, key: SessionKey, operation: OperationEvents, title: str, state: str
+    ) -> None:
+        step = Step(step=SILENT_STEP, title=title, state=state)
+        operation.add(Event(step=step))
+        self.touch(key)
+
+    def judged(self, key: SessionKey, decisions: list[Decision]) -> None:
+        runtime = self.runtime(key)
+        before, runtime.decisions = runtime.decisions, decisions
+        if [v.code for v in before[:1]] != [v.code for v in decisions[:1]]:
+            self.touch(key)
+
+    def judged_nap(self, key: SessionKey, decision: Decision | None) -> None:
+        runtime = self.runtime(key)
+        before, runtime.nap_decision = runtime.nap_decision, decision
+        if (before and before.code) != (decision and decision.code):
+            self.touch(key)
+
+    # --- views
+    def view(self, key: SessionKey) -> SessionView:
+        """A session as pages show it.
+
+        Raises:
+            NotFound: no such session.
+        """
+        row = self.journal.session(key)
+        if row is None:
+            raise NotFound(Reason.UNKNOWN_SESSION, session=key)
+        return self.view_of(row, self.journal.checkpoints(key))
+
+    def views(self) -> list[SessionView]:
+        kept: dict[SessionKey, list[CheckpointRow]] = {}
+        for checkpoint in self.journal.checkpoints():
+            kept.setdefault(checkpoint.key, []).append(checkpoint)
+        views = [self.view_of(r, kept.get(r.key, [])) for r in self.journal.sessions()]
+        return [v for v in views if v.phase is not Phase.STOPPED or _has_remains(v)]
+
+    def view_of(self, row: SessionRow, kept: list[CheckpointRow]) -> SessionView:
+        return views.view_of(
+            row,
+            kept,
+            self.runtime(row.key),
+            self.policy_of(row),
+            suspension=self._suspension(row, kept),
+            gpus_held=len(self.gpus_of(row)),
+        )
+
+    def suspension(self, row: SessionRow) -> Suspension | None:
+        return self._suspension(row, self.journal.checkpoints(row.key))
+
+    def _suspension(
+        self, row: SessionRow, kept: list[CheckpointRow]
+    ) -> Suspension | None:
+        if row.phase not in {*session.SAVED, Phase.RESUMING}:
+            return None
+        why = views.cause(self.cause(row.key))
+        times, limits = self.resume_times, self.settings.retention
+        return views.suspension_of(row, kept, why, times, limits)
+
+    def cause(self, key: SessionKey) -> list[AuditRow]:
+        runtime = self.runtime(key)
+        if runtime.cause is None:
+            with suppress(StoreError):
+                lines = self.journal.audit(key, views.CAUSE_LINES)
+                found = [line for line in lines if line.what in views.CAUSES]
+                runtime.cause = found[:1]
+        return runtime.cause or []
+
+    def policy_of(self, row: SessionRow) -> SessionPolicy | None:
+        if self.policies is None or row.phase not in session.LIVE:
+            return None
+        return self.policies(row.key)
+
+    def waiting(self) -> int:
+        return sum(each.waiting is not None for each in self.runtimes.values())
+
+    def touch(self, key: SessionKey) -> None:
+        self._changed.touch()
+        row = self.journal.session(key)
+        if row is not None:
+            self._views.publish(self.view_of(row, self.journal.checkpoints(key)))
+
+    async def changes(self) -> AsyncIterator[SessionView]:
+        """Yield every change from now on; ends for a reader that is too slow."""
+        async for view in self._views.read():
+            yield view
+
+    def close(self) -> None:
+        self._views.close()
+        for runtime in self.runtimes.values():
+            if runtime.operation is not None:
+                runtime.operation.abandon()
+
+    def remove(
+        self,
+        key: SessionKey,
+        line: AuditRow | None,
+        checkpoints: Iterable[CheckpointRow] = (),
+        also: Iterable[Any] = (),
+    ) -> None:
+        """Remove a session's row, and count its GPU time until now."""
+        row, now = self.row(key), self.clock.now()
+        left = accounting.leaving(row, self.gpus_left(row), now)
+        kept = self._kept(SessionRow(key=key), checkpoints)
+        self.journal.forget(key, line, kept, left, also)
+        self.forget(key)
+
+    def forget(self, key: SessionKey) -> None:
+        self.end(key, Reason.CANCELLED)
+        self.runtimes.pop(key, None)
+
+    def phases(self) -> Counter[Phase]:
+        return Counter(row.phase for row in self.journal.sessions())
+
+
+def _has_remains(view: SessionView) -> bool:
+    runs_on = view.failure is not None and view.failure.incarnation != ""
+    return runs_on or any(one.keeping == "aside" for one in view.kept)

@@ -1,0 +1,276 @@
+"""Suspend: from a decision to a committed checkpoint, and on to a released tree.
+
+Each ``yield`` of the generators is a state that is in the journal before the next step
+outside, so that the reconciler can settle a crash at any point. Nothing is ended before
+the commit. Decisions are taken in ``decide`` and by people, not here.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common import agent_orders as orders
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
+from jupyterhub_gpu_reclaim.common.text import duration, size
+from jupyterhub_gpu_reclaim.controlplane import retention
+from jupyterhub_gpu_reclaim.controlplane.session import SAVED, SessionEvent, failure_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from jupyterhub_gpu_reclaim.common.models import (
+        CheckpointInfo,
+        Decision,
+        Event,
+        Failure,
+        SessionKey,
+        Tree,
+    )
+    from jupyterhub_gpu_reclaim.controlplane.decide.jobs import JobWakes
+    from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
+    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent, Hub
+    from jupyterhub_gpu_reclaim.controlplane.operations import Operations
+    from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
+
+
+_log = logging.getLogger(__name__)
+
+#: Part of the time that a drain has left, for which it waits after a failure.
+_PAUSED_PART = 0.25
+
+
+class Suspender:
+    def __init__(
+        self,
+        sessions: Sessions,
+        agent: Agent,
+        operations: Operations,
+        hub: Hub,
+        new_id: Callable[[], str],
+        *,
+        together: Together,
+        jobs: JobWakes,
+    ) -> None:
+        self._jobs = jobs
+        self._sessions = sessions
+        self._agent = agent
+        self._operations = operations
+        self._hub = hub
+        self._new_id = new_id
+        self._together = together
+
+    async def run(
+        self,
+        key: SessionKey,
+        by: str,
+        why: Decision | None = None,
+        *,
+        in_use: bool = False,
+    ) -> AsyncIterator[SessionRow]:
+        """Suspend a running session; the last row is RELEASING or RUNNING again.
+
+        ``why`` is the policy's reason; None if a person wants it. ``in_use``: it goes
+        even if somebody has used it since it was judged.
+
+        Raises:
+            Unreachable: the agent was lost on the way; the capture may go on there.
+        """
+        before = self._sessions.row(key)
+        told = self._jobs.told(before)
+        if why is not None and told not in why.message:
+            why = msgspec.structs.replace(why, message=f"{why.message} {told}")
+        self._jobs.note(before)
+        yield (
+            row := self._sessions.apply(
+                key,
+                SessionEvent.SUSPEND,
+                by=by,
+                why=why,
+                note=told,
+                attempt=self._new_id(),
+            )
+        )
+        self._sessions.counters.causes[why.code if why else "request"] += 1
+        self._sessions.begin(key, "suspend")
+        judged = why is not None and not in_use
+        seen = self._sessions.runtime(key).seen if judged else None
+        async for after in self._follow(row, seen):
+            yield after
+
+    def found(self, row: SessionRow, tree: Tree) -> None:
+        """Note a capture under way that somebody else has ordered."""
+        self._sessions.begin(row.key, "suspend")
+        self._sessions.apply(row.key, SessionEvent.SUSPEND, attempt=tree.checkpoint)
+
+    async def attach(self, row: SessionRow) -> AsyncIterator[SessionRow]:
+        """Follow the capture of a SUSPENDING session up to its end; begin none."""
+        async for after in self._follow(row, seen=0.0):
+            yield after
+
+    async def _follow(
+        self, row: SessionRow, seen: float | None
+    ) -> AsyncIterator[SessionRow]:
+        generation = self._sessions.next_generation(row.key)
+        order = orders.Capture(row.attempt, generation, seen=seen)
+
+        def hear(event: Event) -> bool:
+            self._sessions.step(row.key, "suspend", event)
+            return True
+
+        end = await self._operations.end_of(
+            row, order, "suspend", hear=hear, is_over=self._is_over(row)
+        )
+        if not self._still(row):
+            return
+        if end.checkpoint is not None:
+            yield self.committed(self._sessions.row(row.key), end.checkpoint)
+        elif end.failure is not None:
+            yield self.failed(self._sessions.row(row.key), end.failure)
+
+    def _is_over(self, row: SessionRow) -> Callable[[SessionRow], bool]:
+        """Whether a capture is not wanted any more, or its session is gone."""
+        drains, code = self._sessions.drains, Reason.NODE_DRAINS.value
+        drained = any(line.code == code for line in self._sessions.cause(row.key))
+        drained = drained and row.stop_asked is None
+
+        def is_over(now: SessionRow) -> bool:
+            undrained = drained and drains.of_session(now) is None
+            broken = self._together.breaks(now) is not None
+            return not self._still(row) or undrained or broken
+
+        return is_over
+
+    def _still(self, row: SessionRow) -> bool:
+        now = self._sessions.row(row.key)
+        return (now.phase, now.attempt) == (row.phase, row.attempt)
+
+    def committed(self, row: SessionRow, info: CheckpointInfo) -> SessionRow:
+        counters = self._sessions.counters
+        counters.logical_bytes += info.logical_bytes
+        counters.stored_bytes += info.stored_bytes
+        now = self._sessions.clock.now()
+        counters.deduplicated_bytes += info.deduplicated_bytes
+        counters.still.observe(info.frozen_seconds)
+        return self._sessions.apply(
+            row.key,
+            SessionEvent.COMMITTED,
+            note=f"{size(info.logical_bytes)}, {size(info.stored_bytes)} of it newly"
+            f" written; that took {duration(now - row.since)}.",
+            checkpoints=self._sessions.found([info]),
+            checkpoint=info.id,
+            failures=0,
+            backoff_until=None,
+            **retention.highest(row, [info]),
+        )
+
+    def failed(self, row: SessionRow, failure: Failure) -> SessionRow:
+        """SUSPENDING -> RUNNING: rolled back; the next try waits."""
+        if not self._still(row):
+            return self._sessions.row(row.key)
+        row = self._sessions.row(row.key)
+        failure = self._reason_called_off(row, failure)
+        called_off = failure.code in CALLED_OFF
+        failures = row.failures if called_off else row.failures + 1
+        self._sessions.counters.ended("suspend", "failed", failure.code)
+        self._sessions.end(row.key, Reason.CANCELLED)
+        after = self._sessions.apply(
+            row.key,
+            SessionEvent.CAPTURE_FAILED,
+            failure=failure,
+            failures=failures,
+            backoff_until=self._tried_at(row, failures),
+        )
+        self._together.went_on(row)
+        return after
+
+    def _tried_at(self, row: SessionRow, failures: int) -> float:
+        """Return when the next try may begin; a drain has no time for a long pause."""
+        now, drain = self._sessions.clock.now(), self._sessions.drains.of_session(row)
+        wait = self._sessions.settings.pause_after(failures)
+        if drain is not None and drain.until is not None and drain.until > now:
+            wait = min(wait, (drain.until - now) * _PAUSED_PART)
+        return now + wait
+
+    def _reason_called_off(self, row: SessionRow, failure: Failure) -> Failure:
+        alone = self._together.breaks(row)
+        return alone if alone and failure.code == Reason.CANCELLED.value else failure
+
+    def rolled_back(self, row: SessionRow, tree: Tree) -> None:
+        """Note that the tree runs, although a capture was under way or committed."""
+        failure = failure_of(Reason.AGENT_RESTARTED)
+        mine = tree.checkpoint in {"", row.attempt or row.checkpoint}
+        if tree.failure is not None and mine:
+            failure = self._reason_called_off(row, tree.failure)
+        if row.phase is Phase.SUSPENDING:
+            self.failed(row, failure)
+        else:
+            self.thawed(row, failure)
+
+    async def stop_at_hub(self, row: SessionRow) -> None:
+        """Ask the Hub to stop the server of a captured session; may be repeated."""
+        if row.stop_asked is None:
+            self._sessions.update(row.key, stop_asked=self._sessions.clock.now())
+        try:
+            await self._hub.stop(row.key)
+        except Refused as error:
+            if not error.retryable:
+                raise
+            _log.info("%s: the Hub is not ready for a stop: %s", row.key, error)
+
+    async def tell_end(self, row: SessionRow) -> None:
+        """Have the Hub forget a session that was deleted while it was suspended."""
+        self._sessions.runtime(row.key).end_untold = False
+        await self._hub.stop(row.key)
+
+    async def release(self, row: SessionRow) -> None:
+        """End the captured tree; idempotent. If thawed meanwhile, it is RUNNING."""
+        try:
+            release = orders.Release(row.checkpoint)
+            await self._agent.order(row.incarnation, release)
+        except NotFound as error:
+            _log.info("%s: nothing left to release: %s", row.key, error)
+        except Refused as error:
+            if error.reason is not Reason.WENT_ON:
+                raise
+            if self._sessions.row(row.key) == row and row.phase in SAVED:
+                self.thawed(row, codec.failure_of(error))
+
+    def released(self, row: SessionRow) -> SessionRow:
+        if self._sessions.row(row.key).phase is not Phase.RELEASING:
+            return self._sessions.row(row.key)
+        self._sessions.counters.ended("suspend", "ok")
+        return self._sessions.apply(row.key, SessionEvent.RELEASED)
+
+    async def thaw(self, row: SessionRow) -> None:
+        await self._agent.order(row.incarnation, orders.Thaw())
+        if self._sessions.row(row.key) == row and row.phase is Phase.RELEASING:
+            alone = self._together.breaks(row) or self._together.waits(row)
+            failure = alone or failure_of(Reason.HUB_UNREACHABLE)
+            self.thawed(row, failure, asked=alone is None)
+
+    def thawed(
+        self, row: SessionRow, failure: Failure, *, asked: bool = True
+    ) -> SessionRow:
+        """Back to RUNNING; ``asked``: the Hub may have been asked to stop it."""
+        self._sessions.counters.ended("suspend", "failed", failure.code)
+        kept = self._sessions.journal.checkpoints(row.key)
+        after = self._sessions.apply(
+            row.key,
+            SessionEvent.THAWED,
+            failure=failure,
+            checkpoint=retention.back_again(row, kept),
+            failures=row.failures + 1,
+            backoff_until=self._tried_at(row, 1),
+            # a stop by the Hub that comes now may still be ours: ``Stops.plan``
+            stop_asked=row.stop_asked
+            or (self._sessions.clock.now() if asked else None),
+        )
+        self._together.went_on(row)
+        return after

@@ -1,0 +1,218 @@
+"""Makes the view of a session for pages and API, from its row and runtime state.
+
+How long a return takes is a guess from those of about the same size that this program
+has seen, its own first of all. Without such a one, no time is given.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES, of_user
+from jupyterhub_gpu_reclaim.common.models import (
+    KeptState,
+    Phase,
+    Resumed,
+    SessionFacts,
+    SessionView,
+    Suspension,
+)
+from jupyterhub_gpu_reclaim.controlplane import retention
+from jupyterhub_gpu_reclaim.controlplane.session import Keeping, is_needless
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from jupyterhub_gpu_reclaim.common.models import (
+        CheckpointInfo,
+        SessionKey,
+        SessionPolicy,
+    )
+    from jupyterhub_gpu_reclaim.controlplane.runtime import OperationEvents, Runtime
+    from jupyterhub_gpu_reclaim.controlplane.session import (
+        AuditRow,
+        CheckpointRow,
+        SessionRow,
+    )
+    from jupyterhub_gpu_reclaim.policy.retention import Retention
+
+
+def view_of(
+    row: SessionRow,
+    kept: list[CheckpointRow],
+    runtime: Runtime,
+    policy: SessionPolicy | None,
+    *,
+    suspension: Suspension | None = None,
+    gpus_held: int = 0,
+) -> SessionView:
+    kept = [each for each in kept if not retention.is_hidden(row, each)]
+    ended = row.phase.rests
+    operation = runtime.operation
+    return SessionView(
+        key=row.key,
+        phase=row.phase,
+        since=row.since,
+        incarnation=row.incarnation,
+        generation=row.generation,
+        checkpoint=row.checkpoint,
+        verdict=runtime.decisions[0] if runtime.decisions else None,
+        usage=runtime.usage,
+        failure=row.failure,
+        kept_until=row.kept_until,
+        suspends_at=runtime.suspends_at,
+        gpus=[] if ended else runtime.cards(row.incarnation),
+        steps=operation.steps() if operation is not None else [],
+        last_suspend=_newest_needed(kept),
+        kept=kept_states(kept, row),
+        facts=msgspec.structs.replace(
+            _facts(row, runtime, policy),
+            suspension=UNSET if suspension is None else suspension,
+            gpus_held=gpus_held,
+        ),
+    )
+
+
+def kept_states(rows: list[CheckpointRow], session: SessionRow) -> list[KeptState]:
+    return [
+        KeptState(
+            id=row.id,
+            generation=row.info.generation,
+            created=row.info.created,
+            logical_bytes=row.info.logical_bytes,
+            stored_bytes=row.info.stored_bytes,
+            keeping=row.keeping.value,
+            name=row.name,
+            save_point=bool(row.name)
+            or (session.phase.live and row.is_of(session.incarnation)),
+            expires=row.expires,
+            deletable=is_needless(row, session),
+        )
+        for row in reversed(rows)
+    ]
+
+
+def _newest_needed(kept: list[CheckpointRow]) -> CheckpointInfo | None:
+    mine = [c.info for c in kept if c.keeping in {Keeping.CURRENT, Keeping.SUPERSEDED}]
+    return mine[-1] if mine else None
+
+
+def _facts(
+    row: SessionRow, runtime: Runtime, policy: SessionPolicy | None
+) -> SessionFacts:
+    waiting, awake = runtime.waiting, row.phase is Phase.RUNNING
+    return SessionFacts(
+        started_at=row.started_at,
+        resumed_at=row.resumed_at,
+        kept_by=row.kept_by,
+        opted_out_by=row.opted_out_by,
+        backoff_until=row.backoff_until,
+        failures=row.failures,
+        intent=row.intent.value,
+        node=row.node,
+        resumed=_last_return(row, runtime.operation),
+        wanted=runtime.wanted or UNSET,
+        place=UNSET if waiting is None else waiting.place,
+        waiting_since=UNSET if waiting is None else waiting.since,
+        terms=UNSET if policy is None else policy,
+        nap=runtime.nap_of(row.incarnation) or UNSET,
+        waking_until=runtime.waking_until or UNSET,
+        nap_verdict=(awake and runtime.nap_decision) or UNSET,
+        nap_failure=runtime.nap_failure_of(row.incarnation) or UNSET,
+        wake_failed=runtime.wake_failed(row.incarnation) or UNSET,
+    )
+
+
+def _last_return(
+    row: SessionRow, operation: OperationEvents | None
+) -> Resumed | UnsetType:
+    if operation is None or operation.kind != "resume" or not operation.succeeded:
+        return UNSET
+    if row.phase is Phase.RESUMING or row.resumed_at is None:
+        return UNSET  # it answers, which is not yet noted
+    steps, tree = operation.steps(), operation.tree
+    return Resumed(
+        at=row.resumed_at,
+        seconds=sum(step.seconds for step in steps),
+        bytes=max((step.bytes for step in steps), default=0),
+        as_of=tree.as_of if tree else 0.0,
+        newer=tree.newer if tree else [],
+    )
+
+
+#: Words of the audit for the beginning of a suspend, and for a session that ended and
+#: goes back to what is saved of it.
+CAUSES = frozenset({"suspend", "lost"})
+#: Newest lines of a session that are searched for those words.
+CAUSE_LINES = 100
+#: Most resumes that are remembered.
+MOST_RESUMES = 64
+#: Largest ratio of two sizes that take about the same time per byte.
+ALIKE = 4.0
+
+
+class ResumeTime(NamedTuple):
+    key: SessionKey
+    bytes: int
+    seconds: float
+
+
+class ResumeTimes:
+    """The newest resumes, to guess how long the next one takes."""
+
+    def __init__(self) -> None:
+        self._seen: deque[ResumeTime] = deque(maxlen=MOST_RESUMES)
+
+    def add(self, key: SessionKey, size: int, seconds: float) -> None:
+        if size and seconds > 0:
+            self._seen.append(ResumeTime(key, size, seconds))
+
+    def expected(self, key: SessionKey, size: int) -> float:
+        """Seconds that a resume of that size is likely to take; 0: not known."""
+        alike = [
+            one
+            for one in reversed(self._seen)
+            if size and 1 / ALIKE <= one.bytes / size <= ALIKE
+        ]
+        own = [one for one in alike if one.key == key]
+        found = next(iter(own or alike), None)
+        return 0.0 if found is None else found.seconds * size / found.bytes
+
+
+def cause(lines: Iterable[AuditRow]) -> str:
+    line = next((line for line in lines if line.what in CAUSES), None)
+    if line is None:
+        return ""
+    if line.code or line.who == OURSELVES:
+        return line.message
+    mine = line.who == of_user(line.key.user)
+    by = "You suspended it." if mine else f"Suspended by {line.who}."
+    return f"{by} {line.message}".strip()
+
+
+def suspension_of(
+    row: SessionRow,
+    kept: Iterable[CheckpointRow],
+    why: str,
+    times: ResumeTimes,
+    retention: Retention,
+) -> Suspension:
+    mine = next((each for each in kept if each.id == row.checkpoint), None)
+    info = mine.info if mine is not None else None
+    size, at = (info.logical_bytes, info.created) if info else (0, row.since)
+    term, generation = info.stamp if info else (0, 0)
+    taken, seconds = retention.takes_current, retention.seconds
+    return Suspension(
+        at=at,
+        why=why,
+        bytes=size,
+        until=at + seconds if taken and seconds else None,
+        for_quota=taken and bool(retention.user_bytes or retention.total_bytes),
+        resume_seconds=times.expected(row.key, size),
+        term=term,
+        generation=generation,
+    )
