@@ -128,7 +128,7 @@ MUTANTS = (
     ),
     Mutant(
         "checkpoint",
-        "test_what_comes_back_files test_other_user",
+        "test_what_comes_back test_other_user",
         f"{PACKAGE}/checkpoint/kinds/named_files.py",
         """\
     if size:

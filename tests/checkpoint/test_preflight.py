@@ -111,13 +111,6 @@ def test_examine_dead_root_is_no_tree():
         assert only(snapshot_of(process.pid, state="Z")).code == "no_tree"
 
 
-def test_examine_io_uring_is_found(run):
-    found = only(run("keep = call(425, 8, ctypes.create_string_buffer(120))"))
-    assert found.code == "io_uring"
-    assert found.message.startswith("Process 321 (prog) ")
-    assert "UV_USE_IO_URING" in found.hint
-
-
 def test_examine_io_uring_that_is_only_mapped_is_found(run):
     snapshot = run("""
         import mmap
@@ -126,28 +119,6 @@ def test_examine_io_uring_that_is_only_mapped_is_found(run):
         os.close(ring)
         """)
     assert only(snapshot).code == "io_uring"
-
-
-def test_examine_userfaultfd_is_found(run):
-    assert only(run("keep = call(323, 0)")).code == "userfaultfd"
-
-
-PACKETS = {
-    "pipe": "keep = os.pipe2(os.O_DIRECT)",
-    "FIFO": """
-        import fcntl
-        os.mkfifo({path!r})
-        keep = os.open({path!r}, os.O_RDWR)
-        fcntl.fcntl(keep, fcntl.F_SETFL, os.O_RDWR | os.O_DIRECT)
-        """,
-}
-
-
-@pytest.mark.parametrize("kind", PACKETS)
-def test_examine_pipe_that_keeps_packets_apart_is_found(run, tmp_path, kind):
-    found = only(run(PACKETS[kind].format(path=str(tmp_path / "fifo"))))
-    assert found.code == "handle_unsupported"
-    assert "a pipe that keeps packets apart" in found.message
 
 
 #: A namespace of its own, as a session has it.
@@ -564,7 +535,7 @@ def test_every_rule_of_the_table_has_its_test():
     found = re.findall(r"(?:found|finding)\(\s*Reason\.(\w+)", rules)
     told = {Reason[name].value for name in found}
     folder = Path(__file__).parent
-    others = folder / "test_inherited.py", folder / "kinds" / "processes.py"
+    others = folder / "test_inherited.py", *(folder / "kinds").glob("*.py")
     tests = "".join(one.read_text() for one in (Path(__file__), *others))
     assert told
     assert {code for code in told if f'"{code}"' not in tests} == set()

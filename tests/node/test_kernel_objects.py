@@ -3,7 +3,7 @@
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds import system_v
-from tests.checkpoint.kinds.memory import KINDS, PRELUDE
+from tests.checkpoint.kinds.memory import KINDS
 
 pytestmark = pytest.mark.shares_an_agent
 
@@ -53,7 +53,7 @@ def test_queue_is_named_and_segments_and_kernel_aio_come_back_twice(
 
     server.run(kernel, RUNNER)
     saw = {
-        one.name: server.run(kernel, f"start({one.name!r}, {PRELUDE + one.program!r})")
+        one.name: server.run(kernel, f"start({one.name!r}, {one.program!r})")
         for one in KINDS
         if one.name in NAMES
     }

@@ -20,9 +20,11 @@ class Kind:
         note: what a user should know; empty: nothing.
         program: Python that sets it up, prints what it sees, and does so again after a
             line on its input; empty: it cannot be made on the machines of the tests.
+        code: of a refusal, where it matters which; empty: any that names the program.
     """
 
     name: str
     outcome: Outcome
     note: str = ""
     program: str = ""
+    code: str = ""

@@ -1,7 +1,7 @@
 """Memory: every kind of mapping, what was asked of it, and System V's objects.
 
-A program starts with :data:`PRELUDE`. What it passes to ``show`` must be the same after
-the return as before it, unless it is lost.
+What a program passes to ``show`` must be the same after the return as before it, unless
+it is lost.
 """
 
 # ruff: noqa: E501 - programs, of which nobody reads more than a line
@@ -122,8 +122,11 @@ SEEN = "get(one), flags(one)"
 
 
 def _kind(outcome: Outcome):
-    def kind(name: str, setup: str, look: str = "1", note: str = "") -> Kind:
-        return Kind(name, outcome, note, f"{setup}\nshow(lambda: ({look}))\n")
+    def kind(
+        name: str, setup: str, look: str = "1", note: str = "", code: str = ""
+    ) -> Kind:
+        text = f"{PRELUDE}\n{setup}\nshow(lambda: ({look}))\n"
+        return Kind(name, outcome, note, text, code)
 
     return kind
 
@@ -489,8 +492,12 @@ for at, protection in zip(one, (1, 4, 5)):
         _FILE + 'one = put(area(SHARED, 2, 16384, file.fileno()), b"ours!")',
         "os.pread(file.fileno(), 5, 0), line(one, '').split()[1]",
     ),
-    refused("io_uring", "keep = call(425, 8, ctypes.create_string_buffer(120))"),
-    refused("userfaultfd", "keep = call(323, 0)"),
+    refused(
+        "io_uring",
+        "keep = call(425, 8, ctypes.create_string_buffer(120))",
+        code="io_uring",
+    ),
+    refused("userfaultfd", "keep = call(323, 0)", code="userfaultfd"),
     refused(
         "secret memory (memfd_secret)",
         'file = call(447, 0); os.ftruncate(file, 16384); one = put(area(SHARED, RW, 16384, file), b"hello"); os.close(file)',

@@ -4,8 +4,6 @@ Most rows set something up and look at it by one expression, before and after. T
 that are refused only set it up.
 """
 
-from dataclasses import dataclass
-
 from tests.checkpoint.kinds import Kind
 
 PRELUDE = r"""
@@ -93,34 +91,25 @@ thread.join()
 """
 
 
-@dataclass(frozen=True)
-class ProcessKind(Kind):
-    """A row; ``code`` is what a refusal is told with."""
-
-    code: str = ""
+def kept(name: str, setup: str, look: str, note: str = "") -> Kind:
+    return Kind(name, "kept", note, f"{PRELUDE}\n{setup}\nboth(lambda: ({look}))")
 
 
-def kept(name: str, setup: str, look: str, note: str = "") -> ProcessKind:
-    return ProcessKind(
-        name, "kept", note, f"{PRELUDE}\n{setup}\nboth(lambda: ({look}))"
-    )
-
-
-def of_threads(name: str, setup: str, look: str, note: str = "") -> ProcessKind:
+def of_threads(name: str, setup: str, look: str, note: str = "") -> Kind:
     body = f"{setup}\nboth(lambda: ({look}))"
     lines = "\n".join(f"    {line}" for line in body.splitlines())
     text = PRELUDE + THREADED.format(body=lines)
-    return ProcessKind(f"{name}, of one thread", "kept", note, text)
+    return Kind(f"{name}, of one thread", "kept", note, text)
 
 
-def lost(name: str, note: str, setup: str = "", look: str = "") -> ProcessKind:
+def lost(name: str, note: str, setup: str = "", look: str = "") -> Kind:
     text = f"{PRELUDE}\n{setup}\nboth(lambda: ({look}))" if setup else ""
-    return ProcessKind(name, "lost", note, text)
+    return Kind(name, "lost", note, text)
 
 
-def refused(name: str, code: str, setup: str, note: str = "") -> ProcessKind:
+def refused(name: str, code: str, setup: str, note: str = "") -> Kind:
     text = f"{PRELUDE}\n{setup}\nboth(lambda: 0)"
-    return ProcessKind(name, "refused", note, text, code)
+    return Kind(name, "refused", note, text, code)
 
 
 #: name, what sets it, what looks at it: of a process and of a single thread alike.
@@ -255,12 +244,12 @@ _OF_PROCESSES = (
     ),
     kept("umask", "os.umask(0o027)", "status('Umask')"),
     kept("groups", "os.setgroups([5, 6, 7])", "os.getgroups(), status('Groups')"),
-    ProcessKind(
+    Kind(
         "syscall user dispatch (PR_SET_SYSCALL_USER_DISPATCH, Wine)",
         "kept",
         "From Linux 6.4 on.",
     ),
-    ProcessKind("user and group ids", "kept", "Agents need CAP_SYS_RESOURCE for it."),
+    Kind("user and group ids", "kept", "Agents need CAP_SYS_RESOURCE for it."),
     kept("PR_SET_CHILD_SUBREAPER", "prctl(36, 1)", "told(37)"),
     kept("PR_SET_DUMPABLE", "prctl(4, 0)", "prctl(3)"),
     kept("PR_SET_THP_DISABLE", "prctl(41, 1)", "prctl(42), status('THP_enabled')"),
@@ -543,7 +532,7 @@ _LOST = (
     lost("autogroup nice value", "It belongs to the terminal's session."),
 )
 
-KINDS: list[ProcessKind] = [
+KINDS: list[Kind] = [
     *(kept(*row) for row in _OF_EACH),
     *(of_threads(*row) for row in _OF_EACH),
     *_OF_PROCESSES,

@@ -558,11 +558,6 @@ REFUSED = [
         ),
     ),
     Kind(
-        "pipe of packets (O_DIRECT)",
-        "refused",
-        program=_program("ends = os.pipe2(os.O_DIRECT)", "1"),
-    ),
-    Kind(
         "unread netlink messages",
         "refused",
         "until they have been read",
