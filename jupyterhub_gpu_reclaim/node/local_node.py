@@ -11,6 +11,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,7 +34,6 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
     Operations,
     in_thread,
 )
-from jupyterhub_gpu_reclaim.node.session import Session
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.sessions.ended import EndedSessions
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap, save
@@ -56,8 +56,10 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
     from jupyterhub_gpu_reclaim.node.operations.records import Record
     from jupyterhub_gpu_reclaim.node.operations.store_presence import StorePresence
+    from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
     from jupyterhub_gpu_reclaim.node.sessions.samples import TreeSampler
+    from jupyterhub_gpu_reclaim.node.workflows.capture import Capture
     from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
     from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
     from jupyterhub_gpu_reclaim.node.workflows.release import Releases
@@ -198,41 +200,16 @@ class LocalNode:
         Raises:
             Refused: ``order_late``: it may be in use again.
         """
-        checkpoint, seen = order.checkpoint, order.seen
-        await self._await_turn(incarnation, order.kind, seen)
-        known = await self._saved(
-            incarnation, order.kind, checkpoint, "be suspended now"
-        )
-        if not isinstance(known, Session):
-            return known
-        session = known
-        self._refuse_late(seen)
-        if seen is None:
+        if order.seen is None:
             self.tools.refusals.forget(incarnation)
-        self.operations.work_for(session)
-        operation = Operation(order.kind, session.key, checkpoint)
-
-        def attempt(operation: Operation) -> AsyncIterator[Event]:
-            # What it orders is of the highest term: of a lower one it was refused.
-            stamp = self.term.number, order.generation
-            work = capture.Capture(self.tools, session, operation, stamp)
-            return work.run(operation)
-
-        return self._begin(session, operation, self._again(session, attempt)).follow()
+        return await self._saved(
+            incarnation, order, "be suspended now", capture.Capture, order.seen
+        )
 
     async def save(self, incarnation: str, order: orders.Save) -> AsyncIterator[Event]:
         """Save it while it goes on, attach to that, or repeat how it ended."""
-        checkpoint = order.checkpoint
-        await self._await_turn(incarnation, order.kind)
-        known = await self._saved(incarnation, order.kind, checkpoint, "be saved now")
-        if not isinstance(known, Session):
-            return known
-        session = known
-        self.operations.work_for(session)
-        operation = Operation(order.kind, session.key, checkpoint)
-        stamp = self.term.number, order.generation
-        work = save.Save(self.tools, session, operation, stamp, name=order.name)
-        return self._begin(session, operation, work.run).follow()
+        work = partial(save.Save, name=order.name)
+        return await self._saved(incarnation, order, "be saved now", work)
 
     async def nap(self, incarnation: str, order: orders.Nap) -> AsyncIterator[Event]:
         """Move its GPU memory out, or attach to the nap that begins.
@@ -415,15 +392,20 @@ class LocalNode:
     # --- what is shared -----------------------------------------------------------
 
     async def _saved(
-        self, incarnation: str, kind: str, checkpoint: str, action: str
-    ) -> Session | AsyncIterator[Event]:
-        """The session to be saved now, or the events of that save, known already.
-
-        Nothing may be awaited from here to begin(): the same call may have come twice.
+        self,
+        incarnation: str,
+        order: orders.Saving,
+        action: str,
+        work: Callable[..., Capture],
+        seen: float | None = None,
+    ) -> AsyncIterator[Event]:
+        """The events of a save: a new one, the one under way, or how that ended.
 
         Raises:
-            Refused: it cannot be now.
+            Refused: it cannot be now, or ``order_late``.
         """
+        kind, checkpoint = order.kind, order.checkpoint
+        await self._await_turn(incarnation, kind, seen)
         known = self.operations.attach(incarnation, kind, checkpoint)
         if known is not None:
             return known.follow()
@@ -432,11 +414,23 @@ class LocalNode:
             return _told(ended)
         session = await self._find(incarnation)
         tree = await self.tree(incarnation)
-        again = self.operations.attach(incarnation, kind, checkpoint)
-        if again is not None:
-            return again.follow()
+        # The same call may have come twice; nothing is awaited from here to begin().
+        known = self.operations.attach(incarnation, kind, checkpoint)
+        if known is not None:
+            return known.follow()
         _refuse_phase(tree, action)
-        return session
+        self._refuse_late(seen)
+        self.operations.work_for(session)
+        operation = Operation(kind, session.key, checkpoint)
+
+        def attempt(operation: Operation) -> AsyncIterator[Event]:
+            # What it orders is of the highest term: of a lower one it was refused.
+            stamp = self.term.number, order.generation
+            return work(self.tools, session, operation, stamp).run(operation)
+
+        looks = kind == orders.Capture.kind
+        steps = self._again(session, attempt) if looks else attempt
+        return self._begin(session, operation, steps).follow()
 
     def _refuse_late(self, seen: float | None) -> None:
         """Refuse to begin what a sample of long ago has led to.

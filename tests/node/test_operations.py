@@ -35,17 +35,6 @@ async def follow(operation: Operation) -> list[Event]:
     return [event async for event in operation.follow()]
 
 
-async def test_follow_late_and_early_see_the_same():
-    operation = Operation("capture", KEY, "cp")
-    early = asyncio.create_task(follow(operation))
-    await asyncio.sleep(0)
-    operation.add(step("dump"))
-    await asyncio.sleep(0)
-    operation.add(step("dump", "done"))
-    operation.end()
-    assert await early == await follow(operation) == operation.events
-
-
 async def test_follow_late_sees_only_the_newest_figure_of_a_step():
     operation = Operation("capture", KEY, "cp")
     for size in range(100):

@@ -28,19 +28,12 @@ from tests.support.long_stories import but
 ROOT = Path(__file__).parents[2]
 
 
-def run(agent, *words: str, **environment: str) -> int:
+def program(agent, *words: str, **environment: str) -> int:
     """The agent's program, to its end; its exit status."""
     with agent.log.open("ab") as log:
         started = preloaded.start(
             preloaded.AGENT,
-            [
-                "jupyterhub-gpu-reclaim-agent",
-                f"--AgentApp.state_dir={agent.folder}/state",
-                f"--AgentApp.store_url={agent.store}",
-                f"--AgentApp.token_file={agent.folder}/token",
-                f"--AgentApp.realm={agent.folder.name}",
-                *words,
-            ],
+            ["jupyterhub-gpu-reclaim-agent", *words],
             log=log.fileno(),
             env={**os.environ, **environment},
             cwd=Path.cwd(),
@@ -48,8 +41,20 @@ def run(agent, *words: str, **environment: str) -> int:
     return started.wait(PATIENCE)
 
 
-def recover(agent, **environment: str) -> int:
-    return run(agent, "--recover", **environment)
+def run(agent, *words: str, **environment: str) -> int:
+    return program(
+        agent,
+        f"--AgentApp.state_dir={agent.folder}/state",
+        f"--AgentApp.store_url={agent.store}",
+        f"--AgentApp.token_file={agent.folder}/token",
+        f"--AgentApp.realm={agent.folder.name}",
+        *words,
+        **environment,
+    )
+
+
+def recover(agent, *words: str, **environment: str) -> int:
+    return run(agent, "--recover", *words, **environment)
 
 
 def stands(place) -> bool:
@@ -309,32 +314,12 @@ def test_place_that_only_a_file_tells_is_refused(agent):
     file.write_text(f"c.AgentApp.state_dir = '{agent.folder}/other'\n")
     agent.hear()
     words = [f"--config={file}", f"--listen=unix:{agent.folder}/other.sock"]
-    with agent.log.open("ab") as log:
-        started = preloaded.start(
-            preloaded.AGENT,
-            ["jupyterhub-gpu-reclaim-agent", *words],
-            log=log.fileno(),
-            env=dict(os.environ),
-            cwd=Path.cwd(),
-        )
-    assert started.wait(PATIENCE) == 1
+    assert program(agent, *words) == 1
     assert state_folder.VARIABLE in agent.said()
 
 
 def test_folder_in_which_no_agent_has_worked_is_left_alone(agent, tmp_path):
     begun = time.monotonic()
-    with agent.log.open("ab") as log:
-        started = preloaded.start(
-            preloaded.AGENT,
-            [
-                "jupyterhub-gpu-reclaim-agent",
-                "--recover",
-                f"--AgentApp.state_dir={tmp_path}/none",
-            ],
-            log=log.fileno(),
-            env=dict(os.environ),
-            cwd=Path.cwd(),
-        )
-    assert started.wait(PATIENCE) == 0
+    assert recover(agent, f"--AgentApp.state_dir={tmp_path}/none") == 0
     assert time.monotonic() - begun < PATIENCE
     assert not (tmp_path / "none").exists()

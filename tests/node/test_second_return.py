@@ -73,14 +73,6 @@ def test_what_it_wrote_after_a_return_is_not_written_over_by_a_second(
     assert file.read_bytes() == newer
 
 
-def test_what_another_program_wrote_meanwhile_is(agent, places, suspended, file):
-    name = suspended("r+")
-    with file.open("a") as other:
-        other.write("another program's")
-    place = places("hold")
-    assert agent.restore(place, name)[-1]["failure"]["code"] == "file_changed"
-
-
 #: A worker that is not forked opens the locks of its queues by their names.
 WORKERS = """
 import concurrent.futures, multiprocessing, sys

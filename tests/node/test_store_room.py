@@ -80,14 +80,6 @@ def test_second_capture_must_fit_beside_the_first(room):
     assert codes(room, "b", 110 * GB) == []
 
 
-def test_capture_that_has_ended_is_let_go_of(room):
-    first = operation()
-    room.claim(first, "a", 110 * GB)
-    room.release(first)
-    room.release(first)
-    assert codes(room, "b", 110 * GB) == []
-
-
 def test_capture_that_was_refused_claims_nothing(room):
     first = operation()
     room.claim(first, "a", 110 * GB)

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
@@ -121,6 +121,29 @@ def sample(*sessions: SampleTarget, seconds: float = 60.0) -> list[Sample]:
     return asyncio.run(take())
 
 
+@asynccontextmanager
+async def sampled_here(page):
+    """Takes samples of this process, whose server is that page."""
+    server = HTTPServer(Application([page]))
+    sockets = bind_sockets(0, "127.0.0.1")
+    server.add_sockets(sockets)
+    address = ServerAddress(sockets[0].getsockname()[1], "/", "secret")
+    me = os.getpid()
+    one = SampleTarget("i", SessionKey("ann"), me, me, [me], address)
+    sampler = Sampler(SystemClock(), answer_seconds=60.0)
+
+    async def take() -> Sample:
+        (taken,) = await sampler.sample_all([one])
+        return taken
+
+    try:
+        yield take
+    finally:
+        sampler.close()
+        server.stop()
+        await server.close_all_connections()
+
+
 class Heard(RequestHandler):
     """A server that notes how it has answered."""
 
@@ -154,19 +177,8 @@ class Proxied(RequestHandler):
 async def test_sample_of_one_proxied_program_says_so_and_counts_its_own_work(status):
     """Its processor time is the server's, which is not looked at elsewhere."""
     Proxied.status = status
-    server = HTTPServer(Application([("/.*", Proxied)]))
-    sockets = bind_sockets(0, "127.0.0.1")
-    server.add_sockets(sockets)
-    address = ServerAddress(sockets[0].getsockname()[1], "/", "secret")
-    me = os.getpid()
-    sampler = Sampler(SystemClock(), answer_seconds=60.0)
-    try:
-        (taken,) = await sampler.sample_all(
-            [SampleTarget("i", SessionKey("ann"), me, me, [me], address)]
-        )
-    finally:
-        sampler.close()
-        server.stop()
+    async with sampled_here(("/.*", Proxied)) as take:
+        taken = await take()
     assert not taken.jupyter
     assert (taken.kernels, taken.terminals) == ([], [])
     assert taken.cpu_work >= taken.cpu_server > 0  # ended children count, too
@@ -175,25 +187,14 @@ async def test_sample_of_one_proxied_program_says_so_and_counts_its_own_work(sta
 
 async def test_sample_of_an_idle_server_only_asks_whether_all_is_as_before():
     """JupyterHub notes all but a 304 in the log of the user's session."""
-    Heard.said.clear()
     kernel = {"id": "k", "last_activity": "2026-01-01T00:00:00Z"}
-    Heard.kernels[:] = [kernel | {"execution_state": "idle"}]
-    server = HTTPServer(Application([("/api/(.*)", Heard)]))
-    sockets = bind_sockets(0, "127.0.0.1")
-    server.add_sockets(sockets)
-    address = ServerAddress(sockets[0].getsockname()[1], "/", "secret")
-    me = os.getpid()
-    one = SampleTarget("i", SessionKey("ann"), me, me, [me], address)
-    sampler = Sampler(SystemClock(), answer_seconds=60.0)
     states = []
-    for state in ("idle", "idle", "busy"):
-        Heard.kernels[:] = [kernel | {"execution_state": state}]
-        Heard.said.clear()
-        (taken,) = await sampler.sample_all([one])
-        states.append((taken.kernels[0].execution_state, sorted(set(Heard.said))))
-    sampler.close()
-    server.stop()
-    await server.close_all_connections()
+    async with sampled_here(("/api/(.*)", Heard)) as take:
+        for state in ("idle", "idle", "busy"):
+            Heard.kernels[:] = [kernel | {"execution_state": state}]
+            Heard.said.clear()
+            (one,) = (await take()).kernels
+            states.append((one.execution_state, sorted(set(Heard.said))))
 
     asked = ("kernels", "sessions", "status", "terminals")
     assert states == [
@@ -358,14 +359,7 @@ def test_sample_of_a_session_that_has_ended_is_unknown(places):
 def test_sample_of_an_idle_jupyter_server_is_not_modified(server):
     """What Jupyter answers has a name, and the same name while nothing happens."""
 
-    async def take() -> list[Sample]:
-        sampler = Sampler(SystemClock(), answer_seconds=60.0)
-        try:
-            return [(await sampler.sample_all([watched(server)]))[0] for _ in range(2)]
-        finally:
-            sampler.close()
-
-    first, second = asyncio.run(take())
+    first, second = looks(server, lambda: None)
     assert second.kernels == first.kernels
     answer = server.client.get("api/kernels")
     again = server.client.get(

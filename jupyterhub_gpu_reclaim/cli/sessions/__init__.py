@@ -5,9 +5,8 @@ imports are made when it runs, so that the program starts quickly. ``connection`
 the service and a token, ``selection`` picks the sessions, ``listing``, ``actions``,
 ``save_all`` and ``drains`` ask and print, and ``progress`` waits.
 
-Everything goes through the service's API: nothing is done on this machine itself, and
-the token says which sessions may be seen. A failure for one session does not affect the
-others; the exit code says whether all went well.
+Everything goes through the service's API, and the token says which sessions may be
+seen. A failure for one session does not affect the others.
 
 Read next: ``actions``, then ``docs/reference/commands.md``.
 """
@@ -58,7 +57,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     for order in ORDERS:
         _register_order(add(order.kind, "actions", order.says), order)
 
-    every = add("save-all", "save_all", "save every session that goes on")
+    every = add("save-all", "save_all", "save every running session")
     every.set_defaults(wait=True)
     every.add_argument(
         "--deadline",
@@ -135,7 +134,7 @@ def _register_for_nodes(add: Callable[..., argparse.ArgumentParser]) -> None:
         f" {_EPILOG}"
     )
     drain = add("drain", "drains", "suspend whatever runs on a node")
-    undrain = add("undrain", "drains", "take the order to drain a node back")
+    undrain = add("undrain", "drains", "stop draining a node")
     for parser in (drain, undrain):
         parser.add_argument(
             "node",
@@ -172,7 +171,7 @@ def seconds(text: str) -> float:
     """A time such as ``90``, ``90s``, ``30m``, ``4h`` or ``1d``."""
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)\s*(s|m|min|h|d|)", text.strip())
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 30m, 4h or 1d")
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration: try 30m, 4h, 1d")
     return float(found[1]) * _UNITS[found[2]]
 
 

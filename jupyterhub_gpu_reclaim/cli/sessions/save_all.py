@@ -1,4 +1,4 @@
-"""``save-all``: save every session that goes on, before something risky.
+"""``save-all``: save every running session, before something risky.
 
 An upgrade of the Hub or of its chart, another image, a change of the network: sessions
 go on through all of it, if it goes well. One that was saved before can be brought back

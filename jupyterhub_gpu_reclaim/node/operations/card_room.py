@@ -1,8 +1,7 @@
 """Room on this machine's cards: what is promised to whom, and who wakes and waits.
 
 A driver that runs out of memory midway loses the process, so memory is promised before
-it is filled. Nobody is asked for it: a wake takes what is free, whether or not a
-service runs.
+it is filled.
 
 Wakes that wait are served in a fair order (``common.fair_order``). One that waits goes
 before those that come later, for its first minute: by then others have been put to nap

@@ -2,15 +2,11 @@
 
 A capture moves a GPU's memory into the machine's, a restore loads all of a session's
 memory there. Taking more than there is makes the kernel kill a process, not necessarily
-one that took it. So an operation reserves first, and is refused with what is missing.
-Memory that is reserved and not yet used counts as gone for all others, so that two
-operations never count on the same free memory.
-
-Free is what the machine has (``MemAvailable``) and what is left below every memory
-limit above a session, a slice's for example, except for limits that are lifted for it.
-A reservation lives as long as its operation, however that ends. An agent that starts
-has none, since what a former agent left under way is undone, not continued. It knows
-only what the kernel reports, and neither waits for memory nor frees any.
+one that took it. So an operation reserves first, and is refused with what is missing;
+what is reserved and not yet used counts as gone for all others. Free is what the
+machine has (``MemAvailable``) and what is left below every memory limit above a
+session, a slice's for example, except for limits that are lifted for it. A reservation
+lives as long as its operation, however that ends.
 """
 
 from __future__ import annotations

@@ -1,18 +1,14 @@
 """Keeps captures from stopping sessions that the store has no room for.
 
-How much a capture stores is known at its end: zeros take no room, pages of an earlier
-generation are referenced, the rest is compressed. It is at most the session's memory.
-So the store takes what comes until nothing but its reserve is left
-(``store.backends.folder``), and a capture for which that is too little is rolled back.
-That costs its user the time in which the session stood still, so a capture is refused
-at once where it is known to end so, or where it could end so because of others:
+How much a capture stores is known at its end. So the store takes what comes until
+nothing but its reserve is left, and a capture for which that is too little is rolled
+back. That costs its user the time in which the session stood still, so a capture is
+refused at once where it is known to end so, or could end so because of others:
 
 * there is no room at all;
 * captures are under way, and all of them may need more than there is. The first is
   let try, whatever its memory: two that fill the room between them would both be lost;
 * it ran out of room before, with more than there is now, and its memory has not shrunk.
-
-All of it is forgotten when the agent ends. Then one attempt more is made.
 """
 
 from __future__ import annotations

@@ -116,18 +116,21 @@ class LocalPlacements:
             if not _is_root_and_first(procfs.read(pid, "status", self._proc)):
                 return None
             words = procfs.read(pid, "cmdline", self._proc).split(b"\0")
-            stat = procfs.read(pid, "stat", self._proc)
+            start = _start_of_living(pid, self._proc)
         except OSError:  # it has ended while we looked
             return None
-        fields = stat.rpartition(b")")[2].split()
-        if fields[0] in (b"Z", b"X"):
-            return None
-        return _session_of(words, pid, int(fields[19]), self._realm)
+        return _session_of(words, pid, start, self._realm) if start else None
 
 
 def _is_root_and_first(status: bytes) -> bool:
     """Whether all four uids are root's, and it is pid 1 of a namespace below ours."""
     return processes.is_namespace_init(status) and bool(_OF_ROOT.search(status))
+
+
+def _start_of_living(pid: int, proc: Path) -> int:
+    """When a process was started, in clock ticks since boot; 0: it has ended."""
+    fields = procfs.read(pid, "stat", proc).rpartition(b")")[2].split()
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def _session_of(
@@ -277,19 +280,16 @@ class PodPlacements:
         None for one of a nested pid namespace: a user who may make these could give a
         program any environment there.
         """
-        entry = self._proc / str(pid)
         try:
-            stat = (entry / "stat").read_text(errors="replace")
-            container = self.parse((entry / "cgroup").read_text())
+            start = _start_of_living(pid, self._proc)
+            container = self.parse((self._proc / str(pid) / "cgroup").read_text())
         except OSError:  # it has ended while we looked
             return None
-        fields = stat.rpartition(")")[2].split()
-        if container is None or pod not in {"", container.pod} or fields[0] in "ZX":
+        if container is None or pod not in {"", container.pod} or not start:
             return None
         depth = len(_namespace_pids("self", self._proc)) + 1
         if len(_namespace_pids(pid, self._proc)) != depth:
             return None
-        start = int(fields[19])
         return (start, container) if self._made_by_root(pid, start, container) else None
 
     def _made_by_root(

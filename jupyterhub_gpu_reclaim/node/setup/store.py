@@ -52,7 +52,7 @@ def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
         StoreError: it cannot be opened, or has no valid key.
     """
     file = key_file(settings, state)
-    keys = _keys(settings, state)
+    keys = keys_of(settings, state)
     place, where = place_of(settings), settings.store_url
     backend = identified(place, keys, where)
 
@@ -96,33 +96,28 @@ def place_of(settings: StoreSettings) -> Backend:
 
 
 def keys_of(settings: StoreSettings, state: Path) -> StoreKeys:
-    """The master keys, from the one place that is set.
+    """The master keys, from the one place that is set; a file may come later.
 
     Raises:
-        StoreError: several places are set, or there is no valid key.
+        StoreError: several places are set, or there is no valid key in one that is
+            there.
     """
-    folder = settings.master_key_dir
-    return load_keys(
-        file=key_file(settings, state),
-        folder=Path(folder) if folder else None,
-        hook=settings.master_key_service or None,
-    )
-
-
-def _keys(settings: StoreSettings, state: Path) -> StoreKeys:
-    """The same for a program that goes on running: a file may come later."""
-    file = key_file(settings, state)
-    if settings.master_key_service:
-        return keys_of(settings, state)
+    file, hook = key_file(settings, state), settings.master_key_service or None
+    folder = Path(settings.master_key_dir) if settings.master_key_dir else None
 
     def load() -> StoreKeys:
+        return load_keys(file=file, folder=folder, hook=hook)
+
+    def load_late() -> StoreKeys:
         if file is not None and not file.exists():
             raise Unavailable(f"{file} is not there", reason=Reason.KEY_MISSING)
-        return keys_of(settings, state)
+        return load()
 
-    if file is None or file.exists() or settings.master_key_dir:
-        keys_of(settings, state)  # what makes no sense is said at the start
-    return LateKeys(load)
+    if hook is not None:
+        return load()
+    if file is None or file.exists() or folder is not None:
+        load()  # what makes no sense is said at the start
+    return LateKeys(load_late)
 
 
 def key_file(settings: StoreSettings, state: Path) -> Path | None:
