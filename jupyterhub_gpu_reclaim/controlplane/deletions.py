@@ -13,6 +13,7 @@ into the journal: it may be a new session of a deleted name.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -60,15 +61,14 @@ class DeletionOrder(msgspec.Struct, frozen=True, kw_only=True):
         return not account or not self.accounts or account in self.accounts
 
 
+@dataclass(eq=False)
 class Deletions:
-    def __init__(
-        self, sessions: Sessions, agent: Agent, folder: Path | None = None
-    ) -> None:
-        self._sessions = sessions
-        self._agent = agent
-        self._folder = folder
-        self._orders: dict[SessionKey, DeletionOrder] | None = None
-        self._read_in = 0  #: the term of the reading; a higher one raises some orders
+    sessions: Sessions
+    agent: Agent
+    folder: Path | None = None
+    _orders: dict[SessionKey, DeletionOrder] | None = field(default=None, init=False)
+    #: the term of the reading; a higher one raises some orders
+    _read_in: int = field(default=0, init=False)
 
     # --- orders
     def take_up(self) -> None:
@@ -77,10 +77,10 @@ class Deletions:
         Raises:
             StoreError: the journal cannot be written; the rest is taken up later.
         """
-        if self._folder is None:
+        if self.folder is None:
             return
         try:
-            for path, deletion in deletion_orders.pending(self._folder):
+            for path, deletion in deletion_orders.pending(self.folder):
                 self._take(path.stem, deletion)
                 deletion_orders.remove(path)
         except OSError as error:
@@ -95,22 +95,22 @@ class Deletions:
         """Take an order once: told again, there may be a new session of that name."""
         if not name:
             self._write_order(deletion)
-        elif self._sessions.journal.noted(NoteKind.DELETION, name) is None:
-            now = self._sessions.clock.now()
+        elif self.sessions.journal.noted(NoteKind.DELETION, name) is None:
+            now = self.sessions.clock.now()
             taken = schema.note(NoteKind.DELETION, name, now)
             self._write_order(deletion, also=taken)
 
     def forget_old(self) -> None:
-        journal, before = self._sessions.journal, self._sessions.clock.now() - _KNOWN
+        journal, before = self.sessions.journal, self.sessions.clock.now() - _KNOWN
         noted = journal.all_noted(NoteKind.DELETION).items()
         old = [name for name, at in noted if at < before and not self._has_file(name)]
         journal.forget_notes(NoteKind.DELETION, *old)
 
     def _has_file(self, name: str) -> bool:
-        return self._folder is not None and deletion_orders.is_left(self._folder, name)
+        return self.folder is not None and deletion_orders.is_left(self.folder, name)
 
     def _write_order(self, deletion: Deletion, also: Iterable[Any] = ()) -> None:
-        sessions, key = self._sessions, deletion.key
+        sessions, key = self.sessions, deletion.key
         row = sessions.row(key)
         order = self._new_order(deletion, row)
         line = self._line(order, "forget", _DELETED)
@@ -124,7 +124,7 @@ class Deletions:
 
     def _line(self, order: DeletionOrder, what: str, message: str) -> AuditRow | None:
         """Make a line for the audit; None: nobody has known anything of that name."""
-        line = self._sessions.audit_line(order.key, SERVICE, what, message)
+        line = self.sessions.audit_line(order.key, SERVICE, what, message)
         return line if order.names else None
 
     def _new_order(self, deletion: Deletion, row: SessionRow) -> DeletionOrder:
@@ -132,8 +132,8 @@ class Deletions:
         order = DeletionOrder(
             key=row.key,
             stamp=(
-                self._sessions.journal.term,
-                self._sessions.highest_generation(row.key),
+                self.sessions.journal.term,
+                self.sessions.highest_generation(row.key),
             ),
             names=frozenset(deletion.sessions),
             accounts=frozenset({deletion.account} - {""}),
@@ -151,7 +151,7 @@ class Deletions:
         return msgspec.structs.replace(order, names=frozenset(names), accounts=accounts)
 
     def _rows_meant(self, order: DeletionOrder) -> list[CheckpointRow]:
-        rows = self._sessions.journal.checkpoints(order.key)
+        rows = self.sessions.journal.checkpoints(order.key)
         return [row for row in rows if order.concerns(row.info.account)]
 
     def pending(self, key: SessionKey) -> DeletionOrder | None:
@@ -161,9 +161,9 @@ class Deletions:
         return set(self._orders_by_key())
 
     def _orders_by_key(self) -> dict[SessionKey, DeletionOrder]:
-        if self._orders is None or self._read_in != self._sessions.journal.term:
-            self._read_in = self._sessions.journal.term
-            found = self._sessions.journal.read(schema.deletions.select())
+        if self._orders is None or self._read_in != self.sessions.journal.term:
+            self._read_in = self.sessions.journal.term
+            found = self.sessions.journal.read(schema.deletions.select())
             orders = [_read(row) for row in found]
             self._orders = {order.key: order for order in orders}
         return self._orders
@@ -193,7 +193,7 @@ class Deletions:
 
         An unknown tree that runs may have been started while no service was there.
         """
-        mine = tree.incarnation == self._sessions.row(order.key).incarnation
+        mine = tree.incarnation == self.sessions.row(order.key).incarnation
         if mine or not order.concerns(tree.account):
             return False
         new = tree.runs or tree.state in {TreeState.HOLDING, TreeState.UNKNOWN}
@@ -204,10 +204,10 @@ class Deletions:
 
         Above the order's stamp, it may be what the next session was saved as since.
         """
-        row = self._sessions.journal.checkpoint(info.id)
+        row = self.sessions.journal.checkpoint(info.id)
         if row is not None:
             return row.keeping is Keeping.TO_DELETE
-        mine = info.incarnation == self._sessions.row(order.key).incarnation
+        mine = info.incarnation == self.sessions.row(order.key).incarnation
         if mine or not order.concerns(info.account):
             return False
         known = {info.session, info.incarnation} & order.names
@@ -223,7 +223,7 @@ class Deletions:
         order = self.pending(key)
         if order is None:
             return False
-        trees = await self._agent.trees(key)
+        trees = await self.agent.trees(key)
         left = [
             tree
             for tree in trees
@@ -231,11 +231,11 @@ class Deletions:
         ]
         for tree in left:
             await self._end_tree(tree)
-        saved = await self._agent.checkpoints(key)
+        saved = await self.agent.checkpoints(key)
         if self.pending(key) is not order:
             return True  # ordered anew, or raised with a term that the store knows
         to_delete = {info.id for info in saved if self._is_saved(order, info)}
-        for row in self._sessions.journal.checkpoints(key):
+        for row in self.sessions.journal.checkpoints(key):
             if row.keeping is Keeping.TO_DELETE:
                 to_delete.add(row.id)
         if (left or to_delete) and not order.names:  # others know of it
@@ -243,10 +243,10 @@ class Deletions:
             order = msgspec.structs.replace(order, names=names)
             self._orders_by_key()[key] = order
             line = self._line(order, "forget", _DELETED)
-            self._sessions.journal.write(*_told(line))
+            self.sessions.journal.write(*_told(line))
         for checkpoint in sorted(to_delete):
-            await self._agent.order(checkpoint, orders.Discard())
-            self._sessions.journal.drop(checkpoint)
+            await self.agent.order(checkpoint, orders.Discard())
+            self.sessions.journal.drop(checkpoint)
             _log.info("%s: checkpoint %s deleted (forgotten)", key, checkpoint)
         if left or to_delete or self.pending(key) is not order:
             return True  # done is what was looked at and found empty
@@ -256,9 +256,9 @@ class Deletions:
     async def _end_tree(self, tree: Tree) -> None:
         try:
             if tree.state is TreeState.CAPTURING:
-                await self._agent.order(tree.incarnation, orders.Cancel())
+                await self.agent.order(tree.incarnation, orders.Cancel())
             else:
-                await self._agent.order(tree.incarnation, orders.Kill())
+                await self.agent.order(tree.incarnation, orders.Kill())
         except NotFound:
             return
         _log.info("%s: what is left of a deleted session is ended", tree.key)
@@ -266,8 +266,8 @@ class Deletions:
     def _note_done(self, order: DeletionOrder) -> None:
         message = "Nothing of the deleted server is left."
         line = self._line(order, "forgotten", message)
-        forgotten = self._sessions.tab_keys.forget(order.key)
-        self._sessions.journal.write(*_told(line), _removed(order.key), *forgotten)
+        forgotten = self.sessions.tab_keys.forget(order.key)
+        self.sessions.journal.write(*_told(line), _removed(order.key), *forgotten)
         self._orders_by_key().pop(order.key, None)
 
 

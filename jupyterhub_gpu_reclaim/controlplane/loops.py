@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
@@ -67,48 +68,31 @@ _UNREAD = {
 }
 
 
+@dataclass(eq=False)
 class ControlLoops:
-    def __init__(
-        self,
-        *,
-        sessions: Sessions,
-        agent: Agent,
-        observer: Observer,
-        deletions: Deletions,
-        sampler: SessionSampler,
-        judge: Judge,
-        saving: Saving,
-        warnings: Warnings,
-        queue: WorkQueue,
-        line: GpuQueue,
-        preemption: Preemption | None,
-        room: RoomMaker,
-        wakes: WakeFollower,
-        jobs: JobWakes,
-        taker: Taker,
-    ) -> None:
-        self._sessions = sessions
-        self._settings = sessions.settings
-        self._agent = agent
-        self._observer = observer
-        self._deletions = deletions
-        self._sampler = sampler
-        self._warnings = warnings
-        self._judge = judge
-        self._saving = saving
-        self._queue = queue
-        self._line = line
-        self._preemption = preemption
-        self._room = room
-        self._wakes = wakes
-        self._jobs = jobs
-        self._taker = taker
-        self._marks = Marks(sessions, agent)
-        self._prune_at = 0.0
-        self._tasks: list[asyncio.Task[None]] = []
+    sessions: Sessions
+    agent: Agent
+    observer: Observer
+    deletions: Deletions
+    sampler: SessionSampler
+    judge: Judge
+    saving: Saving
+    warnings: Warnings
+    queue: WorkQueue
+    line: GpuQueue
+    preemption: Preemption | None
+    room: RoomMaker
+    wakes: WakeFollower
+    jobs: JobWakes
+    taker: Taker
+    _prune_at: float = field(default=0.0, init=False)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self._marks = Marks(self.sessions, self.agent)
 
     def start(self) -> None:
-        settings = self._settings
+        settings = self.sessions.settings
         self._tasks = [
             asyncio.create_task(
                 self._every("sampling", settings.sample_interval, self._sample)
@@ -121,7 +105,7 @@ class ControlLoops:
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await self._wakes.stop()
+        await self.wakes.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _every(
@@ -134,61 +118,63 @@ class ControlLoops:
                 _log.info("%s loop: retrying in %.0f s: %s", name, seconds, error)
             except Exception:  # noqa: BLE001 the last line of defence: the loop goes on
                 _log.exception("%s loop failed; retrying in %.0f s", name, seconds)
-            await self._sessions.clock.sleep(seconds)
+            await self.sessions.clock.sleep(seconds)
 
     async def _sample(self) -> None:
-        await self._sampler.sample()
-        for key in self._warnings.spared():
-            self._queue.add(key)
+        await self.sampler.sample()
+        for key in self.warnings.spared():
+            self.queue.add(key)
 
     # --- ticks
     async def tick(self) -> None:
-        settings = self._settings
+        settings = self.sessions.settings
         self._take_up_deletions()
-        state = await self._observer.observe_all(STORE_TICKS * settings.tick_interval)
-        self._sampler.measure()
-        waiting = self._line.refresh()
+        state = await self.observer.observe_all(STORE_TICKS * settings.tick_interval)
+        self.sampler.measure()
+        waiting = self.line.refresh()
         self._note_waits(waiting, state)
-        if self._preemption is not None:
-            self._preemption.select(waiting)
-        rows = {row.key for row in self._sessions.journal.sessions()}
+        if self.preemption is not None:
+            self.preemption.select(waiting)
+        rows = {row.key for row in self.sessions.journal.sessions()}
         for count, key in enumerate(sorted(rows | state.keys())):
             if count % BREATH == 0:
                 await asyncio.sleep(0)  # others may answer, and readers read
             try:
                 self._compare(key, state)
             except StoreError as error:  # seen again at the next tick
-                self._sessions.runtime(key).compared = False
+                self.sessions.runtime(key).compared = False
                 _log.warning("%s: not compared, trying again: %s", key, error)
-        self._wakes.refresh()
-        self._jobs.refresh()
-        self._room.refresh()
-        expiry.retain(self._sessions, settings.retention)
-        await expiry.collect(self._sessions, self._agent)
+        self.wakes.refresh()
+        self.jobs.refresh()
+        self.room.refresh()
+        expiry.retain(self.sessions, settings.retention)
+        await expiry.collect(self.sessions, self.agent)
         await self._marks.settle(state.checkpoints())
         self._forget_gone(state)
-        self._do_rare_work(self._sessions.clock.now())
+        self._do_rare_work(self.sessions.clock.now())
 
     def _take_up_deletions(self) -> None:
-        self._deletions.take_up()
-        for key in self._deletions.pending_keys():
-            self._queue.add(key)
+        self.deletions.take_up()
+        for key in self.deletions.pending_keys():
+            self.queue.add(key)
 
     def _compare(self, key: SessionKey, state: ObservedState) -> None:
-        observed = self._observer.of(key, state)
-        row = self._sessions.row(key)
+        observed = self.observer.of(key, state)
+        row = self.sessions.row(key)
         if not observed.silent:
             tree = observed.tree(row.incarnation)
-            self._sessions.note_nap(key, tree, state.asked)
-            self._sessions.note_ended(key, observed)
-        self._sessions.note_node(key, observed.tree(row.incarnation))
-        action = settle(row, observed, self._sessions.clock.now(), self._settings)
+            self.sessions.note_nap(key, tree, state.asked)
+            self.sessions.note_ended(key, observed)
+        self.sessions.note_node(key, observed.tree(row.incarnation))
+        action = settle(
+            row, observed, self.sessions.clock.now(), self.sessions.settings
+        )
         self._note_compared(row, observed, action.kind)
         unheard = action.phase is Phase.SUSPENDED and not row.since
-        if unheard and not self._queue.busy(key):
-            self._taker.take(row, action, observed)
+        if unheard and not self.queue.busy(key):
+            self.taker.take(row, action, observed)
         elif self._wants_a_look(row, action.kind):
-            self._queue.add(key)
+            self.queue.add(key)
 
     def _note_compared(
         self, row: SessionRow, observed: Observed, kind: ActionKind
@@ -196,12 +182,12 @@ class ControlLoops:
         """Note whether the journal agrees with the rest, so that things may expire."""
         same = kind in {ActionKind.NOTHING, ActionKind.READY, ActionKind.REPORT}
         all_answered = not observed.silent and observed.hub is not None
-        self._sessions.runtime(row.key).compared = (
+        self.sessions.runtime(row.key).compared = (
             same and all_answered and not _is_missing(row, observed)
         )
 
     def _note_waits(self, waiting: list[Waiting], state: ObservedState) -> None:
-        sessions, now = self._sessions, self._sessions.clock.now()
+        sessions, now = self.sessions, self.sessions.clock.now()
         here = {
             each.key: each.since
             for each in waiting
@@ -217,65 +203,65 @@ class ControlLoops:
             runtime.pod_waits_since = None if placed else here.get(key)
 
     def _forget_gone(self, state: ObservedState) -> None:
-        sessions, here = self._sessions, state.keys()
+        sessions, here = self.sessions, state.keys()
         for key, runtime in list(sessions.runtimes.items()):
             known = key in here or sessions.journal.session(key) is not None
-            if not known and runtime.waiting is None and not self._queue.busy(key):
+            if not known and runtime.waiting is None and not self.queue.busy(key):
                 sessions.forget(key)
 
     def _do_rare_work(self, now: float) -> None:
         if now >= self._prune_at:
             expiry.give_notice(
-                self._sessions,
-                self._settings.retention,
-                self._settings.forewarn,
+                self.sessions,
+                self.sessions.settings.retention,
+                self.sessions.settings.forewarn,
             )
-            self._deletions.forget_old()
-            before = now - self._settings.audit
-            more = self._sessions.journal.prune_audit(before)
+            self.deletions.forget_old()
+            before = now - self.sessions.settings.audit
+            more = self.sessions.journal.prune_audit(before)
             if not more:
-                self._sessions.journal.prune_long()
+                self.sessions.journal.prune_long()
             self._prune_at = now + (0.0 if more else PRUNE_SECONDS)
 
     def _wants_a_look(self, row: SessionRow, kind: ActionKind) -> bool:
-        if self._queue.busy(row.key):
+        if self.queue.busy(row.key):
             return False
         if kind is ActionKind.READY:
-            reclaim = self._judge.reclaims(row)
-            reclaim = self._judge.naps(row) or reclaim
+            reclaim = self.judge.reclaims(row)
+            reclaim = self.judge.naps(row) or reclaim
             wished = row.intent is not Intent.NONE or row.phase is Phase.WARNED
-            due = self._saving.is_due(row)
+            due = self.saving.is_due(row)
             return reclaim or wished or due or row.stop_asked is not None
         wished = row.intent is not Intent.NONE
-        untold = self._sessions.runtime(row.key).end_untold
+        untold = self.sessions.runtime(row.key).end_untold
         return kind is not ActionKind.NOTHING or wished or untold
 
     def metrics_snapshot(self) -> MetricsSnapshot:
-        kept = self._sessions.journal.checkpoints()
-        sampled, now = self._sampler.sampled, self._sessions.clock.now()
+        kept = self.sessions.journal.checkpoints()
+        sampled, now = self.sampler.sampled, self.sessions.clock.now()
         return MetricsSnapshot(
-            phases=dict(self._sessions.phases()),
-            counters=self._sessions.counters,
+            phases=dict(self.sessions.phases()),
+            counters=self.sessions.counters,
             checkpoints=len(kept),
             stored_bytes=kept_bytes(c.info for c in kept),
             sample_age=None if sampled is None else now - sampled,
-            watched=self._sampler.watched,
-            waiting=self._sessions.waiting(),
-            napping_bytes=self._sessions.napping_bytes(),
-            crowded_gpus=len(self._room.crowded()),
+            watched=self.sampler.watched,
+            waiting=self.sessions.waiting(),
+            napping_bytes=self.sessions.napping_bytes(),
+            crowded_gpus=len(self.room.crowded()),
             kept=sum(
                 accounting.is_kept(row, now)
-                for row in self._sessions.journal.sessions()
+                for row in self.sessions.journal.sessions()
                 if row.phase is not Phase.STOPPED
             ),
             suspended_bytes=sum(
                 c.info.logical_bytes for c in kept if c.keeping is Keeping.CURRENT
             ),
-            save_every=self._settings.save_every,
-            risks=risks(self._sessions),
-            drained=self._sessions.drains.counts(),
-            gpus=metrics.gpus(self._sessions),
-            gpu_seconds=metrics.gpu_seconds(self._sessions),
+            save_every=self.sessions.settings.save_every,
+            risks=risks(self.sessions),
+            drained=self.sessions.drains.counts(),
+            gpus=metrics.gpus(self.sessions),
+            gpu_seconds=metrics.gpu_seconds(self.sessions),
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
@@ -60,27 +61,27 @@ class ObservedState:
         )
 
 
+@dataclass(eq=False)
 class Observer:
-    def __init__(
-        self, sessions: Sessions, agent: Agent, hub: Hub, deletions: Deletions
-    ) -> None:
-        self._sessions = sessions
-        self._agent = agent
-        self._hub = hub
-        self._deletions = deletions
-        self._silent: set[str] = set()
-        self._saved: list[CheckpointInfo] | None = None
-        self._listed = 0.0
-        #: the store's last answer; None: it has not answered this program
-        self._list: dict[SessionKey, tuple[CheckpointInfo, ...]] | None = None
+    sessions: Sessions
+    agent: Agent
+    hub: Hub
+    deletions: Deletions
+    _silent: set[str] = field(default_factory=set, init=False)
+    _saved: list[CheckpointInfo] | None = field(default=None, init=False)
+    _listed: float = field(default=0.0, init=False)
+    #: the store's last answer; None: it has not answered this program
+    _list: dict[SessionKey, tuple[CheckpointInfo, ...]] | None = field(
+        default=None, init=False
+    )
 
     async def observe_all(self, store_every: float) -> ObservedState:
         """Observe everything; the store's answer may be so many seconds old."""
-        asked = self._sessions.clock.monotonic()
+        asked = self.sessions.clock.monotonic()
         trees, saved, servers = await asyncio.gather(
-            self._ask("agent", self._agent.trees),
+            self._ask("agent", self.agent.trees),
             self._stored(store_every),
-            self._ask("Hub", self._hub.servers),
+            self._ask("Hub", self.hub.servers),
         )
         return ObservedState(trees, saved, servers, asked)
 
@@ -88,12 +89,12 @@ class Observer:
         return sorted(self._silent)
 
     async def _stored(self, every: float) -> list[CheckpointInfo] | None:
-        now = self._sessions.clock.monotonic()
+        now = self.sessions.clock.monotonic()
         if self._saved is None or now - self._listed >= every:
-            for runtime in self._sessions.runtimes.values():
+            for runtime in self.sessions.runtimes.values():
                 runtime.deleted = frozenset()
                 runtime.told = {}
-            self._saved = await self._ask("agent's store", self._agent.checkpoints)
+            self._saved = await self._ask("agent's store", self.agent.checkpoints)
             self._listed = now
             if self._saved is not None:
                 self._list = _by_key(in_order(self._saved))
@@ -104,23 +105,23 @@ class Observer:
         if self._list is None:
             return False
         had = self.whole(key, Observed((), self._list.get(key, ()), None))
-        return phase.is_current(self._sessions.row(key), had)
+        return phase.is_current(self.sessions.row(key), had)
 
     def of(self, key: SessionKey, state: ObservedState) -> Observed:
         return self.whole(key, state.session(key))
 
     def whole(self, key: SessionKey, observed: Observed) -> Observed:
         """Leave out what is deleted, add what the store does not show yet."""
-        observed = self._deletions.living(key, observed)
-        self._sessions.see(key, observed.saved or ())
-        words = marks.said(self._sessions, key, observed.saved or ())
+        observed = self.deletions.living(key, observed)
+        self.sessions.see(key, observed.saved or ())
+        words = marks.said(self.sessions, key, observed.saved or ())
         return observed._replace(said=words)
 
     async def observe(self, key: SessionKey) -> Observed:
         trees, saved, hub = await asyncio.gather(
-            self._ask("agent", lambda: self._agent.trees(key)),
-            self._ask("agent's store", lambda: self._agent.checkpoints(key)),
-            self._ask("Hub", lambda: self._hub.server(key)),
+            self._ask("agent", lambda: self.agent.trees(key)),
+            self._ask("agent's store", lambda: self.agent.checkpoints(key)),
+            self._ask("Hub", lambda: self.hub.server(key)),
         )
         observed = Observed(
             trees=None if trees is None else tuple(trees),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import codec
@@ -25,11 +26,10 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
 
+@dataclass(eq=False)
 class Operations:
-    def __init__(self, sessions: Sessions, agent: Agent) -> None:
-        self._sessions = sessions
-        self._settings = sessions.settings
-        self._agent = agent
+    sessions: Sessions
+    agent: Agent
 
     async def end_of(
         self,
@@ -50,20 +50,20 @@ class Operations:
                 operation may go on there.
         """
         calling = is_over and asyncio.create_task(self._call_off_once(row, is_over))
-        limit = self._settings.operation_limit
+        limit = self.sessions.settings.operation_limit
         try:
             async with asyncio.timeout(limit):
-                async for event in self._agent.follow(row.incarnation, order):
+                async for event in self.agent.follow(row.incarnation, order):
                     counts = hear(event)
                     if event.step is None:
                         return event
                     if counts:
-                        self._sessions.counters.step(name, event.step)
+                        self.sessions.counters.step(name, event.step)
         except TimeoutError:
             if not order.cancellable:
                 late = Refused(Reason.TIMED_OUT, step=order.kind, seconds=limit)
                 return Event(failure=codec.failure_of(late))
-            await self._agent.order(row.incarnation, Cancel())
+            await self.agent.order(row.incarnation, Cancel())
             raise Unreachable(Reason.AGENT_UNREACHABLE, detail=order.kind) from None
         except Unreachable:
             raise
@@ -78,8 +78,8 @@ class Operations:
         self, row: SessionRow, is_over: Callable[[SessionRow], bool]
     ) -> None:
         """Cancel again and again: an order may have come before the agent had begun."""
-        limit = self._settings.operation_limit
-        while await self._sessions.until(row.key, is_over, limit):
+        limit = self.sessions.settings.operation_limit
+        while await self.sessions.until(row.key, is_over, limit):
             with suppress(ReclaimError):
-                await self._agent.order(row.incarnation, Cancel())
-            await self._sessions.clock.sleep(self._settings.pace)
+                await self.agent.order(row.incarnation, Cancel())
+            await self.sessions.clock.sleep(self.sessions.settings.pace)

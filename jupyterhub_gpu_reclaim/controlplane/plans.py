@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -92,33 +93,26 @@ class Answer(NamedTuple):
     observed: Observed
 
 
+@dataclass(eq=False)
 class Questions:
-    def __init__(
-        self,
-        *,
-        sessions: Sessions,
-        agent: Agent,
-        observer: Observer,
-        worker: Worker,
-    ) -> None:
-        self._sessions = sessions
-        self._agent = agent
-        self._observer = observer
-        self._worker = worker
+    sessions: Sessions
+    agent: Agent
+    observer: Observer
+    worker: Worker
 
     async def call_off(self, key: SessionKey) -> None:
         """Cancel a capture under way; return when it has ended either way."""
-        row = self._sessions.row(key)
+        row = self.sessions.row(key)
         if row.phase is not Phase.SUSPENDING:
             return
-        if self._sessions.drains.of_session(row) is None:
+        if self.sessions.drains.of_session(row) is None:
             with suppress(Refused, NotFound):
-                await self._agent.order(row.incarnation, orders.Cancel())
-        self._sessions.look(key)
+                await self.agent.order(row.incarnation, orders.Cancel())
+        self.sessions.look(key)
         await self.moved(key, lambda now: now.phase is not Phase.SUSPENDING)
 
     async def moved(self, key: SessionKey, so: Callable[[SessionRow], bool]) -> bool:
-        return await self._sessions.until(key, so, self._sessions.settings.settle_limit)
+        return await self.sessions.until(key, so, self.sessions.settings.settle_limit)
 
     async def _moved_on(self, row: SessionRow) -> bool:
         return await self.moved(row.key, lambda now: now != row)
@@ -130,10 +124,10 @@ class Questions:
             ReclaimError: a part that is needed does not answer, or the session moves.
         """
         for _ in range(_LOOKS):
-            row = self._sessions.row(key)
+            row = self.sessions.row(key)
             asked = self._question(key, want, placement)
             answer, silence = await self._ask_reconciler(row, asked)
-            if self._sessions.row(key) != row:
+            if self.sessions.row(key) != row:
                 continue
             if answer.action.kind in ANSWERS:
                 return answer
@@ -155,8 +149,8 @@ class Questions:
             stamp=(placement.term, placement.generation),
             former=placement.former,
             remembered=placement.remembered,
-            listed=self._observer.is_listed(key),
-            came_back=self._sessions.has_come_back(key),
+            listed=self.observer.is_listed(key),
+            came_back=self.sessions.has_come_back(key),
         )
 
     async def _ask_reconciler(
@@ -180,19 +174,19 @@ class Questions:
         return answer, silence
 
     async def _ask_for_trees(self, key: SessionKey, observed: Observed) -> Observed:
-        return observed._replace(trees=tuple(await self._agent.trees(key)))
+        return observed._replace(trees=tuple(await self.agent.trees(key)))
 
     async def _ask_for_checkpoints(
         self, key: SessionKey, observed: Observed
     ) -> Observed:
-        return observed._replace(saved=in_order(await self._agent.checkpoints(key)))
+        return observed._replace(saved=in_order(await self.agent.checkpoints(key)))
 
     def _settle(self, row: SessionRow, observed: Observed, asked: Asked) -> Answer:
         observed = observed._replace(hub=HubState.SPAWNING)
-        observed = self._observer.whole(row.key, observed)
-        asked = asked._replace(kept=tuple(self._sessions.journal.checkpoints(row.key)))
-        now = self._sessions.clock.now()
-        action = settle(row, observed, now, self._sessions.settings, asked)
+        observed = self.observer.whole(row.key, observed)
+        asked = asked._replace(kept=tuple(self.sessions.journal.checkpoints(row.key)))
+        now = self.sessions.clock.now()
+        action = settle(row, observed, now, self.sessions.settings, asked)
         return Answer(action, row, observed)
 
     async def act(self, answer: Answer, placement: Placement) -> None:
@@ -202,12 +196,12 @@ class Questions:
         # Of a start these are new, and nothing is saved under them.
         hubs |= {placement.session, placement.incarnation}
         try:
-            await self._worker.act(row, action, answer.observed, hubs)
+            await self.worker.act(row, action, answer.observed, hubs)
         except Refused as error:
             # A worker may have been told before us that it goes on; it notes that.
             if error.reason is not Reason.NOT_CAPTURED:
                 raise
-            self._sessions.look(row.key)
+            self.sessions.look(row.key)
             if not await self._moved_on(row):
                 raise
 
@@ -218,23 +212,14 @@ _log = logging.getLogger(__name__)
 _ATTEMPTS = 5
 
 
+@dataclass(eq=False)
 class StartPlanner:
-    def __init__(
-        self,
-        *,
-        sessions: Sessions,
-        agent: Agent,
-        deletions: Deletions,
-        questions: Questions,
-        resumer: Resumer,
-        together: Together,
-    ) -> None:
-        self._sessions = sessions
-        self._agent = agent
-        self._deletions = deletions
-        self._questions = questions
-        self._resumer = resumer
-        self._together = together
+    sessions: Sessions
+    agent: Agent
+    deletions: Deletions
+    questions: Questions
+    resumer: Resumer
+    together: Together
 
     async def plan(self, placement: Placement) -> StartPlan:
         """Plan how to start a session; ``placement.incarnation`` is the new one.
@@ -246,21 +231,21 @@ class StartPlanner:
         """
         key = placement.key
         try:
-            self._deletions.take_up()
+            self.deletions.take_up()
             # The check may give it a former one's.
-            owned = self._sessions.row(key).account == placement.owner != ""
-            owners.check(self._sessions, placement)
-            await self._questions.call_off(key)
+            owned = self.sessions.row(key).account == placement.owner != ""
+            owners.check(self.sessions, placement)
+            await self.questions.call_off(key)
             for _ in range(_ATTEMPTS):
-                answer = await self._questions.answer(key, Want.START, placement)
+                answer = await self.questions.answer(key, Want.START, placement)
                 # More may have been found.
-                owners.check(self._sessions, placement)
+                owners.check(self.sessions, placement)
                 plan = await self._plan(answer, placement)
                 if plan is not None:
                     _log.info("%s: start %s", key, plan.action)
                     if plan.action == "refuse":
                         return plan
-                    owners.note(self._sessions, placement)
+                    owners.note(self.sessions, placement)
                     renews = self._renews_login(key, plan.action)
                     return msgspec.structs.replace(
                         plan, owned=owned, renew_login=renews
@@ -273,40 +258,40 @@ class StartPlanner:
                 self._tell_why(key, failure)
             return StartPlan(action="refuse", failure=failure)
         finally:
-            self._sessions.look(key)
+            self.sessions.look(key)
 
     def _renews_login(self, key: SessionKey, action: str) -> bool:
-        if action == "cold" or not renewal_ordered(self._sessions, key):
+        if action == "cold" or not renewal_ordered(self.sessions, key):
             return False
         if action == "adopt":  # for a restore, the place is reported
-            end_renewal(self._sessions, key)
+            end_renewal(self.sessions, key)
         return True
 
     async def _plan(self, answer: Answer, placement: Placement) -> StartPlan | None:
         """Translate the answer into a plan; None: ask again."""
         action, row = answer.action, answer.row
-        if self._sessions.row(row.key) != row:
+        if self.sessions.row(row.key) != row:
             return None
         begins = action.kind in {ActionKind.COLD, ActionKind.RETURN}
         if begins and row.phase is not Phase.RESUMING:
             self._check_open()
         match action.kind:
             case ActionKind.COLD:
-                await owners.check_names(self._sessions, self._agent, placement)
-                moved = self._sessions.row(row.key) != row
+                await owners.check_names(self.sessions, self.agent, placement)
+                moved = self.sessions.row(row.key) != row
                 return None if moved else StartPlan(action="cold")
             case ActionKind.JOIN if action.tree is not None:
                 return await self._adopt_running(answer, action.tree, placement)
             case ActionKind.RETURN if row.phase is Phase.RESUMING:
-                return self._restore(row, await self._agent.identity(row.checkpoint))
+                return self._restore(row, await self.agent.identity(row.checkpoint))
             case ActionKind.RETURN:
                 return await self._begin_restore(answer, placement)
             case ActionKind.MISSING:
-                await owners.check_names(self._sessions, self._agent, placement)
-                if self._sessions.row(row.key) == row:  # its user has to choose
+                await owners.check_names(self.sessions, self.agent, placement)
+                if self.sessions.row(row.key) == row:  # its user has to choose
                     gone = placement.checkpoint
                     failure = failure_of(Reason.CHECKPOINT_MISSING, checkpoint=gone)
-                    self._sessions.apply(
+                    self.sessions.apply(
                         row.key,
                         SessionEvent.FOUND_SAVED,
                         failure=failure,
@@ -315,17 +300,17 @@ class StartPlanner:
                 return None
             case ActionKind.ASK:
                 # What was said before the question is no answer to it.
-                self._sessions.update(row.key, failure=action.failure, **NO_ORDER)
+                self.sessions.update(row.key, failure=action.failure, **NO_ORDER)
         return StartPlan(action="refuse", failure=action.failure)
 
     def _tell_why(self, key: SessionKey, failure: Failure) -> None:
         """Tell it whoever has asked: the Hub only says that it was refused."""
-        if self._sessions.row(key).intent is Intent.RESUME:
-            self._sessions.update(key, failure=failure, **NO_ORDER)
+        if self.sessions.row(key).intent is Intent.RESUME:
+            self.sessions.update(key, failure=failure, **NO_ORDER)
 
     def _check_open(self) -> None:
         """Refuse a start on a drained machine; a cluster places pods elsewhere."""
-        drain = self._sessions.drains.of("")
+        drain = self.sessions.drains.of("")
         if drain is not None:
             raise Refused(Reason.NODE_CLOSED, since=text.moment(drain.since))
 
@@ -334,18 +319,18 @@ class StartPlanner:
     ) -> StartPlan | None:
         key, row = answer.row.key, answer.row
         try:
-            identity = await self._agent.identity(row.checkpoint)
+            identity = await self.agent.identity(row.checkpoint)
         except Unreachable:
             raise
         except ReclaimError as error:
-            self._sessions.update(key, failure=codec.failure_of(error))
+            self.sessions.update(key, failure=codec.failure_of(error))
             raise
-        if self._sessions.row(key) != row:
+        if self.sessions.row(key) != row:
             return None
-        self._sessions.tab_keys.comes_back(key, identity)
-        self._together.come_back(row)
-        self._sessions.begin(key, "resume")
-        row = self._sessions.apply(
+        self.sessions.tab_keys.comes_back(key, identity)
+        self.together.come_back(row)
+        self.sessions.begin(key, "resume")
+        row = self.sessions.apply(
             key,
             SessionEvent.RESTORE,
             session=row.session or placement.session,
@@ -359,7 +344,7 @@ class StartPlanner:
             checkpoint=row.checkpoint,
             generation=row.generation,
             identity=identity,
-            suspension=self._sessions.suspension(row),
+            suspension=self.sessions.suspension(row),
             session=row.session,
         )
 
@@ -374,14 +359,14 @@ class StartPlanner:
         row = answer.row
         if tree.ending:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="stop")
-        if taking.is_ordered(self._sessions, tree.key, tree.incarnation):
-            await taking.end(self._sessions, self._agent, tree.key, tree.incarnation)
+        if taking.is_ordered(self.sessions, tree.key, tree.incarnation):
+            await taking.end(self.sessions, self.agent, tree.key, tree.incarnation)
             return None
-        if not renewal_ordered(self._sessions, row.key):
-            owners.refuse_anothers(self._sessions, tree, placement)
+        if not renewal_ordered(self.sessions, row.key):
+            owners.refuse_anothers(self.sessions, tree, placement)
         known = row.phase in {*LIVE, Phase.RESUMING}
         if not known or tree.incarnation != row.incarnation:
-            taking.running(self._sessions, row, tree, answer.observed)
+            taking.running(self.sessions, row, tree, answer.observed)
         else:
             self._note_answered(row)
         return StartPlan(
@@ -391,13 +376,13 @@ class StartPlanner:
     def _note_answered(self, row: SessionRow) -> None:
         """Note that the Hub has it: its parent has its time, a refusal is over."""
         changes: dict[str, Any] = {}
-        current = self._sessions.journal.checkpoint(row.checkpoint)
+        current = self.sessions.journal.checkpoint(row.checkpoint)
         if retention.is_unanswered(row, current):
-            changes["resumed_at"] = self._sessions.clock.now()
+            changes["resumed_at"] = self.sessions.clock.now()
         if row.failure is not None and row.failure.code == Reason.NOT_ADOPTED.value:
             changes["failure"] = None
         if changes:
-            self._sessions.update(row.key, **changes)
+            self.sessions.update(row.key, **changes)
 
     # --- after the plan
     async def placed(self, placement: Placement) -> None:
@@ -406,8 +391,8 @@ class StartPlanner:
         Raises:
             Refused: ``wrong_phase``: that restore is not, or no longer, under way.
         """
-        key, sessions = placement.key, self._sessions
-        self._deletions.take_up()  # if the start was planned without this service
+        key, sessions = placement.key, self.sessions
+        self.deletions.take_up()  # if the start was planned without this service
         row = sessions.row(key)
         if row.phase is Phase.RESUMING and row.incarnation == placement.incarnation:
             sessions.update(key, placed=True)
@@ -418,37 +403,37 @@ class StartPlanner:
             sessions.tab_keys.begun(key, placement.tab_key)
             self._note_cold_start(row, placement)
             owners.note(sessions, placement)
-        self._sessions.look(key)
+        self.sessions.look(key)
 
     def _note_cold_start(self, row: SessionRow, placement: Placement) -> None:
         if row.incarnation == placement.incarnation:
             return  # it was found before; whatever has become of it since is newer
         stopped = row.phase in {*LIVE, Phase.STOPPED}
-        self._sessions.apply(
+        self.sessions.apply(
             row.key,
             SessionEvent.STARTED if stopped else SessionEvent.FOUND_RUNNING,
             session=placement.session,
             incarnation=placement.incarnation,
             checkpoint="",
-            started_at=self._sessions.clock.now(),
+            started_at=self.sessions.clock.now(),
             resumed_at=None,
         )
 
     async def progress(self, key: SessionKey, after: int = 0) -> AsyncIterator[Event]:
         """Events of the restore under way from number ``after`` on, until its end."""
-        operation = self._sessions.operation(key)
-        row = self._sessions.row(key)
+        operation = self.sessions.operation(key)
+        row = self.sessions.row(key)
         if operation is not None and operation.kind != "resume":
             operation = None
         if row.phase is Phase.RESUMING and operation is None:
-            operation = self._sessions.begin(key, "resume")
+            operation = self.sessions.begin(key, "resume")
         if operation is not None and (row.phase is Phase.RESUMING or operation.ended):
             async for event in operation.read(after):
                 yield event
             return
         tree = await self._unknown_return(row)
         if tree is None and row.phase in LIVE:
-            tree = await self._agent.tree(row.incarnation)
+            tree = await self.agent.tree(row.incarnation)
         if tree is None:
             yield Event(failure=row.failure or failure_of(Reason.CANCELLED))
         elif tree.state is not TreeState.RESTORING:  # else it is asked again
@@ -459,38 +444,38 @@ class StartPlanner:
 
         It may be all that there is, if the store was put back with the journal.
         """
-        for tree in await self._agent.trees(row.key):
+        for tree in await self.agent.trees(row.key):
             back = tree.runs or tree.state is TreeState.RESTORING
-            ordered = taking.is_ordered(self._sessions, row.key, tree.incarnation)
+            ordered = taking.is_ordered(self.sessions, row.key, tree.incarnation)
             if back and tree.incarnation != row.incarnation and not ordered:
                 return tree
         return None
 
     async def login_revoked(self, placement: Placement) -> None:
         """Note that a running server's login was revoked: so is the key of its tabs."""
-        if self._sessions.row(placement.key).incarnation == placement.incarnation:
-            self._sessions.tab_keys.revoke(placement.key)
+        if self.sessions.row(placement.key).incarnation == placement.incarnation:
+            self.sessions.tab_keys.revoke(placement.key)
 
     async def cancelled(self, placement: Placement) -> None:
         """Cancel a start: end what was placed, keep the checkpoint."""
-        row = self._sessions.row(placement.key)
+        row = self.sessions.row(placement.key)
         failure = placement.failure
         if failure is not None and failure.code == Reason.TOKEN_REVOKED.value:
-            self._sessions.tab_keys.revoke(placement.key)
+            self.sessions.tab_keys.revoke(placement.key)
         if row.incarnation == placement.incarnation:
             self._cancel(row, placement)
         with suppress(Unreachable, Refused):
             await taking.end(
-                self._sessions, self._agent, placement.key, placement.incarnation
+                self.sessions, self.agent, placement.key, placement.incarnation
             )
-        self._sessions.look(placement.key)
+        self.sessions.look(placement.key)
 
     def _cancel(self, row: SessionRow, placement: Placement) -> None:
-        sessions = self._sessions
+        sessions = self.sessions
         if row.phase is Phase.RESUMING:
             operation = sessions.operation(row.key)
             failed = operation is not None and operation.ended
-            self._resumer.failed(row, row.failure if failed else placement.failure)
+            self.resumer.failed(row, row.failure if failed else placement.failure)
         elif row.phase in LIVE and row.checkpoint == placement.checkpoint != "":
             # It ran for a moment and never answered the Hub.
             sessions.apply(row.key, SessionEvent.LOST)
@@ -522,21 +507,13 @@ def end_renewal(sessions: Sessions, key: SessionKey) -> None:
 _LATELY = 86400.0
 
 
+@dataclass(eq=False)
 class StopPlanner:
-    def __init__(
-        self,
-        *,
-        sessions: Sessions,
-        agent: Agent,
-        deletions: Deletions,
-        resumer: Resumer,
-        questions: Questions,
-    ) -> None:
-        self._sessions = sessions
-        self._agent = agent
-        self._deletions = deletions
-        self._resumer = resumer
-        self._questions = questions
+    sessions: Sessions
+    agent: Agent
+    deletions: Deletions
+    resumer: Resumer
+    questions: Questions
 
     async def plan(self, placement: Placement) -> StopPlan:
         """Answer ``release`` if that incarnation is (now) suspended, else ``stop``.
@@ -549,55 +526,55 @@ class StopPlanner:
             Unreachable: the agent does not answer, and whether the session has ended is
                 not known here.
         """
-        row = owners.row_of(self._sessions, placement)
+        row = owners.row_of(self.sessions, placement)
         key = row.key
         if placement.checked:
             # A restarted Hub stops a server only because it found it frozen: nobody
             # asked for that stop, so the capture is finished.
-            await self._questions.moved(
+            await self.questions.moved(
                 key, lambda row: row.phase is not Phase.SUSPENDING
             )
         with suppress(Unreachable):
-            await self._questions.call_off(key)
-        row = self._sessions.row(key)
+            await self.questions.call_off(key)
+        row = self.sessions.row(key)
         mine = row.incarnation == placement.incarnation
         if mine and row.stop_asked is not None and row.phase in LIVE:
             await self._save_first(key)
-            if self._sessions.row(key).phase in LIVE:
+            if self.sessions.row(key).phase in LIVE:
                 # Nobody but us has asked for the end of what is not saved.
                 raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
         ids = placement.incarnation, placement.session
-        names = set() if mine else await owners.names_of(self._agent, *ids)
+        names = set() if mine else await owners.names_of(self.agent, *ids)
         if names and key not in names:  # it is its user's, of before a new name
             return StopPlan(action="keep")
-        answer = await self._questions.answer(key, Want.STOP, placement)
+        answer = await self.questions.answer(key, Want.STOP, placement)
         match answer.action.kind:
             case ActionKind.REFUSE if answer.action.failure is not None:
                 raise codec.error_of(answer.action.failure, Refused)
             case ActionKind.SAVED:
                 return self._release_plan(key)
             case ActionKind.KEEP:
-                self._sessions.look(key)
+                self.sessions.look(key)
                 return StopPlan(action="keep")
         return StopPlan(action="stop")
 
     def _release_plan(self, key: SessionKey) -> StopPlan:
-        row = self._sessions.row(key)
-        suspension = self._sessions.suspension(row)
+        row = self.sessions.row(key)
+        suspension = self.sessions.suspension(row)
         return StopPlan(
             action="release", checkpoint=row.checkpoint, suspension=suspension
         )
 
     async def _save_first(self, key: SessionKey) -> None:
         """Capture once more: it runs again, and the Hub cannot be stopped (trap T8)."""
-        self._sessions.update(key, intent=Intent.SUSPEND, intent_by=SERVICE)
-        self._sessions.look(key)
-        await self._sessions.until(
+        self.sessions.update(key, intent=Intent.SUSPEND, intent_by=SERVICE)
+        self.sessions.look(key)
+        await self.sessions.until(
             key,
             lambda row: (
                 row.phase is not Phase.SUSPENDING and row.intent is not Intent.SUSPEND
             ),
-            self._sessions.settings.settle_limit,
+            self.sessions.settings.settle_limit,
         )
 
     async def release(self, placement: Placement) -> None:
@@ -606,33 +583,33 @@ class StopPlanner:
         Raises:
             Refused: ``not_captured``: that incarnation is not saved.
         """
-        row = owners.row_of(self._sessions, placement)
+        row = owners.row_of(self.sessions, placement)
         if row.incarnation != placement.incarnation or row.phase not in SAVED:
             raise Refused(Reason.NOT_CAPTURED)
         try:
             release = orders.Release(row.checkpoint)
-            await self._agent.order(row.incarnation, release)
+            await self.agent.order(row.incarnation, release)
         finally:
-            self._sessions.look(row.key)
+            self.sessions.look(row.key)
 
     async def stopped(self, placement: Placement) -> None:
         """Note a real stop. A suspended session stays suspended (trap T9)."""
-        row = owners.row_of(self._sessions, placement)
+        row = owners.row_of(self.sessions, placement)
         if row.incarnation == placement.incarnation:
-            back = self._sessions.has_come_back(row.key)
+            back = self.sessions.has_come_back(row.key)
             if row.phase is Phase.RESUMING and back:
-                row = self._resumer.restored(row)
+                row = self.resumer.restored(row)
             if row.phase in {*LIVE, Phase.SUSPENDING}:
                 self._note_stop(row, placement)
             elif row.phase is Phase.RESUMING:
-                self._sessions.apply(row.key, SessionEvent.STOPPED)
-        self._sessions.look(row.key)
+                self.sessions.apply(row.key, SessionEvent.STOPPED)
+        self.sessions.look(row.key)
 
     def _note_stop(self, row: SessionRow, placement: Placement) -> None:
         """Note a real stop; a checkpoint still kept from the return is set aside."""
         aside: list[CheckpointRow] = []
         if placement.failure is None and not placement.culled:  # a person's word
-            aside = expiry.aside(self._sessions, row.checkpoint)
+            aside = expiry.aside(self.sessions, row.checkpoint)
         changes: dict[str, Any] = {
             "checkpoints": aside,
             "bring_back": "",
@@ -640,11 +617,11 @@ class StopPlanner:
         }
         if placement.failure is not None:
             ended = placement.failure
-            taking.vanished(self._sessions, self._agent, row, ended, **changes)
+            taking.vanished(self.sessions, self.agent, row, ended, **changes)
             return
         by = placement.by or of_user(row.key.user)
         why = self._note_culler(by) if placement.culled else None
-        self._sessions.apply(row.key, SessionEvent.STOPPED, by=by, why=why, **changes)
+        self.sessions.apply(row.key, SessionEvent.STOPPED, by=by, why=why, **changes)
 
     async def forget(self, deletion: Deletion) -> None:
         """Delete everything that is left of a deleted server. Idempotent."""
@@ -652,20 +629,20 @@ class StopPlanner:
         if deletion.kept_from:
             self._keep_for_a_while(key, deletion.kept_from)
             return
-        self._deletions.take(deletion)
+        self.deletions.take(deletion)
         with suppress(ReclaimError):
-            await self._deletions.carry_out(key)
-        self._sessions.look(key)
+            await self.deletions.carry_out(key)
+        self.sessions.look(key)
 
     def _note_culler(self, by: str) -> Decision:
-        now = self._sessions.clock.now()
-        self._sessions.journal.note(NoteKind.CULLER, by, now)
+        now = self.sessions.clock.now()
+        self.sessions.journal.note(NoteKind.CULLER, by, now)
         code, told = Reason.CULLED.value, Reason.CULLED.sentence(by=by)
         return Decision(reclaim=False, code=code, message=told)
 
     def lately_culled(self) -> list[str]:
-        now = self._sessions.clock.now()
-        found = self._sessions.journal.all_noted(NoteKind.CULLER)
+        now = self.sessions.clock.now()
+        found = self.sessions.journal.all_noted(NoteKind.CULLER)
         return [
             f"{name} ends sessions for being idle, the last"
             f" {duration(max(now - at, 0.0))} ago; nothing of them was saved."
@@ -674,15 +651,15 @@ class StopPlanner:
         ]
 
     def _keep_for_a_while(self, key: SessionKey, program: str) -> None:
-        row, seconds = self._sessions.row(key), self._sessions.settings.set_aside
+        row, seconds = self.sessions.row(key), self.sessions.settings.set_aside
         if not row.since:
             return
         kept, claimed = [], row.claimed
         if row.phase is Phase.SUSPENDED:  # whoever has the name next wants it
-            until = self._sessions.clock.now() + seconds
-            current = self._sessions.journal.checkpoint(row.checkpoint)
+            until = self.sessions.clock.now() + seconds
+            current = self.sessions.journal.checkpoint(row.checkpoint)
             kept = [current.kept(Keeping.CURRENT, until)] if current else []
             claimed = True
-        line = self._sessions.audit_line(key, program, "user deleted")
-        self._sessions.update(key, line, checkpoints=kept, claimed=claimed)
-        self._sessions.look(key)
+        line = self.sessions.audit_line(key, program, "user deleted")
+        self.sessions.update(key, line, checkpoints=kept, claimed=claimed)
+        self.sessions.look(key)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
@@ -38,19 +39,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Resumer:
-    def __init__(
-        self,
-        sessions: Sessions,
-        operations: Operations,
-        hub: Hub,
-        line: GpuQueue,
-    ) -> None:
-        self._sessions = sessions
-        self._operations = operations
-        self._hub = hub
-        self._line = line
-        self._asking: set[asyncio.Task[None]] = set()
+    sessions: Sessions
+    operations: Operations
+    hub: Hub
+    line: GpuQueue
+    _asking: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     async def start(self, row: SessionRow) -> None:
         """Ask the Hub for the start that a person asked for; may be repeated.
@@ -62,10 +57,10 @@ class Resumer:
         self._asking.add(asking)
         asking.add_done_callback(self._forget_request)
         begun = asyncio.create_task(
-            self._sessions.until(
+            self.sessions.until(
                 row.key,
                 lambda now: now.phase is not Phase.SUSPENDED,
-                self._sessions.settings.operation_limit,
+                self.sessions.settings.operation_limit,
             )
         )
         try:
@@ -84,16 +79,16 @@ class Resumer:
 
     async def _ask_for_start(self, row: SessionRow) -> None:
         try:
-            await self._hub.start(row.key)
+            await self.hub.start(row.key)
         except Refused as error:
-            asked, row = row, self._sessions.row(row.key)
+            asked, row = row, self.sessions.row(row.key)
             if row.intent is not Intent.RESUME or row.since != asked.since:
                 return  # it was begun; the agent has reported its end
             if error.retryable:
                 _log.info("%s: the Hub is not ready for a start: %s", row.key, error)
                 return
             failure = codec.failure_of(error)
-            self._sessions.update(row.key, failure=failure, **NO_ORDER)
+            self.sessions.update(row.key, failure=failure, **NO_ORDER)
 
     async def follow(self, row: SessionRow) -> AsyncIterator[SessionRow]:
         """Start or attach to the restore of a RESUMING session, up to its end.
@@ -103,20 +98,20 @@ class Resumer:
         Raises:
             Unreachable: the agent was lost on the way; the restore may go on there.
         """
-        over = self._line.over(row)
+        over = self.line.over(row)
         if over is not None:
             yield self.failed(row, over)
             return
-        if not self._line.may_try(row):
+        if not self.line.may_try(row):
             return
         end = await self._restore(row)
-        row = self._sessions.row(row.key) if self._is_unchanged(row) else row
-        if end.failure is not None and not self._line.waits(row, end.failure):
-            yield self.failed(row, self._line.told(row, end.failure))
+        row = self.sessions.row(row.key) if self._is_unchanged(row) else row
+        if end.failure is not None and not self.line.waits(row, end.failure):
+            yield self.failed(row, self.line.told(row, end.failure))
 
     async def _restore(self, row: SessionRow) -> Event:
         unserved = row.waiting_since is not None
-        noted = self._sessions.journal.noted(NoteKind.FILES_BACK, row.checkpoint)
+        noted = self.sessions.journal.noted(NoteKind.FILES_BACK, row.checkpoint)
         order = orders.Restore(row.checkpoint, put_files_back=noted is not None)
 
         def hear(event: Event) -> bool:
@@ -128,41 +123,41 @@ class Resumer:
                 return False  # most tries of waiting sessions end here
             if unserved:
                 unserved = False
-                self._sessions.step(row.key, "resume", self._line.served(row))
-            self._sessions.step(row.key, "resume", event)
+                self.sessions.step(row.key, "resume", self.line.served(row))
+            self.sessions.step(row.key, "resume", event)
             if event.tree is not None and event.tree.as_of:
                 self._note_moment(row, event.tree)
             return True
 
-        return await self._operations.end_of(row, order, "resume", hear=hear)
+        return await self.operations.end_of(row, order, "resume", hear=hear)
 
     def _note_moment(self, row: SessionRow, tree: Tree) -> None:
         """Tell in its history to which moment it went, and where newer files lie."""
         note = f"It is as it was at {moment(tree.as_of)}; outputs may be newer."
         if tree.newer:
             note += f" Newer files lie in {', '.join(tree.newer)}."
-        line = self._sessions.audit_line(row.key, SERVICE, "went back", note)
-        self._sessions.update(row.key, line)
+        line = self.sessions.audit_line(row.key, SERVICE, "went back", note)
+        self.sessions.update(row.key, line)
 
     def _forget_files_back(self, row: SessionRow) -> None:
-        self._sessions.journal.forget_notes(NoteKind.FILES_BACK, row.checkpoint)
+        self.sessions.journal.forget_notes(NoteKind.FILES_BACK, row.checkpoint)
 
     def _is_unchanged(self, row: SessionRow) -> bool:
-        now = self._sessions.row(row.key)
+        now = self.sessions.row(row.key)
         return (now.phase, now.incarnation) == (row.phase, row.incarnation)
 
     def restored(self, row: SessionRow, *, answered: bool = True) -> SessionRow:
         """RESUMING -> RUNNING; until it has answered, its checkpoint has no limit."""
-        self._sessions.counters.ended("resume", "ok")
+        self.sessions.counters.ended("resume", "ok")
         self._forget_files_back(row)
-        now = self._sessions.clock.now()
-        operation = self._sessions.operation(row.key)
+        now = self.sessions.clock.now()
+        operation = self.sessions.operation(row.key)
         if operation is not None and operation.kind == "resume":
-            suspension = self._sessions.suspension(row)
+            suspension = self.sessions.suspension(row)
             seconds = sum(step.seconds for step in operation.steps())
             if suspension is not None:
-                self._sessions.resume_times.add(row.key, suspension.bytes, seconds)
-        return self._sessions.apply(
+                self.sessions.resume_times.add(row.key, suspension.bytes, seconds)
+        return self.sessions.apply(
             row.key,
             SessionEvent.RESTORED,
             note=f"That took {duration(now - row.since)}.",
@@ -171,15 +166,15 @@ class Resumer:
 
     def failed(self, row: SessionRow, failure: Failure | None) -> SessionRow:
         if not self._is_unchanged(row):
-            return self._sessions.row(row.key)
+            return self.sessions.row(row.key)
         self._forget_files_back(row)
-        self._sessions.counters.ended(
+        self.sessions.counters.ended(
             "resume", "failed", failure.code if failure else Reason.CANCELLED.value
         )
         if failure is not None:
-            self._sessions.end_with(row.key, failure)
-        self._sessions.end(row.key, Reason.CANCELLED)
-        return self._sessions.apply(
+            self.sessions.end_with(row.key, failure)
+        self.sessions.end(row.key, Reason.CANCELLED)
+        return self.sessions.apply(
             row.key,
             SessionEvent.RESTORE_FAILED,
             failure=failure,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
@@ -36,16 +37,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Saver:
-    def __init__(
-        self,
-        sessions: Sessions,
-        operations: Operations,
-        new_id: Callable[[], str],
-    ) -> None:
-        self._sessions = sessions
-        self._operations = operations
-        self._new_id = new_id
+    sessions: Sessions
+    operations: Operations
+    new_id: Callable[[], str]
 
     async def save(self, row: SessionRow, by: str) -> None:
         """Save a running session; an order to do so in its row is then carried out.
@@ -54,9 +50,9 @@ class Saver:
             Unreachable: the agent was lost on the way; it may go on there.
             Refused: ``operation_in_flight``: another one has to end first.
         """
-        generation = self._sessions.next_generation(row.key)
-        order = orders.Save(self._new_id(), generation, name=row.save_name)
-        end = await self._operations.end_of(
+        generation = self.sessions.next_generation(row.key)
+        order = orders.Save(self.new_id(), generation, name=row.save_name)
+        end = await self.operations.end_of(
             row, order, "save", is_over=self._is_wanted_otherwise
         )
         if end.checkpoint is not None:
@@ -68,11 +64,11 @@ class Saver:
 
     def _is_wanted_otherwise(self, row: SessionRow) -> bool:
         ordered = row.intent not in {Intent.NONE, Intent.SAVE}
-        return ordered or self._sessions.drains.of_session(row) is not None
+        return ordered or self.sessions.drains.of_session(row) is not None
 
     def _note_saved(self, row: SessionRow, by: str, info: CheckpointInfo) -> None:
-        sessions, now = self._sessions, self._sessions.row(row.key)
-        self._sessions.counters.ended("save", "ok")
+        sessions, now = self.sessions, self.sessions.row(row.key)
+        self.sessions.counters.ended("save", "ok")
         if now.incarnation != row.incarnation or now.phase not in LIVE:
             return  # it is found in the store
         note = (
@@ -93,8 +89,8 @@ class Saver:
         )
 
     def _note_failed(self, row: SessionRow, by: str, failure: Failure) -> None:
-        sessions, now = self._sessions, self._sessions.row(row.key)
-        self._sessions.counters.ended("save", "failed", failure.code)
+        sessions, now = self.sessions, self.sessions.row(row.key)
+        self.sessions.counters.ended("save", "failed", failure.code)
         if failure.code == Reason.CANCELLED.value:
             return  # where nobody wants anything else, it is tried again
         if now.incarnation != row.incarnation or now.phase not in LIVE:
@@ -118,16 +114,16 @@ LULL: Final = 30.0
 _PUT_OFF: Final = 1 / 3
 
 
+@dataclass(eq=False)
 class Saving:
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
+    sessions: Sessions
 
     def is_due(self, row: SessionRow) -> bool:
-        every = self._sessions.saved_every(row.key)
+        every = self.sessions.saved_every(row.key)
         if not every or row.phase not in LIVE or row.phase is Phase.WARNED:
             return False
-        now, runtime = self._sessions.clock.now(), self._sessions.runtime(row.key)
-        last = last_saved(self._sessions, row)
+        now, runtime = self.sessions.clock.now(), self.sessions.runtime(row.key)
+        last = last_saved(self.sessions, row)
         tried = runtime.save_tried
         if tried is not None and now - tried < min(every, self._pause(row)):
             return False
@@ -143,12 +139,12 @@ class Saving:
 
     def note_tried(self, row: SessionRow) -> None:
         """Note that a save begins, however it ends: no rule repeats it at once."""
-        runtime = self._sessions.runtime(row.key)
+        runtime = self.sessions.runtime(row.key)
         runtime.saves_failed = self._failures(row)
-        runtime.save_tried = self._sessions.clock.now()
+        runtime.save_tried = self.sessions.clock.now()
 
     def _failures(self, row: SessionRow) -> int:
-        runtime, last = self._sessions.runtime(row.key), last_saved(self._sessions, row)
+        runtime, last = self.sessions.runtime(row.key), last_saved(self.sessions, row)
         tried = runtime.save_tried
         if tried is None or (last is not None and last >= tried):
             return 0
@@ -156,7 +152,7 @@ class Saving:
 
     def _pause(self, row: SessionRow) -> float:
         failures = self._failures(row)
-        return self._sessions.settings.pause_after(failures) if failures else math.inf
+        return self.sessions.settings.pause_after(failures) if failures else math.inf
 
 
 def is_time(now: float, last: float, every: float, usage: Usage) -> bool:

@@ -8,6 +8,7 @@ the commit. Decisions are taken in ``decide`` and by people, not here.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -46,25 +47,15 @@ _log = logging.getLogger(__name__)
 _PAUSED_PART = 0.25
 
 
+@dataclass(eq=False)
 class Suspender:
-    def __init__(
-        self,
-        sessions: Sessions,
-        agent: Agent,
-        operations: Operations,
-        hub: Hub,
-        new_id: Callable[[], str],
-        *,
-        together: Together,
-        jobs: JobWakes,
-    ) -> None:
-        self._jobs = jobs
-        self._sessions = sessions
-        self._agent = agent
-        self._operations = operations
-        self._hub = hub
-        self._new_id = new_id
-        self._together = together
+    sessions: Sessions
+    agent: Agent
+    operations: Operations
+    hub: Hub
+    new_id: Callable[[], str]
+    together: Together
+    jobs: JobWakes
 
     async def run(
         self,
@@ -82,32 +73,32 @@ class Suspender:
         Raises:
             Unreachable: the agent was lost on the way; the capture may go on there.
         """
-        before = self._sessions.row(key)
-        told = self._jobs.told(before)
+        before = self.sessions.row(key)
+        told = self.jobs.told(before)
         if why is not None and told not in why.message:
             why = msgspec.structs.replace(why, message=f"{why.message} {told}")
-        self._jobs.note(before)
+        self.jobs.note(before)
         yield (
-            row := self._sessions.apply(
+            row := self.sessions.apply(
                 key,
                 SessionEvent.SUSPEND,
                 by=by,
                 why=why,
                 note=told,
-                attempt=self._new_id(),
+                attempt=self.new_id(),
             )
         )
-        self._sessions.counters.causes[why.code if why else "request"] += 1
-        self._sessions.begin(key, "suspend")
+        self.sessions.counters.causes[why.code if why else "request"] += 1
+        self.sessions.begin(key, "suspend")
         judged = why is not None and not in_use
-        seen = self._sessions.runtime(key).seen if judged else None
+        seen = self.sessions.runtime(key).seen if judged else None
         async for after in self._follow(row, seen):
             yield after
 
     def found(self, row: SessionRow, tree: Tree) -> None:
         """Note a capture under way that somebody else has ordered."""
-        self._sessions.begin(row.key, "suspend")
-        self._sessions.apply(row.key, SessionEvent.SUSPEND, attempt=tree.checkpoint)
+        self.sessions.begin(row.key, "suspend")
+        self.sessions.apply(row.key, SessionEvent.SUSPEND, attempt=tree.checkpoint)
 
     async def attach(self, row: SessionRow) -> AsyncIterator[SessionRow]:
         """Follow the capture of a SUSPENDING session up to its end; begin none."""
@@ -117,53 +108,53 @@ class Suspender:
     async def _follow(
         self, row: SessionRow, seen: float | None
     ) -> AsyncIterator[SessionRow]:
-        generation = self._sessions.next_generation(row.key)
+        generation = self.sessions.next_generation(row.key)
         order = orders.Capture(row.attempt, generation, seen=seen)
 
         def hear(event: Event) -> bool:
-            self._sessions.step(row.key, "suspend", event)
+            self.sessions.step(row.key, "suspend", event)
             return True
 
-        end = await self._operations.end_of(
+        end = await self.operations.end_of(
             row, order, "suspend", hear=hear, is_over=self._is_over(row)
         )
         if not self._still(row):
             return
         if end.checkpoint is not None:
-            yield self.committed(self._sessions.row(row.key), end.checkpoint)
+            yield self.committed(self.sessions.row(row.key), end.checkpoint)
         elif end.failure is not None:
-            yield self.failed(self._sessions.row(row.key), end.failure)
+            yield self.failed(self.sessions.row(row.key), end.failure)
 
     def _is_over(self, row: SessionRow) -> Callable[[SessionRow], bool]:
         """Whether a capture is not wanted any more, or its session is gone."""
-        drains, code = self._sessions.drains, Reason.NODE_DRAINS.value
-        drained = any(line.code == code for line in self._sessions.cause(row.key))
+        drains, code = self.sessions.drains, Reason.NODE_DRAINS.value
+        drained = any(line.code == code for line in self.sessions.cause(row.key))
         drained = drained and row.stop_asked is None
 
         def is_over(now: SessionRow) -> bool:
             undrained = drained and drains.of_session(now) is None
-            broken = self._together.breaks(now) is not None
+            broken = self.together.breaks(now) is not None
             return not self._still(row) or undrained or broken
 
         return is_over
 
     def _still(self, row: SessionRow) -> bool:
-        now = self._sessions.row(row.key)
+        now = self.sessions.row(row.key)
         return (now.phase, now.attempt) == (row.phase, row.attempt)
 
     def committed(self, row: SessionRow, info: CheckpointInfo) -> SessionRow:
-        counters = self._sessions.counters
+        counters = self.sessions.counters
         counters.logical_bytes += info.logical_bytes
         counters.stored_bytes += info.stored_bytes
-        now = self._sessions.clock.now()
+        now = self.sessions.clock.now()
         counters.deduplicated_bytes += info.deduplicated_bytes
         counters.still.observe(info.frozen_seconds)
-        return self._sessions.apply(
+        return self.sessions.apply(
             row.key,
             SessionEvent.COMMITTED,
             note=f"{size(info.logical_bytes)}, {size(info.stored_bytes)} of it newly"
             f" written; that took {duration(now - row.since)}.",
-            checkpoints=self._sessions.found([info]),
+            checkpoints=self.sessions.found([info]),
             checkpoint=info.id,
             failures=0,
             backoff_until=None,
@@ -173,33 +164,33 @@ class Suspender:
     def failed(self, row: SessionRow, failure: Failure) -> SessionRow:
         """SUSPENDING -> RUNNING: rolled back; the next try waits."""
         if not self._still(row):
-            return self._sessions.row(row.key)
-        row = self._sessions.row(row.key)
+            return self.sessions.row(row.key)
+        row = self.sessions.row(row.key)
         failure = self._reason_called_off(row, failure)
         called_off = failure.code in CALLED_OFF
         failures = row.failures if called_off else row.failures + 1
-        self._sessions.counters.ended("suspend", "failed", failure.code)
-        self._sessions.end(row.key, Reason.CANCELLED)
-        after = self._sessions.apply(
+        self.sessions.counters.ended("suspend", "failed", failure.code)
+        self.sessions.end(row.key, Reason.CANCELLED)
+        after = self.sessions.apply(
             row.key,
             SessionEvent.CAPTURE_FAILED,
             failure=failure,
             failures=failures,
             backoff_until=self._tried_at(row, failures),
         )
-        self._together.went_on(row)
+        self.together.went_on(row)
         return after
 
     def _tried_at(self, row: SessionRow, failures: int) -> float:
         """Return when the next try may begin; a drain has no time for a long pause."""
-        now, drain = self._sessions.clock.now(), self._sessions.drains.of_session(row)
-        wait = self._sessions.settings.pause_after(failures)
+        now, drain = self.sessions.clock.now(), self.sessions.drains.of_session(row)
+        wait = self.sessions.settings.pause_after(failures)
         if drain is not None and drain.until is not None and drain.until > now:
             wait = min(wait, (drain.until - now) * _PAUSED_PART)
         return now + wait
 
     def _reason_called_off(self, row: SessionRow, failure: Failure) -> Failure:
-        alone = self._together.breaks(row)
+        alone = self.together.breaks(row)
         return alone if alone and failure.code == Reason.CANCELLED.value else failure
 
     def rolled_back(self, row: SessionRow, tree: Tree) -> None:
@@ -216,9 +207,9 @@ class Suspender:
     async def stop_at_hub(self, row: SessionRow) -> None:
         """Ask the Hub to stop the server of a captured session; may be repeated."""
         if row.stop_asked is None:
-            self._sessions.update(row.key, stop_asked=self._sessions.clock.now())
+            self.sessions.update(row.key, stop_asked=self.sessions.clock.now())
         try:
-            await self._hub.stop(row.key)
+            await self.hub.stop(row.key)
         except Refused as error:
             if not error.retryable:
                 raise
@@ -226,32 +217,32 @@ class Suspender:
 
     async def tell_end(self, row: SessionRow) -> None:
         """Have the Hub forget a session that was deleted while it was suspended."""
-        self._sessions.runtime(row.key).end_untold = False
-        await self._hub.stop(row.key)
+        self.sessions.runtime(row.key).end_untold = False
+        await self.hub.stop(row.key)
 
     async def release(self, row: SessionRow) -> None:
         """End the captured tree; idempotent. If thawed meanwhile, it is RUNNING."""
         try:
             release = orders.Release(row.checkpoint)
-            await self._agent.order(row.incarnation, release)
+            await self.agent.order(row.incarnation, release)
         except NotFound as error:
             _log.info("%s: nothing left to release: %s", row.key, error)
         except Refused as error:
             if error.reason is not Reason.WENT_ON:
                 raise
-            if self._sessions.row(row.key) == row and row.phase in SAVED:
+            if self.sessions.row(row.key) == row and row.phase in SAVED:
                 self.thawed(row, codec.failure_of(error))
 
     def released(self, row: SessionRow) -> SessionRow:
-        if self._sessions.row(row.key).phase is not Phase.RELEASING:
-            return self._sessions.row(row.key)
-        self._sessions.counters.ended("suspend", "ok")
-        return self._sessions.apply(row.key, SessionEvent.RELEASED)
+        if self.sessions.row(row.key).phase is not Phase.RELEASING:
+            return self.sessions.row(row.key)
+        self.sessions.counters.ended("suspend", "ok")
+        return self.sessions.apply(row.key, SessionEvent.RELEASED)
 
     async def thaw(self, row: SessionRow) -> None:
-        await self._agent.order(row.incarnation, orders.Thaw())
-        if self._sessions.row(row.key) == row and row.phase is Phase.RELEASING:
-            alone = self._together.breaks(row) or self._together.waits(row)
+        await self.agent.order(row.incarnation, orders.Thaw())
+        if self.sessions.row(row.key) == row and row.phase is Phase.RELEASING:
+            alone = self.together.breaks(row) or self.together.waits(row)
             failure = alone or failure_of(Reason.HUB_UNREACHABLE)
             self.thawed(row, failure, asked=alone is None)
 
@@ -259,9 +250,9 @@ class Suspender:
         self, row: SessionRow, failure: Failure, *, asked: bool = True
     ) -> SessionRow:
         """Back to RUNNING; ``asked``: the Hub may have been asked to stop it."""
-        self._sessions.counters.ended("suspend", "failed", failure.code)
-        kept = self._sessions.journal.checkpoints(row.key)
-        after = self._sessions.apply(
+        self.sessions.counters.ended("suspend", "failed", failure.code)
+        kept = self.sessions.journal.checkpoints(row.key)
+        after = self.sessions.apply(
             row.key,
             SessionEvent.THAWED,
             failure=failure,
@@ -269,8 +260,7 @@ class Suspender:
             failures=row.failures + 1,
             backoff_until=self._tried_at(row, 1),
             # a stop by the Hub that comes now may still be ours: ``Stops.plan``
-            stop_asked=row.stop_asked
-            or (self._sessions.clock.now() if asked else None),
+            stop_asked=row.stop_asked or (self.sessions.clock.now() if asked else None),
         )
-        self._together.went_on(row)
+        self.together.went_on(row)
         return after

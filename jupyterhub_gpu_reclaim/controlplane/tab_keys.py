@@ -13,6 +13,7 @@ of, any key counts that is later than the last one known.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
@@ -31,15 +32,15 @@ if TYPE_CHECKING:
 _KINDS = (NoteKind.TAB_KEY, NoteKind.NO_TAB_KEYS)
 
 
+@dataclass(eq=False)
 class TabKeys:
-    def __init__(self, journal: Journal, clock: Clock) -> None:
-        self._journal = journal
-        self._clock = clock
-        self._times: dict[NoteKind, dict[str, float]] | None = None
+    journal: Journal
+    clock: Clock
+    _times: dict[NoteKind, dict[str, float]] | None = field(default=None, init=False)
 
     def count(self, key: SessionKey, made: float) -> bool:
         """Whether a key from that time is of the session that is there now."""
-        row = self._journal.session(key)
+        row = self.journal.session(key)
         if row is None or row.phase is Phase.STOPPED:
             return False
         if made <= self._time_of(NoteKind.NO_TAB_KEYS, key, 0.0):
@@ -67,7 +68,7 @@ class TabKeys:
             self._note(NoteKind.TAB_KEY, key, made)
 
     def revoke(self, key: SessionKey) -> None:
-        now = math.ceil(self._clock.now())
+        now = math.ceil(self.clock.now())
         self._note(
             NoteKind.NO_TAB_KEYS,
             key,
@@ -85,11 +86,11 @@ class TabKeys:
         return self._noted(kind).get(key.path, default)
 
     def _note(self, kind: NoteKind, key: SessionKey, value: float) -> None:
-        self._journal.note(kind, key.path, value)
+        self.journal.note(kind, key.path, value)
         self._noted(kind)[key.path] = value
 
     def _noted(self, kind: NoteKind) -> dict[str, float]:
         """Return the times by path, read once: this service alone writes them."""
         if self._times is None:
-            self._times = {each: self._journal.all_noted(each) for each in _KINDS}
+            self._times = {each: self.journal.all_noted(each) for each in _KINDS}
         return self._times[kind]

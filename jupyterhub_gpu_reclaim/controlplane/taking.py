@@ -11,6 +11,7 @@ term it does not end for us.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
@@ -98,21 +99,13 @@ def vanished(
     )
 
 
+@dataclass(eq=False)
 class Taker:
-    def __init__(
-        self,
-        *,
-        sessions: Sessions,
-        agent: Agent,
-        suspender: Suspender,
-        resumer: Resumer,
-        napper: Napper,
-    ) -> None:
-        self._sessions = sessions
-        self._agent = agent
-        self._suspender = suspender
-        self._resumer = resumer
-        self._napper = napper
+    sessions: Sessions
+    agent: Agent
+    suspender: Suspender
+    resumer: Resumer
+    napper: Napper
 
     def take(
         self,
@@ -130,7 +123,7 @@ class Taker:
                 row, action
             ):
                 answered = observed.hub is not HubState.STOPPED
-                self._resumer.restored(row, answered=answered)
+                self.resumer.restored(row, answered=answered)
             case ActionKind.TAKE if action.phase in LIVE and action.tree is not None:
                 self._take_running(row, action.tree, action.phase, observed)
             case ActionKind.TAKE if action.phase is Phase.SUSPENDED:
@@ -142,13 +135,13 @@ class Taker:
 
     def _take_ending(self, row: SessionRow, action: Action) -> None:
         if action.phase is Phase.STOPPED:
-            vanished(self._sessions, self._agent, row)
+            vanished(self.sessions, self.agent, row)
         elif action.phase is Phase.SUSPENDING and action.tree is not None:
-            self._suspender.found(row, action.tree)
+            self.suspender.found(row, action.tree)
         elif row.phase is Phase.SUSPENDING and action.saved is not None:
-            self._suspender.committed(row, action.saved)
+            self.suspender.committed(row, action.saved)
         elif action.saved is not None:
-            captured(self._sessions, row, action.saved)
+            captured(self.sessions, row, action.saved)
 
     def _take_suspended(
         self,
@@ -158,30 +151,30 @@ class Taker:
         remembered: Collection[str],
     ) -> None:
         if row.phase is Phase.RELEASING:
-            self._suspender.released(row)
+            self.suspender.released(row)
         elif row.phase is Phase.RESUMING:
-            self._resumer.failed(row, failure_of(Reason.CANCELLED))
+            self.resumer.failed(row, failure_of(Reason.CANCELLED))
         elif current is not None and current.stamp > row.stamp:
             self._found(row, current, observed, remembered)
         elif current is not None:
-            ended = self._agent.ending(row.incarnation)
-            lost(self._sessions, row, current, ended)
+            ended = self.agent.ending(row.incarnation)
+            lost(self.sessions, row, current, ended)
 
     def _take_running(
         self, row: SessionRow, tree: Tree, now: Phase, observed: Observed
     ) -> None:
         own = tree.incarnation == row.incarnation
         if own and row.phase in {Phase.SUSPENDING, Phase.RELEASING}:
-            self._suspender.rolled_back(row, tree)
+            self.suspender.rolled_back(row, tree)
         elif not own or row.phase not in LIVE:
-            running(self._sessions, row, tree, observed)
+            running(self.sessions, row, tree, observed)
         elif now is not row.phase and now is Phase.NAPPING:
-            self._napper.found_napping(row, tree)
+            self.napper.found_napping(row, tree)
         elif now is not row.phase and row.phase is Phase.NAPPING:
-            self._napper.found_awake(row, tree)
+            self.napper.found_awake(row, tree)
         else:
-            changes = way_back(row, tree, observed, self._sessions.clock.now())
-            self._sessions.update(row.key, **changes)
+            changes = way_back(row, tree, observed, self.sessions.clock.now())
+            self.sessions.update(row.key, **changes)
 
     def _found(
         self,
@@ -194,14 +187,14 @@ class Taker:
 
         Its user is asked before it comes back, unless the Hub remembers it, too.
         """
-        asks = _question(self._sessions, newest, observed)
+        asks = _question(self.sessions, newest, observed)
         found = asks.code == Reason.SAVED_FOUND.value
         sure = found and retention.is_of(newest, remembered)
-        self._sessions.apply(
+        self.sessions.apply(
             row.key,
             SessionEvent.FOUND_SAVED,
             failure=None if sure else asks,
-            checkpoints=self._sessions.found([newest]),
+            checkpoints=self.sessions.found([newest]),
             **_columns(row, newest, observed.saved or ()),
         )
 

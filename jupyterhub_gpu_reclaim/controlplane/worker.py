@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -69,46 +70,28 @@ WAITING_PACES = 5
 Handler = Callable[[SessionRow, Action], Awaitable[float | None]]
 
 
+@dataclass(eq=False)
 class Worker:
     """Does what the reconciler says; ``work`` is idempotent and may be cancelled."""
 
-    def __init__(
-        self,
-        *,
-        sessions: Sessions,
-        agent: Agent,
-        observer: Observer,
-        deletions: Deletions,
-        judge: Judge,
-        warnings: Warnings,
-        taker: Taker,
-        suspender: Suspender,
-        resumer: Resumer,
-        napper: Napper,
-        saver: Saver,
-        saving: Saving,
-        room: RoomMaker,
-        draining: Draining,
-        turns: Turns,
-        together: Together,
-    ) -> None:
-        self._sessions = sessions
-        self._settings = sessions.settings
-        self._agent = agent
-        self._observer = observer
-        self._deletions = deletions
-        self._warnings = warnings
-        self._judge = judge
-        self._taker = taker
-        self._suspender = suspender
-        self._resumer = resumer
-        self._napper = napper
-        self._saver = saver
-        self._saving = saving
-        self._room = room
-        self._draining = draining
-        self._together = together
-        self._turns = turns
+    sessions: Sessions
+    agent: Agent
+    observer: Observer
+    deletions: Deletions
+    judge: Judge
+    warnings: Warnings
+    taker: Taker
+    suspender: Suspender
+    resumer: Resumer
+    napper: Napper
+    saver: Saver
+    saving: Saving
+    room: RoomMaker
+    draining: Draining
+    turns: Turns
+    together: Together
+
+    def __post_init__(self) -> None:
         self._handlers: dict[ActionKind, Handler] = {
             ActionKind.NOTHING: self._nothing,
             ActionKind.WAIT: self._wait,
@@ -131,26 +114,28 @@ class Worker:
         """
         deleting = await self._delete(key)
         wait = await self._settle(key)
-        self._room.pass_over(key)
-        return self._settings.pace if deleting and wait is None else wait
+        self.room.pass_over(key)
+        return self.sessions.settings.pace if deleting and wait is None else wait
 
     async def _delete(self, key: SessionKey) -> bool:
         """Carry an order to delete out; returns whether to look again soon."""
         try:
-            return await self._deletions.carry_out(key)
+            return await self.deletions.carry_out(key)
         except ReclaimError as error:
             _log.info("%s: what is left of it is deleted later: %s", key, error)
             return False
 
     async def _settle(self, key: SessionKey) -> float | None:
-        row = self._sessions.row(key)
-        observed = await self._observer.observe(key)
-        if self._sessions.row(key) != row:
+        row = self.sessions.row(key)
+        observed = await self.observer.observe(key)
+        if self.sessions.row(key) != row:
             return 0.0  # it went on while we looked
-        action = settle(row, observed, self._sessions.clock.now(), self._settings)
+        action = settle(
+            row, observed, self.sessions.clock.now(), self.sessions.settings
+        )
         wait = self._patience(key, action)
         if wait > 0:
-            return min(wait, self._settings.tick_interval)
+            return min(wait, self.sessions.settings.tick_interval)
         if action.kind not in {ActionKind.NOTHING, ActionKind.WAIT, ActionKind.READY}:
             _log.info("%s: %s: %s", key, row.phase.value, action.kind.value)
         if action.kind in {ActionKind.READY, ActionKind.NOTHING}:
@@ -168,11 +153,11 @@ class Worker:
         if action.kind in self._handlers:
             return await self._handlers[action.kind](row, action)
         if action.phase in LIVE and self._is_to_end(row, observed):
-            await taking.end(self._sessions, self._agent, row.key, row.incarnation)
+            await taking.end(self.sessions, self.agent, row.key, row.incarnation)
             return await self._kill(row, action._replace(tree=None))
-        self._taker.take(row, action, observed, remembered)
-        taken = self._sessions.row(row.key) != row
-        return 0.0 if taken else self._settings.pace
+        self.taker.take(row, action, observed, remembered)
+        taken = self.sessions.row(row.key) != row
+        return 0.0 if taken else self.sessions.settings.pace
 
     def _is_to_end(self, row: SessionRow, observed: Observed) -> bool:
         """Whether what is back was given up before, by an order that had no answer.
@@ -181,7 +166,7 @@ class Worker:
         """
         if not (row.phase.rests or row.phase is Phase.RESUMING):
             return False
-        ordered = taking.is_ordered(self._sessions, row.key, row.incarnation)
+        ordered = taking.is_ordered(self.sessions, row.key, row.incarnation)
         gone = observed.checkpoint(row.checkpoint) is None
         if observed.saved is None:  # nobody has asked: what stands may be all there is
             gone = observed.frozen() is not None
@@ -190,15 +175,15 @@ class Worker:
     # --- waiting
     def _patience(self, key: SessionKey, action: Action) -> float:
         """Seconds for which an odd state must still last before its action is done."""
-        runtime = self._sessions.runtime(key)
+        runtime = self.sessions.runtime(key)
         if not action.patient:
             runtime.odd = None
             return 0.0
         what = f"{action.kind} {action.tree.incarnation if action.tree else ''}"
-        now = self._sessions.clock.monotonic()
+        now = self.sessions.clock.monotonic()
         if runtime.odd is None or runtime.odd[0] != what:
             runtime.odd = (what, now)
-        left = runtime.odd[1] + self._settings.orphan_grace - now
+        left = runtime.odd[1] + self.sessions.settings.orphan_grace - now
         if left <= 0:
             runtime.odd = None
         return left
@@ -207,14 +192,14 @@ class Worker:
         if action.tree is not None and not self._has_told(row.key):
             # The spawner has not heard the end of this start, which came while no
             # service was there; the agent repeats it.
-            async for _ in self._resumer.follow(row):
+            async for _ in self.resumer.follow(row):
                 pass
         # The spawner reports a place that is being made (a pod may wait for hours).
         spawner_reports = row.phase is Phase.RESUMING and not row.placed
-        return None if spawner_reports else self._settings.pace
+        return None if spawner_reports else self.sessions.settings.pace
 
     def _has_told(self, key: SessionKey) -> bool:
-        operation = self._sessions.operation(key)
+        operation = self.sessions.operation(key)
         return operation is not None and operation.ended
 
     async def _act_on_intent(
@@ -227,22 +212,24 @@ class Worker:
             return await self._act_when_ready(row, action)
         if row.bring_back and row.phase.rests:
             if observed.hub is HubState.STOPPED:
-                taking.bring_back(self._sessions, row)
-            return self._settings.pace
+                taking.bring_back(self.sessions, row)
+            return self.sessions.settings.pace
         if row.phase is Phase.SUSPENDED and row.intent is Intent.RESUME:
             if observed.hub is HubState.STOPPED:
-                await self._resumer.start(row)
-            return self._settings.pace
-        if self._sessions.runtime(row.key).end_untold:
+                await self.resumer.start(row)
+            return self.sessions.settings.pace
+        if self.sessions.runtime(row.key).end_untold:
             if observed.hub is HubState.STOPPED and not observed.silent:
-                await self._suspender.tell_end(row)
+                await self.suspender.tell_end(row)
             return None
         return await self._nothing(row, action)
 
     async def _nothing(self, row: SessionRow, action: Action) -> float | None:
         del action
         wished = row.phase in LIVE and row.intent is not Intent.NONE
-        return self._settings.pace if wished or row.phase in _UNDER_WAY else None
+        return (
+            self.sessions.settings.pace if wished or row.phase in _UNDER_WAY else None
+        )
 
     # --- suspend
     async def _act_when_ready(self, row: SessionRow, action: Action) -> float | None:
@@ -250,185 +237,185 @@ class Worker:
             return await self._suspend_ordered(row)
         if row.intent is Intent.NAP and action.tree is not None:
             return await self._nap_or_wake(row, action.tree)
-        drained = self._sessions.drains.of_session(row) is not None
+        drained = self.sessions.drains.of_session(row) is not None
         if row.intent is Intent.SAVE and not drained:
             return await self._save(row, row.intent_by)
         if row.bring_back:  # it went on after all
-            row = self._sessions.update(row.key, bring_back="")
-        now = self._sessions.clock.now()
+            row = self.sessions.update(row.key, bring_back="")
+        now = self.sessions.clock.now()
         if row.stop_asked is not None and now - row.stop_asked > STOP_FORGOTTEN:
-            row = self._sessions.update(row.key, stop_asked=None)
-        if not self._judge.reclaims(row):
+            row = self.sessions.update(row.key, stop_asked=None)
+        if not self.judge.reclaims(row):
             return await self._save_or_nap(row)
-        wait = self._warnings.warn(row)
+        wait = self.warnings.warn(row)
         return wait if wait > 0 else await self._suspend_after_warning(row)
 
     async def _save_or_nap(self, row: SessionRow) -> float | None:
-        self._warnings.spare(row)
-        if self._saving.is_due(row):
+        self.warnings.spare(row)
+        if self.saving.is_due(row):
             return await self._save(row, SERVICE)
         return await self._nap_when_idle(row)
 
     async def _suspend_after_warning(self, row: SessionRow) -> float:
-        drain = self._sessions.drains.of_session(row)
+        drain = self.sessions.drains.of_session(row)
         if drain is not None:
             return await self._drain(row, drain)
-        if not await self._warnings.confirm(row):
-            return self._settings.pace
-        return await self._suspend(row, SERVICE, self._judge.why(row.key))
+        if not await self.warnings.confirm(row):
+            return self.sessions.settings.pace
+        return await self._suspend(row, SERVICE, self.judge.why(row.key))
 
     async def _suspend_ordered(self, row: SessionRow) -> float:
         """Suspend a session; where no person ordered that, if it is still to go."""
-        judged = row.intent_by == SERVICE and self._together.members(row)
+        judged = row.intent_by == SERVICE and self.together.members(row)
         if not judged or row.stop_asked is not None:
             return await self._suspend(row, row.intent_by)
-        if not await self._warnings.is_fresh(row):
-            return self._settings.pace
-        if self._judge.reclaims(row):
-            return await self._suspend(row, SERVICE, self._judge.why(row.key))
-        self._sessions.update(row.key, **NO_ORDER)
+        if not await self.warnings.is_fresh(row):
+            return self.sessions.settings.pace
+        if self.judge.reclaims(row):
+            return await self._suspend(row, SERVICE, self.judge.why(row.key))
+        self.sessions.update(row.key, **NO_ORDER)
         return 0.0
 
     async def _suspend(
         self, row: SessionRow, by: str, why: Decision | None = None
     ) -> float:
-        self._together.take_along(row, by)
-        if not self._turns.has(row):
-            return self._settings.pace
-        async for _ in self._suspender.run(row.key, by, why):
+        self.together.take_along(row, by)
+        if not self.turns.has(row):
+            return self.sessions.settings.pace
+        async for _ in self.suspender.run(row.key, by, why):
             pass
         return 0.0
 
     async def _drain(self, row: SessionRow, drain: Drain) -> float:
-        if not self._draining.has_turn(row):
-            return self._settings.pace
-        back, why = self._draining.comes_back(row), self._judge.why(row.key)
-        self._together.take_along(row, drain.by)
-        async for now in self._suspender.run(row.key, drain.by, why, in_use=True):
+        if not self.draining.has_turn(row):
+            return self.sessions.settings.pace
+        back, why = self.draining.comes_back(row), self.judge.why(row.key)
+        self.together.take_along(row, drain.by)
+        async for now in self.suspender.run(row.key, drain.by, why, in_use=True):
             if back and now.phase is Phase.SUSPENDING:
-                self._sessions.update(row.key, intent=Intent.RESUME, intent_by=drain.by)
+                self.sessions.update(row.key, intent=Intent.RESUME, intent_by=drain.by)
         return 0.0
 
     async def _save(self, row: SessionRow, by: str) -> float:
-        if self._turns.is_free(row):
-            with self._turns.saving(row):
-                self._saving.note_tried(row)
-                await self._saver.save(row, by)
-        return self._settings.pace
+        if self.turns.is_free(row):
+            with self.turns.saving(row):
+                self.saving.note_tried(row)
+                await self.saver.save(row, by)
+        return self.sessions.settings.pace
 
     async def _follow(self, row: SessionRow, action: Action) -> float:
         del action
         if row.phase is Phase.SUSPENDING:
-            async for _ in self._suspender.attach(row):
+            async for _ in self.suspender.attach(row):
                 pass
             return 0.0
-        async for _ in self._resumer.follow(row):
+        async for _ in self.resumer.follow(row):
             pass
-        waits = self._sessions.row(row.key).waiting_since is not None
-        return self._settings.pace * (WAITING_PACES if waits else 1)
+        waits = self.sessions.row(row.key).waiting_since is not None
+        return self.sessions.settings.pace * (WAITING_PACES if waits else 1)
 
     async def _call_off(self, row: SessionRow, action: Action) -> None:
         """Call an order off that cannot be begun, and say so: it may be given again."""
         failure = action.failure
-        if (silence := self._sessions.silences.get(row.node)) is not None:
+        if (silence := self.sessions.silences.get(row.node)) is not None:
             failure = Failure(
                 code=silence.code,
                 message=silence.message,
                 hint=silence.hint,
                 retryable=True,
             )
-        line = self._sessions.audit_line(
+        line = self.sessions.audit_line(
             row.key, SERVICE, "call off", failure.message if failure else ""
         )
-        self._sessions.update(row.key, line, failure=failure, bring_back="", **NO_ORDER)
+        self.sessions.update(row.key, line, failure=failure, bring_back="", **NO_ORDER)
 
     async def _stop_at_hub(self, row: SessionRow, action: Action) -> float:
-        if action.tree is not None and self._together.breaks(row):
+        if action.tree is not None and self.together.breaks(row):
             return await self._thaw(row, action)
-        if action.tree is not None and self._together.waits(row):
-            await self._sessions.until(
+        if action.tree is not None and self.together.waits(row):
+            await self.sessions.until(
                 row.key,
                 lambda now: (
-                    bool(self._together.breaks(now)) or not self._together.waits(now)
+                    bool(self.together.breaks(now)) or not self.together.waits(now)
                 ),
-                self._settings.pace,
+                self.sessions.settings.pace,
             )
             return 0.0
-        await self._suspender.stop_at_hub(row)
-        return self._settings.pace
+        await self.suspender.stop_at_hub(row)
+        return self.sessions.settings.pace
 
     async def _release(self, row: SessionRow, action: Action) -> float:
         del action
-        await self._suspender.release(row)
+        await self.suspender.release(row)
         return 0.0
 
     async def _thaw(self, row: SessionRow, action: Action) -> float:
         tree = action.tree
         if tree is not None and tree.state is TreeState.CAPTURING:
-            await self._agent.order(tree.incarnation, orders.Cancel())
-            return self._settings.pace
+            await self.agent.order(tree.incarnation, orders.Cancel())
+            return self.sessions.settings.pace
         if tree is not None and tree.incarnation != row.incarnation:
-            await self._agent.order(tree.incarnation, orders.Thaw())  # nobody knows it
-            return self._settings.pace
+            await self.agent.order(tree.incarnation, orders.Thaw())  # nobody knows it
+            return self.sessions.settings.pace
         try:
-            await self._suspender.thaw(row)
+            await self.suspender.thaw(row)
         except Refused as error:
             ending = tree is not None and error.reason is Reason.WRONG_PHASE
             if not ending or row.phase is not Phase.RELEASING:
                 raise
             # The agent has begun to end it, and only that can be finished.
-            await self._suspender.release(row)
-        return self._settings.pace
+            await self.suspender.release(row)
+        return self.sessions.settings.pace
 
     # --- naps
     async def _nap_when_idle(self, row: SessionRow) -> float | None:
-        if self._sessions.runtime(row.key).makes_room_for is not None:
+        if self.sessions.runtime(row.key).makes_room_for is not None:
             return await self._make_room(row)
-        if not self._judge.naps(row):
+        if not self.judge.naps(row):
             return None
-        if not await self._warnings.is_fresh(row) or not self._judge.naps(row):
-            return self._settings.pace
-        why = self._sessions.runtime(row.key).nap_decision
-        await self._napper.nap(row, SERVICE, why)
+        if not await self.warnings.is_fresh(row) or not self.judge.naps(row):
+            return self.sessions.settings.pace
+        why = self.sessions.runtime(row.key).nap_decision
+        await self.napper.nap(row, SERVICE, why)
         return 0.0
 
     async def _make_room(self, row: SessionRow) -> float:
-        if not await self._warnings.is_fresh(row):
-            return self._settings.pace
-        wanted = self._judge.gives_room(row) and await self._room.is_wanted(row)
+        if not await self.warnings.is_fresh(row):
+            return self.sessions.settings.pace
+        wanted = self.judge.gives_room(row) and await self.room.is_wanted(row)
         # A sample that has come in the meantime may say otherwise.
-        why = self._judge.gives_room(row) if wanted else None
-        if why is not None and self._sessions.row(row.key) == row:
-            await self._napper.make_room(row, why)
-        self._room.refresh()  # another one has to, if this one could not
+        why = self.judge.gives_room(row) if wanted else None
+        if why is not None and self.sessions.row(row.key) == row:
+            await self.napper.make_room(row, why)
+        self.room.refresh()  # another one has to, if this one could not
         return 0.0
 
     async def _nap_or_wake(self, row: SessionRow, tree: Tree) -> float:
         wakes = row.intent is Intent.WAKE
         if tree.nap is None if wakes else tree.state is TreeState.NAPPING:
-            self._sessions.update(row.key, **NO_ORDER)
+            self.sessions.update(row.key, **NO_ORDER)
         elif wakes:
-            return await self._napper.wake(row, row.intent_by)
+            return await self.napper.wake(row, row.intent_by)
         else:
-            await self._napper.nap(row, row.intent_by)
+            await self.napper.nap(row, row.intent_by)
         return 0.0
 
     # --- resume
     async def _bring_back(self, row: SessionRow, action: Action) -> float:
         """Bring back the wanted checkpoint; if the session's is gone, the Hub's."""
         hubs = action.saved.id if action.saved is not None else ""
-        taking.bring_back(self._sessions, row, checkpoint=hubs, gone=bool(hubs))
+        taking.bring_back(self.sessions, row, checkpoint=hubs, gone=bool(hubs))
         return 0.0
 
     # --- leftovers
     async def _kill(self, row: SessionRow, action: Action) -> float:
         tree = action.tree
         if tree is not None:
-            await taking.end(self._sessions, self._agent, row.key, tree.incarnation)
+            await taking.end(self.sessions, self.agent, row.key, tree.incarnation)
         if row.phase is not Phase.RESUMING:
-            return self._settings.pace
+            return self.sessions.settings.pace
         failure = tree.failure if tree is not None else None
-        self._resumer.failed(row, failure or failure_of(Reason.CANCELLED))
+        self.resumer.failed(row, failure or failure_of(Reason.CANCELLED))
         return 0.0
 
     async def _report(self, row: SessionRow, action: Action) -> None:
@@ -440,8 +427,8 @@ class Worker:
         if row.failure == failure:
             return
         _log.warning("%s: %s", row.key, failure.message)
-        line = self._sessions.audit_line(row.key, SERVICE, "report", failure.message)
-        self._sessions.update(row.key, line, failure=failure)
+        line = self.sessions.audit_line(row.key, SERVICE, "report", failure.message)
+        self.sessions.update(row.key, line, failure=failure)
 
 
 def _may_begin(row: SessionRow, observed: Observed) -> bool:

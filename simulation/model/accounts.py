@@ -250,7 +250,7 @@ def carried_out(state: State) -> State:
     """What is left of a deleted session is ended and deleted."""
     desk = Desk(state)
     agent = _AgentOf(state)
-    desk.deletions._agent = agent  # type: ignore[assignment]
+    desk.deletions.agent = agent  # type: ignore[assignment]
     run(desk.deletions.carry_out(model.KEY))
     done = desk.settled()
     return done._replace(trees=agent.state.trees, store=agent.state.store)

@@ -173,13 +173,13 @@ async def _once(self: Deletions, key: Any) -> bool:
     if order is None:
         return False
     with suppress(Exception):
-        trees = await self._agent.trees(key)
+        trees = await self.agent.trees(key)
         for tree in trees:
             if tree.state is not TreeState.GONE and self._is_old(order, tree):
                 await self._end_tree(tree)
-        for row in self._sessions.journal.checkpoints(key):
-            await self._agent.order(row.id, Discard())
-            self._sessions.journal.drop(row.id)
+        for row in self.sessions.journal.checkpoints(key):
+            await self.agent.order(row.id, Discard())
+            self.sessions.journal.drop(row.id)
     self._note_done(order)
     return False
 
@@ -197,11 +197,11 @@ _living = Deletions.living
 
 
 def _by_what_was_taken_up(self: Deletions, key: SessionKey, observed: Observed) -> Any:
-    folder, self._folder = self._folder, None
+    folder, self.folder = self.folder, None
     try:
         return _living(self, key, observed)
     finally:
-        self._folder = folder
+        self.folder = folder
 
 
 LATE_DELETIONS: tuple[Patch, ...] = (

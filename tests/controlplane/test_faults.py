@@ -310,7 +310,7 @@ async def test_tree_of_a_stopped_session_is_ended_after_the_grace(world):
 
 async def test_every_action_has_somebody_who_does_it_and_an_answer_is_none(world):
     """Whatever is not named would else be a word about what is saved."""
-    worker = (await world.controller())._starts._questions._worker
+    worker = (await world.controller())._starts.questions.worker
     seen, row = Observed((), (), None), SessionRow(key=KEY)
     for kind in ActionKind:
         action = Action(kind, tree("running"), info())

@@ -6,6 +6,7 @@ A few sessions are saved at a time (``turns.py``), so that each of them is safe 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.drain import Drain
@@ -31,11 +32,11 @@ _log = logging.getLogger(__name__)
 LONGEST = 30 * 86400.0
 
 
+@dataclass(eq=False)
 class NodeApi:
     """Calls about nodes; see ``Controller.nodes``."""
 
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
+    sessions: Sessions
 
     def drain(self, node: str, order: DrainOrder, by: str) -> DrainReport:
         """Suspend the sessions of a node, and those that come there later.
@@ -43,7 +44,7 @@ class NodeApi:
         Raises:
             BadRequest: not a sensible time, or nowhere to come back to.
         """
-        seconds, now = order.seconds, self._sessions.clock.now()
+        seconds, now = order.seconds, self.sessions.clock.now()
         if seconds is not None and not 0 < seconds <= LONGEST:
             what = "The time for a drain is more than 0 seconds, and at most 30 days."
             raise BadRequest(Reason.INVALID, what=what)
@@ -54,9 +55,9 @@ class NodeApi:
         drain = Drain(
             node=node, by=by, since=now, until=until, comes_back=order.comes_back
         )
-        self._sessions.drains.begin(drain)
+        self.sessions.drains.begin(drain)
         self._note_begun(drain)
-        return self._sessions.drains.report(drain)
+        return self.sessions.drains.report(drain)
 
     def undrain(self, node: str, by: str) -> None:
         """What runs there stays, and what is suspended may return.
@@ -64,16 +65,16 @@ class NodeApi:
         Raises:
             NotFound: ``not_drained``.
         """
-        drain = self._sessions.drains.of(node)
+        drain = self.sessions.drains.of(node)
         if drain is None:
             raise NotFound(Reason.NOT_DRAINED, node=node or "This machine")
-        self._sessions.drains.end(node)
+        self.sessions.drains.end(node)
         _log.info("%s: no longer drained, by %s", drain.name, by)
         self._look_at_sessions_on(node)
 
     def follow(self, notices: Iterable[NodeNotice]) -> None:
         """Drain the nodes that the cluster announces to end, for as long as it does."""
-        drains, now = self._sessions.drains, self._sessions.clock.now()
+        drains, now = self.sessions.drains, self.sessions.clock.now()
         before = {drain.node for drain in drains.all()}
         for drain in drains.follow(notices, SERVICE, now):
             self._note_begun(drain)
@@ -81,24 +82,24 @@ class NodeApi:
             self._look_at_sessions_on(node)
 
     def drain_of(self, node: str) -> Drain | None:
-        return self._sessions.drains.of(node)
+        return self.sessions.drains.of(node)
 
     def drains(self) -> list[DrainReport]:
-        return [self._sessions.drains.report(d) for d in self._sessions.drains.all()]
+        return [self.sessions.drains.report(d) for d in self.sessions.drains.all()]
 
     def _note_begun(self, drain: Drain) -> None:
         _log.info("%s: drained, by %s%s", drain.name, drain.by, drain.because)
-        for row in self._sessions.journal.sessions():
-            if row.backoff_until and self._sessions.drains.of_session(row) == drain:
+        for row in self.sessions.journal.sessions():
+            if row.backoff_until and self.sessions.drains.of_session(row) == drain:
                 # What failed or was called off before is tried now, and told anew.
-                self._sessions.update(row.key, failures=0, backoff_until=None)
+                self.sessions.update(row.key, failures=0, backoff_until=None)
         self._look_at_sessions_on(drain.node)
 
     def _look_at_sessions_on(self, node: str) -> None:
-        for row in self._sessions.journal.sessions():
+        for row in self.sessions.journal.sessions():
             if row.node == node and not row.phase.rests:
-                self._sessions.touch(row.key)
-                self._sessions.look(row.key)
+                self.sessions.touch(row.key)
+                self.sessions.look(row.key)
 
 
 #: Seconds since its last use in which a session counts as in use.
@@ -109,48 +110,48 @@ WARNED_PART = 0.25
 SHORT = 60.0
 
 
+@dataclass(eq=False)
 class Draining:
-    def __init__(self, sessions: Sessions, turns: Turns) -> None:
-        self._sessions = sessions
-        self._turns = turns
+    sessions: Sessions
+    turns: Turns
 
     def decision(self, row: SessionRow) -> Decision | None:
-        drain = self._sessions.drains.of_session(row)
+        drain = self.sessions.drains.of_session(row)
         if drain is None:
             return None
-        now = self._sessions.clock.now()
+        now = self.sessions.clock.now()
         return allow(Reason.NODE_DRAINS, now, node=drain.name, why=drain.because)
 
     def warn_for(self, row: SessionRow, usually: float) -> float:
         """With a deadline, only a session in use is warned, if there is time enough."""
-        drain = self._sessions.drains.of_session(row)
+        drain = self.sessions.drains.of_session(row)
         if drain is None or drain.until is None:
             return usually
         if not self.is_in_use(row):
             return 0.0
-        left = drain.until - self._sessions.clock.now()
+        left = drain.until - self.sessions.clock.now()
         return min(usually, left * WARNED_PART) if left > SHORT else 0.0
 
     def has_turn(self, row: SessionRow) -> bool:
         """Whether it is saved now. The first request waits, so that others ask, too."""
-        return self._turns.has(row, self._rank(row), first=False)
+        return self.turns.has(row, self._rank(row), first=False)
 
     def comes_back(self, row: SessionRow) -> bool:
         """Whether it starts again at once, elsewhere: once, not for ever."""
-        drain = self._sessions.drains.of_session(row)
+        drain = self.sessions.drains.of_session(row)
         if drain is None or not drain.comes_back:
             return False
         returned = row.resumed_at is not None and row.resumed_at >= drain.since
         return not returned and self.is_in_use(row)
 
     def is_in_use(self, row: SessionRow) -> bool:
-        usage = self._sessions.runtime(row.key).usage
-        return usage is None or usage.used_since(self._sessions.clock.now() - IN_USE)
+        usage = self.sessions.runtime(row.key).usage
+        return usage is None or usage.used_since(self.sessions.clock.now() - IN_USE)
 
     def _rank(self, row: SessionRow) -> Rank:
         """Sort key: in use last; of the others saved ones first, then small ones."""
-        usage = self._sessions.runtime(row.key).usage
-        saved = last_saved(self._sessions, row)
+        usage = self.sessions.runtime(row.key).usage
+        saved = last_saved(self.sessions, row)
         safe = saved is not None and usage is not None and not usage.used_since(saved)
         held = usage.held if usage else 0
         return self.is_in_use(row), safe, held

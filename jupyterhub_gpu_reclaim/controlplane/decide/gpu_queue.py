@@ -10,6 +10,7 @@ order, and this module reports its place among those who want that card.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,11 +35,11 @@ STEP = "queue"
 _OLD = 60.0
 
 
+@dataclass(eq=False)
 class GpuQueue:
-    def __init__(self, sessions: Sessions, agent: Agent, limit: float) -> None:
-        self._sessions = sessions
-        self._agent = agent
-        self._limit = limit
+    sessions: Sessions
+    agent: Agent
+    limit: float
 
     def refresh(self) -> list[Waiting]:
         """Return the queue in its order; tell readers of changed places."""
@@ -46,7 +47,7 @@ class GpuQueue:
         since = ((key, row.waiting_since or 0.0) for key, row in rows.items())
         order = fair(since, self._gpu_holders() if rows else {})
         found = [self._waiting(rows[key]) for key in order]
-        found += [each for each in self._agent.waiting() if each.key not in rows]
+        found += [each for each in self.agent.waiting() if each.key not in rows]
         found = [
             msgspec.structs.replace(each, place=place)
             for place, each in enumerate(found, start=1)
@@ -60,9 +61,9 @@ class GpuQueue:
 
     def _count_wakes(self, wakes: list[tuple[SessionRow, Shortage]]) -> None:
         """Count the end of a wake's waiting (see ``accounting``)."""
-        now = self._sessions.clock.now()
+        now = self.sessions.clock.now()
         since = {row.key: now - shortage.waited for row, shortage in wakes}
-        for key, runtime in self._sessions.runtimes.items():
+        for key, runtime in self.sessions.runtimes.items():
             tree, before = runtime.napping, runtime.wake_waits
             naps = tree.nap.bytes if tree is not None and tree.nap is not None else 0
             if tree is not None and tree.operation == "wake" and key not in since:
@@ -71,10 +72,10 @@ class GpuQueue:
             if before is not None and runtime.wake_waits is None:
                 begun, napped = before
                 outcome = "served" if naps < napped else "left"
-                self._sessions.counters.waited(outcome, now - begun)
+                self.sessions.counters.waited(outcome, now - begun)
 
     def wakes(self) -> list[tuple[SessionRow, Shortage]]:
-        sessions, now = self._sessions, self._sessions.clock.monotonic()
+        sessions, now = self.sessions, self.sessions.clock.monotonic()
         found: list[tuple[SessionRow, Shortage]] = []
         for key, runtime in list(sessions.runtimes.items()):
             if runtime.napping is None:
@@ -92,7 +93,7 @@ class GpuQueue:
         return Waiting(
             key=row.key,
             place=shortage.place,
-            since=self._sessions.clock.now() - shortage.waited,
+            since=self.sessions.clock.now() - shortage.waited,
             gpus=len(shortage.cards),
             reason=Reason.NAP_WAITS.sentence(card=card.name or card.uuid, **facts),
         )
@@ -100,22 +101,22 @@ class GpuQueue:
     def _note_places(self, found: list[Waiting]) -> None:
         places = {each.key: each for each in found if each.key is not None}
         for key in places:
-            self._sessions.runtime(key)
-        for key, runtime in list(self._sessions.runtimes.items()):
+            self.sessions.runtime(key)
+        for key, runtime in list(self.sessions.runtimes.items()):
             before, runtime.waiting = runtime.waiting, places.get(key)
             now = runtime.waiting
             if (before and before.place) != (now and now.place):
-                self._sessions.touch(key)
+                self.sessions.touch(key)
 
     def may_try(self, row: SessionRow) -> bool:
         """Whether a placed resume may look for memory now.
 
         Only the first in the queue, so that large needs are not overtaken for ever.
         """
-        if not self._limit:
+        if not self.limit:
             return True
         if row.waiting_since is None:
-            if not self._sessions.gpus_of(row) or not self._waiting_rows():
+            if not self.sessions.gpus_of(row) or not self._waiting_rows():
                 return True
             self._join(row)
             return False
@@ -124,7 +125,7 @@ class GpuQueue:
 
     def waits(self, row: SessionRow, failure: Failure) -> bool:
         """Whether a failed try is repeated; if so, the session waits from now on."""
-        if not no_room(failure) or not self._limit or self.over(row) is not None:
+        if not no_room(failure) or not self.limit or self.over(row) is not None:
             return False
         if row.waiting_since is None:
             self._join(row)
@@ -132,51 +133,51 @@ class GpuQueue:
 
     def over(self, row: SessionRow) -> Failure | None:
         since = row.waiting_since
-        if since is None or self._sessions.clock.now() - since < self._limit:
+        if since is None or self.sessions.clock.now() - since < self.limit:
             return None
-        return failure_of(Reason.GPU_WAIT_OVER, limit=duration(self._limit))
+        return failure_of(Reason.GPU_WAIT_OVER, limit=duration(self.limit))
 
     def told(self, row: SessionRow, failure: Failure) -> Failure:
         return (no_room(failure) and self.over(row)) or failure
 
     def served(self, row: SessionRow) -> Event:
-        waited = self._sessions.clock.now() - (row.waiting_since or 0.0)
+        waited = self.sessions.clock.now() - (row.waiting_since or 0.0)
         step = Step(step=STEP, title="A GPU is free", state="done", seconds=waited)
         return Event(step=step)
 
     def _join(self, row: SessionRow) -> None:
-        now = self._sessions.clock.now()
-        line = self._sessions.audit_line(row.key, "gpu-reclaim", "waits for a GPU")
-        self._sessions.update(row.key, line, waiting_since=now)
+        now = self.sessions.clock.now()
+        line = self.sessions.audit_line(row.key, "gpu-reclaim", "waits for a GPU")
+        self.sessions.update(row.key, line, waiting_since=now)
         self.refresh()
 
     def _waiting(self, row: SessionRow) -> Waiting:
         return Waiting(
             key=row.key,
             since=row.waiting_since or 0.0,
-            gpus=max(1, len(self._sessions.gpus_of(row))),
+            gpus=max(1, len(self.sessions.gpus_of(row))),
             reason="No GPU of this machine has enough free memory.",
         )
 
     def _waiting_rows(self) -> list[SessionRow]:
         return [
             row
-            for row in self._sessions.journal.sessions()
+            for row in self.sessions.journal.sessions()
             if row.waiting_since is not None and row.phase is Phase.RESUMING
         ]
 
     def _gpu_holders(self) -> Counter[str]:
-        rows = self._sessions.journal.sessions()
+        rows = self.sessions.journal.sessions()
         live = (row for row in rows if row.phase in LIVE)
-        return Counter(row.key.user for row in live if self._sessions.gpus_of(row))
+        return Counter(row.key.user for row in live if self.sessions.gpus_of(row))
 
     def _tell_places(self, order: list[SessionKey], total: int) -> None:
         texts = {
             key: f"Waiting for a free GPU: number {place} of {total} in the queue"
             for place, key in enumerate(order, start=1)
         }
-        for key, runtime in list(self._sessions.runtimes.items()):
+        for key, runtime in list(self.sessions.runtimes.items()):
             before, runtime.place_told = runtime.place_told, texts.get(key, "")
             if runtime.place_told not in {"", before}:
                 step = Step(step=STEP, title=runtime.place_told, state="going")
-                self._sessions.step(key, "resume", Event(step=step))
+                self.sessions.step(key, "resume", Event(step=step))

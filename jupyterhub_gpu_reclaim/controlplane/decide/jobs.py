@@ -7,6 +7,7 @@ runs when its user comes back, as it would without us.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -24,35 +25,35 @@ AHEAD = 120.0
 _ON_THE_WAY = {Phase.SUSPENDING, Phase.RELEASING}
 
 
+@dataclass(eq=False)
 class JobWakes:
-    def __init__(self, sessions: Sessions, wakes: str) -> None:
-        self._sessions = sessions
-        self._wakes = wakes
+    sessions: Sessions
+    wakes: str
 
     def told(self, row: SessionRow) -> str:
         """What the suspend of a session means for its next job; empty: nothing."""
-        usage = self._sessions.runtime(row.key).usage
+        usage = self.sessions.runtime(row.key).usage
         return job_told(usage, wakes=self._is_woken(row))
 
     def note(self, row: SessionRow) -> None:
-        usage, subject = self._sessions.runtime(row.key).usage, row.key.path
+        usage, subject = self.sessions.runtime(row.key).usage, row.key.path
         due = usage.job_due if usage is not None else None
         if due and self._is_woken(row):
-            self._sessions.journal.note(NoteKind.JOB, subject, due)
+            self.sessions.journal.note(NoteKind.JOB, subject, due)
         else:
-            self._sessions.journal.forget_notes(NoteKind.JOB, subject)
+            self.sessions.journal.forget_notes(NoteKind.JOB, subject)
 
     def refresh(self) -> None:
-        now, journal = self._sessions.clock.now(), self._sessions.journal
+        now, journal = self.sessions.clock.now(), self.sessions.journal
         for path, due in journal.all_noted(NoteKind.JOB).items():
-            row = self._sessions.row(SessionKey.of_path(*map(unquote, path.split("/"))))
+            row = self.sessions.row(SessionKey.of_path(*map(unquote, path.split("/"))))
             if row.phase in _ON_THE_WAY or (
                 row.phase is Phase.SUSPENDED and now < due - AHEAD
             ):
                 continue
             journal.forget_notes(NoteKind.JOB, path)
             if row.phase is Phase.SUSPENDED:
-                self._sessions.order_return(row, "A scheduled job is due.")
+                self.sessions.order_return(row, "A scheduled job is due.")
 
     def _is_woken(self, row: SessionRow) -> bool:
-        return mode_for_jobs(self._sessions.policy_of(row), self._wakes) == "wake"
+        return mode_for_jobs(self.sessions.policy_of(row), self.wakes) == "wake"

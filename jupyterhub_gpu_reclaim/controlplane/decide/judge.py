@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -40,105 +41,96 @@ if TYPE_CHECKING:
 _PROBE = Reason.PROBE.value
 
 
+@dataclass(eq=False)
 class SessionPolicies:
-    def __init__(self, rules: Rules, hub: HubFacts, agent: Agent) -> None:
-        self._rules = rules
-        self._hub = hub
-        self._agent = agent
+    rules: Rules
+    hub: HubFacts
+    agent: Agent
 
     def __call__(self, key: SessionKey) -> SessionPolicy:
         subject = Subject(
             key=key,
-            groups=self._hub.groups(key.user),
-            options=self._hub.options(key),
-            labels=self._agent.labels(key),
+            groups=self.hub.groups(key.user),
+            options=self.hub.options(key),
+            labels=self.agent.labels(key),
         )
-        return self._rules.policy_for(subject)
+        return self.rules.policy_for(subject)
 
 
+@dataclass(eq=False)
 class Judge:
-    def __init__(
-        self,
-        sessions: Sessions,
-        decide: Decide,
-        draining: Draining,
-        naps: DecideNap | None = None,
-        *,
-        together: Together,
-        probing: Probing,
-    ) -> None:
-        self._probing = probing
-        self._sessions = sessions
-        self._draining = draining
-        self._together = together
-        self._decide = decide
-        self._naps = naps
+    sessions: Sessions
+    decide: Decide
+    draining: Draining
+    decide_nap: DecideNap | None  #: None: by order only
+    together: Together
+    probing: Probing
 
     def reclaims(self, row: SessionRow) -> bool:
-        now = self._sessions.clock.now()
-        snapshot, wanted = snapshot_of(self._sessions, row), self._together.wanted(row)
+        now = self.sessions.clock.now()
+        snapshot, wanted = snapshot_of(self.sessions, row), self.together.wanted(row)
         snapshot = msgspec.structs.replace(snapshot, wanted=wanted)
-        decisions = list(self._decide(snapshot, now))
+        decisions = list(self.decide(snapshot, now))
         if decisions and (decisions[0].reclaim or decisions[0].code == _PROBE):
-            self._probing.want(row)
+            self.probing.want(row)
         if decisions and decisions[0].reclaim:
-            against = self._together.against(row, now, wanted)
+            against = self.together.against(row, now, wanted)
             decisions = decisions if against is None else [against]
-        goes = self._draining.decision(row)
+        goes = self.draining.decision(row)
         if goes is not None:
             waits = row.backoff_until is not None and row.backoff_until > now
             decisions = decisions if waits else [goes, *decisions]
-        silence = self._sessions.silences.get(row.node)
+        silence = self.sessions.silences.get(row.node)
         if decisions and not decisions[0].reclaim and silence is not None:
             told = {"code": silence.code, "message": silence.message}
             decisions = [msgspec.structs.replace(decisions[0], **told), *decisions]
-        self._sessions.judged(row.key, decisions)
+        self.sessions.judged(row.key, decisions)
         return bool(decisions) and decisions[0].reclaim
 
     def naps(self, row: SessionRow) -> bool:
         """Ask the policy; use is summed up over the time after which it naps."""
-        now = self._sessions.clock.now()
+        now = self.sessions.clock.now()
         decisions: list[Decision] = []
-        snapshot = snapshot_of(self._sessions, row)
+        snapshot = snapshot_of(self.sessions, row)
         # Beside programs that nap, another one may have begun to use a GPU.
         holds_memory = snapshot.usage is not None and bool(snapshot.usage.gpu_memory)
         awake = row.phase is Phase.RUNNING or (
             row.phase is Phase.NAPPING and holds_memory
         )
-        if self._naps is not None and awake:
-            after = self._naps.after(snapshot.terms)
+        if self.decide_nap is not None and awake:
+            after = self.decide_nap.after(snapshot.terms)
             snapshot = self._nap_snapshot(snapshot, row, after)
-            decisions = list(self._naps(snapshot, now))
-        self._sessions.judged_nap(row.key, decisions[0] if decisions else None)
+            decisions = list(self.decide_nap(snapshot, now))
+        self.sessions.judged_nap(row.key, decisions[0] if decisions else None)
         return bool(decisions) and decisions[0].reclaim
 
     def room_snapshot(self, row: SessionRow) -> SessionSnapshot:
-        after = self._naps.room_after if self._naps is not None else 0.0
-        snapshot = self._nap_snapshot(snapshot_of(self._sessions, row), row, after)
-        trouble = self._sessions.runtime(row.key).nap_trouble_of(row.incarnation)
+        after = self.decide_nap.room_after if self.decide_nap is not None else 0.0
+        snapshot = self._nap_snapshot(snapshot_of(self.sessions, row), row, after)
+        trouble = self.sessions.runtime(row.key).nap_trouble_of(row.incarnation)
         if trouble is not None and trouble.is_short:
             # Its user came back soon; whoever waits must not pay for that for an hour.
             snapshot = msgspec.structs.replace(
                 snapshot, backoff_until=None, failure=None
             )
-        made_room_at = self._sessions.made_room_at(row.key)
+        made_room_at = self.sessions.made_room_at(row.key)
         return msgspec.structs.replace(snapshot, made_room_at=made_room_at)
 
     def gives_room(self, row: SessionRow) -> Decision | None:
         """Return why the session naps for another one now; None: it does not."""
-        now = self._sessions.clock.now()
+        now = self.sessions.clock.now()
         verdict = self.for_room(self.room_snapshot(row), now)[0]
         return verdict if verdict.reclaim else None
 
     def for_room(self, snapshot: SessionSnapshot, now: float) -> Sequence[Decision]:
-        if self._naps is None:
+        if self.decide_nap is None:
             return [deny(Reason.NAP_OFF, rule="")]
-        return self._naps.for_room(snapshot, now)
+        return self.decide_nap.for_room(snapshot, now)
 
     def _nap_snapshot(
         self, snapshot: SessionSnapshot, row: SessionRow, after: float
     ) -> SessionSnapshot:
-        runtime, now = self._sessions.runtime(row.key), self._sessions.clock.now()
+        runtime, now = self.sessions.runtime(row.key), self.sessions.clock.now()
         trouble = runtime.nap_trouble_of(row.incarnation)
         usage = runtime.window.usage(now, after) if runtime.window else None
         return msgspec.structs.replace(
@@ -149,11 +141,8 @@ class Judge:
             failure=trouble.failure if trouble is not None else None,
         )
 
-    async def ask_probe(self, row: SessionRow) -> None:
-        await self._probing.ask_now(row)
-
     def why(self, key: SessionKey) -> Decision:
-        return self._sessions.runtime(key).decisions[0]
+        return self.sessions.runtime(key).decisions[0]
 
 
 _log = logging.getLogger(__name__)
@@ -162,20 +151,22 @@ _log = logging.getLogger(__name__)
 AGAIN = 30.0
 
 
+@dataclass(eq=False)
 class Probing:
-    def __init__(self, sessions: Sessions, ask: Ask | None) -> None:
-        self._sessions = sessions
-        self._ask = ask
-        self._asking: dict[SessionKey, asyncio.Task[None]] = {}
+    sessions: Sessions
+    ask: Ask | None
+    _asking: dict[SessionKey, asyncio.Task[None]] = field(
+        default_factory=dict, init=False
+    )
 
     def want(self, row: SessionRow) -> None:
-        known = self._sessions.runtime(row.key).probed_of(row.incarnation)
-        age = self._sessions.clock.now() - known.at if known is not None else AGAIN
-        if self._ask is not None and age >= AGAIN:
+        known = self.sessions.runtime(row.key).probed_of(row.incarnation)
+        age = self.sessions.clock.now() - known.at if known is not None else AGAIN
+        if self.ask is not None and age >= AGAIN:
             self._begin(row)
 
     async def ask_now(self, row: SessionRow) -> None:
-        if self._ask is not None:
+        if self.ask is not None:
             await asyncio.shield(self._begin(row))
 
     def _begin(self, row: SessionRow) -> asyncio.Task[None]:
@@ -186,12 +177,12 @@ class Probing:
         return task
 
     async def _ask_about(self, row: SessionRow) -> None:
-        now = self._sessions.clock.now()
+        now = self.sessions.clock.now()
         try:
-            answer = probe.read(await self._ask(row.key), now) if self._ask else None
+            answer = probe.read(await self.ask(row.key), now) if self.ask else None
         except Exception as error:  # noqa: BLE001 - the administrator's, whatever it is
             answer = Probed(at=now, trouble=str(error) or type(error).__name__)
         if answer is not None and answer.trouble:
             _log.warning("%s: the probe is silent: %s", row.key, answer.trouble)
-        runtime = self._sessions.runtime(row.key)
+        runtime = self.sessions.runtime(row.key)
         runtime.probed = None if answer is None else (row.incarnation, answer)

@@ -8,6 +8,7 @@ again.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Phase
@@ -36,23 +37,23 @@ SETTLE = 60.0
 _GOING = {Phase.SUSPENDING, Phase.RELEASING}
 
 
+@dataclass(eq=False)
 class Preemption:
-    def __init__(self, sessions: Sessions, choose: Choose, together: Together) -> None:
-        self._sessions = sessions
-        self._choose = choose
-        self._together = together
+    sessions: Sessions
+    choose: Choose
+    together: Together
 
     def select(self, waiting: list[Waiting]) -> None:
-        sessions, now = self._sessions, self._sessions.clock.now()
+        sessions, now = self.sessions, self.sessions.clock.now()
         self._count(now, {each.key for each in waiting})
         wants = self._wants(waiting, now)
         rows = [row for row in sessions.journal.sessions() if row.phase in LIVE]
         snapshots = (
             snapshot_of(sessions, row)
             for row in rows
-            if self._together.against(row, now, len(waiting)) is None
+            if self.together.against(row, now, len(waiting)) is None
         )
-        chosen = self._choose(snapshots, wants, now) if wants else {}
+        chosen = self.choose(snapshots, wants, now) if wants else {}
         for key, runtime in sessions.runtimes.items():
             runtime.wanted = len(waiting) if key in chosen else 0
             if key in chosen:
@@ -61,29 +62,29 @@ class Preemption:
                 runtime.goes_for = None
 
     def _count(self, now: float, waiting: set[SessionKey | None]) -> None:
-        sessions = self._sessions
+        sessions = self.sessions
         for key, runtime in list(sessions.runtimes.items()):
-            whom, row = runtime.goes_for, self._sessions.row(key)
+            whom, row = runtime.goes_for, self.sessions.row(key)
             if whom is not None and row.phase is Phase.SUSPENDED:
-                waiter = self._sessions.runtime(whom)
+                waiter = self.sessions.runtime(whom)
                 waiter.freed = waiter.freed[0] + len(sessions.gpus_of(row)), now
                 runtime.goes_for = None
-        for key, runtime in self._sessions.runtimes.items():
+        for key, runtime in self.sessions.runtimes.items():
             if key not in waiting:
                 runtime.freed = (0, 0.0)
 
     def _wants(self, waiting: list[Waiting], now: float) -> list[Want]:
         """Return what is still lacking when everything under way has come free."""
-        rows = self._sessions.journal.sessions()
+        rows = self.sessions.journal.sessions()
         going = (row for row in rows if self._comes_free(row, now))
-        coming = sum(len(self._sessions.gpus_of(row)) for row in going)
+        coming = sum(len(self.sessions.gpus_of(row)) for row in going)
         coming += sum(self._idle_anyway(row) for row in rows)
         wants: list[Want] = []
         in_place = False
         for each in waiting:
             if each.key is None:
                 continue
-            row = self._sessions.row(each.key)
+            row = self.sessions.row(each.key)
             if row.phase in LIVE:
                 continue  # it wakes: others nap for it
             # Of those who share a machine's GPUs the first alone may try, and how much
@@ -96,14 +97,14 @@ class Preemption:
             lacking = needed - min(coming, needed)
             coming -= needed - lacking
             if lacking and not self._awaits_effect(each.key, needed, now):
-                held = self._sessions.gpus_of(row)
+                held = self.sessions.gpus_of(row)
                 name = held[0].name if held else ""
                 wants.append(Want(key=each.key, gpus=lacking, gpu=name))
         return wants
 
     def _awaits_effect(self, key: SessionKey, needed: int, now: float) -> bool:
         """Whether enough was freed for the session, and the effect must be awaited."""
-        freed, at = self._sessions.runtime(key).freed
+        freed, at = self.sessions.runtime(key).freed
         rounds = min(freed // needed, 16)
         return rounds > 0 and now - at < SETTLE * 2.0 ** (rounds - 1)
 
@@ -113,7 +114,7 @@ class Preemption:
         return row.phase in _GOING or just_now
 
     def _idle_anyway(self, row: SessionRow) -> int:
-        runtime = self._sessions.runtime(row.key)
+        runtime = self.sessions.runtime(row.key)
         if row.phase is not Phase.WARNED or runtime.wanted:
             return 0
         return len(runtime.cards(row.incarnation))

@@ -10,6 +10,7 @@ there is room.
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.models import Phase
@@ -41,59 +42,53 @@ class CrowdedCard(NamedTuple):
     wakes: int
 
 
+@dataclass(eq=False)
 class RoomMaker:
-    def __init__(
-        self,
-        sessions: Sessions,
-        line: GpuQueue,
-        agent: Agent,
-        judge: Judge,
-    ) -> None:
-        self._sessions = sessions
-        self._line = line
-        self._agent = agent
-        self._judge = judge
-        #: times of the wakes for which none could nap, by card; and the cards' names
-        self._unserved: dict[str, deque[float]] = {}
-        self._names: dict[str, str] = {}
-        #: incarnations that wait and are counted
-        self._counted: dict[SessionKey, str] = {}
+    sessions: Sessions
+    line: GpuQueue
+    agent: Agent
+    judge: Judge
+    #: times of the wakes for which none could nap, by card; and the cards' names
+    _unserved: dict[str, deque[float]] = field(default_factory=dict, init=False)
+    _names: dict[str, str] = field(default_factory=dict, init=False)
+    #: incarnations that wait and are counted
+    _counted: dict[SessionKey, str] = field(default_factory=dict, init=False)
 
     def refresh(self) -> None:
-        self._line.refresh()
-        waiting = self._line.wakes()
+        self.line.refresh()
+        waiting = self.line.wakes()
         wants = self._wants(waiting)
-        now, sessions = self._sessions.clock.now(), self._sessions
+        now, sessions = self.sessions.clock.now(), self.sessions
         snapshots = self._snapshots({card for want in wants for card in want.lacking})
-        choice = choose_for_room(snapshots, wants, now, self._judge.for_room)
+        choice = choose_for_room(snapshots, wants, now, self.judge.for_room)
         for key, runtime in sessions.runtimes.items():
             if runtime.moving_out is None:
                 runtime.makes_room_for = choice.chosen.get(key)
         self._count(choice.unserved, {row.key for row, _ in waiting}, now)
         for key in choice.chosen:
-            self._sessions.look(key)
+            self.sessions.look(key)
 
     def pass_over(self, key: SessionKey) -> None:
         """Select another one for a while, if that one is selected and stays awake."""
-        runtime = self._sessions.runtimes.get(key)
+        runtime = self.sessions.runtimes.get(key)
         if runtime is not None and runtime.makes_room_for is not None:
-            runtime.passed_over = self._sessions.clock.monotonic() + PASSED_OVER
+            runtime.passed_over = self.sessions.clock.monotonic() + PASSED_OVER
             self.refresh()
 
     async def is_wanted(self, row: SessionRow) -> bool:
         """Whether the session for which this one was selected still waits."""
-        key = self._sessions.runtime(row.key).makes_room_for
+        key = self.sessions.runtime(row.key).makes_room_for
         if key is None:
             return False
-        waiter, asked = self._sessions.row(key), self._sessions.clock.monotonic()
-        tree = await self._agent.tree(waiter.incarnation)
-        if self._sessions.row(key).incarnation != waiter.incarnation:
+        waiter, asked = self.sessions.row(key), self.sessions.clock.monotonic()
+        tree = await self.agent.tree(waiter.incarnation)
+        if self.sessions.row(key).incarnation != waiter.incarnation:
             return False
-        self._sessions.note_nap(key, tree, asked)
+        self.sessions.note_nap(key, tree, asked)
         return tree.shortage is not None
 
     def crowded(self) -> dict[str, CrowdedCard]:
-        since = self._sessions.clock.now() - CROWDED_SECONDS
+        since = self.sessions.clock.now() - CROWDED_SECONDS
         found = {}
         for card, times in list(self._unserved.items()):
             while times and times[0] < since:
@@ -106,14 +101,14 @@ class RoomMaker:
         return found
 
     def _snapshots(self, cards: set[str]) -> Iterator[SessionSnapshot]:
-        now = self._sessions.clock.monotonic()
-        for row in self._sessions.journal.sessions() if cards else ():
-            runtime = self._sessions.runtime(row.key)
+        now = self.sessions.clock.monotonic()
+        for row in self.sessions.journal.sessions() if cards else ():
+            runtime = self.sessions.runtime(row.key)
             held = runtime.cards(row.incarnation)
             free = row.phase is Phase.RUNNING and row.intent is Intent.NONE
             free &= runtime.passed_over is None or runtime.passed_over <= now
             if free and any(gpu.uuid in cards for gpu in held):
-                yield self._judge.room_snapshot(row)
+                yield self.judge.room_snapshot(row)
 
     def _wants(self, waiting: list[tuple[SessionRow, Shortage]]) -> list[RoomWant]:
         """Return what is lacking, given what is free and what is coming free."""
@@ -143,7 +138,7 @@ class RoomMaker:
 
         What the waiting sessions' own naps freed was free before they began to wait.
         """
-        sessions, now = self._sessions, self._sessions.clock.now()
+        sessions, now = self.sessions, self.sessions.clock.now()
         coming: Counter[str] = Counter()
         for key, runtime in sessions.runtimes.items():
             if key in waiting:
@@ -166,10 +161,10 @@ class RoomMaker:
         """Count each wake for which none could nap once."""
         self._counted = {k: v for k, v in self._counted.items() if k in waiting}
         for want in unserved:
-            incarnation = self._sessions.row(want.key).incarnation
+            incarnation = self.sessions.row(want.key).incarnation
             if self._counted.get(want.key) == incarnation:
                 continue
             self._counted[want.key] = incarnation
-            self._sessions.counters.wakes_unserved += 1
+            self.sessions.counters.wakes_unserved += 1
             for card in want.lacking:
                 self._unserved.setdefault(card, deque()).append(now)

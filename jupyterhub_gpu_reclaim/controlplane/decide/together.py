@@ -9,6 +9,7 @@ already, a session goes whatever the others do.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
 
+@dataclass(eq=False)
 class Together:
-    def __init__(self, sessions: Sessions, decide: Decide) -> None:
-        self._sessions = sessions
-        self._decide = decide
+    sessions: Sessions
+    decide: Decide
 
     def members(self, row: SessionRow) -> list[SessionRow]:
         """Return the other sessions that belong to it; none that is stopped."""
@@ -40,7 +41,7 @@ class Together:
             return []
         return [
             each
-            for each in self._sessions.journal.sessions()
+            for each in self.sessions.journal.sessions()
             if (each.key.user, each.account) == (row.key.user, row.account)
             and each.key != row.key
             and each.phase is not Phase.STOPPED
@@ -48,7 +49,7 @@ class Together:
         ]
 
     def _rule(self, key: SessionKey) -> str:
-        policies = self._sessions.policies
+        policies = self.sessions.policies
         terms = policies(key) if policies is not None else None
         return terms.by["together"] if terms is not None and terms.together else ""
 
@@ -58,11 +59,11 @@ class Together:
             if each.phase is Phase.RESUMING or each.intent is Intent.RESUME:
                 why = "It is coming back."
             elif each.phase in LIVE:
-                snapshot = snapshot_of(self._sessions, each)
+                snapshot = snapshot_of(self.sessions, each)
                 snapshot = msgspec.structs.replace(
                     snapshot, wanted=max(wanted, snapshot.wanted)
                 )
-                decisions = self._decide(snapshot, now)
+                decisions = self.decide(snapshot, now)
                 if not decisions or decisions[0].reclaim:
                     continue
                 why = decisions[0].message
@@ -74,14 +75,14 @@ class Together:
     def wanted(self, row: SessionRow) -> int:
         """Number of sessions that wait for a GPU, if it or a member was selected."""
         runtimes = map(
-            self._sessions.runtime, [m.key for m in [row, *self.members(row)]]
+            self.sessions.runtime, [m.key for m in [row, *self.members(row)]]
         )
         return max(each.wanted or bool(each.goes_for) for each in runtimes)
 
     def take_along(self, row: SessionRow, by: str) -> None:
         for each in self.members(row):
             if each.phase in LIVE and each.intent is not Intent.SUSPEND:
-                self._sessions.order(each.key, Intent.SUSPEND, by)
+                self.sessions.order(each.key, Intent.SUSPEND, by)
 
     # --- while they are saved
     def breaks(self, row: SessionRow) -> Failure | None:
@@ -109,7 +110,7 @@ class Together:
         return None
 
     def _goes_anyway(self, row: SessionRow) -> bool:
-        drained = self._sessions.drains.of_session(row) is not None
+        drained = self.sessions.drains.of_session(row) is not None
         return drained or row.stop_asked is not None
 
     def went_on(self, row: SessionRow) -> None:
@@ -119,17 +120,17 @@ class Together:
         """
         for each in self.members(row):
             if each.intent is Intent.SUSPEND:
-                self._sessions.update(each.key, **NO_ORDER)
-                self._sessions.look(each.key)
+                self.sessions.update(each.key, **NO_ORDER)
+                self.sessions.look(each.key)
             elif row.phase in SAVED and _has_gone_with(each, row):
-                self._sessions.order_return(each)
+                self.sessions.order_return(each)
 
     # --- on the way back
     def come_back(self, row: SessionRow) -> None:
         """Order the others' return, but not of one whose user has to decide first."""
         for each in self.members(row):
             if each.phase in SAVED:
-                self._sessions.order_return(each)
+                self.sessions.order_return(each)
 
 
 def _has_gone_with(member: SessionRow, row: SessionRow) -> bool:

@@ -9,6 +9,7 @@ that has not asked lately (its node is silent, its Hub busy) holds up nobody.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.models import Phase
@@ -33,22 +34,22 @@ class _Request(NamedTuple):
     rank: Rank
 
 
+@dataclass(eq=False)
 class Turns:
     """Turns for suspends, and for save points, which take what is left."""
 
-    def __init__(self, sessions: Sessions, at_once: int) -> None:
-        self._sessions = sessions
-        self._at_once = at_once
-        self._waiting: dict[SessionKey, _Request] = {}
-        #: incarnations that are being saved, which go on and have no phase of their own
-        self._saved: dict[SessionKey, str] = {}
+    sessions: Sessions
+    at_once: int
+    _waiting: dict[SessionKey, _Request] = field(default_factory=dict, init=False)
+    #: incarnations that are being saved, which go on and have no phase of their own
+    _saved: dict[SessionKey, str] = field(default_factory=dict, init=False)
 
     def has(self, row: SessionRow, rank: Rank = (), *, first: bool = True) -> bool:
         """Whether the session is saved now; ask again and again.
 
         ``first``: whether the first request may get a turn; else others can ask before.
         """
-        now = self._sessions.clock.monotonic()
+        now = self.sessions.clock.monotonic()
         known = self._waiting.get(row.key)
         since = known.since if known is not None else now
         self._waiting[row.key] = _Request(since, now, rank)
@@ -68,15 +69,15 @@ class Turns:
         ahead = [key for key in waiting if order(key) < order(row.key)]
         if user not in users:  # several of another one's count as one
             busy, ahead = _one_of_each(busy, user), _one_of_each(ahead, user)
-        if len(ahead) + len(busy) >= self._at_once:
+        if len(ahead) + len(busy) >= self.at_once:
             return False
         del self._waiting[row.key]
         return True
 
     def is_free(self, row: SessionRow) -> bool:
-        now = self._sessions.clock.monotonic()
+        now = self.sessions.clock.monotonic()
         busy = len(self._under_way(row.node))
-        return not self._waiting_on(row.node, now) and busy < self._at_once
+        return not self._waiting_on(row.node, now) and busy < self.at_once
 
     @contextlib.contextmanager
     def saving(self, row: SessionRow) -> Iterator[None]:
@@ -87,7 +88,7 @@ class Turns:
             del self._saved[row.key]
 
     def _waiting_on(self, node: str, now: float) -> list[SessionKey]:
-        rows = {key: self._sessions.row(key) for key in self._waiting}
+        rows = {key: self.sessions.row(key) for key in self._waiting}
         for key, row in rows.items():
             if not row.phase.live or now - self._waiting[key].asked >= STALE:
                 del self._waiting[key]
@@ -96,7 +97,7 @@ class Turns:
     def _under_way(self, node: str) -> list[SessionKey]:
         return [
             row.key
-            for row in self._sessions.journal.sessions()
+            for row in self.sessions.journal.sessions()
             if row.node == node
             and (
                 row.phase is Phase.SUSPENDING

@@ -6,6 +6,7 @@ the service a session is warned again, for the full time.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,32 +25,23 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
 
+@dataclass(eq=False)
 class Warnings:
-    def __init__(
-        self,
-        sessions: Sessions,
-        sampler: SessionSampler,
-        judge: Judge,
-        draining: Draining,
-        warn_for: float,
-        *,
-        together: Together,
-    ) -> None:
-        self._sessions = sessions
-        self._sampler = sampler
-        self._judge = judge
-        self._draining = draining
-        self._together = together
-        self._warn_for = warn_for
+    sessions: Sessions
+    sampler: SessionSampler
+    judge: Judge
+    draining: Draining
+    warn_for: float
+    together: Together
 
     def spared(self) -> list[SessionKey]:
-        runtimes = self._sessions.runtimes.items()
+        runtimes = self.sessions.runtimes.items()
         warned = [key for key, each in runtimes if each.suspends_at is not None]
-        rows = map(self._sessions.row, warned)
+        rows = map(self.sessions.row, warned)
         return [
             row.key
             for row in rows
-            if row.phase is Phase.WARNED and not self._judge.reclaims(row)
+            if row.phase is Phase.WARNED and not self.judge.reclaims(row)
         ]
 
     def spare(self, row: SessionRow) -> None:
@@ -58,41 +50,41 @@ class Warnings:
 
     def warn(self, row: SessionRow) -> float:
         """Warn a session; return the seconds for which that still stands."""
-        runtime, now = self._sessions.runtime(row.key), self._sessions.clock.now()
+        runtime, now = self.sessions.runtime(row.key), self.sessions.clock.now()
         due = runtime.suspends_at
         warn_for = self._seconds(row)
         if row.phase is Phase.WARNED and due is not None:
             if due > now + warn_for:  # its node has less time than it had
                 runtime.suspends_at = due = now + warn_for
-                self._sessions.touch(row.key)
+                self.sessions.touch(row.key)
             return max(0.0, due - now)
         if warn_for <= 0:
             return 0.0
         runtime.suspends_at = now + warn_for
         if row.phase is Phase.WARNED:
-            self._sessions.touch(row.key)
+            self.sessions.touch(row.key)
         else:
-            goes = self._draining.decision(row) is not None
+            goes = self.draining.decision(row) is not None
             unless = "" if goes else " unless somebody uses it"
             more = f" It is suspended in {duration(warn_for)}{unless}."
             self._note(row, SessionEvent.WARNED, more)
         return warn_for
 
     def _seconds(self, row: SessionRow) -> float:
-        all_of_them = [row, *self._together.members(row)]
-        return self._draining.warn_for(row, max(map(self._usually, all_of_them)))
+        all_of_them = [row, *self.together.members(row)]
+        return self.draining.warn_for(row, max(map(self._usually, all_of_them)))
 
     def _usually(self, row: SessionRow) -> float:
-        policy = self._sessions.policy_of(row)
+        policy = self.sessions.policy_of(row)
         ruled = policy.warn_for if policy is not None else None
-        return self._warn_for if ruled is None else ruled
+        return self.warn_for if ruled is None else ruled
 
     async def confirm(self, row: SessionRow) -> bool:
         """Sample once more, since the last judgement may be old, and judge again."""
         if not await self.is_fresh(row):
             return False
-        await self._judge.ask_probe(row)
-        return self._sessions.row(row.key) == row and self._judge.reclaims(row)
+        await self.judge.probing.ask_now(row)
+        return self.sessions.row(row.key) == row and self.judge.reclaims(row)
 
     async def is_fresh(self, row: SessionRow) -> bool:
         """Sample once more; whether that succeeded and it is still the same session.
@@ -100,11 +92,11 @@ class Warnings:
         Raises:
             Unreachable: no fresh sample can be had.
         """
-        seen = await self._sampler.refresh(row)
+        seen = await self.sampler.refresh(row)
         # A session whose node is silent was not sampled: it may be at work.
-        return seen and self._sessions.row(row.key) == row
+        return seen and self.sessions.row(row.key) == row
 
     def _note(self, row: SessionRow, event: SessionEvent, more: str = "") -> None:
-        why = self._judge.why(row.key)
+        why = self.judge.why(row.key)
         why = msgspec.structs.replace(why, message=why.message + more)
-        self._sessions.apply(row.key, event, failure=row.failure, why=why)
+        self.sessions.apply(row.key, event, failure=row.failure, why=why)
