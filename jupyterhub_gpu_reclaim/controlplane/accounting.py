@@ -34,8 +34,7 @@ def leaving(
 def waited(counters: Counters, before: SessionRow, row: SessionRow, now: float) -> None:
     if before.waiting_since is None or row.phase is Phase.RESUMING:
         return
-    failure = row.failure
-    over = failure is not None and failure.code == Reason.GPU_WAIT_OVER.value
+    over = row.tells(Reason.GPU_WAIT_OVER)
     outcome = "served" if row.phase in LIVE else "expired" if over else "left"
     counters.waited(outcome, now - before.waiting_since)
 

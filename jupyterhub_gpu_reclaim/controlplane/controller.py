@@ -34,7 +34,7 @@ from jupyterhub_gpu_reclaim.controlplane.plans import (
     StopPlanner,
 )
 from jupyterhub_gpu_reclaim.controlplane.resume import Resumer
-from jupyterhub_gpu_reclaim.controlplane.save_points import Saver, Saving
+from jupyterhub_gpu_reclaim.controlplane.save_points import Saver
 from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 from jupyterhub_gpu_reclaim.controlplane.suspend import Suspender
 from jupyterhub_gpu_reclaim.controlplane.taking import Taker
@@ -102,38 +102,21 @@ class Controller:
         sessions = Sessions(journal, clock, settings, policies)
         self._deletions = deletions = Deletions(sessions, agent, folder)
         together = Together(sessions, decide)
-        jobs = JobWakes(sessions, settings.wake_for_jobs)
+        jobs = JobWakes(sessions)
         operations = Operations(sessions, agent)
-        suspender = Suspender(
-            sessions, agent, operations, hub, new_id, together=together, jobs=jobs
-        )
-        line = GpuQueue(sessions, agent, settings.gpu_wait)
+        suspender = Suspender(sessions, agent, operations, hub, new_id, together, jobs)
+        line = GpuQueue(sessions, agent)
         napper = Napper(sessions, operations)
         saver = Saver(sessions, operations, new_id)
-        saving = Saving(sessions)
         observer = Observer(sessions, agent, hub, deletions)
         sampler = SessionSampler(sessions, agent, window)
-        turns = Turns(sessions, settings.captures)
+        turns = Turns(sessions)
         draining = Draining(sessions, turns)
-        judge = Judge(
-            sessions,
-            decide,
-            draining,
-            naps,
-            together=together,
-            probing=Probing(sessions, probe),
-        )
+        probing = Probing(sessions, probe)
+        judge = Judge(sessions, decide, draining, naps, together, probing)
         resumer = Resumer(sessions, operations, hub, line)
-        warnings = Warnings(
-            sessions, sampler, judge, draining, settings.warn_for, together=together
-        )
-        taker = Taker(
-            sessions=sessions,
-            agent=agent,
-            suspender=suspender,
-            resumer=resumer,
-            napper=napper,
-        )
+        warnings = Warnings(sessions, sampler, judge, draining, together)
+        taker = Taker(sessions, agent, suspender, resumer, napper)
         room = RoomMaker(sessions, line, agent, judge)
         worker = Worker(
             sessions=sessions,
@@ -147,7 +130,6 @@ class Controller:
             resumer=resumer,
             napper=napper,
             saver=saver,
-            saving=saving,
             room=room,
             draining=draining,
             turns=turns,
@@ -157,35 +139,14 @@ class Controller:
         self._sessions, self._queue = sessions, queue
         sessions.look = queue.add
         #: calls about sessions
-        self.users = UserApi(
-            sessions=sessions,
-            agent=agent,
-            deletions=deletions,
-            judge=judge,
-        )
+        self.users = UserApi(sessions, agent, deletions, judge)
         #: calls about nodes
         self.nodes = NodeApi(sessions)
-        questions = Questions(
-            sessions=sessions,
-            agent=agent,
-            observer=observer,
-            worker=worker,
-        )
+        questions = Questions(sessions, agent, observer, worker)
         self._starts = starts = StartPlanner(
-            sessions=sessions,
-            agent=agent,
-            deletions=deletions,
-            questions=questions,
-            resumer=resumer,
-            together=together,
+            sessions, agent, deletions, questions, resumer, together
         )
-        stops = StopPlanner(
-            sessions=sessions,
-            agent=agent,
-            deletions=deletions,
-            resumer=resumer,
-            questions=questions,
-        )
+        stops = StopPlanner(sessions, agent, deletions, resumer, questions)
         wakes = WakeFollower(sessions, agent, room)
         napper.naps = wakes.refresh
         self._loops = ControlLoops(
@@ -195,7 +156,7 @@ class Controller:
             deletions=deletions,
             sampler=sampler,
             judge=judge,
-            saving=saving,
+            saver=saver,
             warnings=warnings,
             queue=queue,
             preemption=Preemption(sessions, choose, together) if choose else None,

@@ -284,21 +284,11 @@ def _written(order: DeletionOrder) -> list[Any]:
         "user": order.key.user,
         "server": order.key.server,
         "term": order.stamp[0],
-        "generation": order.stamp[1],
-        "incarnations": codec.encode(sorted(order.names)).decode(),
-        "accounts": codec.encode(sorted(order.accounts)).decode(),
+        "ordered": codec.encode(order).decode(),
     }
     return [_removed(order.key), schema.deletions.insert().values(**values)]
 
 
 def _read(row: dict[Any, Any]) -> DeletionOrder:
-    return DeletionOrder(
-        key=SessionKey(row["user"], row["server"]),
-        stamp=(row["term"], row["generation"]),
-        names=_names(row["incarnations"]),
-        accounts=_names(row["accounts"]),
-    )
-
-
-def _names(column: str) -> frozenset[str]:
-    return frozenset(codec.decode(column, list[str]))
+    order = codec.decode(row["ordered"], DeletionOrder)
+    return msgspec.structs.replace(order, stamp=(row["term"], order.stamp[1]))

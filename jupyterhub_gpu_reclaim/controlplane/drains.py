@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.common import decoders
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.drain import Drain, DrainedSession, DrainReport
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.controlplane import schema
 from jupyterhub_gpu_reclaim.controlplane.session import LIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from jupyterhub_gpu_reclaim.common.drain import NodeNotice
     from jupyterhub_gpu_reclaim.controlplane.journal import Journal
@@ -32,7 +32,8 @@ class Drains:
         #: the notices of the cluster, as far as known
         self._standing: dict[str, NodeNotice] = {}
         self._orders = {
-            row["node"]: _drain(row) for row in journal.read(schema.drains.select())
+            row["node"]: codec.decode(row["drain"], Drain)
+            for row in journal.read(schema.drains.select())
         }
 
     def all(self) -> list[Drain]:
@@ -49,7 +50,9 @@ class Drains:
     def begin(self, drain: Drain) -> None:
         self._journal.write(
             _delete_order(drain.node),
-            schema.drains.insert().values(msgspec.structs.asdict(drain)),
+            schema.drains.insert().values(
+                node=drain.node, drain=codec.encode(drain).decode()
+            ),
         )
         self._orders[drain.node] = drain
 
@@ -114,11 +117,6 @@ def _is_sooner(until: float | None, before: float | None) -> bool:
 
 def _delete_order(node: str) -> Any:
     return schema.drains.delete().where(schema.drains.c.node == node)
-
-
-def _drain(row: Mapping[Any, Any]) -> Drain:
-    columns = {str(name): value for name, value in row.items()}
-    return decoders.convert(columns, Drain, strict=False)
 
 
 def _report_on(row: SessionRow, drain: Drain) -> DrainedSession | None:

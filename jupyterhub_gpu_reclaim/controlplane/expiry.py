@@ -41,12 +41,6 @@ _log = logging.getLogger(__name__)
 _LIVE = {*LIVE, Phase.SUSPENDING}
 
 
-def aside(sessions: Sessions, checkpoint: str) -> list[CheckpointRow]:
-    row = sessions.journal.checkpoint(checkpoint)
-    until = sessions.clock.now() + sessions.settings.set_aside
-    return [] if row is None else [row.set_aside(until)]
-
-
 def to_delete(sessions: Sessions, checkpoint: str) -> list[CheckpointRow]:
     """Return a known checkpoint's row, and those that it superseded, to be deleted."""
     row = sessions.journal.checkpoint(checkpoint)
@@ -107,9 +101,8 @@ async def collect(sessions: Sessions, agent: Agent) -> None:
 
 
 def _set_aside(sessions: Sessions, row: SessionRow, due: CheckpointRow) -> None:
-    until = sessions.clock.now() + sessions.settings.set_aside
     needed = "" if row.checkpoint == due.id else row.checkpoint
-    sessions.update(row.key, checkpoints=[due.set_aside(until)], checkpoint=needed)
+    sessions.update(row.key, checkpoints=[sessions.aside(due)], checkpoint=needed)
 
 
 def _due(sessions: Sessions) -> list[CheckpointRow]:

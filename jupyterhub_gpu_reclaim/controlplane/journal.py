@@ -21,12 +21,14 @@ from sqlalchemy import Engine, create_engine, event, func, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import BELIEVED
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import Term
 from jupyterhub_gpu_reclaim.controlplane import schema
 from jupyterhub_gpu_reclaim.controlplane.lock import JournalLock
+from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, SessionRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -35,11 +37,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
-    from jupyterhub_gpu_reclaim.controlplane.session import (
-        AuditRow,
-        CheckpointRow,
-        SessionRow,
-    )
+    from jupyterhub_gpu_reclaim.controlplane.session import AuditRow
 
 
 class JournalCache:
@@ -270,11 +268,10 @@ class Journal:
             sessions = self.read(schema.sessions.select())
             kept = self.read(schema.checkpoints.select())
             found = self.read(schema.amounts.select())
-            amounts = {row["name"]: row["value"] for row in found}
             self._known_cache = JournalCache(
-                map(schema.session_row, sessions),
-                map(schema.checkpoint_row, kept),
-                amounts,
+                [codec.decode(each["row"], SessionRow) for each in sessions],
+                [codec.decode(each["row"], CheckpointRow) for each in kept],
+                {each["name"]: each["value"] for each in found},
             )
         return self._known_cache
 

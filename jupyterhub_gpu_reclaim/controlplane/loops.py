@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.naps import WakeFollower
     from jupyterhub_gpu_reclaim.controlplane.observer import ObservedState, Observer
     from jupyterhub_gpu_reclaim.controlplane.phase import Observed
-    from jupyterhub_gpu_reclaim.controlplane.save_points import Saving
+    from jupyterhub_gpu_reclaim.controlplane.save_points import Saver
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
     from jupyterhub_gpu_reclaim.controlplane.taking import Taker
     from jupyterhub_gpu_reclaim.controlplane.workqueue import WorkQueue
@@ -76,7 +76,7 @@ class ControlLoops:
     deletions: Deletions
     sampler: SessionSampler
     judge: Judge
-    saving: Saving
+    saver: Saver
     warnings: Warnings
     queue: WorkQueue
     line: GpuQueue
@@ -230,7 +230,7 @@ class ControlLoops:
             reclaim = self.judge.reclaims(row)
             reclaim = self.judge.naps(row) or reclaim
             wished = row.intent is not Intent.NONE or row.phase is Phase.WARNED
-            due = self.saving.is_due(row)
+            due = self.saver.is_due(row)
             return reclaim or wished or due or row.stop_asked is not None
         wished = row.intent is not Intent.NONE
         untold = self.sessions.runtime(row.key).end_untold

@@ -124,9 +124,8 @@ def _refuse_running(sessions: Sessions, key: SessionKey) -> Refused:
 def _set_apart(
     sessions: Sessions, rows: Iterable[CheckpointRow]
 ) -> list[CheckpointRow]:
-    until = sessions.clock.now() + sessions.settings.set_aside
     return [
-        row.set_aside(until)
+        sessions.aside(row)
         for row in rows
         if row.keeping is not Keeping.TO_DELETE and row.info.aside is None
     ]

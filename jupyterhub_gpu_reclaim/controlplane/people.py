@@ -83,12 +83,7 @@ class UserApi:
     """
 
     def __init__(
-        self,
-        *,
-        sessions: Sessions,
-        agent: Agent,
-        deletions: Deletions,
-        judge: Judge,
+        self, sessions: Sessions, agent: Agent, deletions: Deletions, judge: Judge
     ) -> None:
         self._sessions = sessions
         self._settings = sessions.settings
@@ -305,20 +300,18 @@ class UserApi:
         Raises:
             Refused: ``wrong_phase``: it is not suspended.
         """
-        seconds = self._settings.set_aside
         row = self._known_row(key)
-        asked = row.failure if row.phase is Phase.STOPPED else None
-        if asked is not None and asked.code == Reason.RENAMED.value:
+        if row.phase is Phase.STOPPED and row.tells(Reason.RENAMED):
             line = self._sessions.audit_line(key, by, "start fresh")
             self._sessions.update(key, line, failure=None)
             return self._sessions.view(key)
-        now, rows = self._sessions.clock.now(), self._sessions.journal.checkpoints(key)
+        rows = self._sessions.journal.checkpoints(key)
         self._sessions.apply(
             key,
             SessionEvent.PUT_ASIDE,
             by=by,
             checkpoints=[
-                each.set_aside(now + seconds)
+                self._sessions.aside(each)
                 for each in rows
                 if each.id == row.checkpoint
                 or (each.keeping is Keeping.ASIDE and each.expires is None)

@@ -42,7 +42,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
-from jupyterhub_gpu_reclaim.controlplane import expiry, owners, retention, taking
+from jupyterhub_gpu_reclaim.controlplane import owners, retention, taking
 from jupyterhub_gpu_reclaim.controlplane.observer import in_order
 from jupyterhub_gpu_reclaim.controlplane.phase import Observed
 from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
@@ -76,7 +76,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.observer import Observer
     from jupyterhub_gpu_reclaim.controlplane.resume import Resumer
-    from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
     from jupyterhub_gpu_reclaim.controlplane.worker import Worker
 
@@ -379,7 +378,7 @@ class StartPlanner:
         current = self.sessions.journal.checkpoint(row.checkpoint)
         if retention.is_unanswered(row, current):
             changes["resumed_at"] = self.sessions.clock.now()
-        if row.failure is not None and row.failure.code == Reason.NOT_ADOPTED.value:
+        if row.tells(Reason.NOT_ADOPTED):
             changes["failure"] = None
         if changes:
             self.sessions.update(row.key, **changes)
@@ -607,11 +606,10 @@ class StopPlanner:
 
     def _note_stop(self, row: SessionRow, placement: Placement) -> None:
         """Note a real stop; a checkpoint still kept from the return is set aside."""
-        aside: list[CheckpointRow] = []
-        if placement.failure is None and not placement.culled:  # a person's word
-            aside = expiry.aside(self.sessions, row.checkpoint)
+        left = self.sessions.journal.checkpoint(row.checkpoint)
+        by_person = placement.failure is None and not placement.culled
         changes: dict[str, Any] = {
-            "checkpoints": aside,
+            "checkpoints": [self.sessions.aside(left)] if left and by_person else [],
             "bring_back": "",
             "checkpoint": "",
         }

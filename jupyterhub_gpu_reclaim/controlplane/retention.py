@@ -183,9 +183,7 @@ def _begun(row: CheckpointRow, keeping: Keeping, until: float) -> CheckpointRow:
 
 def is_asked(session: SessionRow) -> bool:
     """Whether its user has to say how it goes on, or no return of it goes well."""
-    failure = session.failure
-    rests = session.phase is Phase.SUSPENDED
-    return rests and failure is not None and not failure.retryable
+    return session.phase is Phase.SUSPENDED and session.asks
 
 
 def is_unanswered(session: SessionRow, current: CheckpointRow | None) -> bool:

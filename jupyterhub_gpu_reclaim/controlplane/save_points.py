@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
 from jupyterhub_gpu_reclaim.controlplane import retention
 from jupyterhub_gpu_reclaim.controlplane.accounting import Risk
-from jupyterhub_gpu_reclaim.controlplane.session import LIVE, Intent
+from jupyterhub_gpu_reclaim.controlplane.session import LIVE, NO_ORDER, Intent
 from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
 
 if TYPE_CHECKING:
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
+
+#: Seconds without use after which nobody is in the middle of a line.
+LULL: Final = 30.0
+#: Part of the while between two save points for which a lull is waited for.
+_PUT_OFF: Final = 1 / 3
 
 
 @dataclass(eq=False)
@@ -50,6 +55,7 @@ class Saver:
             Unreachable: the agent was lost on the way; it may go on there.
             Refused: ``operation_in_flight``: another one has to end first.
         """
+        self._note_tried(row)
         generation = self.sessions.next_generation(row.key)
         order = orders.Save(self.new_id(), generation, name=row.save_name)
         end = await self.operations.end_of(
@@ -100,24 +106,7 @@ class Saver:
         shown = now.failure if by == SERVICE else failure
         sessions.update(row.key, line, failure=shown, **_cleared_order(row, now))
 
-
-def _cleared_order(row: SessionRow, now: SessionRow) -> dict[str, Any]:
-    """Return the columns without that order, unless another was given since."""
-    if now.intent is not Intent.SAVE or now.save_name != row.save_name:
-        return {}
-    return {"intent": Intent.NONE, "intent_by": "", "save_name": ""}
-
-
-#: Seconds without use after which nobody is in the middle of a line.
-LULL: Final = 30.0
-#: Part of the while between two save points for which a lull is waited for.
-_PUT_OFF: Final = 1 / 3
-
-
-@dataclass(eq=False)
-class Saving:
-    sessions: Sessions
-
+    # --- by rule
     def is_due(self, row: SessionRow) -> bool:
         every = self.sessions.saved_every(row.key)
         if not every or row.phase not in LIVE or row.phase is Phase.WARNED:
@@ -137,7 +126,7 @@ class Saving:
         used = runtime.usage.used_since(last)
         return used and is_time(now, last, every, runtime.usage)
 
-    def note_tried(self, row: SessionRow) -> None:
+    def _note_tried(self, row: SessionRow) -> None:
         """Note that a save begins, however it ends: no rule repeats it at once."""
         runtime = self.sessions.runtime(row.key)
         runtime.saves_failed = self._failures(row)
@@ -153,6 +142,13 @@ class Saving:
     def _pause(self, row: SessionRow) -> float:
         failures = self._failures(row)
         return self.sessions.settings.pause_after(failures) if failures else math.inf
+
+
+def _cleared_order(row: SessionRow, now: SessionRow) -> dict[str, Any]:
+    """Return the columns without that order, unless another was given since."""
+    if now.intent is not Intent.SAVE or now.save_name != row.save_name:
+        return {}
+    return {**NO_ORDER}
 
 
 def is_time(now: float, last: float, every: float, usage: Usage) -> bool:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sqlalchemy import (
-    Boolean,
     Column,
     Connection,
     Float,
@@ -25,14 +24,13 @@ from sqlalchemy import (
     inspect,
 )
 
-from jupyterhub_gpu_reclaim.common import codec, decoders
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure, SessionKey
+from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.session import (
     AuditRow,
     CheckpointRow,
-    Keeping,
     SessionRow,
 )
 
@@ -68,26 +66,12 @@ schema = Table(
     Column("version", Integer, primary_key=True),
 )
 
-#: What a value is stored as; everything else is text.
-_TYPES = {"int": Integer, "bool": Boolean, "float": Float}
-
-
-def _columns(struct: type[msgspec.Struct]) -> list[Column[Any]]:
-    """A column for each of its fields but the key; what may be None may be null."""
-    columns: list[Column[Any]] = []
-    for name, kind in struct.__annotations__.items():
-        if name != "key":
-            what, _, none = kind.partition(" | ")
-            columns.append(Column(name, _TYPES.get(what, Text), nullable=bool(none)))
-    return columns
-
-
 sessions = Table(
     "sessions",
     metadata,
     Column("user", Text, primary_key=True),
     Column("server", Text, primary_key=True),
-    *_columns(SessionRow),  # its failure is JSON of models.Failure
+    Column("row", Text, nullable=False),  # JSON of SessionRow
 )
 
 #: A cache: what was last seen of checkpoints, with words that the store is to be told.
@@ -95,9 +79,7 @@ checkpoints = Table(
     "checkpoints",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("keeping", Text, nullable=False),
-    Column("info", Text, nullable=False),  # JSON of models.CheckpointInfo
-    Column("expires", Float),
+    Column("row", Text, nullable=False),  # JSON of CheckpointRow
 )
 
 audit = Table(
@@ -140,14 +122,10 @@ term = Table("term", metadata, Column("number", Integer, nullable=False))
 deletions = Table(
     "deletions",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=True),
-    Column("user", Text, nullable=False),
-    Column("server", Text, nullable=False),
-    Column("incarnations", Text, nullable=False),  # JSON: and sessions, to be ended
-    Column("term", Integer, nullable=False),
-    Column("generation", Integer, nullable=False),
-    Column("accounts", Text, nullable=False),  # JSON
-    Index("deletions_by_session", "user", "server"),
+    Column("user", Text, primary_key=True),
+    Column("server", Text, primary_key=True),
+    Column("term", Integer, nullable=False),  # of its stamp, which may be raised
+    Column("ordered", Text, nullable=False),  # JSON of DeletionOrder
 )
 
 #: Nodes that are to be free of sessions; see ``common/drain.py``.
@@ -155,12 +133,7 @@ drains = Table(
     "drains",
     metadata,
     Column("node", Text, primary_key=True),
-    Column("by", Text, nullable=False),
-    Column("since", Float, nullable=False),
-    Column("until", Float),
-    Column("why", Text, nullable=False),
-    Column("comes_back", Boolean, nullable=False),
-    Column("over", Boolean, nullable=False),
+    Column("drain", Text, nullable=False),  # JSON
 )
 
 
@@ -208,36 +181,18 @@ _NO_AMOUNT = amounts.delete().where(amounts.c.name == bindparam("its_name"))
 
 
 def replace_session(row: SessionRow) -> list[Any]:
-    mine = {"its_user": row.key.user, "its_server": row.key.server}
+    of = {"user": row.key.user, "server": row.key.server}
     return [
-        (_NO_SESSION, mine),
-        (_INSERT[sessions], _session_values(row)),
+        (_NO_SESSION, {"its_user": row.key.user, "its_server": row.key.server}),
+        (_INSERT[sessions], {**of, "row": codec.encode(row).decode()}),
     ]
 
 
 def replace_checkpoint(row: CheckpointRow) -> list[Any]:
-    values = {
-        "id": row.id,
-        "keeping": row.keeping.value,
-        "info": codec.encode(row.info).decode(),
-        "expires": row.expires,
-    }
     return [
         (_NO_CHECKPOINT, {"its_id": row.id}),
-        (_INSERT[checkpoints], values),
+        (_INSERT[checkpoints], {"id": row.id, "row": codec.encode(row).decode()}),
     ]
-
-
-def _session_values(row: SessionRow) -> dict[str, Any]:
-    values = msgspec.structs.asdict(row)
-    key = values.pop("key")
-    values.update(user=key.user, server=key.server)
-    values["phase"] = row.phase.value
-    values["intent"] = row.intent.value
-    values["failure"] = (
-        None if row.failure is None else codec.encode(row.failure).decode()
-    )
-    return values
 
 
 def replace_amounts(counted: Mapping[str, float]) -> list[Any]:
@@ -277,19 +232,3 @@ def audit_values(row: AuditRow) -> dict[str, Any]:
     values = msgspec.structs.asdict(row)
     key = values.pop("key")
     return {**values, "user": key.user, "server": key.server}
-
-
-def session_row(row: Mapping[str, Any]) -> SessionRow:
-    values = {str(name): value for name, value in row.items()}
-    values["key"] = SessionKey(values.pop("user"), values.pop("server"))
-    failure = values.pop("failure")
-    values["failure"] = codec.decode(failure, Failure) if failure else None
-    return decoders.convert(values, SessionRow, strict=False, from_attributes=True)
-
-
-def checkpoint_row(row: Mapping[str, Any]) -> CheckpointRow:
-    return CheckpointRow(
-        info=codec.decode(row["info"], CheckpointInfo),
-        keeping=Keeping(row["keeping"]),
-        expires=row["expires"],
-    )

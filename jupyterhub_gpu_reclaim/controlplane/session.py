@@ -85,6 +85,15 @@ class SessionRow(Value, frozen=True, kw_only=True):
     def stamp(self) -> tuple[int, int]:
         return self.term, self.generation
 
+    def tells(self, reason: Reason) -> bool:
+        """Whether its failure is that one."""
+        return self.failure is not None and self.failure.code == reason.value
+
+    @property
+    def asks(self) -> bool:
+        """Whether nothing but a person's word, if that, makes another try go well."""
+        return self.failure is not None and not self.failure.retryable
+
     @property
     def ids(self) -> set[str]:
         """The ids by which the Hub may remember it."""

@@ -211,8 +211,7 @@ class Sessions:
 
     def order_return(self, row: SessionRow, message: str = "") -> None:
         """Order a return that no person has asked for, unless one has to be asked."""
-        asks = row.failure is not None and not row.failure.retryable
-        if row.intent is Intent.NONE and not asks and not row.claimed:
+        if row.intent is Intent.NONE and not row.asks and not row.claimed:
             self.order(row.key, Intent.RESUME, SERVICE, message)
 
     def keep(
@@ -226,6 +225,10 @@ class Sessions:
             self.update(key, audit, checkpoints)
         else:
             self.journal.keep(self._kept(self.row(key), checkpoints))
+
+    def aside(self, row: CheckpointRow) -> CheckpointRow:
+        """Return the row, set aside by a person's word, for as long as is set."""
+        return row.set_aside(self.clock.now() + self.settings.set_aside)
 
     def found(self, infos: Iterable[CheckpointInfo]) -> list[CheckpointRow]:
         known = ((info, self.journal.checkpoint(info.id)) for info in infos)

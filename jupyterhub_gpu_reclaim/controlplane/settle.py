@@ -531,18 +531,16 @@ def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
     A person's word settles it, but not one for another server that belongs to it; so
     does a Hub that remembers the same session, and nothing newer of it.
     """
-    asks = row.failure is not None and not row.failure.retryable
-    if row.intent is Intent.RESUME and (asks or row.intent_by != SERVICE):
+    if row.intent is Intent.RESUME and (row.asks or row.intent_by != SERVICE):
         return None
     infos = [each.info for each in asked.kept]
     mine = next((info for info in infos if info.id == row.checkpoint), None)
     if mine is None:
         return None
-    if row.failure is not None and row.failure.code == Reason.ENDED_SINCE_SAVED.value:
+    if row.tells(Reason.ENDED_SINCE_SAVED):
         return row.failure  # it has gone on since then
     its = retention.is_of(mine, [asked.former, asked.checkpoint])
-    found = row.failure is not None and row.failure.code == Reason.SAVED_FOUND.value
-    if found and not its:
+    if row.tells(Reason.SAVED_FOUND) and not its:
         return row.failure
     # The same session may have been saved since, which nobody else knows.
     older = its and (0, 0) < asked.stamp <= mine.stamp
@@ -560,10 +558,7 @@ def _settle_missing(row: SessionRow, observed: Observed, asked: Asked) -> Action
     if other is None:
         lost = failure_of(Reason.CHECKPOINT_MISSING, checkpoint=row.checkpoint)
         return Action(ActionKind.ASK, failure=lost)
-    asked_before = (
-        row.failure is not None and row.failure.code == Reason.SAVED_OLDER.value
-    )
-    if asked_before and row.intent is Intent.RESUME:
+    if row.tells(Reason.SAVED_OLDER) and row.intent is Intent.RESUME:
         return Action(ActionKind.BRING_BACK, None, other)
     return Action(ActionKind.ASK, failure=_older(other))
 

@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
-from jupyterhub_gpu_reclaim.controlplane import expiry, phase, retention
+from jupyterhub_gpu_reclaim.controlplane import phase, retention
 from jupyterhub_gpu_reclaim.controlplane.session import (
     LIVE,
     Intent,
@@ -338,8 +338,9 @@ def bring_back(
     checkpoint, by = checkpoint or row.bring_back, by or row.intent_by
     rows: list[CheckpointRow] = []
     other = row.checkpoint != checkpoint
-    if other and not gone:
-        rows = expiry.aside(sessions, row.checkpoint)
+    left = sessions.journal.checkpoint(row.checkpoint)
+    if other and not gone and left is not None:
+        rows.append(sessions.aside(left))
     wanted = sessions.journal.checkpoint(checkpoint)
     if wanted is not None:
         rows.append(wanted.said(aside=None, gone_on=None))

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.observer import Observer
     from jupyterhub_gpu_reclaim.controlplane.phase import Observed
     from jupyterhub_gpu_reclaim.controlplane.resume import Resumer
-    from jupyterhub_gpu_reclaim.controlplane.save_points import Saver, Saving
+    from jupyterhub_gpu_reclaim.controlplane.save_points import Saver
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
     from jupyterhub_gpu_reclaim.controlplane.suspend import Suspender
     from jupyterhub_gpu_reclaim.controlplane.taking import Taker
@@ -85,7 +85,6 @@ class Worker:
     resumer: Resumer
     napper: Napper
     saver: Saver
-    saving: Saving
     room: RoomMaker
     draining: Draining
     turns: Turns
@@ -252,7 +251,7 @@ class Worker:
 
     async def _save_or_nap(self, row: SessionRow) -> float | None:
         self.warnings.spare(row)
-        if self.saving.is_due(row):
+        if self.saver.is_due(row):
             return await self._save(row, SERVICE)
         return await self._nap_when_idle(row)
 
@@ -299,7 +298,6 @@ class Worker:
     async def _save(self, row: SessionRow, by: str) -> float:
         if self.turns.is_free(row):
             with self.turns.saving(row):
-                self.saving.note_tried(row)
                 await self.saver.save(row, by)
         return self.sessions.settings.pace
 

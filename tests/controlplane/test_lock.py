@@ -151,7 +151,7 @@ def test_journal_that_has_lost_its_connection_does_nothing_more(opened, caplog):
         assert "the connection that had its lock was lost" in caught.value.detail
     assert not first.is_held()
     assert "was lost" in caplog.text
-    assert [r["phase"] for r in second.read(schema.sessions.select())] == ["running"]
+    assert [row.phase for row in second.sessions()] == [Phase.RUNNING]
 
 
 def test_lock_of_a_connection_that_postgresql_has_ended_is_free(opened, url):

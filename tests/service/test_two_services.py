@@ -172,7 +172,9 @@ class World:
     def phase(self) -> str:
         where = f"file:{self.folder}/journal.sqlite?mode=ro"
         with closing(sqlite3.connect(where, uri=True)) as database:
-            found = database.execute("SELECT phase FROM sessions").fetchall()
+            found = database.execute(
+                "SELECT row ->> '$.phase' FROM sessions"
+            ).fetchall()
         return found[0][0] if found else ""
 
     async def close(self) -> None:

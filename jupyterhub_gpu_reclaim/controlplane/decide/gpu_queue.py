@@ -39,7 +39,6 @@ _OLD = 60.0
 class GpuQueue:
     sessions: Sessions
     agent: Agent
-    limit: float
 
     def refresh(self) -> list[Waiting]:
         """Return the queue in its order; tell readers of changed places."""
@@ -113,7 +112,7 @@ class GpuQueue:
 
         Only the first in the queue, so that large needs are not overtaken for ever.
         """
-        if not self.limit:
+        if not self.sessions.settings.gpu_wait:
             return True
         if row.waiting_since is None:
             if not self.sessions.gpus_of(row) or not self._waiting_rows():
@@ -125,7 +124,11 @@ class GpuQueue:
 
     def waits(self, row: SessionRow, failure: Failure) -> bool:
         """Whether a failed try is repeated; if so, the session waits from now on."""
-        if not no_room(failure) or not self.limit or self.over(row) is not None:
+        if (
+            not no_room(failure)
+            or not self.sessions.settings.gpu_wait
+            or self.over(row) is not None
+        ):
             return False
         if row.waiting_since is None:
             self._join(row)
@@ -133,9 +136,14 @@ class GpuQueue:
 
     def over(self, row: SessionRow) -> Failure | None:
         since = row.waiting_since
-        if since is None or self.sessions.clock.now() - since < self.limit:
+        if (
+            since is None
+            or self.sessions.clock.now() - since < self.sessions.settings.gpu_wait
+        ):
             return None
-        return failure_of(Reason.GPU_WAIT_OVER, limit=duration(self.limit))
+        return failure_of(
+            Reason.GPU_WAIT_OVER, limit=duration(self.sessions.settings.gpu_wait)
+        )
 
     def told(self, row: SessionRow, failure: Failure) -> Failure:
         return (no_room(failure) and self.over(row)) or failure

@@ -28,7 +28,6 @@ _ON_THE_WAY = {Phase.SUSPENDING, Phase.RELEASING}
 @dataclass(eq=False)
 class JobWakes:
     sessions: Sessions
-    wakes: str
 
     def told(self, row: SessionRow) -> str:
         """What the suspend of a session means for its next job; empty: nothing."""
@@ -56,4 +55,9 @@ class JobWakes:
                 self.sessions.order_return(row, "A scheduled job is due.")
 
     def _is_woken(self, row: SessionRow) -> bool:
-        return mode_for_jobs(self.sessions.policy_of(row), self.wakes) == "wake"
+        return (
+            mode_for_jobs(
+                self.sessions.policy_of(row), self.sessions.settings.wake_for_jobs
+            )
+            == "wake"
+        )

@@ -39,7 +39,6 @@ class Turns:
     """Turns for suspends, and for save points, which take what is left."""
 
     sessions: Sessions
-    at_once: int
     _waiting: dict[SessionKey, _Request] = field(default_factory=dict, init=False)
     #: incarnations that are being saved, which go on and have no phase of their own
     _saved: dict[SessionKey, str] = field(default_factory=dict, init=False)
@@ -69,7 +68,7 @@ class Turns:
         ahead = [key for key in waiting if order(key) < order(row.key)]
         if user not in users:  # several of another one's count as one
             busy, ahead = _one_of_each(busy, user), _one_of_each(ahead, user)
-        if len(ahead) + len(busy) >= self.at_once:
+        if len(ahead) + len(busy) >= self.sessions.settings.captures:
             return False
         del self._waiting[row.key]
         return True
@@ -77,7 +76,10 @@ class Turns:
     def is_free(self, row: SessionRow) -> bool:
         now = self.sessions.clock.monotonic()
         busy = len(self._under_way(row.node))
-        return not self._waiting_on(row.node, now) and busy < self.at_once
+        return (
+            not self._waiting_on(row.node, now)
+            and busy < self.sessions.settings.captures
+        )
 
     @contextlib.contextmanager
     def saving(self, row: SessionRow) -> Iterator[None]:

@@ -31,7 +31,6 @@ class Warnings:
     sampler: SessionSampler
     judge: Judge
     draining: Draining
-    warn_for: float
     together: Together
 
     def spared(self) -> list[SessionKey]:
@@ -77,7 +76,7 @@ class Warnings:
     def _usually(self, row: SessionRow) -> float:
         policy = self.sessions.policy_of(row)
         ruled = policy.warn_for if policy is not None else None
-        return self.warn_for if ruled is None else ruled
+        return self.sessions.settings.warn_for if ruled is None else ruled
 
     async def confirm(self, row: SessionRow) -> bool:
         """Sample once more, since the last judgement may be old, and judge again."""
