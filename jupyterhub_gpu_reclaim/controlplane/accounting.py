@@ -40,7 +40,6 @@ def waited(counters: Counters, before: SessionRow, row: SessionRow, now: float) 
 
 
 def is_kept(row: SessionRow, now: float) -> bool:
-    """Whether a person keeps that session from being suspended by itself."""
     return (row.kept_until or 0.0) > now or bool(row.opted_out_by)
 
 
@@ -66,8 +65,6 @@ CAUSES = ("idle", "node_drains", "pressure", "request")
 
 @dataclass
 class Histogram:
-    """Observations in cumulative buckets, as Prometheus has them."""
-
     buckets: list[int] = field(default_factory=lambda: [0] * len(BUCKETS))
     count: int = 0
     total: float = 0.0

@@ -28,8 +28,6 @@ class NumberedLine(NamedTuple):
 
 
 class AuditReader:
-    """A program that reads the audit forward."""
-
     def __init__(self, journal: Journal, name: str) -> None:
         self._journal = journal
         self._name = name
@@ -161,7 +159,6 @@ def line_of(numbered: NumberedLine) -> AuditSentence:
 
 
 def sentence(line: AuditRow | AuditLine) -> str:
-    """Say what happened and why, with the numbers."""
     who = "The service" if line.who == SERVICE else line.who
     if line.what == "keep":
         return _kept(who, line.message)

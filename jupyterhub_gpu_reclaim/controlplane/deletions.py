@@ -57,7 +57,6 @@ class DeletionOrder(msgspec.Struct, frozen=True, kw_only=True):
     accounts: frozenset[str]  #: accounts that were deleted; empty: not told
 
     def concerns(self, account: str) -> bool:
-        """Whether something of that account can be meant; empty: not known."""
         return not account or not self.accounts or account in self.accounts
 
 
@@ -128,7 +127,6 @@ class Deletions:
         return line if order.names else None
 
     def _new_order(self, deletion: Deletion, row: SessionRow) -> DeletionOrder:
-        """Make the order, which takes over what a pending one is about."""
         order = DeletionOrder(
             key=row.key,
             stamp=(

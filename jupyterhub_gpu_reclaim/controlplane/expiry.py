@@ -145,7 +145,6 @@ def _drop_of_deleted_users(
 
 
 def retain(sessions: Sessions, limits: Retention) -> None:
-    """Mark the checkpoints beyond the administrator's limits for deletion."""
     rows = {row.id: row for row in sessions.journal.checkpoints()}
     now = sessions.clock.now()
     kept_now = kept_of(sessions)
@@ -171,7 +170,6 @@ def discard(
     by: str = SERVICE,
     failure: Failure | None = None,
 ) -> None:
-    """Stop a suspended session, and mark its checkpoint for deletion."""
     sessions.apply(
         key,
         SessionEvent.DISCARDED,

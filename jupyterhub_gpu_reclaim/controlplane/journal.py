@@ -174,7 +174,6 @@ class Journal:
 
     @property
     def stamp(self) -> Term:
-        """The term, as each request to an agent carries it."""
         return Term(number=self.term, holder=self._name)
 
     def rise(self, above: int) -> None:
@@ -247,7 +246,6 @@ class Journal:
         return self._cache().checkpoint(checkpoint)
 
     def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointRow]:
-        """Return the checkpoints of one session or of all, the oldest first."""
         return self._cache().checkpoints(key)
 
     def due(self, now: float) -> list[CheckpointRow]:
@@ -294,7 +292,6 @@ class Journal:
 
     # --- audit
     def audit(self, key: SessionKey | None = None, limit: int = 100) -> list[AuditRow]:
-        """Return the newest audit lines first, of one session or of all."""
         table = schema.audit
         query = table.select().order_by(table.c.id.desc()).limit(limit)
         if key is not None:
@@ -316,7 +313,6 @@ class Journal:
         return len(old) == PRUNED_LINES
 
     def prune_long(self, most: int = LINES_OF_A_SESSION) -> None:
-        """Delete the oldest audit lines of sessions that have too many, by portions."""
         table = schema.audit
         session, lines = (table.c.user, table.c.server), func.count().label("lines")
         long = select(*session, lines).group_by(*session).having(lines > most)

@@ -179,7 +179,6 @@ class ControlLoops:
     def _note_compared(
         self, row: SessionRow, observed: Observed, kind: ActionKind
     ) -> None:
-        """Note whether the journal agrees with the rest, so that things may expire."""
         same = kind in {ActionKind.NOTHING, ActionKind.READY, ActionKind.REPORT}
         all_answered = not observed.silent and observed.hub is not None
         self.sessions.runtime(row.key).compared = (

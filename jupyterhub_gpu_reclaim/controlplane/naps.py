@@ -167,7 +167,6 @@ class Napper:
         _log.info("%s: it runs on without a nap: %s", row.key, failure.message)
 
     def _next_trouble(self, row: SessionRow, failure: Failure) -> NapTrouble:
-        """Count one more failure in a row, and how long the policy waits after it."""
         former = self._sessions.runtime(row.key).nap_trouble_of(row.incarnation)
         failures = former.failures if former is not None else 0
         failures += failure.code not in CALLED_OFF
@@ -180,7 +179,6 @@ class Napper:
 
 
 def _still_runs(before: SessionRow, now: SessionRow) -> bool:
-    """Whether it is still the session that the order was about, and it runs."""
     return now.incarnation == before.incarnation and now.phase in LIVE
 
 

@@ -92,7 +92,6 @@ def refuse_anothers(sessions: Sessions, tree: Tree, placement: Placement) -> Non
 
 
 def note(sessions: Sessions, placement: Placement) -> None:
-    """Note that the server belongs to its account; others' checkpoints do not."""
     key, owner, row = placement.key, placement.owner, sessions.row(placement.key)
     if row.account == owner or not owner:
         return
@@ -110,7 +109,6 @@ def note(sessions: Sessions, placement: Placement) -> None:
 
 
 def give(sessions: Sessions, key: SessionKey) -> None:
-    """Give a session to the account that comes next, by an administrator's word."""
     sessions.update(key, account="", claimed=False)
 
 

@@ -92,7 +92,6 @@ class UserApi:
         self._judge = judge
 
     def sessions(self) -> list[SessionView]:
-        """Those that run, are suspended, or have left something."""
         return self._sessions.views()
 
     def session(self, key: SessionKey) -> SessionView:
@@ -268,7 +267,6 @@ class UserApi:
         return LONGEST_KEEP if manages else self._settings.keep_limit
 
     async def opt_out(self, key: SessionKey, out: bool, by: str) -> SessionView:
-        """Exclude this session from all policies, or include it again."""
         self._known_row(key)
         line = self._sessions.audit_line(key, by, "opt out" if out else "opt in")
         self._sessions.update(key, line, opted_out_by=by if out else "")
@@ -510,7 +508,6 @@ class UserApi:
         return [AuditLine(**msgspec.structs.asdict(row)) for row in rows]
 
     def story(self, user: str | None, before: int = 0, limit: int = 100) -> AuditPage:
-        """Return audit lines of a user's sessions (None: of all), the newest first."""
         found = audit.of_user(self._sessions.journal, user, before, limit + 1)
         lines = [audit.line_of(each) for each in found[:limit]]
         return AuditPage(lines=lines, next=lines[-1].id if found[limit:] else None)

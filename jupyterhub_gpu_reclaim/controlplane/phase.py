@@ -216,7 +216,6 @@ def _of_gone(row: SessionRow, seen: Observed) -> State | None:
 
 
 def _rests(row: SessionRow, seen: Observed) -> State:
-    """Suspended, also where what it is suspended in cannot be seen now; or stopped."""
     saved = current(row, seen)
     suspended = saved is not None or row.phase is Phase.SUSPENDED
     return State(Phase.SUSPENDED if suspended else Phase.STOPPED, None, saved)
@@ -296,7 +295,6 @@ def question(
 
 
 def is_aside(info: CheckpointInfo, said: Mapping[str, Mark]) -> bool:
-    """Whether a person has set that checkpoint aside, as ``said`` or by a mark."""
     return said.get(info.id, info.mark).aside is not None
 
 

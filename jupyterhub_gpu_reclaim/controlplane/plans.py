@@ -85,8 +85,6 @@ _LOOKS = 12
 
 
 class Answer(NamedTuple):
-    """An answer to a question, and the row and facts that it was given for."""
-
     action: Action
     row: SessionRow
     observed: Observed
@@ -100,7 +98,6 @@ class Questions:
     worker: Worker
 
     async def call_off(self, key: SessionKey) -> None:
-        """Cancel a capture under way; return when it has ended either way."""
         row = self.sessions.row(key)
         if row.phase is not Phase.SUSPENDING:
             return
@@ -189,7 +186,6 @@ class Questions:
         return Answer(action, row, observed)
 
     async def act(self, answer: Answer, placement: Placement) -> None:
-        """Do what must be done before there is an answer."""
         row, action = answer.row, answer.action
         hubs = {placement.former, placement.checkpoint}
         # Of a start these are new, and nothing is saved under them.
@@ -267,7 +263,6 @@ class StartPlanner:
         return True
 
     async def _plan(self, answer: Answer, placement: Placement) -> StartPlan | None:
-        """Translate the answer into a plan; None: ask again."""
         action, row = answer.action, answer.row
         if self.sessions.row(row.key) != row:
             return None
@@ -456,7 +451,6 @@ class StartPlanner:
             self.sessions.tab_keys.revoke(placement.key)
 
     async def cancelled(self, placement: Placement) -> None:
-        """Cancel a start: end what was placed, keep the checkpoint."""
         row = self.sessions.row(placement.key)
         failure = placement.failure
         if failure is not None and failure.code == Reason.TOKEN_REVOKED.value:
@@ -605,7 +599,6 @@ class StopPlanner:
         self.sessions.look(row.key)
 
     def _note_stop(self, row: SessionRow, placement: Placement) -> None:
-        """Note a real stop; a checkpoint still kept from the return is set aside."""
         left = self.sessions.journal.checkpoint(row.checkpoint)
         by_person = placement.failure is None and not placement.culled
         changes: dict[str, Any] = {
@@ -622,7 +615,6 @@ class StopPlanner:
         self.sessions.apply(row.key, SessionEvent.STOPPED, by=by, why=why, **changes)
 
     async def forget(self, deletion: Deletion) -> None:
-        """Delete everything that is left of a deleted server. Idempotent."""
         key = deletion.key
         if deletion.kept_from:
             self._keep_for_a_while(key, deletion.kept_from)

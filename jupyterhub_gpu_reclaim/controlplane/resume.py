@@ -132,7 +132,6 @@ class Resumer:
         return await self.operations.end_of(row, order, "resume", hear=hear)
 
     def _note_moment(self, row: SessionRow, tree: Tree) -> None:
-        """Tell in its history to which moment it went, and where newer files lie."""
         note = f"It is as it was at {moment(tree.as_of)}; outputs may be newer."
         if tree.newer:
             note += f" Newer files lie in {', '.join(tree.newer)}."

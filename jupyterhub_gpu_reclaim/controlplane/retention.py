@@ -63,7 +63,6 @@ def is_anothers(row: SessionRow, info: CheckpointInfo) -> bool:
 
 
 def account(row: SessionRow, info: CheckpointInfo) -> str:
-    """Return whose a session is, now that it is what was saved as that."""
     return row.account if _is_same(row, info) else info.account or row.account
 
 
@@ -96,7 +95,6 @@ def _is_same(row: SessionRow, info: CheckpointInfo) -> bool:
 
 
 def is_of(info: CheckpointInfo, ids: Collection[str]) -> bool:
-    """Whether an id is that of a checkpoint, of its session or of its incarnation."""
     return bool({info.id, info.session, info.incarnation} & {*ids} - {""})
 
 
@@ -182,7 +180,6 @@ def _begun(row: CheckpointRow, keeping: Keeping, until: float) -> CheckpointRow:
 
 
 def is_asked(session: SessionRow) -> bool:
-    """Whether its user has to say how it goes on, or no return of it goes well."""
     return session.phase is Phase.SUSPENDED and session.asks
 
 

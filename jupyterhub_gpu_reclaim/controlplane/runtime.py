@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NapTrouble:
-    """The failure of an incarnation's last nap or wake; in memory only."""
-
     incarnation: str
     failure: Failure
     failures: int  #: naps failed in a row
@@ -56,8 +54,6 @@ class NapTrouble:
 
 @dataclass(slots=True, eq=False)
 class Runtime:
-    """State of a session that this program remembers beside the journal's row."""
-
     #: recent samples of :attr:`sampled`, and their newest sum
     window: Window | None = None
     sampled: str = ""  #: incarnation whose samples are in the windows
@@ -127,7 +123,6 @@ class Runtime:
         return napping.shortage if napping else None
 
     def cards_or_nap(self, incarnation: str) -> list[GpuSample]:
-        """Return the cards that it holds, or that a nap has moved it out of."""
         nap = self.nap_of(incarnation)
         return self.cards(incarnation) or (nap.gpus if nap is not None else [])
 
@@ -252,8 +247,6 @@ class OperationEvents:
 
 
 class ChangeSignal:
-    """Lets a call wait until a condition holds, checked after every change."""
-
     def __init__(self) -> None:
         self._news = asyncio.Event()
 
@@ -262,7 +255,6 @@ class ChangeSignal:
         self._news = asyncio.Event()
 
     async def until(self, condition: Callable[[], bool], limit: float) -> bool:
-        """Wait until a condition holds; whether it does."""
         try:
             async with asyncio.timeout(limit):
                 while not condition():

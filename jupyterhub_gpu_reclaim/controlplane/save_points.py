@@ -145,7 +145,6 @@ class Saver:
 
 
 def _cleared_order(row: SessionRow, now: SessionRow) -> dict[str, Any]:
-    """Return the columns without that order, unless another was given since."""
     if now.intent is not Intent.SAVE or now.save_name != row.save_name:
         return {}
     return {**NO_ORDER}
@@ -175,7 +174,6 @@ def risks(sessions: Sessions) -> list[Risk]:
 
 
 def last_saved(sessions: Sessions, row: SessionRow) -> float | None:
-    """Return when the running session was saved last; None: never."""
     saved = sessions.journal.checkpoint(row.checkpoint)
     if saved is None or not saved.is_of(row.incarnation):
         return None

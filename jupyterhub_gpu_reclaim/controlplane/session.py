@@ -86,7 +86,6 @@ class SessionRow(Value, frozen=True, kw_only=True):
         return self.term, self.generation
 
     def tells(self, reason: Reason) -> bool:
-        """Whether its failure is that one."""
         return self.failure is not None and self.failure.code == reason.value
 
     @property
@@ -135,7 +134,6 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
         return self.info.stamp
 
     def is_of(self, incarnation: str) -> bool:
-        """Whether that incarnation was saved as this one; never for an unknown one."""
         return self.info.incarnation == incarnation != ""
 
     def kept(self, keeping: Keeping, expires: float | None = None) -> CheckpointRow:
@@ -296,7 +294,6 @@ _OF_A_SESSION: dict[str, Any] = {"kept_until": None, "kept_by": ""}
 
 
 def ended(event: SessionEvent, before: SessionRow, after: SessionRow) -> dict[str, Any]:
-    """Return the columns that end, each with its empty value."""
     void: dict[str, Any] = _columns_ended(event, before, after)
     for phase, columns in _OF_ONE_PHASE.items():
         if after.phase is not phase:

@@ -210,7 +210,6 @@ class Sessions:
         self.look(key)
 
     def order_return(self, row: SessionRow, message: str = "") -> None:
-        """Order a return that no person has asked for, unless one has to be asked."""
         if row.intent is Intent.NONE and not row.asks and not row.claimed:
             self.order(row.key, Intent.RESUME, SERVICE, message)
 
@@ -220,7 +219,6 @@ class Sessions:
         checkpoints: Iterable[CheckpointRow],
         audit: AuditRow | None = None,
     ) -> None:
-        """Write such rows of a session, which may have no row."""
         if self.journal.session(key) is not None:
             self.update(key, audit, checkpoints)
         else:
@@ -253,7 +251,6 @@ class Sessions:
         return [each for each in kept if before.get(each.id) != each]
 
     def timed(self, failure: Failure) -> Failure:
-        """Return a failure with the time of its attempt, if another may go well."""
         if failure.at or not failure.retryable:
             return failure
         return msgspec.structs.replace(failure, at=self.clock.now())
@@ -315,7 +312,6 @@ class Sessions:
         return saved.info.gpus if saved is not None else []
 
     def gpus_left(self, row: SessionRow) -> float:
-        """Count the GPUs that its suspend has left to others, shared ones by share."""
         return len(self.gpus_of(row)) / self.seats_per_gpu
 
     def note_node(self, key: SessionKey, tree: Tree | None) -> None:
@@ -387,7 +383,6 @@ class Sessions:
         return operation is not None and operation.succeeded
 
     def end(self, key: SessionKey, reason: Reason) -> None:
-        """End an operation that is not continued."""
         self.end_with(key, codec.failure_of(Refused(reason)))
 
     def end_with(self, key: SessionKey, failure: Failure) -> None:
@@ -504,7 +499,6 @@ class Sessions:
             self._views.publish(self.view_of(row, self.journal.checkpoints(key)))
 
     async def changes(self) -> AsyncIterator[SessionView]:
-        """Yield every change from now on; ends for a reader that is too slow."""
         async for view in self._views.read():
             yield view
 
@@ -521,7 +515,6 @@ class Sessions:
         checkpoints: Iterable[CheckpointRow] = (),
         also: Iterable[Any] = (),
     ) -> None:
-        """Remove a session's row, and count its GPU time until now."""
         row, now = self.row(key), self.clock.now()
         left = accounting.leaving(row, self.gpus_left(row), now)
         kept = self._kept(SessionRow(key=key), checkpoints)

@@ -257,7 +257,6 @@ def settle(
 
 
 def _take(row: SessionRow, seen: Observed) -> Action | None:
-    """Return what is to be taken into the row; None: it says what is so."""
     state = phase.derive(row, seen)
     if state is None or not phase.differs(row, state, seen):
         return None
@@ -564,7 +563,6 @@ def _settle_missing(row: SessionRow, observed: Observed, asked: Asked) -> Action
 
 
 def is_accounted_for(row: SessionRow, asked: Asked) -> bool:
-    """Whether the journal knows what became of the checkpoint that the Hub knows."""
     return asked.checkpoint in {"", row.dismissed, *(each.id for each in asked.kept)}
 
 

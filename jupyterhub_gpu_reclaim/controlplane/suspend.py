@@ -126,7 +126,6 @@ class Suspender:
             yield self.failed(self.sessions.row(row.key), end.failure)
 
     def _is_over(self, row: SessionRow) -> Callable[[SessionRow], bool]:
-        """Whether a capture is not wanted any more, or its session is gone."""
         drains, code = self.sessions.drains, Reason.NODE_DRAINS.value
         drained = any(line.code == code for line in self.sessions.cause(row.key))
         drained = drained and row.stop_asked is None
@@ -216,7 +215,6 @@ class Suspender:
             _log.info("%s: the Hub is not ready for a stop: %s", row.key, error)
 
     async def tell_end(self, row: SessionRow) -> None:
-        """Have the Hub forget a session that was deleted while it was suspended."""
         self.sessions.runtime(row.key).end_untold = False
         await self.hub.stop(row.key)
 

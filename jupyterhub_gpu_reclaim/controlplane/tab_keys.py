@@ -49,7 +49,6 @@ class TabKeys:
         return made == begun if begun >= 0 else made > -begun
 
     def begun(self, key: SessionKey, made: float) -> None:
-        """Note that a fresh start has a key from that time; 0: not known."""
         if made:
             self._note(NoteKind.TAB_KEY, key, made)
         else:

@@ -297,7 +297,6 @@ def _ended_since_saved(
 def _columns(
     row: SessionRow, info: CheckpointInfo, seen: Collection[CheckpointInfo]
 ) -> dict[str, Any]:
-    """Return the row's columns, now that the session is what was saved as that."""
     return {
         "account": retention.account(row, info),
         "session": info.session,
@@ -310,7 +309,6 @@ def _columns(
 def way_back(
     row: SessionRow, tree: Tree, observed: Observed, now: float
 ) -> dict[str, Any]:
-    """Return the columns of what a session that runs goes back to."""
     changes: dict[str, Any] = retention.highest(row, observed.saved or ())
     back = phase.goes_back_to(row, observed, tree)
     if back is None or back.id == row.checkpoint:

@@ -162,8 +162,6 @@ class ResumeTime(NamedTuple):
 
 
 class ResumeTimes:
-    """The newest resumes, to guess how long the next one takes."""
-
     def __init__(self) -> None:
         self._seen: deque[ResumeTime] = deque(maxlen=MOST_RESUMES)
 

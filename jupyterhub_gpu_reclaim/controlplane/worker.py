@@ -264,7 +264,6 @@ class Worker:
         return await self._suspend(row, SERVICE, self.judge.why(row.key))
 
     async def _suspend_ordered(self, row: SessionRow) -> float:
-        """Suspend a session; where no person ordered that, if it is still to go."""
         judged = row.intent_by == SERVICE and self.together.members(row)
         if not judged or row.stop_asked is not None:
             return await self._suspend(row, row.intent_by)

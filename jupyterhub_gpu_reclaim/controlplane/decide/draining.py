@@ -34,8 +34,6 @@ LONGEST = 30 * 86400.0
 
 @dataclass(eq=False)
 class NodeApi:
-    """Calls about nodes; see ``Controller.nodes``."""
-
     sessions: Sessions
 
     def drain(self, node: str, order: DrainOrder, by: str) -> DrainReport:

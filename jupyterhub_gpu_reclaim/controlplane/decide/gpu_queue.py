@@ -59,7 +59,6 @@ class GpuQueue:
         return found
 
     def _count_wakes(self, wakes: list[tuple[SessionRow, Shortage]]) -> None:
-        """Count the end of a wake's waiting (see ``accounting``)."""
         now = self.sessions.clock.now()
         since = {row.key: now - shortage.waited for row, shortage in wakes}
         for key, runtime in self.sessions.runtimes.items():
@@ -135,15 +134,10 @@ class GpuQueue:
         return True
 
     def over(self, row: SessionRow) -> Failure | None:
-        since = row.waiting_since
-        if (
-            since is None
-            or self.sessions.clock.now() - since < self.sessions.settings.gpu_wait
-        ):
+        since, limit = row.waiting_since, self.sessions.settings.gpu_wait
+        if since is None or self.sessions.clock.now() - since < limit:
             return None
-        return failure_of(
-            Reason.GPU_WAIT_OVER, limit=duration(self.sessions.settings.gpu_wait)
-        )
+        return failure_of(Reason.GPU_WAIT_OVER, limit=duration(limit))
 
     def told(self, row: SessionRow, failure: Failure) -> Failure:
         return (no_room(failure) and self.over(row)) or failure

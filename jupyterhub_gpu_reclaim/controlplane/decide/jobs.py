@@ -30,7 +30,6 @@ class JobWakes:
     sessions: Sessions
 
     def told(self, row: SessionRow) -> str:
-        """What the suspend of a session means for its next job; empty: nothing."""
         usage = self.sessions.runtime(row.key).usage
         return job_told(usage, wakes=self._is_woken(row))
 

@@ -117,7 +117,6 @@ class Judge:
         return msgspec.structs.replace(snapshot, made_room_at=made_room_at)
 
     def gives_room(self, row: SessionRow) -> Decision | None:
-        """Return why the session naps for another one now; None: it does not."""
         now = self.sessions.clock.now()
         verdict = self.for_room(self.room_snapshot(row), now)[0]
         return verdict if verdict.reclaim else None

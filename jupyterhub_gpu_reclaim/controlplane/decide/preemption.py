@@ -103,7 +103,6 @@ class Preemption:
         return wants
 
     def _awaits_effect(self, key: SessionKey, needed: int, now: float) -> bool:
-        """Whether enough was freed for the session, and the effect must be awaited."""
         freed, at = self.sessions.runtime(key).freed
         rounds = min(freed // needed, 16)
         return rounds > 0 and now - at < SETTLE * 2.0 ** (rounds - 1)

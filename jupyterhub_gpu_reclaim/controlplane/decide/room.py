@@ -76,7 +76,6 @@ class RoomMaker:
             self.refresh()
 
     async def is_wanted(self, row: SessionRow) -> bool:
-        """Whether the session for which this one was selected still waits."""
         key = self.sessions.runtime(row.key).makes_room_for
         if key is None:
             return False
@@ -158,7 +157,6 @@ class RoomMaker:
     def _count(
         self, unserved: list[RoomWant], waiting: set[SessionKey], now: float
     ) -> None:
-        """Count each wake for which none could nap once."""
         self._counted = {k: v for k, v in self._counted.items() if k in waiting}
         for want in unserved:
             incarnation = self.sessions.row(want.key).incarnation

@@ -73,7 +73,6 @@ class Together:
         return None
 
     def wanted(self, row: SessionRow) -> int:
-        """Number of sessions that wait for a GPU, if it or a member was selected."""
         runtimes = map(
             self.sessions.runtime, [m.key for m in [row, *self.members(row)]]
         )
@@ -86,7 +85,6 @@ class Together:
 
     # --- while they are saved
     def breaks(self, row: SessionRow) -> Failure | None:
-        """Return why a session being saved goes on after all; None: it does not."""
         others = [] if self._goes_anyway(row) else self.members(row)
         if not others:
             return None

@@ -48,7 +48,6 @@ class Warnings:
             self._note(row, SessionEvent.STAYS)
 
     def warn(self, row: SessionRow) -> float:
-        """Warn a session; return the seconds for which that still stands."""
         runtime, now = self.sessions.runtime(row.key), self.sessions.clock.now()
         due = runtime.suspends_at
         warn_for = self._seconds(row)
