@@ -43,9 +43,8 @@ if TYPE_CHECKING:
 TOLD = {each.kind: each.done for each in ORDERS} | {
     f"{each.kind}-else": each.done_else for each in ORDERS if each.done_else
 }
-#: The cookie of the chosen colours, and what may be chosen.
+#: The cookie in which the Hub's pages tell the chosen colours (``hub/templates``).
 THEME_COOKIE = "gpu-reclaim-theme"
-THEMES = ("auto", "light", "dark")
 #: Lines of a log on one page.
 _LOG_LINES = 50
 
@@ -88,9 +87,6 @@ class HtmlErrors(Route):
             person=getattr(self, "person", None),
             health=self.health(),
             theme=self.theme(),
-            address=self.request.uri
-            if self.request.method == "GET"
-            else context.prefix,
             **values,
         )
         self.finish(text)
@@ -158,7 +154,7 @@ class Page(PersonRoute, HtmlErrors):
             return None
         context = self.context
         silent = context.control.silent_parts()
-        parts = strip(context.nodes(), silent, context.clock.now(), context.warnings())
+        parts = strip(context.nodes(), silent, context.warnings())
         return {"parts": parts, "xsrf": self.xsrf()}
 
     def start_url(self, key: SessionKey) -> str:
@@ -243,27 +239,6 @@ class Log(Page):
             lines=[(ago(line.at, now), line) for line in story.lines],
             older=story.next,
         )
-
-
-class Theme(Page):
-    """Light, dark, or what the browser prefers; remembered in a cookie."""
-
-    async def get(self, theme: str) -> None:
-        prefix = self.context.prefix
-        if theme == "auto":
-            self.clear_cookie(THEME_COOKIE, path=prefix)
-        else:
-            self.set_cookie(
-                THEME_COOKIE,
-                theme,
-                path=prefix,
-                expires_days=365,
-                samesite="Lax",
-                secure=self.request.protocol == "https",
-            )
-        page = self.get_query_argument("next", prefix)
-        ours = page.startswith(prefix) and not prefix.startswith("//")
-        self.redirect(page if ours else prefix)
 
 
 class Fragment(Page):
@@ -351,7 +326,6 @@ ROUTES = (
     ("", Index),
     ("mine", Mine),
     ("log", Log),
-    (f"theme/({'|'.join(THEMES)})", Theme),
     (SESSION_PATH, SessionPage),
     (f"{SESSION_PATH}/card", Fragment),
     ("oauth_callback", OAuthCallback),

@@ -34,13 +34,6 @@ export function said(at) {
 }
 
 inLocalTime(document.body);
-// the filter may have changed since the page was made
-document.querySelector(".themes")?.addEventListener("click", ({ target }) => {
-  if (target.localName !== "a") return;
-  const link = new URL(target.href);
-  link.searchParams.set("next", location.pathname + location.search);
-  target.href = link;
-});
 document.addEventListener("mouseover", ({ target }) => {
   if (target.localName === "time")
     target.title = new Date(target.dateTime).toLocaleString([], {
