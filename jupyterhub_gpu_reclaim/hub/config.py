@@ -243,7 +243,6 @@ def _make_folder(path: Path, problems: list[str]) -> bool:
 
 
 def _own_address(placement: str, problems: list[str]) -> str:
-    """The address by which the proxy reaches a program beside the Hub."""
     if placement != "kubernetes" or "KUBERNETES_SERVICE_HOST" not in os.environ:
         return "127.0.0.1"
     try:

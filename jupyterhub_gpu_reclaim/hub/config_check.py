@@ -52,12 +52,7 @@ SHORT = {
 def arguments(
     given: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The arguments of ``configure``, each valid or its default, and the mistakes.
-
-    Args:
-        given: by name, including unknown ones.
-        defaults: of the known ones.
-    """
+    """The arguments of ``configure``, each valid or its default, and the mistakes."""
     sound, found = dict(defaults), []
     for name, said in given.items():
         if name not in defaults:
@@ -148,10 +143,8 @@ def twice(in_sections: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
 def together(c: Any, sound: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
     """Settings that are valid alone but contradict the Hub's.
 
-    Args:
-        c: the Hub's configuration.
-        sound: the arguments of ``configure``.
-        own: the service's settings that are set, by their full names.
+    ``sound`` are the arguments of ``configure``, ``own`` the service's settings that
+    are set.
     """
     found = []
     port = sound["service_port"]
@@ -244,7 +237,6 @@ def _spawners_value(owner: type[HasTraits], section: str, name: str, value: Any)
 
 
 def _hub_ports(c: Any) -> dict[int, str]:
-    """Ports of this machine that the Hub and its proxy take, and whose they are."""
     hub, proxy = c.get("JupyterHub", {}), c.get("ConfigurableHTTPProxy", {})
     found: dict[int, str] = {}
     for section, url, name, default in (

@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 
 
 def problems_of(file: Path, notes: list[str]) -> list[str]:
-    """The mistakes in a configuration, in sentences.
-
-    Args:
-        file: the configuration.
-        notes: gets what is not wrong, and good to know.
-    """
+    """The mistakes in a configuration; ``notes`` gets what is good to know."""
     file = file.absolute()
     with _hub() as hub:
         try:

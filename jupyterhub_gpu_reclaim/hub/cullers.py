@@ -158,7 +158,6 @@ def _number_in_python(text: str, trait: str) -> float | None:
 
 
 def _arguments(c: Any) -> Iterator[tuple[str, str, float]]:
-    """Settings of a server in the arguments and variables that a Hub gives it."""
     for section, values in c.items():
         if not section.endswith("Spawner") or not hasattr(values, "items"):
             continue

@@ -22,10 +22,7 @@ _COMPILED = ("msgspec",)
 
 
 def check(extra: str) -> None:
-    """Refuse to go on without our requirements.
-
-    Args:
-        extra: of our package, such as ``kubernetes``.
+    """Refuse to go on without our requirements, with those of an ``extra``.
 
     Raises:
         RuntimeError: what is missing.

@@ -78,9 +78,7 @@ def _over(loader: BaseLoader) -> BaseLoader:
 def hidden(folders: list[str], own: str) -> list[str]:
     """Sentences about the administrator's pages that hide parts of ours.
 
-    Args:
-        folders: ``template_paths``.
-        own: JupyterHub's own folder.
+    ``folders`` are ``template_paths``, ``own`` is JupyterHub's.
     """
     theirs = FileSystemLoader([folder for folder in folders if folder != own])
     hubs = FileSystemLoader(own)
@@ -108,7 +106,6 @@ def hidden(folders: list[str], own: str) -> list[str]:
 
 
 def _blocks(environment: Environment, name: Any) -> Iterator[str]:
-    """The blocks of a page and of all that it extends, unless that is computed."""
     while isinstance(name, str) and environment.loader is not None:
         source, _, _ = environment.loader.get_source(environment, name)
         page = environment.parse(source)

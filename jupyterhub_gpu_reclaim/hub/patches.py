@@ -110,17 +110,9 @@ def wrap(
     wrapper: Callable[[Any], Any],
     otherwise: str,
 ) -> bool:
-    """Wrap a method that has these parameters, else warn.
+    """Wrap a method that has these parameters; returns whether that is in place.
 
-    Args:
-        owner: the class.
-        name: of the method.
-        parameters: those that we know.
-        wrapper: takes the method and returns its replacement.
-        otherwise: what this JupyterHub does then.
-
-    Returns:
-        whether the wrapped one is in place.
+    Else it warns that this JupyterHub does ``otherwise``.
     """
     original = getattr(owner, name, None)
     if getattr(original, _MARK, False):

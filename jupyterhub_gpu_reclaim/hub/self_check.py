@@ -48,11 +48,9 @@ _OURS = {
 
 
 def look(hub: Any, environment: dict[str, str]) -> None:
-    """Tell the log and the service of problems and warnings, it of the announcement.
+    """Tell log and service of problems, warnings and the announcement of a Hub.
 
-    Args:
-        hub: a ``JupyterHub`` that has read its configuration.
-        environment: of the service.
+    It has read its configuration; ``environment`` is the service's.
     """
     if OPTIONS not in environment:
         return  # a service that configure(c) has not made
@@ -99,12 +97,7 @@ def late(c: Any, environment: Mapping[str, str]) -> list[str]:
 
 
 def warnings(hub: Any, environment: Mapping[str, str]) -> list[str]:
-    """Whatever in a Hub's configuration keeps sessions from being saved.
-
-    Args:
-        hub: a ``JupyterHub`` that has read its configuration.
-        environment: of the service, as ``configure`` has made it.
-    """
+    """Whatever in a Hub's configuration keeps sessions from being saved."""
     options = _options(environment)
     return [
         *_foreign_spawner(hub),

@@ -379,7 +379,6 @@ async def _finish_within(seconds: float, work: Any) -> None:
 
 
 async def run(environment: HubEnvironment) -> int:
-    """Listen, and work or say why not, until told to end; the exit status."""
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -326,7 +326,6 @@ def _bytes(now: MetricsSnapshot) -> Iterator[Metric]:
 
 
 def _of_nodes(nodes: Sequence[NodeHealth]) -> Iterator[Metric]:
-    """Yield the nodes' families; what is not known is left out."""
     states = Counter(_state(node) for node in nodes)
     yield _gauge(
         "agents",

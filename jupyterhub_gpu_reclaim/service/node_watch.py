@@ -66,7 +66,6 @@ class NodeWatch:
         ]
 
     async def run(self) -> None:
-        """Ask the agents for ever; a fault ends nothing."""
         while True:
             try:
                 await self.ask()

@@ -76,19 +76,6 @@ async def test_summary_counts_every_checkpoint_that_is_in_the_store(service, roo
     assert "<dd>3.0 GB</dd>" in part
 
 
-async def test_pin_is_for_managers_and_taken_back_by_all(service, root):
-    service.control.put("ada")
-    ada = Browser(service, "token-ada")
-    refused = await ada.post("sessions/ada/-/opt-out", _xsrf=await ada.xsrf(), out="1")
-    assert refused.code == 403
-    await root.post("sessions/ada/-/opt-out", _xsrf=await root.xsrf(), out="1")
-    await ada.post("sessions/ada/-/opt-out", _xsrf=await ada.xsrf(), out="0")
-    assert service.control.calls == [
-        ("opt_out", ADA, True, "root"),
-        ("opt_out", ADA, False, "ada"),
-    ]
-
-
 async def test_form_that_a_script_sends_is_answered_in_words_not_pages(service, root):
     service.control.put("ada")
     sent = {"_xsrf": await root.xsrf(), "accept": "application/json"}

@@ -95,13 +95,6 @@ async def test_button_does_it_and_leads_back(
     assert service.control.calls == [called]
 
 
-async def test_buttons_of_naps_are_for_managers(service, browser):
-    service.control.put("ada")
-    xsrf = await browser.xsrf()
-    refused = await browser.post("sessions/ada/-/nap", _xsrf=xsrf)
-    assert (refused.code, service.control.calls) == (403, [])
-
-
 @pytest.mark.parametrize("xsrf", ["", "wrong"])
 async def test_button_without_the_pages_token_does_nothing(service, browser, xsrf):
     service.control.put("ada")

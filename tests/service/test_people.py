@@ -96,37 +96,32 @@ async def test_action_on_somebody_elses_session_is_not_found(service, method, pa
     assert service.control.calls == []
 
 
-@pytest.mark.parametrize(
-    ("order", "phase"), [("nap", Phase.RUNNING), ("wake", Phase.NAPPING)]
-)
-async def test_naps_are_ordered_by_who_manages_alone(service, failure, order, phase):
-    service.control.put("ada", phase=phase)
-    path = f"api/sessions/ada/-/{order}"
-    own = await service.call(path, method="POST")
-    assert (own.code, failure(own).code) == (403, "forbidden")
-    assert service.control.calls == []
-    done = await service.call(path, "token-root", method="POST")
-    assert done.code == 202
-    told = msgspec.json.decode(done.body, type=SessionView)
-    assert (told.phase, told.facts.intent) == (phase, order)
-    assert service.control.calls == [(order, ADA, "root")]
-    service.control.put("ada", phase=Phase.SUSPENDED)
-    again = await service.call(path, "token-root", method="POST")
-    assert (again.code, failure(again).code) == (409, "wrong_phase")
+#: Orders: whether only managers give it, its body, the status, and the call that it is.
+ORDERED = {
+    "suspend": (False, {}, 202, ("suspend", ADA)),
+    "keep": (False, {"seconds": 3600}, 200, ("keep", ADA, 3600.0)),
+    "nap": (True, {}, 202, ("nap", ADA)),
+    "wake": (True, {}, 202, ("wake", ADA)),
+    "renew-login": (True, {}, 200, ("renew_login", ADA)),
+    "end-tree": (True, {"incarnation": "i2"}, 200, ("end_tree", ADA, "i2")),
+}
 
 
-async def test_login_is_renewed_by_who_manages_alone(service, failure):
-    service.control.put("ada")
-    own = await service.call("api/sessions/ada/-/renew-login", method="POST")
-    assert own.code == 403
-    assert failure(own).code == "forbidden"
-    assert service.control.calls == []
-    done = await service.call(
-        "api/sessions/ada/-/renew-login", "token-root", method="POST"
-    )
-    assert done.code == 200
-    [(call, _, by)] = service.control.calls
-    assert (call, by) == ("renew_login", "root")
+@pytest.mark.parametrize("kind", ORDERED)
+async def test_order_is_given_in_the_name_of_who_may_give_it(service, failure, kind):
+    managers, body, status, call = ORDERED[kind]
+    path = f"api/sessions/ada/-/{kind}"
+    for token, by in (("token-ada", "ada"), ("token-root", "root")):
+        service.control.put("ada", phase=Phase.RUNNING)
+        service.control.calls.clear()
+        done = await service.call(path, token, "POST", body)
+        if managers and by == "ada":
+            assert (done.code, failure(done).code) == (403, "forbidden")
+            assert service.control.calls == []
+        else:
+            assert done.code == status
+            assert msgspec.json.decode(done.body, type=SessionView).key == ADA
+            assert service.control.calls == [(*call, by)]
 
 
 STATES = [
@@ -208,30 +203,11 @@ async def test_call_while_the_hub_is_silent_says_so_within_a_limit(
     assert failure(response).code == "hub_unreachable"
 
 
-async def test_suspend_of_a_running_session_is_begun_in_the_users_name(service):
-    service.control.put("ada", "train")
-    response = await service.call("api/sessions/ada/train/suspend", method="POST")
-    assert response.code == 202
-    assert (
-        msgspec.json.decode(response.body, type=SessionView).phase is Phase.SUSPENDING
-    )
-    assert service.control.calls == [("suspend", SessionKey("ada", "train"), "ada")]
-
-
 async def test_suspend_in_the_wrong_phase_is_refused_with_its_reason(service, failure):
     service.control.put("ada", phase=Phase.RESUMING)
     response = await service.call("api/sessions/ada/-/suspend", method="POST")
     assert response.code == 409
     assert failure(response).code == "wrong_phase"
-
-
-async def test_keep_passes_the_seconds_on(service):
-    service.control.put("ada")
-    response = await service.call(
-        "api/sessions/ada/-/keep", method="POST", body={"seconds": 3600}
-    )
-    assert response.code == 200
-    assert service.control.calls == [("keep", ADA, 3600.0, "ada")]
 
 
 @pytest.mark.parametrize(
@@ -375,16 +351,6 @@ async def test_answers_are_not_cached_and_not_framed(service):
     assert response.headers["Cache-Control"] == "no-store"
     assert response.headers["X-Content-Type-Options"] == "nosniff"
     assert "frame-ancestors 'none'" in response.headers["Content-Security-Policy"]
-
-
-async def test_second_tree_is_ended_by_managers_only(service, failure):
-    service.control.put("ada")
-    path, body = "api/sessions/ada/-/end-tree", {"incarnation": "i2"}
-    own = await service.call(path, "token-ada", "POST", body)
-    assert (own.code, failure(own).code) == (403, "forbidden")
-    done = await service.call(path, "token-root", "POST", body)
-    assert done.code == 200
-    assert service.control.calls == [("end_tree", ADA, "i2", "root")]
 
 
 async def test_opt_out_is_for_managers_and_may_be_taken_back_by_all(service, failure):

@@ -221,13 +221,21 @@ def test_relay_copies_everything_to_a_reader():
     assert output.count("\n") == 1001
 
 
-def test_relay_never_blocks_when_nobody_reads():
+@pytest.mark.parametrize(
+    ("program", "reader"),
+    [
+        ("seq 1 200000; exit 4", "idle"),
+        ("seq 1 200000; exit 4", "gone"),
+        ("(setsid yes &); sleep 0.3; exit 4", "idle"),
+    ],
+    ids=["nobody reads", "the reader is gone", "it never stops writing"],
+)
+def test_relay_never_holds_the_end_up(program, reader):
     read_end, write_end = os.pipe()
+    if reader == "gone":
+        os.close(read_end)
     popen = session(
-        "start",
-        "sh",
-        "-c",
-        "seq 1 200000; exit 4",
+        *("start", "sh", "-c", program),
         options=("--relay",),
         stdout=write_end,
         stderr=subprocess.DEVNULL,
@@ -235,39 +243,8 @@ def test_relay_never_blocks_when_nobody_reads():
     os.close(write_end)
     # Nothing is read from the pipe until the session has ended by itself.
     assert popen.wait(30) == 4
-    os.close(read_end)
-
-
-def test_relay_program_that_never_stops_writing_does_not_hold_the_end_up():
-    read_end, write_end = os.pipe()
-    popen = session(
-        "start",
-        "sh",
-        "-c",
-        "(setsid yes &); sleep 0.3; exit 4",
-        options=("--relay",),
-        stdout=write_end,
-        stderr=subprocess.DEVNULL,
-    )
-    os.close(write_end)
-    assert popen.wait(30) == 4
-    os.close(read_end)
-
-
-def test_relay_never_blocks_when_the_reader_is_gone():
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    popen = session(
-        "start",
-        "sh",
-        "-c",
-        "seq 1 200000; exit 4",
-        options=("--relay",),
-        stdout=write_end,
-        stderr=subprocess.DEVNULL,
-    )
-    os.close(write_end)
-    assert popen.wait(30) == 4
+    if reader == "idle":
+        os.close(read_end)
 
 
 def test_relay_leaves_the_readers_pipe_blocking():

@@ -50,11 +50,7 @@ class ContainerPurpose:
 
 
 def prepared(asked: Mapping[str, Any], purpose: ContainerPurpose) -> dict[str, Any]:
-    """The container's arguments with the session's init in them.
-
-    Args:
-        asked: arguments of ``create_container``.
-        purpose: the use of the container.
+    """The arguments of ``create_container`` with the session's init in them.
 
     Raises:
         Refused: a session in such a container could not be suspended.

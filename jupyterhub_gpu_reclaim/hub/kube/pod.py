@@ -50,34 +50,20 @@ _SANDBOX = re.compile(r"gvisor|runsc|kata(-.+)?")
 
 @dataclass(frozen=True, kw_only=True)
 class PodPurpose:
-    """The purpose of a pod: its init, and for a restore what the session needs.
-
-    Attributes:
-        generation: of the checkpoint to restore; 0 for a start.
-        image: of the suspended session, by digest if known.
-        node_labels: that the node must have.
-        token: of the suspended session.
-        avoid: nodes that just rejected it; others are preferred.
-        python: the interpreter in the image.
-        lost_after: seconds that it stays on a node that is cut off; 0: for good.
-    """
+    """The purpose of a pod: its init, and for a restore what the session needs."""
 
     init: InitArguments
-    generation: int = 0
-    image: str = ""
-    node_labels: dict[str, str] = field(default_factory=dict)
-    token: str = field(default="", repr=False)
-    avoid: tuple[str, ...] = ()
-    python: str = "python3"
-    lost_after: float = 0.0
+    generation: int = 0  #: of the checkpoint to restore; 0 for a start
+    image: str = ""  #: of the suspended session, by digest if known
+    node_labels: dict[str, str] = field(default_factory=dict)  #: that it must have
+    token: str = field(default="", repr=False)  #: of the suspended session
+    avoid: tuple[str, ...] = ()  #: nodes that just rejected it; others are preferred
+    python: str = "python3"  #: the interpreter in the image
+    lost_after: float = 0.0  #: seconds on a node that is cut off; 0: for good
 
 
 def prepared(pod: Any, purpose: PodPurpose) -> Any:
-    """The pod with the session's init in it.
-
-    Args:
-        pod: a ``V1Pod``; it is not changed.
-        purpose: the use of the pod.
+    """The pod (a ``V1Pod``, which is not changed) with the session's init in it.
 
     Raises:
         Refused: a session in such a pod could not be suspended; the sentence says why.
@@ -185,7 +171,6 @@ def _label(metadata: Any, purpose: PodPurpose) -> None:
 
 
 def _with_init(variables: Any) -> list[Any]:
-    """The variables and the init's text, in the form of the others."""
     ours = command_line.inline_environment()
     others = [each for each in variables or () if _name(each) not in ours]
     form = type(others[0]) if others else dict
@@ -194,7 +179,6 @@ def _with_init(variables: Any) -> list[Any]:
 
 
 def _run_init_first(container: Any, purpose: PodPurpose) -> None:
-    """Put the init before the server's command, wherever that is given."""
     prefix = [*_prefix(purpose), "--"]
     if container.command:
         container.command = [*prefix, *container.command]

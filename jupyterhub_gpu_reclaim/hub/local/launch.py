@@ -43,12 +43,8 @@ async def run(
 ) -> Location:
     """Make a session's namespaces and its init; returns the init's place.
 
-    Args:
-        options: for the launcher.
-        init: the init's command line.
-        env: the init's whole environment.
-        popen_kwargs: the administrator's options for ``subprocess.Popen``.
-        seconds: time limit.
+    ``options`` are the launcher's, ``init`` is the init's command line, with ``env`` as
+    its whole environment.
 
     Raises:
         Refused: it failed, in the launcher's words, or took too long; nothing of it
@@ -86,8 +82,6 @@ def _without_ignored(popen_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Report:
-    """A launcher's report so far; it is read to its end."""
-
     def __init__(self, descriptor: int) -> None:
         self.text = b""
         self.reading = asyncio.create_task(self._read(descriptor))

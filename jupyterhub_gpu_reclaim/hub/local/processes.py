@@ -131,12 +131,9 @@ _BETWEEN = 900.0
 
 
 def find_former(pid: int, uid: int, started: datetime | None) -> Location:
-    """A former server's process; the empty location if it has ended.
+    """A former server's process, of that uid; the empty location if it has ended.
 
-    Args:
-        pid: as LocalProcessSpawner has noted it.
-        uid: of the server's system user.
-        started: when the Hub started it, in UTC without a zone; None if unknown.
+    ``started`` is when the Hub started it, in UTC without a zone; None: unknown.
     """
     start = launcher.start_time(pid) if pid else 0
     if not start or not _is_server(pid, uid, start, started):

@@ -35,10 +35,8 @@ def settle(
 ) -> dict[str, str]:
     """What a place gives to its session; a hold must give what the start gave.
 
-    Args:
-        launch: the purpose of the place.
-        environment: of its programs, after all hooks.
-        mounts: paths in it, each with what is mounted there, as plain values.
+    ``environment`` is as it is after all hooks; ``mounts`` are paths, each with what is
+    mounted there, as plain values.
 
     Raises:
         Refused: a session is to come back that was given something else.

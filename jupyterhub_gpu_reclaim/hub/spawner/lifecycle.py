@@ -370,7 +370,6 @@ class SessionLifecycle:
     async def _restore(
         self, plan: StartPlan, start: Start, minted: str, reporter: ProgressReporter
     ) -> Any:
-        """Make a place and have the session restored there; keep its login."""
         identity = plan.identity
         if identity is None:
             raise RestoreFailed(
@@ -713,13 +712,9 @@ class SessionLifecycle:
         stop: Callable[[], Awaitable[None]],
         asker: patches.Asker | None = None,
     ) -> None:
-        """End the session for real, or release it, as the service says.
-
-        Args:
-            stop: ends the programs.
-            asker: who asked the Hub for it. The service itself only does so to release
-                what is saved: whatever runs by now goes on (T28).
-        """
+        """End the session for real, or release it, as the service says."""
+        # The service itself only asks to release what is saved: what runs by now goes
+        # on (T28).
         ours = asker is not None and asker.ours
         self._update_state(stopping=True, unsure=False)
         if self._telling is not None:

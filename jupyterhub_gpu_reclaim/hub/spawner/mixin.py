@@ -208,7 +208,6 @@ class ReclaimMixin(SessionPlacement):
             await maybe_future(super().run_post_stop_hook())
 
     async def _tell_end(self) -> None:
-        """Run the hook of an end without a stop by the Hub."""
         try:
             await maybe_future(super().run_post_stop_hook())
         except Exception:  # an administrator's; as the Hub treats it
@@ -343,7 +342,6 @@ class ReclaimMixin(SessionPlacement):
             self.log.warning("%s: forget, %s: %s", deletion.key, later, error)
 
     def _order_deletion(self, deletion: Deletion) -> Path | None:
-        """Write the order down for the service; None: that is impossible."""
         # The Hub deletes a server once: neither a service that is away nor a lost
         # answer may lose that.
         folder = self._shared_folder()

@@ -103,7 +103,6 @@ def _words(error: ReclaimError) -> tuple[str, str]:
 
 
 def _choices(error: ReclaimError, spawn_url: str, fresh_url: str) -> str:
-    """A button for what is most likely wanted, and a link for the other choice."""
     if error.reason in ASKS and fresh_url:  # trying again does not help
         return (
             f'<a class="btn btn-lg btn-primary" id="gpu-reclaim-choose"'

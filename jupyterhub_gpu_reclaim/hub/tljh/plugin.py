@@ -40,11 +40,9 @@ def tljh_custom_jupyterhub_config(c: Any) -> None:
 
 
 def complete(c: Any, tljh_config: Mapping[str, Any] | None = None) -> None:
-    """Add ours to a configuration that has been read to its end.
+    """Add ours to a Hub's configuration that has been read to its end.
 
-    Args:
-        c: the Hub's configuration.
-        tljh_config: as ``tljh-config show`` prints it; None: it is read.
+    ``tljh_config`` is as ``tljh-config show`` prints it; None: it is read.
     """
     config = settings.read() if tljh_config is None else tljh_config
     arguments, problems = settings.arguments(config)
@@ -68,7 +66,6 @@ def _take_default_culler_out(c: Any, config: Mapping[str, Any]) -> None:
 
 
 def _requirement() -> str:
-    """The requirement by which pip installs this package from where it came."""
     installed = distribution(_PACKAGE)
     origin = json.loads(installed.read_text("direct_url.json") or "{}")
     if "url" not in origin:

@@ -323,7 +323,6 @@ class PersonRoute(HubOAuthenticated, Route):
         return 0.0 if self.person.manages else await self.context.created(user)
 
     async def _model(self) -> dict[str, Any] | None:
-        """Ask the Hub about the login that was sent."""
         auth = self.hub_auth
         token = auth.get_token(self, in_cookie=False)
         self._login = Login(token, "") if token else self._sent_login()

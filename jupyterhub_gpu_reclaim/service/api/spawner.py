@@ -36,8 +36,6 @@ def _call(
     answer: type | None = None,
     status: int = 204,
 ) -> type[SpawnerRoute]:
-    """Make the route of the controller's call of that name."""
-
     class Call(SpawnerRoute):
         path: ClassVar = f"api/spawner/{name}"
 

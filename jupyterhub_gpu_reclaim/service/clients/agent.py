@@ -210,7 +210,6 @@ def _decode(data: bytes, kind: type[T], path: str) -> T:
 
 
 def _error(answer: Answer, path: str) -> ReclaimError:
-    """Read the agent's own error; an answer without one is no agent's of ours."""
     refusal = answer.refusal()
     if refusal is None:
         return _unreachable(f"{path}: status {answer.status}")

@@ -69,7 +69,7 @@ class _Closed(Route):
 
 
 class _ClosedPage(_Closed, pages.HtmlErrors):
-    """A page."""
+    pass
 
 
 def _closed(words: SimpleNamespace) -> Application:
