@@ -79,3 +79,20 @@ def plain(value: object) -> str:
     return "".join(
         c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value)
     )
+
+
+def ago(past: float) -> str:
+    """A time in the past in seconds: "12 min ago"."""
+    return "just now" if past < 5 else f"{duration(past)} ago"
+
+
+def progress(count: int, total: int, seconds: float) -> str:
+    """What a step has done: "1.2 GB of 4.0 GB, 3.1 s"; may be empty."""
+    words = []
+    if total:
+        words.append(f"{size(count)} of {size(total)}")
+    elif count:
+        words.append(size(count))
+    if seconds >= 0.05:
+        words.append(f"{seconds:.1f} s")
+    return ", ".join(words)

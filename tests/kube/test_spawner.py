@@ -34,7 +34,8 @@ HUB = SimpleNamespace(
 
 class WithoutHub:
     def get_env(self):
-        return {"JUPYTERHUB_API_TOKEN": "fresh"}
+        url = f"http://0.0.0.0:{SERVER_PORT}/user/ada/"
+        return {"JUPYTERHUB_API_TOKEN": "fresh", "JUPYTERHUB_SERVICE_URL": url}
 
     def get_args(self):
         return []

@@ -82,11 +82,8 @@ class InBoxes:
     async def reclaim_where(self, port):
         return ("127.0.0.1", port)
 
-    async def reclaim_token(self):
+    async def reclaim_variable(self, name):
         return ""
-
-    async def reclaim_port(self):
-        return 0
 
     async def reclaim_end(self):
         self.box = ""
@@ -254,8 +251,7 @@ def test_spawner_that_leaves_something_out_is_refused_by_name():
             reclaim_alive = InBoxes.reclaim_alive
             reclaim_frozen = InBoxes.reclaim_frozen
             reclaim_where = InBoxes.reclaim_where
-            reclaim_token = InBoxes.reclaim_token
-            reclaim_port = InBoxes.reclaim_port
+            reclaim_variable = InBoxes.reclaim_variable
 
 
 def test_how_to_names_all_that_a_spawner_says():

@@ -31,25 +31,29 @@ if TYPE_CHECKING:
 ANN = SessionKey("ann")
 
 
-class TakesOver:
+class Service:
+    """Its starts are cold, and it hears what is reported."""
+
+    async def plan_start(self, placement: object) -> StartPlan:
+        return StartPlan(action="cold")
+
+    async def placed(self, placement: object) -> None: ...
+
+    stopped = cancelled = placed
+
+
+class TakesOver(Service):
     """A service that begins to answer as the session has ended, if at all."""
 
     def __init__(self, plan: StopPlan | None) -> None:
         self.plan = plan
         self.hub: HubProcess | None = None
 
-    async def plan_start(self, placement: object) -> StartPlan:
-        return StartPlan(action="cold")
-
     async def plan_stop(self, placement: object) -> StopPlan:
         assert self.hub is not None
         if self.plan is None or self.hub.machines.of_session(ANN):
             raise Unreachable(Reason.SERVICE_STARTING)
         return self.plan
-
-    async def placed(self, placement: object) -> None: ...
-
-    stopped = cancelled = placed
 
 
 @pytest.mark.parametrize(
@@ -81,14 +85,11 @@ def test_session_stopped_without_a_plan_is_forgotten_only_if_it_is_not_saved(
     assert known["checkpoint"] == (plan.checkpoint if plan else "")
 
 
-class LosesAnAnswer:
+class LosesAnAnswer(Service):
     """A service whose first answer to a stop is lost; it has saved the session."""
 
     asked = 0
     released = False
-
-    async def plan_start(self, placement: object) -> StartPlan:
-        return StartPlan(action="cold")
 
     async def plan_stop(self, placement: object) -> StopPlan:
         self.asked += 1
@@ -98,10 +99,6 @@ class LosesAnAnswer:
 
     async def release(self, placement: object) -> None:
         self.released = True
-
-    async def placed(self, placement: object) -> None: ...
-
-    stopped = cancelled = placed
 
 
 def test_plan_whose_answer_is_lost_is_asked_for_again(tmp_path: Path) -> None:
@@ -120,26 +117,7 @@ def test_plan_whose_answer_is_lost_is_asked_for_again(tmp_path: Path) -> None:
     assert service.asked == 2
 
 
-class Dies:
-    """A service that has asked for a stop and says no more, or knows of none."""
-
-    def __init__(self, plan: StopPlan | None) -> None:
-        self.plan = plan
-
-    async def plan_start(self, placement: object) -> StartPlan:
-        return StartPlan(action="cold")
-
-    async def plan_stop(self, placement: object) -> StopPlan:
-        if self.plan is None:
-            raise Unreachable(Reason.SERVICE_UNREACHABLE, detail="it was killed")
-        return self.plan
-
-    async def placed(self, placement: object) -> None: ...
-
-    stopped = cancelled = placed
-
-
-class AnswersLate(Dies):
+class AnswersLate(Service):
     """A service whose first answer about an end comes after the second one."""
 
     asked = 0
@@ -155,7 +133,7 @@ def test_look_that_is_answered_late_says_nothing_of_the_next_session(
     tmp_path: Path,
 ) -> None:
     """Another look has settled that end, and the Hub has another spawner since."""
-    service = AnswersLate(None)
+    service = AnswersLate()
 
     async def visit() -> None:
         hub = started(tmp_path, service, users=["ann"])

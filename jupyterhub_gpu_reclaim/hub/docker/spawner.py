@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from docker.errors import APIError, DockerException, NotFound
 from dockerspawner import DockerSpawner
@@ -281,14 +280,7 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
         del port  # Docker knows where that one is published
         return self._url(*await self.get_ip_and_port())
 
-    async def reclaim_token(self) -> str:
-        return await self._variable("JUPYTERHUB_API_TOKEN")
-
-    async def reclaim_port(self) -> int:
-        url = await self._variable("JUPYTERHUB_SERVICE_URL")
-        return urlsplit(url).port or 0
-
-    async def _variable(self, name: str) -> str:
+    async def reclaim_variable(self, name: str) -> str:
         found = await self.get_object()
         for word in found["Config"]["Env"] or () if found else ():
             key, _, value = word.partition("=")

@@ -21,6 +21,14 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.spawner.placement import TOKENS
+from jupyterhub_gpu_reclaim.service.clients.pods import (
+    ACCOUNT,
+    CONTAINER,
+    INCARNATION,
+    SERVER,
+    SESSION,
+    USER,
+)
 from jupyterhub_gpu_reclaim.session_init import command_line
 
 if TYPE_CHECKING:
@@ -28,16 +36,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 
-#: KubeSpawner's name for the container that users work in.
-CONTAINER = "notebook"
-#: Labels and annotations of ours begin with this.
-PREFIX = "gpu-reclaim"
-INCARNATION = f"{PREFIX}/incarnation"
-GENERATION = f"{PREFIX}/generation"
-USER = f"{PREFIX}/user"
-SERVER = f"{PREFIX}/server"
-SESSION = f"{PREFIX}/session"
-ACCOUNT = f"{PREFIX}/account"
+GENERATION = "gpu-reclaim/generation"
 #: Volumes that end with the pod, or are made for it from what the cluster has today.
 _PASSING = {"emptydir", "ephemeral", "configmap", "secret", "projected", "downwardapi"}
 #: Taints of a node that is cut off. A pod that does not say how long it stays there is

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from jupyterhub_gpu_reclaim.hub.kube.pod import CONTAINER
+from jupyterhub_gpu_reclaim.service.clients.pods import CONTAINER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -33,6 +33,7 @@ from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import ImageTraits
 from jupyterhub_gpu_reclaim.hub.spawner.progress import interleaved
 from jupyterhub_gpu_reclaim.hub.spawner.state import Choice, Location
+from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -328,7 +329,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
 
     def _is_ours(self, pod: dict[str, Any]) -> bool:
         labels = pod["metadata"].get("labels") or {}
-        return bool(labels.get(pods.INCARNATION) == self.reclaim_launch.incarnation)
+        return bool(labels.get(INCARNATION) == self.reclaim_launch.incarnation)
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         events = interleaved(super().progress(), self._waits_for, LOOK_SECONDS)
@@ -462,7 +463,7 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
     async def reclaim_former(self) -> bool:
         await self._start_watching_pods()
         pod = self._pod()
-        if pod is None or pods.INCARNATION in (pod["metadata"].get("labels") or {}):
+        if pod is None or INCARNATION in (pod["metadata"].get("labels") or {}):
             return False
         return pod_events.lives(pod, "")
 
@@ -487,24 +488,16 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         for pod in self.pod_reflector.pods.values():
             metadata = pod["metadata"]
             labels = metadata.get("labels") or {}
-            if labels.get(pods.INCARNATION) == incarnation and pod_events.lives(
-                pod, ""
-            ):
+            if labels.get(INCARNATION) == incarnation and pod_events.lives(pod, ""):
                 return Location(pod=metadata["uid"], name=metadata["name"])
         return None
 
-    async def reclaim_token(self) -> str:
+    async def reclaim_variable(self, name: str) -> str:
         await self._start_watching_pods()
         for variable in pod_events.notebook(self._pod()).get("env") or ():
-            if variable["name"] == "JUPYTERHUB_API_TOKEN":
+            if variable["name"] == name:
                 return str(variable.get("value") or "")
         return ""
-
-    async def reclaim_port(self) -> int:
-        for port in pod_events.notebook(self._pod()).get("ports") or ():
-            if port.get("name") == "notebook-port":
-                return int(port["containerPort"])
-        return 0
 
     async def reclaim_where(self, port: int) -> Any:
         del port  # it stands in the pod

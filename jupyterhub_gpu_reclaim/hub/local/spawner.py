@@ -9,7 +9,6 @@ decides when to start, restore or release.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 import shlex
@@ -297,14 +296,8 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
     async def reclaim_where(self, port: int) -> tuple[str, int]:
         return (self.ip or "127.0.0.1", port)
 
-    async def reclaim_token(self) -> str:
-        return await LocalSession(self.place).variable("JUPYTERHUB_API_TOKEN")
-
-    async def reclaim_port(self) -> int:
-        url = await LocalSession(self.place).variable("JUPYTERHUB_SERVICE_URL")
-        with contextlib.suppress(ValueError):
-            return int(url.rpartition(":")[2].partition("/")[0])
-        return 0
+    async def reclaim_variable(self, name: str) -> str:
+        return await LocalSession(self.place).variable(name)
 
     async def get_url(self) -> str:
         # A Hub killed in a start has not written it down.

@@ -6,10 +6,9 @@ clients of spawners that are in memory, and only running ones are loaded (trap T
 ``docs/reference/jupyterhub-traps.md``). The wrapper loads the suspended ones first.
 
 A culler of users (``jupyterhub-idle-culler --cull-users``) deletes those who have not
-come for a while, which is just when a session is suspended (trap T17). It is told that
-this user is still needed. If another program deletes a user, the Hub obeys, and what is
-suspended is kept for a while, like a former account's. A person who deletes a user on
-the Hub's page deletes it all.
+come for a while, which is just when a session is suspended (trap T17): it is told that
+this user is still needed. If another program deletes one, what is suspended is kept for
+a while; a person who does so on the Hub's page deletes it all.
 """
 
 from __future__ import annotations

@@ -7,9 +7,7 @@ there is something, written before the pointer and removed after it. Where it sa
 than the database, what becomes of that server is *unknown*, never *nothing*. It names
 the sessions, too, so that a server that is deleted takes them with it.
 
-The folder is the service's own, on the Hub's machine, like that of the orders to delete
-(``common/deletion_orders.py``). Where it cannot be written, a Hub works as it would
-without it.
+The folder is the service's own. Where it cannot be written, a Hub works as without it.
 """
 
 from __future__ import annotations

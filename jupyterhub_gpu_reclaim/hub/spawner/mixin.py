@@ -385,8 +385,7 @@ class ReclaimMixin(SessionPlacement):
         at = self.reclaim_pointer.suspended_at
         if not at or not self.reclaim_pointer.suspended:
             return ""
-        past = _CLOCK.now() - at
-        return "just now" if past < 5 else f"{text.duration(past)} ago"
+        return text.ago(_CLOCK.now() - at)
 
     @property
     def reclaim_suspension(self) -> Suspension | None:

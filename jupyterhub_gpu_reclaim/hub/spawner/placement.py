@@ -7,7 +7,9 @@ The spawners of ``hub/local``, ``hub/docker`` and ``hub/kube`` fill it in.
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from traitlets import HasTraits, Unicode
@@ -125,12 +127,18 @@ class SessionPlacement(Base):
         """Report what a session that is being placed waits for, until cancelled."""
 
     @abstractmethod
-    async def reclaim_token(self) -> str:
-        """The API token that the running session was started with; empty if unknown."""
+    async def reclaim_variable(self, name: str) -> str:
+        """A variable that the running session was started with; empty if unknown."""
 
-    @abstractmethod
+    async def reclaim_token(self) -> str:
+        return await self.reclaim_variable("JUPYTERHUB_API_TOKEN")
+
     async def reclaim_port(self) -> int:
         """The port that the running session was started on; 0 if unknown."""
+        with suppress(ValueError):
+            url = await self.reclaim_variable("JUPYTERHUB_SERVICE_URL")
+            return urlsplit(url).port or 0
+        return 0
 
     @abstractmethod
     async def reclaim_end(self) -> None:

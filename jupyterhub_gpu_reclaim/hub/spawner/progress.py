@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from jupyterhub_gpu_reclaim.common.text import size
+from jupyterhub_gpu_reclaim.common import text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -116,15 +116,7 @@ async def interleaved(
 
 
 def facts(step: Step) -> str:
-    """A step's bytes and seconds: "1.2 GB of 4.0 GB, 3.1 s"; may be empty."""
-    words = []
-    if step.total_bytes:
-        words.append(f"{size(step.bytes)} of {size(step.total_bytes)}")
-    elif step.bytes:
-        words.append(size(step.bytes))
-    if step.seconds >= 0.05:
-        words.append(f"{step.seconds:.1f} s")
-    return ", ".join(words)
+    return text.progress(step.bytes, step.total_bytes, step.seconds)
 
 
 def sentence(step: Step) -> str:

@@ -1,13 +1,10 @@
 """All routes of the API, as tornado rules and as an OpenAPI document.
 
 ``people`` has the calls about sessions, ``spawner`` those of the Hub's process,
-``operators`` health, metrics and nodes, and ``events`` the stream of changes. ``base``
-is what all routes share. ``openapi`` makes the document of the same classes as the
-rules, so no route can be missing in it.
+``operators`` health, metrics and nodes, and ``events`` the stream of changes.
 
 A user sees and steers their own sessions, a manager all; ``visits`` says which login
-counts. ``people`` begins an operation and does not wait for it. Every error is JSON
-with a code and a sentence, never a traceback (law 7).
+counts. Every error is JSON with a code and a sentence, never a traceback (law 7).
 
 Read next: ``base`` and ``people``, then ``docs/reference/api.md``. The pages for people
 are separate: see ``web/site.py``.

@@ -5,9 +5,7 @@ cluster ``agent_router`` is the ``Agent`` instead: ``kubernetes`` talks to the A
 server, ``informer`` follows pods, and ``agents`` has a client for each node.
 
 ``hub``, ``agent`` and ``kubernetes`` decide and repeat nothing: no answer in time is
-``Unreachable``, and a refusal is raised in the far part's own words. A silent node
-makes its own sessions unknown and no others. That a pod does not exist is only
-concluded from a fresh list.
+``Unreachable``, and a refusal is raised in the far part's own words.
 
 Read next: ``agent`` and ``agent_router``, then ``controlplane/interfaces.py`` for
 what each call promises.

@@ -16,13 +16,13 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
-#: Label of an incarnation as in ``hub/kube/pod.py``; no import, since that one is the
-#: Hub's process'.
+#: Label of a session's pod, and its annotations; ``hub/kube/pod.py`` sets them.
 INCARNATION = "gpu-reclaim/incarnation"
 USER = "gpu-reclaim/user"
 SERVER = "gpu-reclaim/server"
 SESSION = "gpu-reclaim/session"
 ACCOUNT = "gpu-reclaim/account"
+#: KubeSpawner's name for the container that users work in.
 CONTAINER = "notebook"
 #: The scheduler's word for devices that are claimed (DRA), and that no node has free.
 _UNCLAIMED = "cannot allocate all claims"

@@ -4,11 +4,9 @@
 (``cards``) with their reasons, ``forms`` does what the buttons say, ``health`` is the
 strip on top of what managers see, and ``manager`` is the managers' page.
 
-A person sees their own sessions, a manager all. One's own sessions and each session's
-page work without scripts; the managers' tables are drawn by one (``static/manager``)
-with Tabulator (``static/tabulator``, as published, checked by ``SHA256SUMS``). A login
-cookie counts only for a page that the browser opens itself; what is in the page
-uses a proof that no other page can read. An error is a page with its sentence.
+One's own sessions and each session's page work without scripts; the managers' tables
+are drawn by one (``static/manager``) with Tabulator (``static/tabulator``, as
+published, checked by ``SHA256SUMS``). An error is a page with its sentence.
 
 Read next: ``pages``, then ``service/api/visits.py`` and "A page that another user
 serves" in ``docs/explanation/security.md``.

@@ -257,9 +257,7 @@ def _describe_checkpoint(state: KeptState, now: float) -> str:
 
 def ago(at: float, now: float) -> Moment:
     """A moment in the past: "12 min ago"."""
-    past = now - at
-    text = "just now" if past < 5 else f"{words.duration(past)} ago"
-    return Moment(text, _iso(at))
+    return Moment(words.ago(now - at), _iso(at))
 
 
 def saved_words(info: CheckpointInfo, now: float) -> str:
@@ -388,14 +386,8 @@ def _last_return(view: SessionView, now: float) -> str:
 
 
 def _progress(step: Step) -> ProgressLine:
-    parts = []
-    if step.bytes:
-        done = words.size(step.bytes)
-        whole = f" of {words.size(step.total_bytes)}" if step.total_bytes else ""
-        parts.append(done + whole)
-    if step.seconds >= 0.05:
-        parts.append(f"{step.seconds:.1f} s")
-    return ProgressLine(step.title, step.state, ", ".join(parts))
+    about = words.progress(step.bytes, step.total_bytes, step.seconds)
+    return ProgressLine(step.title, step.state, about)
 
 
 def _main_buttons(view: SessionView, *, manages: bool) -> list[Button]:
