@@ -392,18 +392,40 @@ class Engine:
     def rehearse(self, place: Place, dumped: Dumped) -> float:
         return rehearse(self.criu, place.session, dumped, folder=self.work(), limit=60)
 
+    def save(self, place: Place, *, rehearsed: bool = False, **options) -> Saved:
+        """Dump, and end it."""
+        image = Image()
+        result = self.dump(place, image.sink, **options)
+        opened = fingerprints(place)
+        if rehearsed:
+            self.rehearse(place, Dumped(result, opened, ()))
+        place.kill()
+        return Saved(self, image, result, opened)
+
     def cycle(self, world: World, places: Places) -> World:
         """Dump, rehearse, end, restore in a new place, go on."""
-        image = Image()
-        result = self.dump(world.place, image.sink)
-        opened = fingerprints(world.place)
-        self.rehearse(world.place, Dumped(result, opened, ()))
-        world.place.kill()
-        place = places.hold()
-        self.await_free(place, image)
-        restored = self.restore(place, image, result, opened=opened)
-        proceed(restored, result.stopped)
-        return world.at(place)
+        saved = self.save(world.place, rehearsed=True)
+        return world.at(saved.back(places.hold()))
+
+
+@dataclass
+class Saved:
+    """A session that has ended, and can come back."""
+
+    engine: Engine
+    image: Image
+    result: DumpResult
+    opened: list[FileFingerprint]
+
+    def restore(self, place: Place, **options) -> RestoreResult:
+        options = {"opened": self.opened, **options}
+        return self.engine.restore(place, self.image, self.result, **options)
+
+    def back(self, place: Place, **options) -> Place:
+        """Restored there, it goes on."""
+        self.engine.await_free(place, self.image)
+        proceed(self.restore(place, **options), self.result.stopped)
+        return place
 
 
 @pytest.fixture
@@ -414,23 +436,3 @@ def engine(criu, tmp_path) -> Engine:
 @pytest.fixture(scope="module")
 def shared_engine(criu, tmp_path_factory) -> Engine:
     return Engine(criu, tmp_path_factory.mktemp("engine"))
-
-
-@dataclass
-class Saved:
-    world: World
-    image: Image
-    result: DumpResult
-
-    def back(self, engine: Engine, place: Place) -> World:
-        engine.await_free(place, self.image)
-        restored = engine.restore(place, self.image, self.result)
-        proceed(restored, self.result.stopped)
-        return self.world.at(place)
-
-
-def save(world: World, engine: Engine) -> Saved:
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
-    world.place.kill()
-    return Saved(world, image, result)

@@ -282,17 +282,11 @@ def test_restored_tree_is_in_the_control_groups_it_was_prepared_for(
         pytest.skip("needs a control group of its own")
     try:
         world = places.world()
-        image = engine.image()
-        result = engine.dump(world.place, image.sink)
-        world.place.kill()
+        saved = engine.save(world.place)
         place = places.hold()
-        restored = engine.restore(
-            place,
-            image,
-            result,
-            prepare=lambda pid: (group / "cgroup.procs").write_text(str(pid)),
+        saved.back(
+            place, prepare=lambda pid: (group / "cgroup.procs").write_text(str(pid))
         )
-        proceed(restored, result.stopped)
         inside = {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
         assert inside == {p.pid for p in place.tree.processes}
         place.kill()

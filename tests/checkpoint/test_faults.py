@@ -27,7 +27,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import capabilities, processes, procfs
 from jupyterhub_gpu_reclaim.node.workflows.recovery import end_criu
-from tests.checkpoint.conftest import Image, save
+from tests.checkpoint.conftest import Image
 
 #: Something for pages-*.img: more than a pipe holds.
 BALLAST = "ballast = os.urandom(32 << 20); 1"
@@ -107,9 +107,20 @@ def world(shared_places):
 
 
 @pytest.fixture(scope="module")
-def saved(shared_places, shared_engine):
+def left(shared_places):
+    """One for all that is saved."""
+    return made(shared_places)
+
+
+@pytest.fixture(scope="module")
+def saved(left, shared_engine):
     """One for all: whatever fails, the same can come back."""
-    return save(made(shared_places), shared_engine)
+    return shared_engine.save(left.place)
+
+
+@pytest.fixture
+def assert_comes_back(left, saved):
+    return lambda place: assert_runs(left.at(saved.back(place)))
 
 
 def test_dump_sink_fails_tree_goes_on(world, engine):
@@ -333,7 +344,7 @@ def test_dump_criu_crashes_while_it_streams_says_how_it_ended(world, engine, num
 
 @pytest.mark.parametrize("part", ["pages-", "core-"])
 def test_restore_criu_is_killed_while_it_streams_says_how_it_ended(
-    saved, engine, places, monkeypatch, part
+    saved, places, monkeypatch, part, assert_comes_back
 ):
     """As by a machine that is out of memory; what it has forked waits for it."""
 
@@ -345,13 +356,13 @@ def test_restore_criu_is_killed_while_it_streams_says_how_it_ended(
     place, given = places.hold(), SavedImages.stream
     monkeypatch.setattr(SavedImages, "stream", stream)
     with pytest.raises(RestoreFailed) as caught:
-        engine.restore(place, saved.image, saved.result)
+        saved.restore(place)
     monkeypatch.undo()
     assert caught.value.reason is Reason.RESTORE_FAILED
     assert "CRIU was ended by SIGKILL" in caught.value.message
     assert caught.value.retryable
     assert place.living == ()
-    assert_runs(saved.back(engine, place))
+    assert_comes_back(place)
 
 
 def test_dump_without_tree_is_refused(places, engine):
@@ -369,7 +380,9 @@ def test_dump_of_another_start_time_is_not_found(places, engine, criu):
     place.init_start += 1
 
 
-def test_restore_source_fails_leaves_only_the_init(saved, engine, places):
+def test_restore_source_fails_leaves_only_the_init(
+    saved, engine, places, assert_comes_back
+):
     place = places.hold()
 
     for _ in range(2):
@@ -378,7 +391,7 @@ def test_restore_source_fails_leaves_only_the_init(saved, engine, places):
         assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
         assert place.living == ()
     # The same init can take the tree once the source is well again.
-    assert_runs(saved.back(engine, place))
+    assert_comes_back(place)
 
 
 def test_restore_file_missing_says_which(engine, places, tmp_path):
@@ -386,13 +399,11 @@ def test_restore_file_missing_says_which(engine, places, tmp_path):
     path.write_text("x")
     world = places.world()
     world(f"held = open({str(path)!r}); 1")
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
-    world.place.kill()
+    saved = engine.save(world.place)
     path.unlink()
     place = places.hold()
     with pytest.raises(RestoreFailed) as caught:
-        engine.restore(place, image, result)
+        saved.restore(place, opened=())
     assert "open-file" in caught.value.message
     assert place.living == ()
 
@@ -408,11 +419,11 @@ def test_restore_called_off_leaves_only_the_init(saved, engine, places):
     assert place.living == ()
 
 
-def test_restore_under_init_that_ended_is_not_found(saved, engine, places):
+def test_restore_under_init_that_ended_is_not_found(saved, places):
     place = places.hold()
     place.kill()
     with pytest.raises(NotFound):
-        engine.restore(place, saved.image, saved.result)
+        saved.restore(place)
 
 
 def test_kill_session_is_idempotent(places):
@@ -458,7 +469,7 @@ restore(criu.locate(pathlib.Path(sys.argv[1])), session, source=Source(), limit=
 
 
 def test_restore_agent_killed_leaves_only_the_init(
-    saved, engine, criu, places, wait_for, tmp_path
+    saved, engine, criu, places, wait_for, tmp_path, assert_comes_back
 ):
     (tmp_path / "image").write_bytes(pickle.dumps((dict(saved.image), saved.result)))
     place = places.hold()
@@ -472,7 +483,7 @@ def test_restore_agent_killed_leaves_only_the_init(
         agent.send_signal(signal.SIGKILL)
     end_criu(place, 10)  # its CRIU outlives it, and may only now make the first one
     wait_for(lambda: place.tree.processes == ())
-    assert_runs(saved.back(engine, place))
+    assert_comes_back(place)
 
 
 def test_dump_of_another_user_without_the_capability_says_so(places, engine):

@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed, St
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.linux.descriptors import readable
-from tests.checkpoint.conftest import Image, save
+from tests.checkpoint.conftest import Image
 
 MIB = 1 << 20
 
@@ -73,13 +73,11 @@ def digest():
 """
 
 
-def restored(world, engine, places, image=None):
-    """What was dumped, under a new init, whole but stopped; and the image."""
-    image = engine.image() if image is None else image
-    result = engine.dump(world.place, image.sink)
-    world.place.kill()
+def restored(world, engine, places):
+    """What was dumped, under a new init, whole but stopped; and what was saved."""
+    saved = engine.save(world.place)
     place = places.hold()
-    return place, engine.restore(place, image, result), image, result
+    return place, saved.restore(place), saved
 
 
 def test_memory_of_every_kind_comes_back(places, engine):
@@ -87,7 +85,8 @@ def test_memory_of_every_kind_comes_back(places, engine):
     world(KINDS)
     before = world("digest()")
     for _ in range(2):
-        place, tree, image, result = restored(world, engine, places)
+        place, tree, saved = restored(world, engine, places)
+        image = saved.image
         assert tree.missing.pieces == {}
         server = place.tree.server.ns_pid
         kept, name = rseq_of(image, server), f"pages-{number_of(image, server)}.img"
@@ -95,19 +94,18 @@ def test_memory_of_every_kind_comes_back(places, engine):
         for one in plan.make_plan(SavedImages(image)).pieces[name]:
             assert not one.address <= kept < one.address + one.length
         assert image.copied > 24 * MIB
-        proceed(tree, result.stopped)
+        proceed(tree, saved.result.stopped)
         world = world.at(place)
         assert world("digest()") == before
     assert world("done.set(); thread.join(60); thread.is_alive()") is False
-    flags = [
-        line
-        for line in Path(f"/proc/{world.place.tree.server.pid}/smaps")
-        .read_text()
-        .splitlines()
-        if line.startswith("VmFlags")
-    ]
+    flags = flags_of(world.place)
     assert any(" lo" in line for line in flags)
     assert any(" dc" in line and " hg" in line for line in flags)
+
+
+def flags_of(place) -> list[str]:
+    maps = Path(f"/proc/{place.tree.server.pid}/smaps").read_text()
+    return [line for line in maps.splitlines() if line.startswith("VmFlags")]
 
 
 def rseq_of(image, pid) -> int:
@@ -149,9 +147,9 @@ def test_memory_that_a_forked_child_shares_stays_shared(places, engine):
     world = places.world()
     world(FORK)
     before = world("of_child(), of_parent()")
-    place, tree, image, result = restored(world, engine, places)
+    place, tree, saved = restored(world, engine, places)
     # Only what each has of its own was copied.
-    assert 16 * MIB <= image.copied < 48 * MIB
+    assert 16 * MIB <= saved.image.copied < 48 * MIB
     held = [
         int(line.split()[1]) << 10
         for process in place.tree.processes
@@ -159,17 +157,22 @@ def test_memory_that_a_forked_child_shares_stays_shared(places, engine):
         if line.startswith("Pss_Anon:")
     ]
     assert sum(held) < 48 * MIB + 4 * 8 * MIB + 24 * MIB
-    proceed(tree, result.stopped)
+    proceed(tree, saved.result.stopped)
     world = world.at(place)
     assert world("of_child(), of_parent()") == before
 
 
 @pytest.fixture(scope="module")
-def saved(shared_places, shared_engine):
-    """One for all: whatever fails, the same can come back."""
+def world(shared_places):
     world = shared_places.world()
     world("ballast = os.urandom(16 << 20); right = hash(ballast)")
-    return save(world, shared_engine)
+    return world
+
+
+@pytest.fixture(scope="module")
+def saved(world, shared_engine):
+    """One for all: whatever fails, the same can come back."""
+    return shared_engine.save(world.place)
 
 
 def assert_whole(world):
@@ -178,22 +181,18 @@ def assert_whole(world):
 
 
 def test_memory_comes_back_in_huge_pages_where_the_kernel_takes_advice(
-    saved, engine, places
+    saved, world, places
 ):
     modes = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not modes.exists() or "[madvise]" not in modes.read_text():
         pytest.skip("this kernel takes no advice on huge pages")
     place = places.hold()
-    tree = engine.restore(place, saved.image, saved.result)
-    flags = [
-        line
-        for line in Path(f"/proc/{place.tree.server.pid}/smaps").read_text().split("\n")
-        if line.startswith("VmFlags")
-    ]
+    tree = saved.restore(place)
+    flags = flags_of(place)
     assert [line for line in flags if " hg" in line]
     assert [line for line in flags if " hg" not in line]
     proceed(tree, saved.result.stopped)
-    assert_whole(saved.world.at(place))
+    assert_whole(world.at(place))
 
 
 class ImageThatCannotCopy(Image):
@@ -233,47 +232,30 @@ class ImageThatWakes(Image):
         os.kill(pieces[0].pid, signal.SIGCONT)
 
 
-def fails(saved, engine, places, kind, **options) -> ReclaimError:
-    """The error; and nothing but the init is left, which can take it once more."""
+@pytest.mark.parametrize(
+    ("kind", "error", "reason", "options"),
+    [
+        (ImageThatCannotCopy, StoreError, Reason.CHECKPOINT_DAMAGED, {}),
+        (ImageThatHangs, RestoreFailed, Reason.CANCELLED, {"cancel": Cancel()}),
+        (ImageThatHangs, RestoreFailed, Reason.TIMED_OUT, {"limit": 2}),
+        (ImageThatKills, RestoreFailed, Reason.RESTORE_FAILED, {}),
+        (ImageThatWakes, RestoreFailed, Reason.RESTORE_FAILED, {}),
+    ],
+    ids=["cannot", "called off", "too long", "ends", "runs meanwhile"],
+)
+def test_memory_that_fails_leaves_only_the_init(
+    saved, world, engine, places, kind, error, reason, options
+):
+    """And that init can take it once more."""
     place = places.hold()
     source = kind(saved.image)
     if "cancel" in options:
         source.reached = options["cancel"]
-    with pytest.raises(ReclaimError) as caught:
+    with pytest.raises(error) as caught:
         engine.restore(place, source, saved.result, **options)
+    assert caught.value.reason is reason
     assert place.living == ()
-    assert_whole(saved.back(engine, place))
-    return caught.value
-
-
-def test_copy_fails_leaves_only_the_init(saved, engine, places):
-    error = fails(saved, engine, places, ImageThatCannotCopy)
-    assert isinstance(error, StoreError)
-    assert error.reason is Reason.CHECKPOINT_DAMAGED
-
-
-def test_copy_called_off_leaves_only_the_init(saved, engine, places):
-    error = fails(saved, engine, places, ImageThatHangs, cancel=Cancel())
-    assert isinstance(error, RestoreFailed)
-    assert error.reason is Reason.CANCELLED
-
-
-def test_copy_takes_too_long_leaves_only_the_init(saved, engine, places):
-    error = fails(saved, engine, places, ImageThatHangs, limit=2)
-    assert isinstance(error, RestoreFailed)
-    assert error.reason is Reason.TIMED_OUT
-
-
-def test_copy_into_a_process_that_ends_leaves_only_the_init(saved, engine, places):
-    error = fails(saved, engine, places, ImageThatKills)
-    assert isinstance(error, RestoreFailed)
-    assert error.reason is Reason.RESTORE_FAILED
-
-
-def test_process_that_runs_while_the_tree_is_filled_is_ended(saved, engine, places):
-    error = fails(saved, engine, places, ImageThatWakes)
-    assert isinstance(error, RestoreFailed)
-    assert error.reason is Reason.RESTORE_FAILED
+    assert_whole(world.at(saved.back(place)))
 
 
 def test_proceed_before_the_memory_is_there_is_refused(saved, engine, places):

@@ -117,31 +117,25 @@ def test_restored_session_inherits_nothing_of_the_agents_process(places, engine)
     world = places.world()
     world(SEEN)
     before = world("seen()")
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
-    opened = fingerprints(world.place)
-    world.place.kill()
+    saved = engine.save(world.place)
     place = places.hold()
-    restored = engine.restore(place, image, result, opened=opened, prepare=spoil)
+    restored = saved.restore(place, prepare=spoil)
     pid = restored.tree.server.pid
     assert scheduling.io_priority(pid) == 0
-    proceed(restored, result.stopped)
+    proceed(restored, saved.result.stopped)
     assert world.at(place)("seen()") == before
 
 
 def test_processors_that_are_not_here_become_all_and_are_told(places, engine, caplog):
     world = places.world()
     world("import os; os.sched_setaffinity(0, {0})")
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
-    opened = fingerprints(world.place)
-    world.place.kill()
+    saved = engine.save(world.place)
     # As from a machine with more of them.
-    data = image[attributes.IMAGE]
-    image[attributes.IMAGE] = data.replace(b'"affinity":[0]', b'"affinity":[1000]')
-    place = places.hold()
-    restored = engine.restore(place, image, result, opened=opened)
-    proceed(restored, result.stopped)
+    image, here = saved.image, b'"affinity":[0]'
+    image[attributes.IMAGE] = image[attributes.IMAGE].replace(
+        here, b'"affinity":[1000]'
+    )
+    place = saved.back(places.hold())
     assert world.at(place)("os.sched_getaffinity(0)") == os.sched_getaffinity(0)
     assert "was bound to processors [1000], which are not here" in caplog.text
 

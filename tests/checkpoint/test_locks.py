@@ -6,10 +6,8 @@ import struct
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from tests.checkpoint.conftest import fingerprints
 
 
 def lock_all(fd: int) -> None:
@@ -42,22 +40,18 @@ def test_return_to_a_lock_that_another_has_is_refused_until_it_is_free(
     world = places.world()
     world("import fcntl, os, struct")
     world(f"fd = os.open({str(name)!r}, os.O_RDWR); {own}")
-    image = engine.image()
-    result = engine.dump(world.place, image.sink, stopped=())
-    opened = fingerprints(world.place)
-    world.place.kill()
+    saved = engine.save(world.place, stopped=())
 
     other = os.open(name, os.O_RDWR)
     try:
         others(other)
         with pytest.raises(RestoreFailed, match="is locked by another") as failed:
-            engine.restore(places.hold(), image, result, opened=opened)
+            saved.restore(places.hold())
         assert failed.value.reason is Reason.FILE_LOCKED
     finally:
         os.close(other)
 
-    place = places.hold()
-    proceed(engine.restore(place, image, result, opened=opened), ())
+    place = saved.back(places.hold())
     assert world.at(place)("os.read(fd, 8)") == b"contents"
     with name.open("r+") as later, pytest.raises(BlockingIOError):
         others(later.fileno())

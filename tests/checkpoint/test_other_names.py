@@ -117,9 +117,6 @@ def test_name_that_ends_as_that_of_a_deleted_file_is_none(places, engine, tmp_pa
     world(f"os.chdir({str(tmp_path)!r}); named = open('x (deleted)', 'w+')")
     world("named.write('kept'); named.flush()")
     assert held(world) == []
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
-    world.place.kill()
-    place = places.hold()
-    proceed(engine.restore(place, image, result), result.stopped)
+    saved = engine.save(world.place)
+    place = saved.back(places.hold())
     assert world.at(place)("named.seek(0); named.read()") == "kept"

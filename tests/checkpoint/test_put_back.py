@@ -60,14 +60,18 @@ class Then:
     def changed(self) -> list[open_files.FileFingerprint]:
         return [one.file for one in open_files.look(self.files, INSIDE)[0]]
 
-    def put_back(self, who: Credentials = ROOT) -> list[str]:
+    def put_back(self, who: Credentials = ROOT, step: int = 1 << 30) -> list[str]:
+        def read(name):
+            whole = self.keeper.stored[name].getvalue()
+            return [whole[at : at + step] for at in range(0, len(whole), step)]
+
         return put_back.put_back(
             os.getpid(),
             self.changed(),
             self.files,
             who,
             moment=MOMENT,
-            read=lambda name: [self.keeper.stored[name].getvalue()],
+            read=read,
         )
 
 
@@ -335,6 +339,26 @@ def test_database_is_moved_with_its_journals_and_keeps_owner_mode_and_time(tmp_p
         read.close()
 
 
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "file"
+
+
+def saved(path: Path) -> Then:
+    """A save point of its folder while it was open."""
+    path.write_bytes(b"then")
+    with path.open("r+b"):
+        return Then(path.parent)
+
+
+@pytest.fixture
+def then(path) -> Then:
+    """Of a file that has newer contents now."""
+    found = saved(path)
+    path.write_bytes(b"newer")
+    return found
+
+
 def test_part_of_a_database_that_was_not_kept_is_told(tmp_path):
     path, log = tmp_path / "data", tmp_path / "data-wal"
     path.write_bytes(b"then, and large")
@@ -349,23 +373,16 @@ def test_part_of_a_database_that_was_not_kept_is_told(tmp_path):
     assert words == f"{path} (belongs to it, not kept)"
 
 
-def test_set_user_id_does_not_come_back(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(b"then")
+def test_set_user_id_does_not_come_back(path):
+    path.touch()
     path.chmod(0o6755)
-    with path.open("r+b"):
-        then = Then(tmp_path)
-        path.write_bytes(b"newer")
+    then = saved(path)
+    path.write_bytes(b"newer")
     then.put_back()
     assert path.stat().st_mode & 0o7777 == 0o755
 
 
-def test_file_of_another_program_is_named_and_nothing_is_moved(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(b"then")
-    with path.open("r+b"):
-        then = Then(tmp_path)
-    path.write_bytes(b"newer")
+def test_file_of_another_program_is_named_and_nothing_is_moved(tmp_path, path, then):
     words = f"f = open({str(path)!r}); print(flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -379,11 +396,7 @@ def test_file_of_another_program_is_named_and_nothing_is_moved(tmp_path):
     assert then.put_back() == [f"{tmp_path}/newer than 13:55"]
 
 
-def test_folder_of_its_name_is_not_moved(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(b"then")
-    with path.open("r+b"):
-        then = Then(tmp_path)
+def test_folder_of_its_name_is_not_moved(path, then):
     path.unlink()
     path.mkdir()
     (path / "inside").write_bytes(b"newer")
@@ -399,10 +412,8 @@ def test_a_link_in_the_way_leads_nowhere(tmp_path):
     folder.mkdir()
     other.mkdir()
     path = folder / "file"
-    path.write_bytes(b"then")
     (other / "file").write_bytes(b"another's")
-    with path.open("r+b"):
-        then = Then(tmp_path)
+    then = saved(path)
     path.unlink()
     folder.rmdir()
     folder.symlink_to(other)
@@ -416,9 +427,7 @@ def test_folder_that_is_gone_is_made_again(tmp_path):
     folder = tmp_path / "runs" / "1"
     folder.mkdir(parents=True)
     path = folder / "log"
-    path.write_bytes(b"then")
-    with path.open("r+b"):
-        then = Then(tmp_path)
+    then = saved(path)
     path.unlink()
     folder.rmdir()
     folder.parent.rmdir()
@@ -427,8 +436,7 @@ def test_folder_that_is_gone_is_made_again(tmp_path):
     assert folder.stat().st_mode & 0o777 == 0o755
 
 
-def test_holes_stay_holes(tmp_path):
-    path = tmp_path / "file"
+def test_holes_stay_holes(tmp_path, path):
     with path.open("w+b") as file:
         file.truncate(64 << 20)
         file.seek(32 << 20)
@@ -437,18 +445,7 @@ def test_holes_stay_holes(tmp_path):
         then = Then(tmp_path)
         blocks = path.stat().st_blocks
     path.write_bytes(b"newer")
-    whole = then.keeper.stored[next(one.kept for one in then.files if one.kept)]
-    pieces = [
-        whole.getvalue()[at : at + (1 << 20)] for at in range(0, 64 << 20, 1 << 20)
-    ]
-    put_back.put_back(
-        os.getpid(),
-        then.changed(),
-        then.files,
-        ROOT,
-        moment=MOMENT,
-        read=lambda _: pieces,
-    )
+    then.put_back(step=1 << 20)
     assert then.changed() == []
     assert path.stat().st_size == 64 << 20
     assert path.stat().st_blocks <= blocks + (2 << 20) // 512
@@ -458,14 +455,8 @@ def test_what_only_has_the_name_of_a_journal_is_no_part_of_it(tmp_path):
     """A folder, or the name of a working folder, with the log of a training beside."""
     folder, path = tmp_path / "train", tmp_path / "train-wal"
     (folder / "inside").mkdir(parents=True)
-    path.write_bytes(b"then")
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        with path.open("r+b"):
-            then = Then(tmp_path)
-    finally:
-        os.chdir(before)
+    with contextlib.chdir(folder):
+        then = saved(path)
     path.write_bytes(b"newer")
     assert put_back.incomplete(then.changed(), then.files) == []
     assert then.put_back() == [f"{tmp_path}/newer than 13:55"]
@@ -613,26 +604,19 @@ def test_file_that_cannot_be_moved_takes_none_of_its_group_away(tmp_path):
     assert path.read_bytes() == b"then data.sqlite"
 
 
-def test_another_name_of_the_file_keeps_what_is_newer(tmp_path):
+def test_another_name_of_the_file_keeps_what_is_newer(tmp_path, path, then):
     """As in a backup of hard links."""
-    path, backup = tmp_path / "file", tmp_path / "backup"
-    path.write_bytes(b"then")
-    with path.open("r+b"):
-        then = Then(tmp_path)
-    path.write_bytes(b"newer")
+    backup = tmp_path / "backup"
     backup.hardlink_to(path)
     then.put_back()
     assert path.read_bytes() == b"then"
     assert backup.read_bytes() == b"newer"
 
 
-def test_file_that_a_program_opens_after_the_last_look_is_moved(tmp_path, monkeypatch):
+def test_file_that_a_program_opens_after_the_last_look_is_moved(
+    path, then, monkeypatch
+):
     """What it writes on lands in what is newer, and not in what was put back."""
-    path = tmp_path / "file"
-    path.write_bytes(b"then")
-    with path.open("r+b"):
-        then = Then(tmp_path)
-    path.write_bytes(b"newer")
     monkeypatch.setattr(put_back, "_refuse_in_use", lambda *_: None)
     words = f"f = open({str(path)!r}, 'a'); print(flush=True); input(); f.write(' on')"
     with subprocess.Popen(
@@ -646,13 +630,8 @@ def test_file_that_a_program_opens_after_the_last_look_is_moved(tmp_path, monkey
 
 
 def test_nobody_opens_a_file_between_its_copy_and_what_is_written_into_it(
-    tmp_path, monkeypatch
+    path, then, monkeypatch
 ):
-    path = tmp_path / "file"
-    path.write_bytes(b"then")
-    with path.open("r+b"):
-        then = Then(tmp_path)
-    path.write_bytes(b"newer")
     refused = []
     copy = put_back._copy
 

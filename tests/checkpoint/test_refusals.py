@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed, RolledBack
-from tests.checkpoint.conftest import fingerprints
+from tests.checkpoint.conftest import Image
 
 #: A process that shares its memory with its parent: CRIU has no image for that.
 SHARES_MEMORY = """
@@ -50,36 +50,28 @@ def test_capture_that_was_called_off_by_its_store_may_be_tried_again(places, eng
 def test_return_that_can_never_succeed_does_not_ask_for_another(places, engine):
     world = places.world()
     world(HAS_DEADLINE)
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
-    opened = fingerprints(world.place)
-    world.place.kill()
+    saved = engine.save(world.place)
     with pytest.raises(RestoreFailed, match="Inconsistent sched params") as caught:
-        engine.restore(places.hold(), image, result, opened=opened)
+        saved.restore(places.hold())
     assert not caught.value.retryable
 
 
 def test_end_of_criu_in_the_middle_is_told_as_such(places, engine):
     """It was ``internal``: the stream that breaks off then is not the cause."""
     world = places.world()
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
-    opened = fingerprints(world.place)
-    world.place.kill()
+    saved = engine.save(world.place)
     helpers = []
 
-    class Deadly(type(image)):
+    class Deadly(Image):
         def stream(self, name, skip=()):
             if name.startswith("pages-") and helpers:
                 for pid in children(helpers.pop()):
                     os.kill(pid, signal.SIGKILL)
             return super().stream(name, skip)
 
-    source = Deadly(image)
+    saved.image = Deadly(saved.image)
     with pytest.raises(RestoreFailed, match="restore_failed") as caught:
-        engine.restore(
-            places.hold(), source, result, opened=opened, prepare=helpers.append
-        )
+        saved.restore(places.hold(), prepare=helpers.append)
     assert "CRIU was ended by SIGKILL" in caught.value.message
     assert caught.value.retryable
 

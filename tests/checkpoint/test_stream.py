@@ -1,6 +1,5 @@
 """The stream's protocol, spoken by a client of ours in CRIU's place."""
 
-import array
 import os
 import select
 import socket
@@ -38,10 +37,23 @@ class Client:
         return self.socket.recv(size) == b"\x08\x01"
 
     def give(self, descriptor):
-        rights = array.array("i", [descriptor])
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
-        self.socket.sendmsg([b"\0"], ancillary)
+        socket.send_fds(self.socket, [b"\0"], [descriptor])
         os.close(descriptor)
+
+    def sends(self, name):
+        """The end into which that file is written."""
+        read_end, write_end = os.pipe()
+        self.ask(name)
+        self.give(read_end)
+        return write_end
+
+    def wants(self, name):
+        """The end from which that file is read."""
+        self.ask(name)
+        assert self.exists() is True
+        read_end, write_end = os.pipe()
+        self.give(write_end)
+        return read_end
 
     def close(self):
         self.socket.close()
@@ -59,23 +71,52 @@ class Kept:
 
 
 @pytest.fixture
-def capture(tmp_path):
-    files = {}
-    server = CaptureServer(tmp_path, lambda name: Kept(files, name))
-    server.start()
-    client = Client(tmp_path / CAPTURE_SOCKET)
-    yield server, client, files
+def serve(tmp_path):
+    """Start a server, with its client."""
+
+    def start(kind, files):
+        server = kind(tmp_path, files)
+        server.start()
+        name = CAPTURE_SOCKET if kind is CaptureServer else RESTORE_SOCKET
+        return server, Client(tmp_path / name)
+
+    return start
+
+
+@pytest.fixture
+def capture(serve):
+    """A server whose sinks are of that class, its client, and the files it has got."""
+
+    def start(sink=None):
+        files = {}
+        return *serve(CaptureServer, lambda name: (sink or Kept)(files, name)), files
+
+    return start
+
+
+def finish(server, client):
     client.close()
     server.finish()
+    return server.failure
+
+
+def fail(server, client):
+    """It ends by itself; its error."""
+    assert client.socket.recv(1) == b""
+    server.finish()
+    client.close()
+    return server.failure
+
+
+def broken(end):
+    with pytest.raises(BrokenPipeError):
+        os.write(end, b"x")
+    os.close(end)
 
 
 def test_capture_files_arrive_whole_whatever_their_order(capture):
-    server, client, files = capture
-    ends = {}
-    for name in ("a.img", "b.img", "empty.img"):
-        read_end, ends[name] = os.pipe()
-        client.ask(name)
-        client.give(read_end)
+    server, client, files = capture()
+    ends = {name: client.sends(name) for name in ("a.img", "b.img", "empty.img")}
     os.close(ends["empty.img"])
     data = os.urandom(3 * BLOCK + 7)
     writer = threading.Thread(target=lambda: os.write(ends["b.img"], data))
@@ -85,9 +126,7 @@ def test_capture_files_arrive_whole_whatever_their_order(capture):
     os.close(ends["b.img"])
     os.write(ends["a.img"], b"second")
     os.close(ends["a.img"])
-    client.close()
-    server.finish()
-    assert server.failure is None
+    assert finish(server, client) is None
     assert files == {"a.img": b"first second", "b.img": data, "empty.img": b""}
     assert server.bytes == len(data) + 12
 
@@ -103,53 +142,31 @@ def test_capture_files_arrive_whole_whatever_their_order(capture):
         struct.pack("=I", 9) + b"\x0a",
     ],
 )
-def test_capture_garbage_is_an_error_and_no_traceback(tmp_path, garbage):
-    server = CaptureServer(tmp_path, lambda name: Kept({}, name))
-    server.start()
-    client = Client(tmp_path / CAPTURE_SOCKET)
+def test_capture_garbage_is_an_error_and_no_traceback(capture, garbage):
+    server, client, _ = capture()
     client.socket.sendall(garbage)
     client.socket.shutdown(socket.SHUT_WR)
-    assert client.socket.recv(1) == b""
-    server.finish()
-    client.close()
-    assert isinstance(server.failure, ReclaimError)
+    assert isinstance(fail(server, client), ReclaimError)
 
 
-def test_capture_request_without_pipe_is_an_error(tmp_path):
-    server = CaptureServer(tmp_path, lambda name: Kept({}, name))
-    server.start()
-    client = Client(tmp_path / CAPTURE_SOCKET)
+def test_capture_request_without_pipe_is_an_error(capture):
+    server, client, _ = capture()
     client.ask("a.img")
     client.socket.sendall(b"\0")
-    assert client.socket.recv(1) == b""
-    server.finish()
-    client.close()
-    assert isinstance(server.failure, ReclaimError)
+    assert isinstance(fail(server, client), ReclaimError)
 
 
-def test_capture_sink_error_is_kept_and_breaks_every_pipe(tmp_path):
+def test_capture_sink_error_is_kept_and_breaks_every_pipe(capture):
     class Broken(Kept):
         def write(self, data):
             raise ValueError("no room")
 
-    server = CaptureServer(tmp_path, lambda name: Broken({}, name))
-    server.start()
-    client = Client(tmp_path / CAPTURE_SOCKET)
-    ends = []
-    for name in ("a.img", "b.img"):
-        read_end, write_end = os.pipe()
-        ends.append(write_end)
-        client.ask(name)
-        client.give(read_end)
+    server, client, _ = capture(Broken)
+    ends = [client.sends(name) for name in ("a.img", "b.img")]
     os.write(ends[0], b"x" * BLOCK)
-    assert client.socket.recv(1) == b""
-    server.finish()
-    client.close()
-    assert str(server.failure) == "no room"
+    assert str(fail(server, client)) == "no room"
     for end in ends:
-        with pytest.raises(BrokenPipeError):
-            os.write(end, b"x")
-        os.close(end)
+        broken(end)
 
 
 class Hangs(Kept):
@@ -165,49 +182,42 @@ class Hangs(Kept):
         super().write(data)
 
 
-def served(folder, sink, data):
-    """A server, its client, and the end of a pipe out of which that has come."""
-    server = CaptureServer(folder, lambda name: sink)
-    server.start()
-    client = Client(folder / CAPTURE_SOCKET)
-    read_end, write_end = os.pipe()
-    client.ask("a.img")
-    client.give(read_end)
-    with os.fdopen(os.dup(write_end), "wb") as pipe:
-        pipe.write(data)
-    return server, client, write_end
+@pytest.fixture
+def hangs(serve):
+    """A server whose sink has that and does not answer; its client; and the pipe."""
+    answers = threading.Event()
+    wakes = []
+
+    def start(data):
+        sink = Hangs(answers)
+        server, client = serve(CaptureServer, lambda name: sink)
+        wakes.append(server.fileno())
+        write_end = client.sends("a.img")
+        with os.fdopen(os.dup(write_end), "wb") as pipe:
+            pipe.write(data)
+        if len(data) < BLOCK:
+            os.close(write_end)
+        assert sink.asked.wait(60)
+        return server, client, write_end
+
+    yield start
+    os.fstat(*wakes)  # it is theirs until they have ended
+    answers.set()
+    _until_closed(*wakes)
 
 
 @pytest.fixture
-def hanging(tmp_path):
-    """A server whose sink has something, and does not come to its end before it may."""
-    answers = threading.Event()
-    sink = Hangs(answers)
-    server, client, write_end = served(tmp_path, sink, b"x")
-    os.close(write_end)
-    assert sink.asked.wait(60)
-    yield server, client
-    wake = server.fileno()
-    os.fstat(wake)  # it is theirs until they have ended
-    answers.set()
-    _until_closed(wake)
+def hanging(hangs):
+    """All of the file has come."""
+    return hangs(b"x")[:2]
 
 
-def test_capture_that_is_called_off_breaks_the_pipe_of_a_sink_that_hangs(tmp_path):
+def test_capture_that_is_called_off_breaks_the_pipe_of_a_sink_that_hangs(hangs):
     """Else CRIU waits at it, and the tree stands still as long as the store hangs."""
-    answers = threading.Event()
-    sink = Hangs(answers)
-    server, client, write_end = served(tmp_path, sink, bytes(BLOCK))
-    assert sink.asked.wait(60)
+    server, client, write_end = hangs(bytes(BLOCK))
     server.fail(ReclaimError(Reason.CANCELLED))
-    with pytest.raises(BrokenPipeError):
-        os.write(write_end, b"y")
-    os.close(write_end)
-    client.close()
-    wake = server.fileno()
-    server.finish()
-    answers.set()
-    _until_closed(wake)
+    broken(write_end)
+    finish(server, client)
 
 
 def test_capture_that_is_called_off_does_not_wait_for_a_sink_that_hangs(hanging):
@@ -271,39 +281,26 @@ class Taken(Kept):
         self.told.set()
 
 
-def test_capture_pages_are_handed_over_and_nothing_else(tmp_path):
+def test_capture_pages_are_handed_over_and_nothing_else(serve):
     files, sinks = {}, {}
-
-    def open_sink(name):
-        return sinks.setdefault(name, Taken(files, name))
-
-    server = CaptureServer(tmp_path, open_sink)
-    server.start()
-    client = Client(tmp_path / CAPTURE_SOCKET)
+    server, client = serve(
+        CaptureServer, lambda name: sinks.setdefault(name, Taken(files, name))
+    )
     data = os.urandom(2 * BLOCK + 4096)
     for name in ("pages-1.img", "mm-1.img"):
-        read_end, write_end = os.pipe()
-        client.ask(name)
-        client.give(read_end)
-        with os.fdopen(write_end, "wb") as pipe:
+        with os.fdopen(client.sends(name), "wb") as pipe:
             pipe.write(data)
-    client.close()
-    server.finish()
-    assert server.failure is None
+    assert finish(server, client) is None
     assert files == {"pages-1.img": data, "mm-1.img": data}
     assert server.bytes == 2 * len(data)
     assert sinks["pages-1.img"].begun.is_set()
     assert not sinks["mm-1.img"].begun.is_set()
 
 
-def test_capture_that_fails_ends_who_empties_a_pipe(tmp_path):
+def test_capture_that_fails_ends_who_empties_a_pipe(serve):
     sink = Taken({}, "pages-1.img")
-    server = CaptureServer(tmp_path, lambda name: sink)
-    server.start()
-    client = Client(tmp_path / CAPTURE_SOCKET)
-    read_end, write_end = os.pipe()
-    client.ask("pages-1.img")
-    client.give(read_end)
+    server, client = serve(CaptureServer, lambda name: sink)
+    write_end = client.sends("pages-1.img")
     os.write(write_end, b"x")
     assert sink.begun.wait(60)
     server.fail(ValueError("called off"))
@@ -311,29 +308,18 @@ def test_capture_that_fails_ends_who_empties_a_pipe(tmp_path):
     client.close()
     assert str(server.failure) == "called off"
     assert sink.files == {}
-    with pytest.raises(BrokenPipeError):
-        os.write(write_end, b"x")
-    os.close(write_end)
+    broken(write_end)
 
 
-def test_capture_who_cannot_take_a_pipe_breaks_it(tmp_path):
+def test_capture_who_cannot_take_a_pipe_breaks_it(capture):
     class Broken(Taken):
         def take_pipe(self, pipe):
             raise ValueError("no room")
 
-    server = CaptureServer(tmp_path, lambda name: Broken({}, name))
-    server.start()
-    client = Client(tmp_path / CAPTURE_SOCKET)
-    read_end, write_end = os.pipe()
-    client.ask("pages-1.img")
-    client.give(read_end)
-    assert client.socket.recv(1) == b""
-    server.finish()
-    client.close()
-    assert str(server.failure) == "no room"
-    with pytest.raises(BrokenPipeError):
-        os.write(write_end, b"x")
-    os.close(write_end)
+    server, client, _ = capture(Broken)
+    write_end = client.sends("pages-1.img")
+    assert str(fail(server, client)) == "no room"
+    broken(write_end)
 
 
 def test_nobody_comes_finish_returns(tmp_path):
@@ -353,33 +339,23 @@ def test_fail_before_anybody_comes_closes_the_door(tmp_path):
 
 
 def read_from(client, name):
-    client.ask(name)
-    assert client.exists() is True
-    read_end, write_end = os.pipe()
-    client.give(write_end)
-    with os.fdopen(read_end, "rb") as pipe:
+    with os.fdopen(client.wants(name), "rb") as pipe:
         return pipe.read()
 
 
-def test_restore_gives_files_and_says_what_is_missing(tmp_path):
+def test_restore_gives_files_and_says_what_is_missing(serve):
     data = os.urandom(2 * BLOCK + 5)
     files = {"a.img": [b"one ", memoryview(b"two")], "b.img": [data], "c.img": []}
-    server = RestoreServer(tmp_path, files.get)
-    server.start()
-    client = Client(tmp_path / RESTORE_SOCKET)
+    server, client = serve(RestoreServer, files.get)
     client.ask("missing.img")
     assert client.exists() is False
     received = {name: read_from(client, name) for name in files}
-    client.close()
-    server.finish()
-    assert server.failure is None
+    assert finish(server, client) is None
     assert received == {"a.img": b"one two", "b.img": data, "c.img": b""}
     assert server.bytes == len(data) + 7
 
 
-def test_restore_gives_what_is_small_and_in_memory_without_a_thread(
-    tmp_path, monkeypatch
-):
+def test_restore_gives_what_is_small_and_in_memory_without_a_thread(serve, monkeypatch):
     """On a busy machine every wait for a processor is long, and images are many."""
     begun = []
     start = threading.Thread.start
@@ -387,47 +363,27 @@ def test_restore_gives_what_is_small_and_in_memory_without_a_thread(
     monkeypatch.setattr(threading.Thread, "start", record)
     files = {"small.img": [b"a" * 5000], "large.img": [b"b" * (3 * BLOCK)]}
     files["stored.img"] = iter([b"c"])
-    server = RestoreServer(tmp_path, files.get)
-    server.start()
-    client = Client(tmp_path / RESTORE_SOCKET)
+    server, client = serve(RestoreServer, files.get)
     lengths = [len(read_from(client, name)) for name in files]
-    client.close()
-    server.finish()
+    finish(server, client)
     assert lengths == [5000, 3 * BLOCK, 1]
     assert server.bytes == sum(lengths)
     assert begun == ["criu-stream", "criu-large.img", "criu-stored.img"]
 
 
-def test_restore_reader_that_stops_early_is_no_error(tmp_path):
-    server = RestoreServer(tmp_path, lambda name: [b"x" * BLOCK] * 4)
-    server.start()
-    client = Client(tmp_path / RESTORE_SOCKET)
-    client.ask("a.img")
-    assert client.exists()
-    read_end, write_end = os.pipe()
-    client.give(write_end)
+def test_restore_reader_that_stops_early_is_no_error(serve):
+    server, client = serve(RestoreServer, lambda name: [b"x" * BLOCK] * 4)
+    read_end = client.wants("a.img")
     os.read(read_end, 10)
     os.close(read_end)
-    client.close()
-    server.finish()
-    assert server.failure is None
+    assert finish(server, client) is None
 
 
-def test_restore_source_error_cuts_off(tmp_path):
+def test_restore_source_error_cuts_off(serve):
     def source(name):
         yield b"half"
         raise ValueError("damaged")
 
-    server = RestoreServer(tmp_path, source)
-    server.start()
-    client = Client(tmp_path / RESTORE_SOCKET)
-    client.ask("a.img")
-    assert client.exists()
-    read_end, write_end = os.pipe()
-    client.give(write_end)
-    with os.fdopen(read_end, "rb") as pipe:
-        assert pipe.read() == b"half"
-    assert client.socket.recv(1) == b""
-    server.finish()
-    client.close()
-    assert str(server.failure) == "damaged"
+    server, client = serve(RestoreServer, source)
+    assert read_from(client, "a.img") == b"half"
+    assert str(fail(server, client)) == "damaged"

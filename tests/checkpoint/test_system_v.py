@@ -13,7 +13,6 @@ from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
-from tests.checkpoint.conftest import save
 
 OBJECTS = """
 import ctypes
@@ -43,8 +42,7 @@ def saved(shared_places, shared_engine):
     """An image of a session with some objects; the session has ended."""
     world = shared_places.world()
     world(OBJECTS)
-    made = save(world, shared_engine)
-    return world, made.image, made.result
+    return world, shared_engine.save(world.place)
 
 
 def there(place) -> dict[str, list[int]]:
@@ -55,10 +53,8 @@ def there(place) -> dict[str, list[int]]:
     }
 
 
-def test_return_that_fails_leaves_no_object_and_the_next_one_works(
-    saved, places, engine
-):
-    world, image, result = saved
+def test_return_that_fails_leaves_no_object_and_the_next_one_works(saved, places):
+    world, made = saved
     place = places.hold()
     prepared = []
 
@@ -68,23 +64,21 @@ def test_return_that_fails_leaves_no_object_and_the_next_one_works(
             raise OSError("in the way")
 
     with pytest.raises(ReclaimError):
-        engine.restore(place, image, result, prepare=refuse_the_second)
+        made.restore(place, prepare=refuse_the_second)
     # The objects were there, made in the control groups of the session, and went.
     assert len(prepared) == 2
     assert there(place) == {"sem": [], "msg": [], "shm": []}
-    engine.await_free(place, image)
-    restored = engine.restore(place, image, result)
+    made.engine.await_free(place, made.image)
+    restored = made.restore(place)
     assert [len(numbers) for numbers in there(place).values()] == [1, 1, 1]
-    proceed(restored, result.stopped)
+    proceed(restored, made.result.stopped)
     world = world.at(place)
     assert world("ctypes.string_at(address, 4)") == b"here"
     assert world("libc.semget(2, 2, 0) == sets[1]")
 
 
-def test_number_that_is_taken_there_is_a_failure_and_is_left_alone(
-    saved, places, engine
-):
-    _, image, result = saved
+def test_number_that_is_taken_there_is_a_failure_and_is_left_alone(saved, places):
+    _, made = saved
     place = places.hold()
     space = f"/proc/{place.init_pid}/ns/ipc"
     subprocess.run([sys.executable, "-c", BLOCKER, space], check=True)
@@ -92,20 +86,18 @@ def test_number_that_is_taken_there_is_a_failure_and_is_left_alone(
     with pytest.raises(
         RestoreFailed, match="System V objects could not be made"
     ) as error:
-        engine.restore(place, image, result)
+        made.restore(place)
     assert "is taken" in error.value.detail
     assert there(place) == before
 
 
-def test_what_an_attempt_has_left_is_made_anew(saved, places, engine):
-    world, image, result = saved
+def test_what_an_attempt_has_left_is_made_anew(saved, places):
+    world, made = saved
     place = places.hold()
-    engine.restore(place, image, result)
+    made.restore(place)
     processes.kill_tree(place.init_pid, place.init_start, timeout=20)
     assert there(place)["msg"]
-    engine.await_free(place, image)
-    proceed(engine.restore(place, image, result), result.stopped)
-    assert world.at(place)("ctypes.string_at(address, 4)") == b"here"
+    assert world.at(made.back(place))("ctypes.string_at(address, 4)") == b"here"
 
 
 def test_posix_queue_that_came_at_the_last_moment_is_refused_and_all_goes_on(
@@ -127,20 +119,21 @@ os.close(librt.mq_open(b"/late", os.O_RDWR | os.O_CREAT, 0o600, None))
     "name", ["ipcns-sem", "ipcns-msg", "ipcns-shm", "pagemap-shmem"]
 )
 def test_image_that_is_cut_off_makes_nothing(saved, places, engine, name):
-    _, whole, result = saved
-    image = copy_of(whole)
+    _, made = saved
+    image = copy_of(made.image)
     (found,) = [one for one in image if one.startswith(name)]
     image[found] = image[found][:-3]
     place = places.hold()
     with pytest.raises(RestoreFailed) as error:
-        engine.restore(place, image, result)
+        engine.restore(place, image, made.result)
     assert error.value.reason is Reason.CHECKPOINT_DAMAGED
     assert there(place) == {"sem": [], "msg": [], "shm": []}
 
 
 def test_images_that_are_off_are_told_and_never_believed(saved):
     """Nothing else is raised, and what is made stays within its limits."""
-    _, image, _ = saved
+    _, made = saved
+    image = made.image
     chance, reasons = random.Random(1), set()
     parts = ("ipcns-", "ids-", "mm-", "inventory", "pagemap-shmem", "pstree", "core-")
     names = [name for name in image if name.startswith(parts)]

@@ -65,15 +65,12 @@ def test_return_to_a_name_that_another_file_has_says_so(places, engine, tmp_path
     name = tmp_path / "server"
     world = places.world()
     world(f"one = socket.socket(socket.AF_UNIX); one.bind({str(name)!r}); one.listen()")
-    image = engine.image()
-    result = engine.dump(world.place, image.sink, stopped=())
-    opened = fingerprints(world.place)
-    world.place.kill()
+    saved = engine.save(world.place, stopped=())
     name.unlink()
     name.write_text("of somebody else")
 
     with pytest.raises(RestoreFailed, match="another file has its name") as failed:
-        engine.restore(places.hold(), image, result, opened=opened)
+        saved.restore(places.hold())
 
     assert failed.value.reason is Reason.FILE_DENIED
     assert name.read_text() == "of somebody else"

@@ -5,8 +5,6 @@ import sys
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
-
 PAIR = """
 import array, hashlib
 def made(size):
@@ -154,11 +152,8 @@ def test_unsent_data_comes_back_in_a_network_of_its_own(
     place = places.start(sys.executable, "-c", code, network=networks[0])
     place.read_until("sent ")
     sent = place.read_until("\n")
-    image = engine.image()
-    result = engine.dump(place, image.sink)
-    place.kill()
-    place = places.hold(network=networks[1])
-    proceed(engine.restore(place, image, result), result.stopped)
+    saved = engine.save(place)
+    place = saved.back(places.hold(network=networks[1]))
     flag.touch()
     place.read_until("got ")
     assert place.read_until("\n") == sent

@@ -10,7 +10,6 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.kinds import watches
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Session
 from jupyterhub_gpu_reclaim.checkpoint.kinds.watches import Watch
-from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.linux.file_handles import FileHandle
 
 #: Watches a folder and one in it, and says what happens there.
@@ -65,11 +64,8 @@ def test_session_that_watches_folders_anywhere_comes_back_watching(
 ):
     place = places.start(sys.executable, "-c", PROGRAM, str(folder), str(deep))
     place.read_until("up\n")
-    image = engine.image()
-    result = engine.dump(place, image.sink)
-    place.kill()
-    place = places.hold()
-    proceed(engine.restore(place, image, result), result.stopped)
+    saved = engine.save(place)
+    place = saved.back(places.hold())
     (deep / "here").touch()
     place.read_until("made 2 here\n")
     (folder / "there").touch()
