@@ -104,7 +104,7 @@ MUTANTS = (
     ),
     Mutant(
         "kubernetes_manifests",
-        "test_manifests test_network_policies test_chart",
+        "test_manifests test_chart",
         "charts/jupyterhub-gpu-reclaim/templates/network-policy.yaml",
         "app.kubernetes.io/component: hub",
         "app.kubernetes.io/component: singleuser-server",

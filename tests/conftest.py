@@ -29,7 +29,6 @@ gc.disable()  # until all tests are known: nothing that is imported goes away
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What may be asked of the tests on a cluster and of those with a browser."""
     options.pytest_addoption(parser)
     screenshots.add_option(parser)
     parser.addoption("--long", action="store_true", help="the long stories as well")

@@ -25,7 +25,6 @@ def tool(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def run(*command: object) -> str:
-    """Its standard output; one that fails is shown with all it said."""
     done = tool([str(part) for part in command])
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

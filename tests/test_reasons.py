@@ -25,13 +25,11 @@ ADDED = {
 
 
 def fields(reason: Reason) -> dict[str, str]:
-    """The facts of its sentence, each with its format specification."""
     parts = string.Formatter().parse(reason.template)
     return {name: spec or "" for _, name, spec, _ in parts if name}
 
 
 def reason_of(node: ast.AST) -> Reason | None:
-    """``Reason.NAME``, as it stands in the source."""
     match node:
         case ast.Attribute(value=ast.Name(id="Reason")):
             return Reason.__members__.get(node.attr)
@@ -40,7 +38,6 @@ def reason_of(node: ast.AST) -> Reason | None:
 
 @cache
 def sources() -> dict[Path, ast.Module]:
-    """Every file of the package, as it is written."""
     return {file: ast.parse(file.read_text()) for file in PACKAGE.rglob("*.py")}
 
 

@@ -39,7 +39,6 @@ def floor(package: str) -> str:
 
 
 def tried() -> dict[str, dict[tuple[str, ...], list[str]]]:
-    """The page's rows, by table and versions."""
     return {table: tool.rows(PAGE, table) for table in tool.TRIED}
 
 

@@ -37,7 +37,6 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def wanted(pytestconfig):
-    """The options; skips where no cluster is meant."""
     if "cluster" not in pytestconfig.option.markexpr:
         pytest.skip("needs a cluster: KUBECONFIG=FILE pytest -m cluster")
     assert os.environ.get("KUBECONFIG"), "KUBECONFIG must say which cluster is meant"
@@ -89,7 +88,6 @@ class ClusterHub:
             line.close()
 
     def log(self):
-        """What an administrator would look at first."""
         hub, agents = self.wanted.hub, self.wanted.agents
         tried = self.kubectl.tried
         return "\n".join(
@@ -124,11 +122,9 @@ class ClusterHub:
         return user
 
     def api(self, method, path):
-        """The Hub's API as an administrator's program."""
         return self._asked(method, f"hub/api/{path}")
 
     def reclaim(self, method, path, **more):
-        """The service's API, likewise."""
         return self._asked(method, f"services/gpu-reclaim/api/{path}", **more)
 
     def _asked(self, method, path, **more):
@@ -137,12 +133,10 @@ class ClusterHub:
         return self._http.request(method, url, headers=token, timeout=60, **more)
 
     def phase(self, user):
-        """Of the user's session; the status where there is no answer."""
         answer = self.reclaim("GET", f"sessions/{quote(user)}/-")
         return answer.json().get("phase") if answer.ok else answer.status_code
 
     def suspend(self, user):
-        """Order it, and wait until it is suspended and its pod gone."""
         self.wait(lambda: self.phase(user) == "running")
         answer = self.reclaim("POST", f"sessions/{quote(user)}/-/suspend")
         assert answer.ok, answer.text
@@ -271,7 +265,6 @@ class ClusterHub:
         self.wait(lambda: "The store" in tried("-n", self.wanted.agents, *words), START)
 
     def rolled_out(self, namespace, *kinds):
-        """Wait until they run as they are wanted."""
         for kind in kinds:
             words = ("-n", namespace, "rollout", "status", kind, f"--timeout={START}s")
             self.kubectl.run(*words, seconds=START + 10)
@@ -310,7 +303,6 @@ def hub(wanted, nodes, pytestconfig):
 
 
 def _remove(wanted, kubectl):
-    """Everything, also what a half-made deployment has left."""
     agents = ("-n", wanted.agents)
     for pod in kubectl.tried(*agents, "get", "pods", "-o", "name").split():
         if pod.startswith("pod/gpu-reclaim-agent"):

@@ -139,7 +139,6 @@ def everything(wanted: Wanted) -> list[dict[str, Any]]:
 
 
 def cluster_wide(wanted: Wanted) -> Iterator[str]:
-    """What goes with no namespace, as ``kind/name``."""
     for one in everything(wanted):
         if one["kind"].startswith("Cluster"):
             yield f"{one['kind'].lower()}/{one['metadata']['name']}"
@@ -210,7 +209,6 @@ def _hub_config(wanted: Wanted) -> dict[str, Any]:
 
 
 def _hub(wanted: Wanted) -> list[dict[str, Any]]:
-    """The objects of hub.yaml in this run's namespace."""
     objects = helm.documents(HERE / "hub.yaml")
     for one in objects:
         for place in [one["metadata"], *one.get("subjects", ())]:

@@ -12,10 +12,7 @@ from typing import Any
 
 
 class Kubectl:
-    """A cluster's client; KUBECONFIG in the environment says which."""
-
     def run(self, *words: str, give: str = "", seconds: float = 60) -> str:
-        """Its output."""
         command = ["kubectl", f"--request-timeout={seconds:.0f}s", *words]
         try:
             done = subprocess.run(
@@ -39,12 +36,10 @@ class Kubectl:
             return str(error)
 
     def json(self, *words: str) -> Any:
-        """An object, or a list's items."""
         found = json.loads(self.run(*words, "-o", "json"))
         return found.get("items", found)
 
     def apply(self, objects: list[dict[str, Any]]) -> None:
-        """Make them, or change them into that."""
         self.run("apply", "-f", "-", give=json.dumps(_list(objects)))
 
     def nodes(self) -> list[dict[str, Any]]:

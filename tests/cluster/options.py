@@ -11,7 +11,6 @@ ROLES = ("agent", "hub", "proxy", "session", "store")
 
 
 def pytest_addoption(parser):
-    """Images, and what is different from cluster to cluster."""
     group = parser.getgroup("cluster", "tests on a real Kubernetes cluster")
     add = group.addoption
     add(

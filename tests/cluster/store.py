@@ -62,7 +62,6 @@ def _signed(name: str, key: Any, signer: Any, host: str, issuer: Any = None) -> 
 
 
 def objects(namespace: str, image: str) -> list[dict[str, Any]]:
-    """The server and its name; the Secret ``store`` is made beside it."""
     labels = {"app": "store"}
     where = {"name": "store", "namespace": namespace}
     command = ["moto_server", "--host=0.0.0.0", f"--port={PORT}"]

@@ -73,13 +73,11 @@ class Work:
         self.visits = 0
 
     def close(self):
-        """Stop the server, which discards what is saved."""
         self.kernel.close()
         self.hub.api("DELETE", f"users/{self.user.name}/server")
         self.hub.wait(lambda: not self.hub.pods(self.user.name), 300)
 
     def come_back(self):
-        """Open the page that was open; no login, no new kernel."""
         self.user.visit(f"/user/{self.user.name}/lab", seconds=600)
         self.hub.wait(lambda: self.hub.phase(self.user.name) == "running", 300)
 
@@ -329,7 +327,6 @@ def drained(hub, node):
 
 
 def saved_as(hub, user):
-    """The session, once it has a save point."""
     view = hub.reclaim("GET", f"sessions/{user}/-").json()
     return view if view.get("checkpoint") else None
 

@@ -1,17 +1,12 @@
 """A real Hub, service, agent and dockerd: a session moves between containers."""
 
 import contextlib
-import os
-import signal
-from pathlib import Path
 
 import pytest
 
 from demo.user import UserError
 from jupyterhub_gpu_reclaim.controlplane.settings import Settings
-from tests.support.agent import wait_for
 from tests.support.docker import (
-    IMAGE,
     ROOT,
     agent_beside,
     daemon,
@@ -22,7 +17,6 @@ from tests.support.docker import (
     suspend,
 )
 from tests.support.elsewhere import phase, reclaim, suspended, wait
-from tests.support.relaunching_service import children
 
 CONFIG = """
 c.DockerSpawner.network_name = "host"
@@ -46,7 +40,6 @@ def hub(folder, agent):
 
 @pytest.fixture(scope="module")
 def ann(hub, docker):
-    """A person whose server runs, with a value in a kernel's memory."""
     ann = hub.user("ann")
     ann.start_server()
     ann.kernel = ann.server().start_kernel()
@@ -94,33 +87,7 @@ def test_files_in_a_volume_that_ends_with_the_container_keep_it_awake(hub, docke
 
 
 def said(hub, user):
-    """Why the last order was not carried out."""
     return str(reclaim(hub, "GET", f"sessions/{user}/-").json())
-
-
-def test_container_that_claims_to_be_anns_is_not_believed(docker, agent, ann):
-    anns = docker.of("ann")
-    made = docker.ask(
-        "POST",
-        "/containers/create",
-        json={
-            "Image": IMAGE,
-            "Entrypoint": anns["Config"]["Entrypoint"],  # her init's own words
-            "Env": anns["Config"]["Env"],
-            "HostConfig": {"Binds": anns["HostConfig"]["Binds"], "NetworkMode": "host"},
-        },
-    ).json()
-    docker.ask("POST", f"/containers/{made['Id']}/start")
-    claim = docker.ask("GET", f"/containers/{made['Id']}/json").json()
-    assert claim["State"]["Running"]
-    wait_for(lambda: comm(claim["State"]["Pid"]) == "session-init")
-    seen = agent.get("/v1/sessions").json()
-    assert [tree["container"] for tree in seen] == [anns["Id"]]
-    docker.ask("DELETE", f"/containers/{made['Id']}?force=1")
-
-
-def comm(pid):
-    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def test_killed_hub_finds_the_session_again(hub, docker, ann):
@@ -157,69 +124,6 @@ def test_agent_and_docker_that_are_started_anew_know_the_session(
     assert is_whole(ann)
 
 
-def test_docker_that_is_away_in_a_stop_and_in_a_start_loses_nothing(hub, docker, ann):
-    wait(lambda: phase(hub, "ann") == "running", hub)
-    docker.stop()
-    hub.api("DELETE", "users/ann/server")
-    wait(lambda: hub.server("ann")["stopped"], hub)
-    docker.start()
-    ann.start_server()
-    assert is_whole(ann)
-    wait(lambda: phase(hub, "ann") == "running", hub)
-    suspend(hub, docker)
-    docker.stop()
-    refused = hub.api("POST", "users/ann/server")
-    assert refused.status_code == 409
-    assert "Docker does not answer" in refused.json()["message"]
-    docker.start()
-    ann.start_server()
-    assert is_whole(ann)
-
-
-def test_container_of_another_hub_that_has_the_name_goes_on(hub, docker, ann):
-    anns = docker.of("ann")
-    body = {
-        "Image": IMAGE,
-        "Cmd": ["/bin/sleep", "1000"],
-        "Labels": {**anns["Config"]["Labels"], "gpu-reclaim.realm": "another"},
-        "HostConfig": {"Binds": anns["HostConfig"]["Binds"], "NetworkMode": "host"},
-    }
-    path = "/containers/create?name=jupyter-bob"
-    made = docker.ask("POST", path, json=body).json()["Id"]
-    docker.ask("POST", f"/containers/{made}/start")
-    hub.user("bob")
-    refused = hub.api("POST", "users/bob/server")
-    assert refused.status_code == 409
-    assert "jupyter-bob" in refused.json()["message"]
-    assert docker.ask("GET", f"/containers/{made}/json").json()["State"]["Running"]
-    docker.ask("DELETE", f"/containers/{made}?force=1")
-
-
-def test_stop_removes_the_container_and_the_next_start_is_a_new_session(
-    hub, docker, ann
-):
-    wait(lambda: phase(hub, "ann") == "running", hub)
-    hub.stop_server("ann")
-    assert docker.containers() == []
-    ann.start_server()
-    assert ann.server().json("GET", "kernels") == []
-
-
-def test_session_that_crashed_says_how_and_the_next_start_is_a_new_one(
-    hub, docker, ann
-):
-    wait(lambda: phase(hub, "ann") == "running", hub)
-    first = docker.of("ann")
-    [root] = children(first["State"]["Pid"])
-    [server] = children(root)
-    os.kill(server, signal.SIGKILL)
-    wait(lambda: "ann server stopped, with exit code: ExitCode=137" in hub.log(), hub)
-    wait(lambda: not hub.server("ann")["ready"], hub)
-    ann.start_server()
-    assert docker.of("ann")["Id"] != first["Id"]
-    assert len(docker.containers()) == 1
-
-
 def start_at_last(hub, user):
     """Where the Hub has seen the end, its container has the name for a while yet."""
 
@@ -230,25 +134,6 @@ def start_at_last(hub, user):
         return False
 
     wait(is_started, hub, ORPHAN_GRACE + 60)
-
-
-@pytest.mark.long
-def test_container_that_is_started_again_when_the_hub_has_seen_its_end_goes_away(
-    hub, docker, ann
-):
-    """As by ``docker restart`` on a machine that is busy, or stop and start by hand."""
-    wait(lambda: phase(hub, "ann") == "running", hub)
-    suspend(hub, docker)
-    ann.start_server()
-    wait(lambda: phase(hub, "ann") == "running", hub)
-    container = docker.of("ann")["Id"]
-    docker.ask("POST", f"/containers/{container}/stop?t=1")
-    wait(lambda: phase(hub, "ann") == "suspended", hub)
-    docker.ask("POST", f"/containers/{container}/start")
-    start_at_last(hub, ann)
-    assert docker.of("ann")["Id"] != container
-    assert len(docker.containers()) == 1
-    assert is_whole(ann)
 
 
 def test_container_that_is_started_again_has_ended_and_what_is_kept_is_offered(

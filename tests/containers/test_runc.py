@@ -14,7 +14,6 @@ OTHER = "registry.example/notebook@sha256:" + "cd" * 32
 
 
 def type_in(jupyter, terminal: str, line: str, until: str) -> str:
-    """Type a line into a terminal; what it shows up to a word."""
     url = jupyter.url.replace("http", "ws") + f"terminals/websocket/{terminal}"
     headers = {"Authorization": f"token {jupyter.TOKEN}"}
     with connect(url, additional_headers=headers, open_timeout=PATIENCE) as socket:

@@ -51,8 +51,6 @@ class AgentUnderContract(Protocol):
 
 
 class RealAgent:
-    """The agent's program, and counters in namespaces, which CRIU captures."""
-
     def __init__(self, program: support.Agent, device: Path) -> None:
         self.agent = AgentClient(program.listen, program.token)
         self._folder = program.folder
@@ -101,7 +99,6 @@ class RealAgent:
         return place.alive and goes_on(place)
 
     async def close(self) -> None:
-        """End its sessions and delete their checkpoints."""
         for place in self._places.values():
             place.kill()
         for info in await self.agent.checkpoints():
@@ -123,7 +120,7 @@ class AgentOnDoubles:
         self.agent = AgentClient(address, TOKEN, quick=2, slow=5, silence=5)
 
     def slow_down(self) -> None:
-        self._nodes.seconds = 1.0
+        self._nodes.seconds = 0.5
 
     def run(self, key: SessionKey) -> str:
         return self._node.run(key).incarnation

@@ -53,7 +53,6 @@ class LetsEverythingHappen:
 
 @pytest.fixture
 async def real_hub(mock_hub) -> AsyncIterator[Hub]:
-    """JupyterHub itself, and the service's client."""
     for key in (ANN, BOB):
         add_user(mock_hub, key.user)
     client = HubClient(api_url(mock_hub), TOKEN)

@@ -37,14 +37,12 @@ async def last(events) -> Event:
 
 
 async def refusal(work) -> Reason:
-    """Why an order, or a stream, is refused."""
     with pytest.raises(ReclaimError) as caught:
         await (last(work) if hasattr(work, "__aiter__") else work)
     return caught.value.reason
 
 
 async def captured(node, key=ANN, checkpoint="c1") -> str:
-    """A session that is captured; its incarnation."""
     name = node.run(key)
     ended = await last(node.agent.follow(name, orders.Capture(checkpoint, 1)))
     assert ended.checkpoint is not None, ended

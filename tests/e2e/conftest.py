@@ -50,8 +50,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory, card: str) -> Stack:
 
 
 def shared_stack(tmp_path_factory: pytest.TempPathFactory, **settings: Any) -> Stack:
-    """The stack that the files of a group have with these settings."""
-
     def begin(**settings: Any) -> Stack:
         folder = tmp_path_factory.mktemp("s")  # short: sockets stand in it
         return Stack(folder, server=light_server.COMMAND, **settings)
@@ -74,7 +72,6 @@ def shaken(tmp_path_factory: pytest.TempPathFactory) -> Stack:
 
 @pytest.fixture(scope="module")
 def admin(stack: Stack) -> Admin:
-    """Somebody who may suspend everybody's sessions."""
     return Admin(stack)
 
 
@@ -101,7 +98,6 @@ def new_user(stack: Stack) -> Iterator[Callable[[], User]]:
 
 @pytest.fixture
 def user(new_user: Callable[[], User]) -> User:
-    """A user whose default server runs."""
     user = new_user()
     user.start_server()
     return user

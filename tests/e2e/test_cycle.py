@@ -79,7 +79,6 @@ def stop_is_a_real_stop(admin: Admin, user: User, init_pid: int) -> None:
 
 
 def by_command(stack: Stack, admin: Admin, *line: str) -> list[dict[str, Any]]:
-    """What an administrator types, through the Hub's proxy; its JSON."""
     done = subprocess.run(
         [BIN / "jupyterhub-gpu-reclaim", *line, "--json", f"--url={stack.url}"],
         env={**os.environ, "JUPYTERHUB_API_TOKEN": admin.headers["Authorization"][6:]},

@@ -26,7 +26,6 @@ def slowly() -> Iterator[bytes]:
 
 
 def arrived(stack: Stack, name: str) -> User:
-    """A user whose server runs."""
     user = User(stack.url, name, stack.password)
     user.login()
     user.start_server()

@@ -53,7 +53,6 @@ class Somebody:
         return self.user.name
 
     def work(self) -> None:
-        """Put something into the kernel that only this session knows."""
         self.value, self.well = secrets.token_hex(8), False
         with self.kernel:
             self.kernel.run(f"x = {self.value!r}")
@@ -84,7 +83,6 @@ class Somebody:
         return [state for state in mine if state != "gone"]
 
     def reaches(self, *states: list[str]) -> None:
-        """Wait until the processes are so, looking as often as can be."""
         end = time.monotonic() + SECONDS
         while (seen := self.states()) not in states:
             assert time.monotonic() < end, f"never {states}, now {seen}"
@@ -138,7 +136,6 @@ def reach(moment: str, admin: Admin, somebody: Somebody) -> None:
 
 
 def restart(stack: Stack, parts: tuple[str, ...]) -> None:
-    """Kill them, then start what nobody else starts again."""
     for part in parts:
         stack.kill(part)
     if "agent" in parts:

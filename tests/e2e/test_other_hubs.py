@@ -1,8 +1,8 @@
-"""Hubs that are set up in another way: subdomains, PostgreSQL, an OAuth login, traefik.
+"""Hubs that are set up in another way: subdomains, PostgreSQL, traefik.
 
 A path before everything (``base_url``) is in ``conftest.py``'s stack. These need
-``--long``, and most of them ``pip install "psycopg[binary]" oauthenticator
-jupyterhub-traefik-proxy``, Debian's ``postgresql`` and the program ``traefik``.
+``--long``, and two of them ``pip install "psycopg[binary]" jupyterhub-traefik-proxy``,
+Debian's ``postgresql`` and the program ``traefik``.
 """
 
 import importlib.util
@@ -16,7 +16,6 @@ from demo.admin import Admin
 from demo.stack import BIN
 from demo.user import User
 from tests.support import light_server
-from tests.support.oauth_provider import PERSON, OAuthProvider
 from tests.support.other_hub import OtherHub, WithSubdomains, resolve_localhost
 from tests.support.postgres import Postgres, running_postgres
 from tests.support.stack import Stack
@@ -102,87 +101,6 @@ def test_with_hub_and_journal_in_postgresql_a_session_comes_back_after_a_restart
         cycle(admin, ada)
         assert not list((stack.folder / "service").glob("*.sqlite*"))
         assert not list(stack.folder.glob("jupyterhub.sqlite*"))
-
-
-# --- logins ------------------------------------------------------------------------
-
-OAUTH = """
-import os
-os.environ["JUPYTERHUB_CRYPT_KEY"] = "ab" * 32
-from oauthenticator.generic import GenericOAuthenticator
-
-class TokenForServers(GenericOAuthenticator):
-    async def pre_spawn_start(self, user, spawner):
-        state = await user.get_auth_state()
-        spawner.environment["UPSTREAM_TOKEN"] = state["access_token"]
-
-provider = {provider!r}
-c.JupyterHub.authenticator_class = TokenForServers
-c.OAuthenticator.client_id = c.OAuthenticator.client_secret = "hub"
-c.OAuthenticator.oauth_callback_url = (
-    f"http://127.0.0.1:{{settings['port']}}/hub/oauth_callback"
-)
-c.OAuthenticator.authorize_url = provider + "/authorize"
-c.OAuthenticator.token_url = provider + "/token"
-c.OAuthenticator.userdata_url = provider + "/userdata"
-c.OAuthenticator.username_claim = "username"
-c.Authenticator.auto_login = True
-c.Authenticator.enable_auth_state = True
-c.Authenticator.refresh_pre_spawn = True
-c.Authenticator.auth_refresh_age = 1
-c.Authenticator.auth_refresh_strict = True
-c.JupyterHub.load_roles = c.JupyterHub.load_roles + [
-    {{"name": "reads-logins", "users": ["admin"], "scopes": ["admin:auth_state"]}}
-]
-"""
-
-
-class Visitor(User):
-    def login(self) -> None:
-        self.http.cookies.set(PERSON, self.name, domain="127.0.0.1", path="/")
-        page = self.http.get(f"{self.base}/hub/login?next=/hub/home", timeout=30)
-        assert page.url.endswith("/hub/home"), page.url
-        self.logins += 1
-
-
-@pytest.fixture
-def provider() -> Iterator[OAuthProvider]:
-    pytest.importorskip("oauthenticator")
-    provider = OAuthProvider()
-    yield provider
-    provider.close()
-
-
-@pytest.fixture
-def with_oauth(folder: Path, provider: OAuthProvider) -> Iterator[OtherHub]:
-    with OtherHub(folder, OAUTH.format(provider=provider.url)) as stack:
-        yield stack
-
-
-@pytest.fixture
-def ada(with_oauth: OtherHub) -> Visitor:
-    ada = Visitor(with_oauth.url, "ada", "")
-    ada.login()
-    ada.start_server()
-    return ada
-
-
-def test_with_an_oauth_login_the_hub_has_the_new_token_and_the_kernel_the_old_one(
-    with_oauth: OtherHub, provider: OAuthProvider, ada: Visitor
-) -> None:
-    admin = Admin(with_oauth, Visitor(with_oauth.url, "admin", ""))
-    kernel = ada.server().start_kernel()
-    asks = "import os; print(os.environ['UPSTREAM_TOKEN'])"
-    with kernel:
-        before = kernel.run(asks).text.strip()
-    assert before in provider.tokens
-    provider.tokens.clear()  # they live for an hour, and a suspend lasts a night
-    cycle(admin, ada)
-    told = admin.user.hub("GET", "users/ada").json()["auth_state"]
-    assert told["access_token"] in provider.tokens
-    with kernel:
-        assert kernel.run(asks).text.strip() == before
-    assert ada.logins == 1
 
 
 # --- proxies -----------------------------------------------------------------------

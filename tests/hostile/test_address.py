@@ -17,8 +17,6 @@ from tests.support.hub import wait_until
 
 
 class Thief(threading.Thread):
-    """Tries to listen there, in every way that a user may, until it is called off."""
-
     WAYS = (
         ("127.0.0.1", ()),
         ("127.0.0.1", (socket.SO_REUSEADDR,)),
@@ -53,7 +51,6 @@ stack = pytest.fixture(failing_service.stack)
 
 
 def start(stack: Stack) -> None:
-    """Start the Hub, and wait until its service is ready."""
     stack.start()
     wait_until(stack.ready, 90, stack.hub.log)
 

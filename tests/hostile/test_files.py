@@ -65,7 +65,6 @@ def secret(saved):
 
 
 def replace(path: Path, target: Path) -> None:
-    """A symbolic link in place of a file, made in one step, owned by the user."""
     link = path.with_name("new link")
     link.symlink_to(target)
     os.chown(link, UID, UID, follow_symlinks=False)
@@ -73,7 +72,6 @@ def replace(path: Path, target: Path) -> None:
 
 
 def refuse(victim, *codes: str, **options) -> RestoreFailed:
-    """It does not come back, for one of those reasons; nothing is left of it."""
     with pytest.raises(RestoreFailed) as caught:
         victim.restore(**options)
     assert caught.value.reason.value in codes, caught.value

@@ -179,32 +179,6 @@ async def test_bomb_is_not_unpacked():
     assert ada.problem == ""
 
 
-async def test_no_packed_answer_is_asked_for():
-    seen = []
-
-    class Asked(RequestHandler):
-        def get(self):
-            seen.append(self.request.headers.get("Accept-Encoding"))
-            self.finish('{"version": "1"}')
-
-    server = HTTPServer(Application([("/.*", Asked)]))
-    sockets = bind_sockets(0, "127.0.0.1")
-    server.add_sockets(sockets)
-    port = sockets[0].getsockname()[1]
-    client = jupyter_api.make_client()
-    address = ServerAddress(port, "/", "secret")
-    await jupyter_api.ask(client, address, "api", jupyter_api.Version, seconds=5.0)
-    connection = Connection(f"http://127.0.0.1:{port}", dict)
-    await connection.ask("GET", "/", limit=5.0)
-    async for _ in connection.lines("GET", "/", silence=5.0):
-        pass
-    connection.close()
-    client.close()
-    server.stop()
-    await server.close_all_connections()
-    assert seen == [None] * 3
-
-
 async def test_session_whose_sample_fails_fails_alone(monkeypatch):
     def measure(init_pid, root_pid, pids):
         raise RuntimeError("a fault of ours")

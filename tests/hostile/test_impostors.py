@@ -68,8 +68,6 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 class Impostor:
-    """Another user's program, with a folder that it may write to."""
-
     def __init__(self, path) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", IMPOSTOR, str(path)],
@@ -168,18 +166,6 @@ def test_stale_socket_is_replaced_and_another_file_is_not(tmp_path):
     with pytest.raises(OSError, match="in use"):
         unix_sockets.listening(other)
     assert other.read_text() == "mine"
-
-
-async def test_spawners_calls_are_not_at_the_services_port(service):
-    """Whoever takes that port, or asks there, learns nothing of a saved session."""
-    body = {"key": {"user": "ada"}, "incarnation": "i2"}
-    for token in ("", "token-root", service.context.spawner_token.decode()):
-        answer = await service.call("api/spawner/plan-start", token, "POST", body)
-        assert answer.code == 404
-    assert service.control.calls == []
-    client = ServiceClient(service.socket, timeout=5)
-    assert (await client.plan_start(PLACE)).action == "cold"
-    client.close()
 
 
 @pytest.mark.parametrize("address", ["http://10.0.0.5:8099", "http://127.0.0.1:8099"])

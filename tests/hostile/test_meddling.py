@@ -34,7 +34,6 @@ CHILD = "child = subprocess.Popen(['sleep', '1000']); data = os.urandom(3 << 20)
 
 @pytest.fixture
 def session(criu):
-    """A session of some user with a child, and an engine for it."""
     folder = make_folder()
     places = Places(folder)
     engine = Engine(criu_for_any_user(criu, folder), folder)
@@ -46,7 +45,6 @@ def session(criu):
 
 
 def signal_as_user(number: int, *pids: int) -> set[int]:
-    """Send a signal to each as that user; whom he may."""
     words = [f"/bin/kill -{number} {pid} 2>/dev/null && echo {pid}" for pid in pids]
     done = subprocess.run(
         ["/bin/sh", "-c", "; ".join([*words, "true"])],

@@ -88,36 +88,6 @@ def child(pid: int) -> str:
         return ""
 
 
-def test_replayed_orders_freeze_and_end_nothing(agent, counter, places):
-    """Nor is the checkpoint given to another user meanwhile."""
-    agent.capture(counter, "cp")
-    agent.post(f"/v1/sessions/{counter.incarnation}/thaw")
-    replayed = agent.capture(counter, "cp")[-1]
-    assert replayed["failure"]["code"] == "cancelled"
-    assert goes_on(counter)
-
-    agent.capture(counter, "again")
-    order = f"/v1/sessions/{counter.incarnation}/release"
-    assert agent.post(order, {"checkpoint": "again"}).json()["state"] == "gone"
-
-    other = places("hold", user="eve")
-    refused = agent.restore(other, "again")[-1]
-    assert refused["code"] == "renamed"
-    assert not other.tree.processes
-    assert [c["id"] for c in agent.get("/v1/checkpoints").json()] == ["again"]
-
-    back = places("hold")
-    agent.restore(back, "again")
-    assert goes_on(back)
-    replayed = agent.post(order, {"checkpoint": "again"})
-    aimed = agent.post(
-        f"/v1/sessions/{back.incarnation}/release", {"checkpoint": "again"}
-    )
-    assert replayed.json()["state"] == "gone"
-    assert (aimed.status_code, aimed.json()["code"]) == (409, "not_captured")
-    assert goes_on(back)
-
-
 NAMES = ["..", "../../etc/passwd", "%2e%2e%2f%2e%2e%2fetc", "a/../../b", "a\\..\\b"]
 
 

@@ -92,8 +92,6 @@ LOOT = ("ada/train", "data-xsrf", "ckpt-of-ada", "All sessions")
 
 
 class World:
-    """The Hub, and an agent with a suspended session of ada's."""
-
     def __init__(self, folder: Path) -> None:
         self.agent = AgentThatOnlyKeeps(folder, SAVED)
         (folder / "agent.token").write_text("token-of-the-agent")
@@ -168,7 +166,6 @@ async def state_of(world, chromium):
     loop_scope="module",
 )
 async def victim(chromium, state_of, request):
-    """A tab of somebody who is logged in to the Hub and has used the service."""
     state = await state_of(request.param)
     async with await chromium.new_context(storage_state=state) as tabs:
         page = await tabs.new_page()
@@ -177,7 +174,6 @@ async def victim(chromium, state_of, request):
 
 
 async def lured(world, page, query: str = "") -> None:
-    """The victim opens eve's page."""
     await page.goto(f"{world.hub.url}/user/eve/page{query}")
     assert await page.evaluate("document.body.innerText") == "eve"
 
@@ -490,15 +486,3 @@ async def test_pass_of_eves_own_tab_and_a_forged_referer_show_nothing_of_adas(
     texts = [text.replace("ada/train", "") for _, text in got]  # as eve has asked
     check_no_loot(texts)
     assert world.agent.saved
-
-
-# Once: the session is on its way back after that.
-@pytest.mark.parametrize("victim", ["ada"], indirect=True)
-async def test_page_works_by_itself_in_its_sandbox(world, victim):
-    """What the others may not do, the service's own page does: forms and scripts."""
-    await victim.goto(world.service + "sessions/ada/train")
-    assert await victim.evaluate("origin") == "null"
-    await victim.evaluate("window.notReloaded = true")
-    await victim.get_by_role("button", name="Resume").first.click()
-    await victim.locator("#notice", has_text="Resuming").wait_for()
-    assert await victim.evaluate("window.notReloaded")

@@ -53,8 +53,6 @@ while True:
 
 
 class Thief:
-    """Tries for ever to bind those ports."""
-
     def __init__(self, ports) -> None:
         self._popen = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", THIEF, ",".join(map(str, ports))],

@@ -47,7 +47,6 @@ def in_mounts_of(place, command: str) -> str:
 
 
 def criu_log(engine) -> str:
-    """What CRIU has said in the engine's last run."""
     log = (engine.folder / f"work{engine.count}" / LOG).read_text(errors="replace")
     assert "Running on" in log
     return log
@@ -129,14 +128,12 @@ class Neighbour:
 
     @property
     def pid(self) -> int:
-        """Of the session's own program, as the neighbour sees it."""
         tree = self.world.place.tree
         assert tree.server is not None
         assert tree.server.uid == UID
         return tree.server.pid
 
     def run(self, program: str, *arguments: object) -> subprocess.Popen[str]:
-        """Start a program of the same user, outside of all of its namespaces."""
         popen = subprocess.Popen(
             [system_python(), "-I", "-S", "-c", program, *map(str, arguments)],
             stdout=subprocess.PIPE,

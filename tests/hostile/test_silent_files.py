@@ -4,8 +4,6 @@ import threading
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint import preflight
-from jupyterhub_gpu_reclaim.linux import procfs
 from tests.checkpoint.test_put_back import Then
 
 #: A file system whose program never reads a request; its root is held open.
@@ -17,27 +15,6 @@ words = b"fd=%d,rootmode=40000,user_id=0,group_id=0" % server
 done = ctypes.CDLL(None).mount(b"silent", folder.encode(), b"fuse", 0, words)
 held = os.open(folder, os.O_PATH) if not done else -1
 """
-
-
-def test_preflight_does_not_wait_for_a_file_system_that_never_answers(places, tmp_path):
-    world = places.world()
-    world(f"folder = {str(tmp_path / 'silent')!r}\n" + SILENT)
-    if (held := world("held")) < 0:
-        pytest.skip("no FUSE here")
-    place, found = world.place, []
-    (holder,) = [
-        one.pid
-        for one in place.tree.processes
-        if any(d.fd == held for d in procfs.descriptors(one.pid))
-    ]
-    look = threading.Thread(
-        target=lambda: found.append(preflight.examine(place.init_pid, place.tree)),
-        daemon=True,
-    )
-    look.start()
-    look.join(60)
-    place.kill()  # whoever waits for it goes on
-    assert found, holder
 
 
 def test_files_are_put_back_beside_a_file_system_that_never_answers(places, tmp_path):

@@ -149,7 +149,7 @@ async def test_answer_under_way_is_not_cut_off_by_a_crowd():
 
 
 async def test_body_that_is_too_long_is_refused_before_it_is_read(service):
-    async with serving(service.app) as (port, _):
+    async with serving(service.app, body_seconds=0.5) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(SLOW_POST.replace(b"60000", b"6000000000"))
         async with asyncio.timeout(60):

@@ -14,7 +14,6 @@ from jupyterhub_gpu_reclaim.hub.local import exit_status
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.session_init.command_line import parse
 from tests.support.hub import wait_until
-from tests.support.relaunching_service import children
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ def test_session_runs_as_the_system_user_and_its_init_as_root(hub, service, ask)
     init = service.init("games")
     assert Path(f"/proc/{init}/status").stat().st_uid == 0
     assert Path(f"/proc/{init}/comm").exists()
-    assert children(init)
+    assert service.tree("games").root
     assert "hello from the session" in hub.log()
 
 
@@ -92,8 +91,7 @@ def test_user_who_does_not_exist_is_refused_with_a_sentence(hub, service, name):
 
 def test_session_that_crashed_ends_with_its_status_in_the_hubs_log(hub, service, ask):
     ask("games")
-    (root,) = children(service.init("games"))
-    (server,) = children(root)
+    server = service.tree("games").server.pid
     incarnation = hub.server("games")["state"]["gpu_reclaim"]["incarnation"]
     os.kill(server, signal.SIGKILL)
     said = "games server stopped, with exit code: -9"

@@ -18,7 +18,6 @@ import requests
 from demo.user import User
 from tests.hub.conftest import SERVICE_TOKEN
 from tests.support.hub import API_TOKEN, PASSWORD, wait_until
-from tests.support.relaunching_service import children, tree
 
 FAILED = {"code": "file_missing", "message": "The file /home/x is gone."}
 
@@ -281,9 +280,8 @@ def test_t8_stopped_tree_is_kept_without_the_service_and_adopted_later(
     assert pointer(hub, amy.name)["phase"] == "unknown"
 
     service.up()
-    for child in children(init):
-        for pid in tree(child):
-            os.kill(pid, signal.SIGCONT)
+    for process in service.tree(amy.name).processes:
+        os.kill(process.pid, signal.SIGCONT)
     service.plan = {
         "action": "adopt",
         "incarnation": pointer(hub, amy.name)["incarnation"],

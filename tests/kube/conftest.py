@@ -34,7 +34,6 @@ ADA = SessionKey("ada")
 
 
 async def until(condition, seconds: float = 10.0):
-    """Wait for a condition; its value."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         value = condition()
@@ -68,7 +67,6 @@ class Service:
         )
 
     async def knows(self, condition) -> None:
-        """Wait until the mirrors show something."""
         await until(lambda: self._known(condition))
 
     def _known(self, condition) -> bool:
@@ -80,7 +78,6 @@ class Service:
 
 @pytest.fixture
 async def cluster():
-    """Two nodes with different GPUs."""
     cluster = Cluster()
     cluster.open()
     Node(cluster, "one", {MODEL: "NVIDIA-H200"})

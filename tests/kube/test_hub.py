@@ -144,35 +144,6 @@ def test_a_session_is_suspended_and_comes_back_on_the_other_node(hub, elsewhere,
         each.schedulable = True
 
 
-def test_a_return_that_finds_no_gpu_says_its_place_and_keeps_what_is_saved(
-    hub, elsewhere, user
-):
-    cluster = elsewhere.cluster
-    start(hub, user)
-    wait(lambda: phase(hub, user) == "running", hub)
-    assert reclaim(hub, "POST", f"sessions/{user}/-/suspend").ok
-    wait(lambda: phase(hub, user) == "suspended", hub)
-    wait(lambda: cluster.pod(f"jupyter-{user}") is None, hub)
-    left, cluster.gpus = cluster.gpus, 0
-    try:
-        assert hub.api("POST", f"users/{user}/server").status_code in {201, 202}
-        wait(lambda: cluster.pod(f"jupyter-{user}"), hub)
-        told = hub.api("GET", f"users/{user}/server/progress", stream=True)
-        lines = (line.decode() for line in told.iter_lines())
-        assert any("Waiting for a free GPU: number 1 of 1" in line for line in lines)
-        told.close()
-        # who does not want to wait
-        assert hub.api("DELETE", f"users/{user}/server").status_code in {202, 204}
-        wait(lambda: cluster.pod(f"jupyter-{user}") is None, hub)
-        wait(lambda: phase(hub, user) == "suspended", hub)
-    finally:
-        cluster.gpus = left
-    wait(lambda: not (hub.server(user) or {}).get("pending"), hub)
-    start(hub, user)
-    assert notebook(cluster.pod(f"jupyter-{user}"))["command"][3] == "hold"
-    assert cluster.violations == []
-
-
 def test_an_agent_that_moves_in_the_middle_of_a_capture_goes_on(hub, elsewhere, user):
     cluster = elsewhere.cluster
     start(hub, user)
@@ -223,42 +194,5 @@ def test_a_node_lost_before_the_release_is_named_and_what_is_saved_comes_back(
     assert cluster.violations == []
     del node.agent.release
     node.lost, node.schedulable = False, True
-    elsewhere.do(node.stop_agent)
-    elsewhere.do(node.start_agent)
-
-
-def test_a_session_whose_node_is_lost_comes_back_elsewhere_as_it_was_saved(
-    hub, elsewhere, user
-):
-    cluster = elsewhere.cluster
-    start(hub, user)
-    wait(lambda: phase(hub, user) == "running", hub)
-    pod = cluster.pod(f"jupyter-{user}")
-    node = next(n for n in cluster.nodes if n.name == pod["spec"]["nodeName"])
-    path = f"sessions/{user}/-"
-    assert reclaim(hub, "POST", f"{path}/save").ok
-    wait(lambda: reclaim(hub, "GET", path).json().get("checkpoint"), hub)
-    (place,) = [p for p in node.places.values() if p.key.user == user]
-    place.tree.contents = "later"
-    # its kubelet and agent are silent; the cloud's controller removes node and pod
-    node.lost, node.schedulable = True, False
-    elsewhere.do(node.silence_agent)
-    elsewhere.do(cluster.drop, "pods", pod)
-    wait(lambda: phase(hub, user) == "suspended", hub, 60)
-    view = reclaim(hub, "GET", path).json()
-    assert view["failure"]["code"] == "ended_since_saved", view
-    # nothing comes back without its user's word
-    hub.api("POST", f"users/{user}/server")
-    wait(lambda: not (hub.server(user) or {}).get("pending"), hub)
-    assert phase(hub, user) == "suspended"
-    assert reclaim(hub, "POST", f"{path}/resume").ok
-    wait(lambda: phase(hub, user) == "running", hub, 60)
-    assert cluster.pod(f"jupyter-{user}")["spec"]["nodeName"] != node.name
-    others = [each for each in cluster.nodes if each is not node]
-    (back,) = [work for other in others for work in other.works(user)]
-    assert back != "later"
-    assert cluster.violations == []
-    node.lost, node.schedulable = False, True
-    node.places.clear()
     elsewhere.do(node.stop_agent)
     elsewhere.do(node.start_agent)

@@ -51,7 +51,6 @@ class Reclaiming(WithoutHub, ReclaimKubeSpawner):
 
 @pytest.fixture
 async def make(cluster, tmp_path, monkeypatch):
-    """Makes spawners for one user after the other."""
     file = tmp_path / "kubeconfig"
     file.write_text(cluster.kubeconfig("hub"))
     monkeypatch.setattr(upstream, "load_config", lambda **_: None)

@@ -198,6 +198,34 @@ def test_the_agents_policy_lets_the_hubs_pod_in_and_no_users():
     # KubeSpawner's, which z2jh has too: a user's pod is of another component.
     users = KubeSpawner.component_label.default_value
     assert ("app.kubernetes.io/component", users) not in wanted
+    assert rule["ports"] == [{"port": "agent"}]
+    [port] = container()["ports"]
+    assert (port["name"], port["containerPort"]) == ("agent", Options().agent_port)
+    template = helm.one_of(rendered(), "DaemonSet")["spec"]["template"]
+    chosen = policy["spec"]["podSelector"]["matchLabels"]
+    assert chosen == template["metadata"]["labels"]
+    assert policy["spec"]["policyTypes"] == ["Ingress"]  # their store is anywhere
+
+
+def test_the_pod_of_helm_test_alone_is_let_in_beside_the_hubs():
+    made = helm.hooks("test")
+    [rule] = helm.one_of(made, "NetworkPolicy")["spec"]["ingress"]
+    labels = helm.one_of(made, "Pod")["metadata"]["labels"]
+    assert rule["from"] == [{"podSelector": {"matchLabels": labels}}]
+    assert rule["ports"] == [{"port": "agent"}]
+
+
+@pytest.mark.parametrize("monitored", [False, True])
+def test_the_service_is_reached_through_the_proxy_and_by_no_user(monitored):
+    values = helm.hub_values(merged(LEAST, {"monitoring": {"podMonitor": monitored}}))
+    rules = values["hub"]["networkPolicy"]["ingress"]
+    proxy = {"app.kubernetes.io/component": "proxy"}
+    prometheus = {"kubernetes.io/metadata.name": "monitoring"}
+    sources = [[{"podSelector": {"matchLabels": proxy}}]]
+    if monitored:
+        sources.append([{"namespaceSelector": {"matchLabels": prometheus}}])
+    assert [rule["from"] for rule in rules] == sources
+    assert [rule["ports"] for rule in rules] == [[{"port": 10101}]] * len(sources)
 
 
 def test_no_agent_takes_a_gpu():

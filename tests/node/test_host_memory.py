@@ -154,7 +154,7 @@ def crowded(folder, monkeypatch):
     tell(64 * GIB)
     monkeypatch.setenv("CROWDED_MEMINFO", str(meminfo))
     made = Agent(folder, criu_folder())
-    made.program = "tests.support.crowded:main"
+    made.program = "tests.support.altered_agents:crowded"
     made.start()
     yield made, tell
     made.kill()

@@ -143,7 +143,7 @@ def lost_key(agent) -> Path:
     ("step", "state"), but([("dump", "begun"), ("commit", "done")], ("commit", "done"))
 )
 def test_agent_started_without_its_store_or_key_lets_go_on(
-    agent, counter, step, state, thing
+    agent, counter, monkeypatch, step, state, thing
 ):
     """It answers; what was not committed has gone on before, the rest soon after."""
     agent.capture(counter, "cp", until=at(step, state))
@@ -151,6 +151,7 @@ def test_agent_started_without_its_store_or_key_lets_go_on(
     path = thing(agent)
     away = path.with_name("away")
     path.rename(away)
+    monkeypatch.setattr(agent, "program", "tests.support.altered_agents:impatient")
     agent.start(wait=False)
     assert goes_on(counter)
     wait_for(agent._answers, PATIENCE)

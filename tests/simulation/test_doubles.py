@@ -11,7 +11,20 @@ from simulation.mutants import MUTANTS
 from simulation.mutants.patch import nothing, yes
 from simulation.programs import PortsHeld
 from tests.service.conftest import SessionsInMemory
-from tests.support.doubles import unlike
+
+
+def unlike(double: type, real: type) -> list[str]:
+    """The public methods of ``real`` that ``double`` lacks or that take others."""
+    return [
+        name
+        for name, method in inspect.getmembers(real, inspect.isfunction)
+        if not name.startswith("_")
+        and _names(getattr(double, name, None)) != _names(method)
+    ]
+
+
+def _names(method: object) -> list[str] | None:
+    return list(inspect.signature(method).parameters) if callable(method) else None
 
 
 def test_held_ports_take_the_calls_of_the_real_ones():

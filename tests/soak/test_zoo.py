@@ -76,7 +76,6 @@ HEAVY |= {"gpu:TwoProcesses", "gpu:DeviceMemory"}
 
 
 def each(animals: Collection[Animal]) -> list[object]:
-    """As parameters, the heavy ones as long stories."""
     light = [animal for animal in animals if animal.home not in HEAVY]
     return but(animals, *light)
 

@@ -96,7 +96,6 @@ class Agent:
         ]
 
     def launch(self, words: list[str], log: int) -> preloaded.Started:
-        """Start the program with these arguments."""
         return preloaded.start(
             self.program, words, log=log, env=dict(os.environ), cwd=Path.cwd()
         )
@@ -124,7 +123,6 @@ class Agent:
         self._heard = self.log.stat().st_size
 
     def said(self) -> str:
-        """The agent's log since :meth:`hear`."""
         return self.log.read_bytes()[self._heard :].decode()
 
     def kill(self) -> None:
@@ -197,7 +195,6 @@ class Agent:
         return self.events(path, body, until)
 
     def release(self, place, checkpoint: str) -> None:
-        """End what is saved."""
         path = f"/v1/sessions/{place.incarnation}/release"
         answer = self.post(path, {"checkpoint": checkpoint})
         assert answer.json().get("state") == "gone", answer.text
@@ -231,7 +228,6 @@ def in_step(step: str, do=lambda: None):
 
 
 def refused_agent(folder: Path, *words: str) -> str:
-    """What an agent says that ends with a failure at once."""
     log = folder / "refused.log"
     with log.open("wb") as file:
         started = preloaded.start(
@@ -336,7 +332,6 @@ while ballast[::509] == right:
 
 
 def counter(places):
-    """A session that does nothing but write."""
     place = places("start", sys.executable, "-I", "-S", "-c", COUNTER, env={})
     wait_for(lambda: place.output.stat().st_size)
     return place

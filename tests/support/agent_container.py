@@ -67,7 +67,6 @@ class AgentContainer(Agent):
         return self.is_healthy()
 
     def written(self) -> str:
-        """What it wrote since this was asked last."""
         said = b""
         with contextlib.suppress(BlockingIOError):
             while block := os.read(self.output, 1 << 16):

@@ -57,8 +57,6 @@ watch = libc.inotify_add_watch(watcher, b"../watched", 0x100)
 
 @dataclass
 class Victim:
-    """A suspended session, and the folder of its user as it was then."""
-
     engine: Engine
     home: Path
     copy: Path
@@ -69,14 +67,12 @@ class Victim:
     places: Places
 
     def reset(self) -> None:
-        """The user's folder as it was at the capture."""
         if self.home.is_symlink():
             self.home.unlink()
         shutil.rmtree(self.home, ignore_errors=True)
         subprocess.run(["cp", "-a", "--", self.copy, self.home], check=True)
 
     def restore(self, *, image=None, fingerprinted=True, **options):
-        """Bring it back in a new place; its program and the place."""
         place = self.places.hold()
         home = bytes(self.home)
         known = [
@@ -102,7 +98,6 @@ def criu_for_any_user(criu: criu_module.Criu, folder: Path) -> criu_module.Criu:
 
 
 def make_home(folder: Path) -> Path:
-    """The user's folder, with files that its program may open."""
     home = folder / "home"
     for name in ("work", "gone", "watched", "docs", "run"):
         (home / name).mkdir(parents=True)
@@ -114,7 +109,6 @@ def make_home(folder: Path) -> Path:
 
 
 def system_python() -> str:
-    """A Python that every user may run."""
     python = shutil.which("python3", path="/usr/bin:/usr/local/bin:/bin")
     if python is None:
         pytest.skip("needs a python3 of the system, which every user may run")
@@ -124,7 +118,6 @@ def system_python() -> str:
 def start_session(
     folder: Path, places: Places, told: str = "1", groups: str = ""
 ) -> World:
-    """Start that user's session in a home of his below the folder; it runs ``told``."""
     python = system_python()
     folder.chmod(0o755)
     home = make_home(folder)
@@ -140,7 +133,6 @@ def start_session(
 def save_session(
     criu, folder: Path, places: Places, told: str = HOLD, groups: str = ""
 ) -> Victim:
-    """Start that user's session, let it run ``told``, save and end it."""
     world = start_session(folder, places, told, groups)
     place, home = world.place, folder / "home"
     engine = Engine(criu, folder)

@@ -42,7 +42,6 @@ def problems(
 
 
 async def problems_there(page: Any) -> list[str]:
-    """The same of a whole page of Playwright's asynchronous API."""
     await page.evaluate(SCRIPT.read_text())
     return _bad(await page.evaluate(_RUN, [["html"], []]))
 

@@ -13,7 +13,6 @@ from cryptography.x509.oid import NameOID
 def certificate(
     folder: Path, name: str, address: str = "", *, hours: float = 1.0
 ) -> Path:
-    """A certificate for that name, signed by itself; the file with it and its key."""
     server = (
         x509.IPAddress(ipaddress.ip_address(address)) if address else x509.DNSName(name)
     )

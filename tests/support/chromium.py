@@ -21,7 +21,6 @@ ARGUMENTS = [
 
 
 def cookies(user: User) -> list[dict[str, Any]]:
-    """What makes a browser's context that of somebody who has signed in."""
     return [
         {"name": one.name, "value": one.value, "domain": "127.0.0.1", "path": one.path}
         for one in user.http.cookies

@@ -49,7 +49,6 @@ class Cluster:
 
     # --- life
     def open(self) -> str:
-        """Listen; the address."""
         self.server = HTTPServer(application(self))
         self.server.add_sockets(sockets := bind_sockets(0, "127.0.0.1"))
         self.url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
@@ -108,7 +107,6 @@ class Cluster:
 
     # --- objects
     def put(self, resource: str, thing: dict[str, Any]) -> dict[str, Any]:
-        """Store a new object or a new version of one; tells who watches."""
         metadata = thing["metadata"]
         where = (metadata.get("namespace", ""), metadata["name"])
         known = self.objects[resource].get(where)
@@ -126,7 +124,6 @@ class Cluster:
         return thing
 
     def drop(self, resource: str, thing: dict[str, Any]) -> None:
-        """Remove an object, if it is still that one."""
         where = (thing["metadata"].get("namespace", ""), thing["metadata"]["name"])
         known = self.objects[resource].get(where)
         if known is None or known["metadata"]["uid"] != thing["metadata"]["uid"]:
@@ -179,7 +176,6 @@ class Cluster:
 
     # --- scheduler
     def schedule(self, pod: dict[str, Any]) -> None:
-        """Give it to a node, or say why none takes it."""
         wanted = pod["spec"].get("nodeSelector") or {}
         fitting = [
             node

@@ -42,7 +42,6 @@ class _Handler(RequestHandler):
         self.cluster = cluster
 
     def note(self, verb: str, resource: str, namespace: str) -> None:
-        """Who asks; and the faults that hold for every request."""
         cluster = self.cluster
         who = self.request.headers.get("Authorization", "").split()[-1:]
         cluster.calls.append((*who, verb, f"{resource}@{namespace}"))  # type: ignore[arg-type]
@@ -57,7 +56,6 @@ class _Handler(RequestHandler):
             raise HTTPError(503)
 
     def write_error(self, status_code: int, **more: Any) -> None:
-        """The API's own kind of error."""
         error = more.get("exc_info", (None, None))[1]
         self.set_header("Content-Type", "application/json")
         reason = getattr(error, "reason", None) or ""

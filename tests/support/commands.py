@@ -28,8 +28,6 @@ def unused(seconds: float, **more: object) -> Usage:
 
 
 class Command:
-    """Runs the command in a thread, beside the service."""
-
     def __init__(self, service, capsys, monkeypatch) -> None:
         self.service = service
         self.capsys = capsys
@@ -72,7 +70,6 @@ class Typed:
         self.shown = ""
 
     async def until(self, *texts: str) -> None:
-        """Read on until all of these have been shown."""
         async with asyncio.timeout(60):
             while not all(text in self.shown for text in texts):
                 await asyncio.sleep(0.02)

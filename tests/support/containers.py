@@ -44,7 +44,6 @@ PLACEMENT = "--AgentApp.placement=kubernetes"
 
 
 def run(*words: object) -> str:
-    """Run a program to its end; its output."""
     done = subprocess.run(
         [str(word) for word in words], capture_output=True, text=True, check=False
     )
@@ -83,32 +82,7 @@ def _remove_group(folder: Path) -> bool:
 KEY = {"user": "ann", "server": ""}
 
 
-class Ordered:
-    """What the agent may be told about a session in a pod."""
-
-    uid: str
-    incarnation: str
-
-    @property
-    def hint(self) -> dict:
-        return {"pod": self.uid}
-
-    def call(self, agent: Agent, order: str, *, image="", **body) -> list[dict]:
-        path = f"/v1/sessions/{self.incarnation}/{order}"
-        hint = {**self.hint, "key": KEY, "image": image}
-        return agent.events(path, {"hint": hint, **body})
-
-    def order(self, agent: Agent, order: str, body=()) -> httpx.Response:
-        path = f"/v1/sessions/{self.incarnation}/{order}"
-        return agent.post(path, {"hint": self.hint, **dict(body)})
-
-    def seen(self, agent: Agent) -> dict:
-        return agent.get(f"/v1/sessions/{self.incarnation}?pod={self.uid}").json()
-
-
-class Pod(Ordered):
-    """One pod with one container, whose first program is a session's init."""
-
+class Pod:
     def __init__(
         self,
         folder: Path,
@@ -240,7 +214,6 @@ class Pod(Ordered):
         self._runc("start", self.id)
 
     def _connect(self, pid: int) -> None:
-        """Give it a cable to the host, and its address."""
         name = f"v{self.id[:8]}"
         near = self.ip.rpartition(".")[0] + f".{int(self.ip.rpartition('.')[2]) - 1}"
         run("ip", "link", "add", name, "type", "veth", "peer", "eth0", "netns", pid)
@@ -250,6 +223,22 @@ class Pod(Ordered):
         run(*inside, "addr", "add", f"{self.ip}/30", "dev", "eth0")
         run(*inside, "link", "set", "eth0", "up")
         run(*inside, "link", "set", "lo", "up")
+
+    @property
+    def hint(self) -> dict:
+        return {"pod": self.uid}
+
+    def call(self, agent: Agent, order: str, *, image="", **body) -> list[dict]:
+        path = f"/v1/sessions/{self.incarnation}/{order}"
+        hint = {**self.hint, "key": KEY, "image": image}
+        return agent.events(path, {"hint": hint, **body})
+
+    def order(self, agent: Agent, order: str, body=()) -> httpx.Response:
+        path = f"/v1/sessions/{self.incarnation}/{order}"
+        return agent.post(path, {"hint": self.hint, **dict(body)})
+
+    def seen(self, agent: Agent) -> dict:
+        return agent.get(f"/v1/sessions/{self.incarnation}?pod={self.uid}").json()
 
     @property
     def session(self) -> SessionInit:
@@ -275,7 +264,6 @@ class Pod(Ordered):
 
 
 def pods(folder: Path):
-    """Makes pods, and clears them away."""
     if os.geteuid() != 0 or shutil.which("runc") is None:
         pytest.skip("needs root and runc: apt-get install runc")
     made: list[Pod] = []
@@ -290,8 +278,6 @@ def pods(folder: Path):
 
 
 class PodJupyter(Jupyter):
-    """A Jupyter server in a pod, with the environment of a single-user server."""
-
     def __init__(self, folder: Path, make) -> None:
         self.home, self.port = folder / "home", PORT
         self.home.mkdir()

@@ -132,7 +132,6 @@ class Docker:
             return client.request(method, path, **more)
 
     def tag(self, root: bytes) -> None:
-        """Make an image of those files, and give it the name."""
         made = self.ask(
             "POST",
             "/images/create",
@@ -146,7 +145,6 @@ class Docker:
         return self.ask("GET", "/containers/json?all=1").json()
 
     def of(self, user: str) -> dict | None:
-        """All that Docker knows of the container of a user's session."""
         for each in self.containers():
             if each["Labels"].get("gpu-reclaim.user") == user:
                 found = self.ask("GET", f"/containers/{each['Id']}/json")
@@ -154,7 +152,6 @@ class Docker:
         return None
 
     def run_beside(self, network: str, *command: str) -> str:
-        """Start a container that is no session; its id."""
         made = self.ask(
             "POST",
             "/containers/create",
@@ -217,7 +214,6 @@ def agent_beside(folder: Path, docker: Docker):
 
 
 def hub_beside(folder: Path, agent: Agent, more: str):
-    """A Hub with its service, and those lines of configuration."""
     if proxy_command() is None:
         pytest.skip("configurable-http-proxy is not installed (npm install)")
     config = CONFIG.format(
@@ -240,7 +236,6 @@ def hub_beside(folder: Path, agent: Agent, more: str):
 
 
 def suspend(hub: HubUnderTest, docker: Docker) -> None:
-    """Have ann's session suspended; its container is gone then."""
     assert reclaim(hub, "POST", "sessions/ann/-/suspend").ok
     suspended(hub, "ann", 60)
     wait(lambda: docker.of("ann") is None, hub)

@@ -24,7 +24,6 @@ class DockerApi(http.server.ThreadingHTTPServer):
         return f"tcp://127.0.0.1:{self.server_address[1]}"
 
     def add(self, name, labels=None, *, running=True, created=0, env=()):
-        """A container that is there already; returns its id."""
         identity = f"{len(self.containers) + 1:064x}"
         made = {"Id": identity, "Name": f"/{name}", "Created": created}
         made["Config"] = {"Labels": labels or {}, "Env": list(env)}
@@ -44,7 +43,6 @@ class DockerApi(http.server.ThreadingHTTPServer):
 
 
 def serving():
-    """For a fixture: one that answers, until the end."""
     with DockerApi() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

@@ -44,8 +44,6 @@ class Elsewhere:
         self.do(self.cluster.open)
 
     def do(self, call, *args):
-        """Have something done there; its value."""
-
         async def done():
             value = call(*args)
             return await value if inspect.isawaitable(value) else value

@@ -43,8 +43,6 @@ configure(
 
 
 class Stack:
-    """A Hub with our service, which a test makes fail."""
-
     def __init__(self, folder: Path, double: RelaunchingService | None = None) -> None:
         self.folder = folder
         self.port = free_port()
@@ -54,7 +52,6 @@ class Stack:
         self.hub = HubUnderTest(folder, double.config if double else "")
 
     def start(self, more: str = "") -> None:
-        """Start the Hub with these arguments of ``configure`` on top."""
         self.hub.configure(CONFIG.format(folder=self.folder, port=self.port, more=more))
         self.hub.start()
 
@@ -83,7 +80,6 @@ class Stack:
         return 0
 
     def end_service(self, number: signal.Signals = signal.SIGKILL) -> int:
-        """Send that signal to the service; its pid."""
         pid = self.service()
         assert pid
         os.kill(pid, number)

@@ -26,7 +26,6 @@ OWN = "own.so"
 
 
 def library(tmp_path_factory):
-    """The folder with the false driver's library."""
     if COMPILER is None:
         pytest.skip(NEEDS)
     folder = tmp_path_factory.mktemp("cuda")
@@ -84,8 +83,6 @@ def card_for_sessions(tmp_path_factory):
 
 
 def shared(tmp_path_factory) -> str:
-    """Such a card for all files of a group; empty where none can be made."""
-
     @contextlib.contextmanager
     def begin():
         with card_for_sessions(tmp_path_factory) as card:
@@ -95,8 +92,6 @@ def shared(tmp_path_factory) -> str:
 
 
 def start(driver, device, agent, places):
-    """Starts a program with a false card; what else it does is told by words."""
-
     def begin(*words: str):
         command = [sys.executable, "-I", "-S", str(FAKE / "user.py")]
         return places("start", *command, str(driver), str(device), *words, env={})

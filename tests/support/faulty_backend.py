@@ -29,7 +29,6 @@ class FailsEveryThird(BackendProxy):
         self.calls = 0
 
     def spec(self) -> None:
-        """Another process would count for itself."""
         return
 
     def _fail_or(self, work: Callable[[], _T]) -> _T:

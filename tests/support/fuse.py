@@ -65,7 +65,6 @@ def _answer(kind: int, node: int, body: bytes) -> tuple[int, bytes]:
 
 
 def serve(folder: str, mute: int) -> None:
-    """Mount it there and answer until it is unmounted."""
     server = os.open("/dev/fuse", os.O_RDWR)
     words = f"fd={server},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -92,8 +91,6 @@ def serve(folder: str, mute: int) -> None:
 
 
 class FuseServer:
-    """A mount of it and its server."""
-
     here: bool  #: whether there is such a thing on this machine
 
     def __init__(self, folder: Path, mute: int = 0) -> None:

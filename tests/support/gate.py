@@ -42,14 +42,12 @@ class Gate:
             self._at = lambda asked, path: asked == method and name in path
 
     def slow_down(self, seconds: float) -> None:
-        """Every request takes so much longer."""
         self._pause = seconds
 
     def wait_until_shut(self) -> None:
         wait_for(lambda: self._shut, 60)
 
     def open(self) -> None:
-        """Everything that waits goes on, and nothing waits any more."""
         with self._lock:
             self._at, self._shut, self._pause = None, False, 0.0
             opened, self._opened = self._opened, threading.Event()

@@ -248,8 +248,6 @@ while line := sys.stdin.readline():
 
 
 class Holder:
-    """A process that holds a device, and its child that has inherited it."""
-
     def __init__(self, *words: str) -> None:
         #: The engine goes by the name alone; a file in /dev stands for the device.
         self.device = Path(f"/dev/nvidia-test-{os.getpid()}")

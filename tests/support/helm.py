@@ -41,7 +41,6 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 
 def asked(*words: str, values: str) -> subprocess.CompletedProcess[str]:
-    """What Helm says to values (JSON), whatever it is."""
     assert PROGRAM is not None, "needs Helm: scripts/helm"
     return subprocess.run(
         [PROGRAM, *words, "-f", "-"],
@@ -85,7 +84,6 @@ def rendered(
     namespace: str = "gpu-reclaim",
     upgrade: bool = False,
 ) -> list[dict[str, Any]]:
-    """The objects that the release has; those of hooks are left out."""
     made = yaml.safe_load_all(text(values, namespace=namespace, upgrade=upgrade))
     return [one for one in made if one and not hook_of(one)]
 
@@ -93,7 +91,6 @@ def rendered(
 def hooks(
     which: str, values: Mapping[str, Any] | None = None, **more: Any
 ) -> list[dict[str, Any]]:
-    """The objects of one hook, ``pre-install`` or ``test``."""
     made = yaml.safe_load_all(text(values, **more))
     return [one for one in made if one and which in hook_of(one).split(",")]
 

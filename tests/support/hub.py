@@ -76,7 +76,6 @@ exponential_backoff.__defaults__ = (first, factor, min(0.4, longest), *times)
 
 
 def proxy_command() -> str | None:
-    """configurable-http-proxy on this machine, or None."""
     candidates = [
         os.environ.get("CONFIGURABLE_HTTP_PROXY"),
         shutil.which("configurable-http-proxy"),
@@ -87,8 +86,6 @@ def proxy_command() -> str | None:
 
 
 class HubUnderTest:
-    """One Hub with its proxy."""
-
     def __init__(
         self, folder: Path, config: str = "", env: dict[str, str] | None = None
     ) -> None:
@@ -115,13 +112,11 @@ class HubUnderTest:
         self._read_from = 0
 
     def configure(self, config: str) -> None:
-        """Write the configuration anew; holds from the next start on."""
         (self.folder / "jupyterhub_config.py").write_text(self._base + config)
 
     # --- life --------------------------------------------------------------------
 
     def start(self, seconds: float = 90) -> HubUnderTest:
-        """Start the Hub and wait until it answers through the proxy."""
         with (self.folder / "hub.log").open("ab") as log:
             self.process = preloaded.start(
                 preloaded.HUB,
@@ -160,7 +155,6 @@ class HubUnderTest:
         self._end(signal.SIGTERM)
 
     def restart(self, how: str = "kill") -> None:
-        """Kill (or terminate) the Hub and start it again."""
         getattr(self, how)()
         self.start()
 
@@ -184,7 +178,6 @@ class HubUnderTest:
                     os.kill(pid, signal.SIGKILL)
 
     def marked(self) -> list[int]:
-        """Pids of processes (proxy, sessions) that were started for this Hub."""
         mine = f"{MARK}={self.folder}".encode()
         found = []
         for entry in Path("/proc").iterdir():
@@ -198,7 +191,6 @@ class HubUnderTest:
     # --- looking and doing ---------------------------------------------------------
 
     def log(self) -> str:
-        """The Hub's log so far, with its sessions' lines."""
         path = self.folder / "hub.log"
         if not path.exists():
             return ""
@@ -217,7 +209,6 @@ class HubUnderTest:
         return user
 
     def api(self, method: str, path: str, **kwargs: Any) -> requests.Response:
-        """The Hub's REST API as an administrator's program."""
         kwargs.setdefault("timeout", 60)
         return requests.request(
             method,
@@ -227,7 +218,6 @@ class HubUnderTest:
         )
 
     def server(self, user: str, name: str = "") -> dict[str, Any] | None:
-        """The Hub's model of a server (with its state); None when it has none."""
         model = self.api("GET", f"users/{quote(user)}?include_stopped_servers=1").json()
         found = model.get("servers", {}).get(name)
         return dict(found) if found else None

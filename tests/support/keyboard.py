@@ -58,7 +58,6 @@ def walk(page: Page) -> list[str]:
 
 
 def tab_to(page: Page, label: str) -> None:
-    """Press Tab until what has that name has the focus."""
     name = "document.activeElement.ariaLabel || document.activeElement.textContent"
     for _ in range(200):
         page.keyboard.press("Tab")

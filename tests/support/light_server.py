@@ -55,7 +55,6 @@ class LeftOut(ModuleType):
 
 
 def leave_out_modules() -> None:
-    """Import the server without what it never uses."""
     gc.disable()  # what is imported stays: a sixth of the time is the search for others
     sys.modules.update((name, LeftOut(name)) for name in LEFT_OUT)
     sys.modules.update(dict.fromkeys(NOT_THERE))
@@ -106,7 +105,6 @@ def hasten_lab() -> None:
 
 
 def main() -> int | None:
-    """Become the server; returns its exit status."""
     leave_out_modules()
     from jupyterhub.singleuser import main as serve
 

@@ -63,7 +63,6 @@ class Machine:
         return admin
 
     def until(self, look: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-        """The first true value of what must become true in time."""
         until = time.monotonic() + seconds
         while True:
             try:
@@ -99,7 +98,6 @@ class Machine:
     # --- users -------------------------------------------------------------------
 
     def make(self, name: str, *, admin: bool = False) -> User:
-        """Add a user at the Hub, who sets a password by logging in."""
         self.admin.user.hub("POST", f"users/{name}", json={"admin": admin})
         self.seen["passwords"].setdefault(name, secrets.token_urlsafe())
         return self.user(name)
@@ -115,7 +113,6 @@ class Machine:
         assert answer.ok, answer.text
 
     def begin(self, user: User, x: int) -> str:
-        """Start a server, and a kernel with a variable; how it is placed."""
         user.start_server()
         kernel = user.server().start_kernel()
         with kernel:
@@ -147,7 +144,6 @@ class Machine:
         return subprocess.run(words, capture_output=True, text=True, check=False).stdout
 
     def restart(self, unit: str) -> None:
-        """As an administrator does it, and wait until the service answers."""
         subprocess.run(["systemctl", "restart", unit], check=True)
         self.until(lambda: self.admin.sessions() is not None)
 

@@ -4,8 +4,6 @@ import asyncio
 
 
 class ManualClock:
-    """A clock that only a test or a simulation moves."""
-
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._now = start
         self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
@@ -19,13 +17,11 @@ class ManualClock:
         return self._now
 
     async def sleep(self, seconds: float) -> None:
-        """Wait until :meth:`advance` has moved the clock that far."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sleepers.append((self._now + seconds, future))
         await future
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward, and wake the sleepers whose time is over."""
         self._now += seconds
         due = [s for s in self._sleepers if s[0] <= self._now]
         self._sleepers = [s for s in self._sleepers if s[0] > self._now]

@@ -39,7 +39,6 @@ class MariaDB:
         wait_for(self._answers)
 
     def database(self, name: str) -> str:
-        """A new database; its SQLAlchemy URL."""
         self._run(f"create database {name}")
         return self._url.format(name)
 

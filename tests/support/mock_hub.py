@@ -109,7 +109,6 @@ _CONFIG = {
 
 @pytest.fixture
 async def mock_hub(hub_app, tmp_path, monkeypatch):
-    """A Hub that runs, with a service like ours."""
     monkeypatch.chdir(tmp_path)  # where it leaves its cookie secret
     hub = await hub_app(_CONFIG)
     if version_info[0] < 6:  # its end stops the event loop, which is the test's

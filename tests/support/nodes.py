@@ -40,7 +40,6 @@ def agents_certificate() -> Path:
 
 
 def address(port: int) -> tuple[str, socket.socket]:
-    """An address of this machine where that port is free, and a socket there."""
     for number in _ADDRESSES:
         ip = f"127.{77 + number // 60000}.{number // 250 % 250}.{number % 250 + 1}"
         bound = socket.socket()
@@ -80,7 +79,6 @@ class Node:
         self.start_agent()
 
     def tell(self, *, ready: bool) -> None:
-        """What the API server has of it: its kubelet is well, or has not reported."""
         condition = {
             "type": "Ready",
             "status": "True" if ready else "Unknown",
@@ -142,7 +140,6 @@ class Node:
         self.cluster.put("pods", self._agent_pod)
 
     async def stop_agent(self) -> None:
-        """Its pod is gone; sessions live on."""
         self.cluster.drop("pods", self._agent_pod)
         await self.silence_agent()
 
@@ -199,7 +196,6 @@ class Node:
         ended: dict[str, Any] | None = None,
         which: tuple[str, ...] = (),
     ) -> None:
-        """Report its containers as they are."""
         known = self.cluster.pod(pod["metadata"]["name"])
         if known is None or known["metadata"]["uid"] != pod["metadata"]["uid"]:
             return
@@ -244,7 +240,6 @@ class Node:
             self._report(pod, self._addresses[uid], peace)
 
     def forget(self, pod: dict[str, Any]) -> None:
-        """The pod is gone: take its address away."""
         uid = pod["metadata"]["uid"]
         self.pods.pop(uid, None)
         task, server = self._watches.pop(uid, None), self._servers.pop(uid, None)
@@ -254,7 +249,6 @@ class Node:
             server.stop()
 
     def serves(self, uid: str) -> bool:
-        """Whether a tree runs in that pod."""
         return any(
             place.pod == uid and place.tree is not None and place.tree.runs
             for place in self.places.values()

@@ -20,8 +20,6 @@ LOGIN = {"access_key_id": "AKIAOFATEST", "secret_access_key": "a-very-secret-key
 
 
 class S3:
-    """The server, and a client of its own to look behind the scenes."""
-
     def __init__(self, port: int, folder: Path) -> None:
         self.endpoint = f"http://127.0.0.1:{port}"
         self.options = {"endpoint": self.endpoint, "region": "us-east-1"}
@@ -47,14 +45,12 @@ class S3:
 
 
 def served(tmp_path_factory):
-    """A fixture's body: one server for all tests of a folder."""
     with s3_server(tmp_path_factory.mktemp("s3")) as server:
         yield server
 
 
 @contextlib.contextmanager
 def s3_server(folder: Path):
-    """A server on a free port of 127.0.0.1, until the block ends."""
     port = free_port()
     log = (folder / "moto.log").open("wb")
     with log, _server(port, log) as server:
@@ -85,8 +81,6 @@ def _server(port: int, log):
 
 
 class _Forward(http.server.BaseHTTPRequestHandler):
-    """Hands a request on, or has the fault that its server asks for."""
-
     protocol_version = "HTTP/1.1"
 
     def handle_any(self) -> None:

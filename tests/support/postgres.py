@@ -37,7 +37,6 @@ class Postgres:
         self._run("pg_ctl", "-D", data, "-w", "-o", options, "-l", log, "start")
 
     def database(self, name: str) -> str:
-        """A new database; its SQLAlchemy URL."""
         self._run("createdb", "-h", str(self._folder), name)
         return f"postgresql+psycopg://postgres@/{name}?host={self._folder}"
 

@@ -56,7 +56,6 @@ class Started:
         self._lock = threading.Lock()
 
     def wait(self, timeout: float = _LONG_SECONDS) -> int:
-        """Wait for its end; its exit status, as of :meth:`poll`."""
         until = time.monotonic() + timeout
         while (status := self.poll()) is None:
             if time.monotonic() > until:
@@ -65,7 +64,6 @@ class Started:
         return status
 
     def poll(self) -> int | None:
-        """Its exit status, negative for a signal; None while it runs."""
         with self._lock:
             if self.returncode is None and readable([self._status], 0):
                 said = self._status.recv(16)
@@ -88,7 +86,6 @@ class Started:
 def start(
     program: str, words: list[str], *, log: int, env: dict[str, str], cwd: Path
 ) -> Started:
-    """Start a program in a session of its own; it reads nothing."""
     ours, theirs = socket.socketpair()
     with theirs:
         request = {"program": program, "words": words, "env": env, "cwd": str(cwd)}

@@ -18,6 +18,11 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Self
 
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.linux import processes, procfs
+from jupyterhub_gpu_reclaim.node.sessions.placements import LocalPlacements
+from jupyterhub_gpu_reclaim.session_init import session_init
+from tests.support.hub import wait_until
 from tests.support.unix_server import UnixServer
 
 TOKEN = "spawner-token-of-the-tests"
@@ -84,24 +89,33 @@ class RelaunchingService:
 
     def init(self, user: str, server: str = "") -> int:
         """Pid of the session's init; LookupError when there is none."""
-        return find_init(self.folder, user, server)
+        found = [
+            session.init_pid
+            for session in LocalPlacements(str(self.folder)).list()
+            if session.key == SessionKey(user, server)
+        ]
+        if not found:
+            raise LookupError(f"no init of {user}/{server}")
+        return max(found)
+
+    def tree(self, user: str, server: str = "") -> Any:
+        return processes.snapshot(self.init(user, server))
 
     def capture(self, user: str, server: str = "") -> dict[str, Any]:
         """Freeze a session and remember how it was started."""
-        init = self.init(user, server)
-        root = children(init)[0]
-        stopped = tree(root)
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
-        _wait_stopped(stopped)
-        reaper = "session_init" in _read(root, "cmdline")
-        program = children(root)[0] if reaper else root
+        tree = self.tree(user, server)
+        for process in tree.processes:
+            os.kill(process.pid, signal.SIGSTOP)
+        processes.wait_stopped(tree.init.pid, tree.init.start_time, timeout=30)
+        program = tree.root.pid
+        if "session_init" in procfs.text(program, "cmdline"):  # the reaper
+            program = tree.server.pid
         environ = dict(
             entry.split("=", 1)
-            for entry in _read(program, "environ").split("\0")
+            for entry in procfs.text(program, "environ").split("\0")
             if "=" in entry
         )
-        command = _read(program, "cmdline").rstrip("\0").split("\0")
+        command = procfs.text(program, "cmdline").rstrip("\0").split("\0")
         url = environ["JUPYTERHUB_SERVICE_URL"]
         saved = {
             "checkpoint": f"{user}-{time.monotonic_ns()}",
@@ -119,8 +133,8 @@ class RelaunchingService:
 
     def thaw(self, user: str, server: str = "") -> None:
         """Let a captured session go on; its checkpoint is discarded."""
-        for pid in tree(children(self.init(user, server))[0]):
-            os.kill(pid, signal.SIGCONT)
+        for process in self.tree(user, server).processes:
+            os.kill(process.pid, signal.SIGCONT)
         self.captured.discard((user, server))
         self.saved.pop((user, server), None)
 
@@ -160,12 +174,9 @@ class RelaunchingService:
                 check=True,
                 timeout=20,
             )
-            until = time.monotonic() + 60
-            while not children(init) and time.monotonic() < until:
-                time.sleep(0.02)
-            root = children(init)[0]
-            inner = int(_status(root, "NSpid").split()[-1])
-            _sigqueue(init, signal.SIGUSR1, inner)
+            wait_until(lambda: processes.has_children(init), 60)
+            root = ctypes.c_void_p(self.tree(*key).root.ns_pid)
+            ctypes.CDLL(None).sigqueue(init, session_init.ROOT_NAMED, root)
             self.captured.discard(key)
 
     # --- the calls -------------------------------------------------------------------
@@ -198,11 +209,8 @@ class RelaunchingService:
             return 202, None
         if call == "release":
             self.hold_release.wait(60)
-            init = self.init(*key)
-            os.kill(init, signal.SIGKILL)
-            until = time.monotonic() + 60
-            while _alive(init) and time.monotonic() < until:
-                time.sleep(0.02)
+            init = self.tree(*key).init
+            processes.kill_session(init.pid, init.start_time, timeout=60)
         if call == "forget":
             self.saved.pop(_key({"key": body}), None)
         return 204, None
@@ -266,74 +274,3 @@ def _key(body: dict[str, Any]) -> Key:
     if isinstance(key, dict):
         return key["user"], key.get("server", "")
     return tuple(key)
-
-
-# --- processes ------------------------------------------------------------------------
-
-
-def find_init(folder: Path, user: str, server: str = "") -> int:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        words = _read(int(entry.name), "cmdline").split("\0")
-        if not any(word.endswith("session_init.py") for word in words[:5]):
-            continue
-        if f"--user={user}" not in words or f"--server={server}" not in words:
-            continue
-        if str(folder) not in _read(int(entry.name), "environ"):
-            continue
-        first = _status(int(entry.name), "NSpid").split()[-1:] == ["1"]
-        if first and _alive(int(entry.name)):
-            found.append(int(entry.name))
-    if not found:
-        raise LookupError(f"no init of {user}/{server}")
-    return max(found)
-
-
-def children(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
-    return found
-
-
-def tree(pid: int) -> list[int]:
-    return [pid, *(each for child in children(pid) for each in tree(child))]
-
-
-def _wait_stopped(pids: list[int]) -> None:
-    """As an agent does: on a busy machine a signal takes its time."""
-    until = time.monotonic() + 30
-    while any(_status(pid, "State")[:1] not in {"T", "t", "Z", ""} for pid in pids):
-        if time.monotonic() > until:
-            raise TimeoutError(f"not stopped: {pids}")
-        time.sleep(0.01)
-
-
-def _alive(pid: int) -> bool:
-    return _status(pid, "State")[:1] not in {"", "Z", "X"}
-
-
-def _status(pid: int, name: str) -> str:
-    for line in _read(pid, "status").splitlines():
-        if line.startswith(f"{name}:"):
-            return line.partition(":")[2].strip()
-    return ""
-
-
-def _read(pid: int, file: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/{file}").read_bytes().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _sigqueue(pid: int, number: int, value: int) -> None:
-    class Value(ctypes.Union):
-        _fields_ = [("number", ctypes.c_int), ("pointer", ctypes.c_void_p)]
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.sigqueue(pid, number, Value(number=value)):
-        raise OSError(ctypes.get_errno(), "sigqueue")

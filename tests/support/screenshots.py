@@ -13,7 +13,6 @@ _FOLDER = "GPU_RECLAIM_SCREENSHOTS"
 
 
 def add_option(parser: pytest.Parser) -> None:
-    """Add ``--screenshots``."""
     parser.addoption(
         "--screenshots",
         metavar="DIR",
@@ -22,7 +21,6 @@ def add_option(parser: pytest.Parser) -> None:
 
 
 def configure(config: pytest.Config) -> None:
-    """Tell this process and the workers that it starts."""
     if folder := config.getoption("--screenshots"):
         os.environ[_FOLDER] = str(Path(folder).absolute())
 
@@ -35,7 +33,6 @@ def shoot(page: Any, name: str, **options: Any) -> None:
 
 
 def shoot_both(page: Any, name: str, **options: Any) -> None:
-    """The same in light and in dark colours."""
     for colours in ("light", "dark"):
         page.emulate_media(color_scheme=colours)
         shoot(page, f"{name}-{colours}", **options)

@@ -49,8 +49,6 @@ def scope_of(nodeid: str) -> str:
 
 
 class Shared:
-    """What has been begun for the tests that run now."""
-
     def __init__(self) -> None:
         self._made: dict[str, Any] = {}
         self._ends = ExitStack()

@@ -336,7 +336,6 @@ class Hub:
         return self._of.orders
 
     def run(self, key: SessionKey = KEY) -> None:
-        """It takes the server for running, whoever has started it."""
         self.states[key] = "running"
 
     def remembers(self, key: SessionKey = KEY, **changes: Any) -> None:
@@ -422,7 +421,6 @@ class World:
         self.hub = Hub(self.installation)
 
     def open(self) -> None:
-        """Start everything but the service."""
         of = self.installation
         (of.folder / "token").write_text("secret")
         of.put_journal(None)
@@ -472,7 +470,6 @@ class World:
                 service.program.kill()
 
     async def kill_agent(self) -> None:
-        """The agent is gone, whatever it was doing; another one is started."""
         self.node.machine.agent.kill()
         self.installation.start_agent(self.node.machine)
         await self.until(lambda: self.installation.agents)
@@ -509,7 +506,6 @@ class World:
         return controller.users.session(key).checkpoint
 
     async def saved(self, controller: Controller, name: str = "") -> str:
-        """A new save point; its id."""
         before = set(self.node.saved)
         await controller.users.save(KEY, "ada", name)
         await self.until(lambda: not self.view(controller).facts.intent)
@@ -517,7 +513,6 @@ class World:
         return new
 
     def lost(self) -> None:
-        """Its node is gone, and the Hub has noticed that."""
         for place in self.node.living():
             self.node.end(place.incarnation)
         self.hub.states[KEY] = "stopped"
@@ -559,7 +554,6 @@ class World:
     async def reaches(
         self, controller: Controller, phase: str, key: SessionKey = KEY
     ) -> None:
-        """Wait until the service says so of a session."""
         await self.until(lambda: self.phase(controller, key) == phase)
 
     def view(self, controller: Controller, key: SessionKey = KEY) -> SessionView:

@@ -39,7 +39,6 @@ def started(
     users: Sequence[str],
     machine: Machine | None = None,
 ) -> HubProcess:
-    """A Hub that runs."""
     machine = machine or Machine("node1", 1, 16 * GIB, lambda *_: None)
     machines = Machines()
     machines.by_name[machine.name] = machine

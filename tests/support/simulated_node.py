@@ -80,7 +80,6 @@ class Node:
     def run(
         self, key: SessionKey, contents: str = "work", incarnation: str = "", **more
     ) -> Place:
-        """A session that was started there."""
         gpu, login = more.pop("gpu", 0), more.pop("login", ("a-login", 8888))
         tree = ProgramTree(contents, *login, gpu, on_gpu=gpu > 0)
         name = incarnation or self.nodes.name()
@@ -92,7 +91,6 @@ class Node:
         )
 
     def serve(self, folder: Path) -> tuple[HTTPServer, str]:
-        """Have the agent's real routes at a socket there; server and address."""
         server = HTTPServer(make_application(self.agent, TOKEN, self.agent.term))
         path = folder / "agent.sock"
         server.add_socket(unix_sockets.listening(path))

@@ -9,8 +9,6 @@ from socket import AF_UNIX
 
 
 class UnixServer(ThreadingHTTPServer):
-    """Answers as soon as it is made; ``address`` is as settings have it."""
-
     address_family = AF_UNIX
     daemon_threads = True
 
