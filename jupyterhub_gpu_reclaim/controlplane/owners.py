@@ -25,6 +25,7 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import retention
+from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.session import LIVE, Keeping
 from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
 
@@ -162,12 +163,14 @@ async def check_names(sessions: Sessions, agent: Agent, placement: Placement) ->
     for key in sorted(await _names(sessions, agent, placement) - {mine.key}):
         there = sessions.row(key).ids
         named = {placement.former, placement.checkpoint, *there} - {""}
-        if mine.failure is None and mine.dismissed in named:
+        told = sessions.journal.all_noted(NoteKind.RENAMED).keys()
+        if mine.failure is None and named & told:
             continue
         error = Refused(Reason.RENAMED, there=key, here=mine.key)
-        # Its user's "start fresh" dismisses it: no failure is left then.
+        # Its user's "start fresh" leaves no failure.
         left = placement.checkpoint or min(there, default=placement.former)
-        sessions.update(mine.key, failure=codec.failure_of(error), dismissed=left)
+        sessions.journal.note(NoteKind.RENAMED, left, sessions.clock.now())
+        sessions.update(mine.key, failure=codec.failure_of(error))
         raise error
 
 

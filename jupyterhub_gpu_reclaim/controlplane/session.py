@@ -77,9 +77,6 @@ class SessionRow(Value, frozen=True, kw_only=True):
     waiting_since: float | None = None
     #: checkpoint to bring back as soon as the session is suspended
     bring_back: str = ""
-    #: last checkpoint that ``checkpoint`` was before, or that its user gave up under
-    #: another name; the Hub's pointer may still name it
-    dismissed: str = ""
 
     @property
     def stamp(self) -> tuple[int, int]:

@@ -145,8 +145,6 @@ class Sessions:
         row = msgspec.structs.replace(
             before, failure=failure and self.timed(failure), **changes
         )
-        if before.checkpoint not in {"", row.checkpoint}:
-            row = msgspec.structs.replace(row, dismissed=before.checkpoint)
         phase = session.advance(before.phase, event, saved=bool(row.checkpoint))
         moved = phase is not before.phase or not before.since
         row = msgspec.structs.replace(

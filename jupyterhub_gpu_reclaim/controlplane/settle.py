@@ -563,7 +563,9 @@ def _settle_missing(row: SessionRow, observed: Observed, asked: Asked) -> Action
 
 
 def is_accounted_for(row: SessionRow, asked: Asked) -> bool:
-    return asked.checkpoint in {"", row.dismissed, *(each.id for each in asked.kept)}
+    """Whether what the Hub remembers is kept, or was decided about: by its stamp."""
+    kept = asked.checkpoint in {"", *(each.id for each in asked.kept)}
+    return kept or (0, 0) < asked.stamp <= row.stamp
 
 
 def _older(info: CheckpointInfo) -> Failure:

@@ -142,7 +142,6 @@ class Row(NamedTuple):
     placed: bool = False
     stop_asked: bool = False
     known: frozenset[Saved] = frozenset()
-    dismissed: int = 0
     doubt: str = ""  #: code of the question to its user
     word: bool = False  #: its user's, that it is to come back
     account: int = 0  #: 0: whoever comes
@@ -388,7 +387,6 @@ def _taken_note(
             return state.to(
                 SessionEvent.BROUGHT_BACK,
                 **_as(saved),
-                dismissed=state.row.checkpoint or state.row.dismissed,
                 word=True,
             )
     return None
@@ -571,7 +569,6 @@ def _found_saved(state: State, newest: Saved) -> State:
         **_as(newest),
         wanted=False,
         placed=False,
-        dismissed=state.row.checkpoint or state.row.dismissed,
         doubt=doubt,
         **_noted(state.row, *_living(state)),
     )
@@ -837,13 +834,19 @@ def _question(state: State, want: Want, inc: int) -> Asked:
         want,
         str(inc),
         checkpoint=str(state.hub_saved or ""),
-        # Ids rise as stamps do; nothing but what comes back is compared with it.
-        stamp=(0, int(state.hub_saved <= state.row.checkpoint)),
+        stamp=_stamp(state, state.hub_saved),
         former=f"s{state.owner}" if state.hub_inc else "",
         remembered=bool(state.hub_inc),
         listed=_is_listed(state),
         kept=_kept(state.row),
     )
+
+
+def _stamp(state: State, saved: int) -> tuple[int, int]:
+    """That of what the Hub remembers, which may be deleted: ids rise as stamps do."""
+    mine = (one for one in state.row.known if one.id == state.row.checkpoint)
+    term = next((one.term for one in mine if saved <= one.id), state.row.term)
+    return term, _generation(term, saved)
 
 
 def _is_listed(state: State) -> bool:
@@ -1255,7 +1258,6 @@ def _row(row: Row) -> SessionRow:
         attempt=str(row.attempt or ""),
         placed=row.placed,
         failure=failure,
-        dismissed=str(row.dismissed or ""),
         intent=Intent.RESUME if row.word else Intent.NONE,
     )
 

@@ -152,7 +152,8 @@ def at(*trees, **more):
         (start(), row("stopped", bring_back="c9"), {}, A.BRING_BACK),
         (start(), STOPPED, {}, A.COLD),
         (start(checkpoint="c9"), STOPPED, {}, A.MISSING),
-        (start(checkpoint="c9"), row("stopped", dismissed="c9"), {}, A.COLD),
+        (start(checkpoint="c9", stamp=(0, 1)), STOPPED, {}, A.COLD),
+        (start(checkpoint="c9", stamp=(0, 2)), STOPPED, {}, A.MISSING),
         # Doubts.
         (start(checkpoint="c9"), row("suspended"), {}, A.ASK),
         (start(checkpoint="c9"), row("suspended", intent=Intent.RESUME), {}, A.RETURN),
