@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
     from jupyterhub_gpu_reclaim.controlplane.phase import Observed
+    from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
     from simulation.model.session import State
 
 #: The name that the Hub gives a renamed user.
@@ -135,6 +136,12 @@ class Desk:
 
     def write(self, *statements: Any) -> None:
         """Orders stand in ``settled``; the rest is about nothing of the model."""
+
+    def all_noted(self, kind: NoteKind) -> dict[str, float]:
+        return {}
+
+    def note(self, kind: NoteKind, subject: str, value: float) -> None:
+        """Nobody starts fresh here under another name."""
 
     def audit_line(self, key: SessionKey, who: str, what: str, *more: str) -> AuditRow:
         return AuditRow(at=0.0, key=key, who=who, what=what)
