@@ -19,12 +19,11 @@ from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import AuditLine
     from jupyterhub_gpu_reclaim.controlplane.journal import Journal
-    from jupyterhub_gpu_reclaim.controlplane.session import AuditRow
 
 
 class NumberedLine(NamedTuple):
     id: int
-    line: AuditRow
+    line: AuditLine
 
 
 class AuditReader:
@@ -158,7 +157,7 @@ def line_of(numbered: NumberedLine) -> AuditSentence:
     )
 
 
-def sentence(line: AuditRow | AuditLine) -> str:
+def sentence(line: AuditLine) -> str:
     who = "The service" if line.who == SERVICE else line.who
     if line.what == "keep":
         return _kept(who, line.message)

@@ -32,14 +32,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
+    from jupyterhub_gpu_reclaim.common.models import AuditLine, CheckpointInfo, Tree
     from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.phase import Observed
-    from jupyterhub_gpu_reclaim.controlplane.session import (
-        AuditRow,
-        CheckpointRow,
-        SessionRow,
-    )
+    from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
 
@@ -121,7 +117,7 @@ class Deletions:
             sessions.journal.write(*_told(line), *_written(order), *also)
         self._orders_by_key()[key] = order
 
-    def _line(self, order: DeletionOrder, what: str, message: str) -> AuditRow | None:
+    def _line(self, order: DeletionOrder, what: str, message: str) -> AuditLine | None:
         """Make a line for the audit; None: nobody has known anything of that name."""
         line = self.sessions.audit_line(order.key, SERVICE, what, message)
         return line if order.names else None
@@ -269,7 +265,7 @@ class Deletions:
         self._orders_by_key().pop(order.key, None)
 
 
-def _told(line: AuditRow | None) -> list[Any]:
+def _told(line: AuditLine | None) -> list[Any]:
     return [] if line is None else [schema.insert_audit(line)]
 
 

@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
     from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
-    from jupyterhub_gpu_reclaim.controlplane.session import AuditRow
 
 
 class JournalCache:
@@ -212,7 +211,7 @@ class Journal:
     def save(
         self,
         row: SessionRow,
-        audit: AuditRow | None = None,
+        audit: AuditLine | None = None,
         checkpoints: Iterable[CheckpointRow] = (),
         amounts: Mapping[str, float] | None = None,
     ) -> None:
@@ -224,7 +223,7 @@ class Journal:
     def forget(
         self,
         key: SessionKey,
-        audit: AuditRow | None,
+        audit: AuditLine | None,
         to_delete: Iterable[CheckpointRow],
         amounts: Mapping[str, float] | None = None,
         also: Iterable[Any] = (),
@@ -291,7 +290,7 @@ class Journal:
         self._known_cache = held
 
     # --- audit
-    def audit(self, key: SessionKey | None = None, limit: int = 100) -> list[AuditRow]:
+    def audit(self, key: SessionKey | None = None, limit: int = 100) -> list[AuditLine]:
         table = schema.audit
         query = table.select().order_by(table.c.id.desc()).limit(limit)
         if key is not None:

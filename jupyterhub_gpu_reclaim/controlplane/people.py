@@ -11,8 +11,6 @@ import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.auth.principals import of_user
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -504,8 +502,7 @@ class UserApi:
         return [row for row in rows if not retention.is_hidden(session, row)]
 
     def audit(self, key: SessionKey, limit: int = 100) -> list[AuditLine]:
-        rows = self._sessions.journal.audit(key, limit)
-        return [AuditLine(**msgspec.structs.asdict(row)) for row in rows]
+        return self._sessions.journal.audit(key, limit)
 
     def story(self, user: str | None, before: int = 0, limit: int = 100) -> AuditPage:
         found = audit.of_user(self._sessions.journal, user, before, limit + 1)

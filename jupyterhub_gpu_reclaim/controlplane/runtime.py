@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from jupyterhub_gpu_reclaim.common.models import (
+        AuditLine,
         Decision,
         Event,
         Failure,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         Usage,
         Waiting,
     )
-    from jupyterhub_gpu_reclaim.controlplane.session import AuditRow
     from jupyterhub_gpu_reclaim.policy.probe import Probed
     from jupyterhub_gpu_reclaim.sampling.window import Window
 
@@ -90,7 +90,7 @@ class Runtime:
     odd: tuple[str, float] | None = None
     operation: OperationEvents | None = None  #: the last capture or restore
     #: the audit's line on its last suspend, if there is one; None: not read
-    cause: list[AuditRow] | None = None
+    cause: list[AuditLine] | None = None
     napping: Tree | None = None  #: its tree, while programs of it nap
     napping_seen: float = 0.0  #: when its agent told of that (monotonic)
     #: the waking session for which it was selected to nap

@@ -26,16 +26,13 @@ from sqlalchemy import (
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.session import (
-    AuditRow,
-    CheckpointRow,
-    SessionRow,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, SessionRow
 
 
 class NoteKind(StrEnum):
@@ -214,8 +211,8 @@ def forget_notes(kind: NoteKind, *subjects: str) -> list[Any]:
     return [notes.delete().where(mine, notes.c.subject == each) for each in subjects]
 
 
-def audit_row(row: Mapping[Any, Any]) -> AuditRow:
-    return AuditRow(
+def audit_row(row: Mapping[Any, Any]) -> AuditLine:
+    return AuditLine(
         at=row["at"],
         key=SessionKey(row["user"], row["server"]),
         who=row["who"],
@@ -225,11 +222,11 @@ def audit_row(row: Mapping[Any, Any]) -> AuditRow:
     )
 
 
-def insert_audit(row: AuditRow) -> Any:
+def insert_audit(row: AuditLine) -> Any:
     return _INSERT[audit], audit_values(row)
 
 
-def audit_values(row: AuditRow) -> dict[str, Any]:
+def audit_values(row: AuditLine) -> dict[str, Any]:
     values = msgspec.structs.asdict(row)
     key = values.pop("key")
     return {**values, "user": key.user, "server": key.server}

@@ -144,15 +144,6 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
         return self.said(aside=Aside(until=until), gone_on=None)
 
 
-class AuditRow(Value, frozen=True, kw_only=True):
-    at: float
-    key: SessionKey
-    who: str
-    what: str
-    code: str = ""
-    message: str = ""
-
-
 def failure_of(reason: Reason, **facts: Any) -> Failure:
     return codec.failure_of(Refused(reason, **facts))
 

@@ -19,6 +19,7 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import (
+    AuditLine,
     CheckpointInfo,
     Decision,
     Event,
@@ -44,7 +45,6 @@ from jupyterhub_gpu_reclaim.controlplane.runtime import (
     Runtime,
 )
 from jupyterhub_gpu_reclaim.controlplane.session import (
-    AuditRow,
     CheckpointRow,
     Intent,
     SessionRow,
@@ -86,8 +86,6 @@ class Sessions:
         self.journal = journal
         self.clock = clock
         self.counters = Counters()
-        #: number of sessions that share one GPU
-        self.seats_per_gpu = settings.seats_per_gpu
         #: runtime state of every session that anything is remembered of
         self.runtimes: dict[SessionKey, Runtime] = {}
         self.policies = policies
@@ -154,7 +152,7 @@ class Sessions:
         void = {name: empty for name, empty in void.items() if name not in changes}
         row = msgspec.structs.replace(row, **void)
         reason = why or failure
-        audit = AuditRow(
+        audit = AuditLine(
             at=now,
             key=key,
             who=by,
@@ -188,7 +186,7 @@ class Sessions:
     def update(
         self,
         key: SessionKey,
-        audit: AuditRow | None = None,
+        audit: AuditLine | None = None,
         checkpoints: Iterable[CheckpointRow] = (),
         **changes: Any,
     ) -> SessionRow:
@@ -215,7 +213,7 @@ class Sessions:
         self,
         key: SessionKey,
         checkpoints: Iterable[CheckpointRow],
-        audit: AuditRow | None = None,
+        audit: AuditLine | None = None,
     ) -> None:
         if self.journal.session(key) is not None:
             self.update(key, audit, checkpoints)
@@ -255,8 +253,8 @@ class Sessions:
 
     def audit_line(
         self, key: SessionKey, who: str, what: str, message: str = ""
-    ) -> AuditRow:
-        return AuditRow(
+    ) -> AuditLine:
+        return AuditLine(
             at=self.clock.now(), key=key, who=who, what=what, message=message
         )
 
@@ -310,7 +308,7 @@ class Sessions:
         return saved.info.gpus if saved is not None else []
 
     def gpus_left(self, row: SessionRow) -> float:
-        return len(self.gpus_of(row)) / self.seats_per_gpu
+        return len(self.gpus_of(row)) / self.settings.seats_per_gpu
 
     def note_node(self, key: SessionKey, tree: Tree | None) -> None:
         """Note the node of its programs; it stays when they have ended."""
@@ -473,7 +471,7 @@ class Sessions:
         times, limits = self.resume_times, self.settings.retention
         return views.suspension_of(row, kept, why, times, limits)
 
-    def cause(self, key: SessionKey) -> list[AuditRow]:
+    def cause(self, key: SessionKey) -> list[AuditLine]:
         runtime = self.runtime(key)
         if runtime.cause is None:
             with suppress(StoreError):
@@ -509,7 +507,7 @@ class Sessions:
     def remove(
         self,
         key: SessionKey,
-        line: AuditRow | None,
+        line: AuditLine | None,
         checkpoints: Iterable[CheckpointRow] = (),
         also: Iterable[Any] = (),
     ) -> None:

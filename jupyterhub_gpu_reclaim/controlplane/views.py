@@ -28,16 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from jupyterhub_gpu_reclaim.common.models import (
+        AuditLine,
         CheckpointInfo,
         SessionKey,
         SessionPolicy,
     )
     from jupyterhub_gpu_reclaim.controlplane.runtime import OperationEvents, Runtime
-    from jupyterhub_gpu_reclaim.controlplane.session import (
-        AuditRow,
-        CheckpointRow,
-        SessionRow,
-    )
+    from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, SessionRow
     from jupyterhub_gpu_reclaim.policy.retention import Retention
 
 
@@ -181,7 +178,7 @@ class ResumeTimes:
         return 0.0 if found is None else found.seconds * size / found.bytes
 
 
-def cause(lines: Iterable[AuditRow]) -> str:
+def cause(lines: Iterable[AuditLine]) -> str:
     line = next((line for line in lines if line.what in CAUSES), None)
     if line is None:
         return ""

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder, Cancel, Discard, Kill
 from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.common.models import Phase, Placement, SessionKey
+from jupyterhub_gpu_reclaim.common.models import AuditLine, Phase, Placement, SessionKey
 from jupyterhub_gpu_reclaim.controlplane import owners
 from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.session import (
-    AuditRow,
     CheckpointRow,
     Keeping,
     SessionRow,
@@ -87,7 +86,7 @@ class Desk:
     def update(
         self,
         key: SessionKey,
-        line: AuditRow | None = None,
+        line: AuditLine | None = None,
         checkpoints: Iterable[CheckpointRow] = (),
         **changes: Any,
     ) -> None:
@@ -122,7 +121,7 @@ class Desk:
     def remove(
         self,
         key: SessionKey,
-        line: AuditRow,
+        line: AuditLine,
         checkpoints: Iterable[CheckpointRow] = (),
         also: Iterable[Any] = (),
     ) -> None:
@@ -143,8 +142,8 @@ class Desk:
     def note(self, kind: NoteKind, subject: str, value: float) -> None:
         """Nobody starts fresh here under another name."""
 
-    def audit_line(self, key: SessionKey, who: str, what: str, *more: str) -> AuditRow:
-        return AuditRow(at=0.0, key=key, who=who, what=what)
+    def audit_line(self, key: SessionKey, who: str, what: str, *more: str) -> AuditLine:
+        return AuditLine(at=0.0, key=key, who=who, what=what)
 
     def highest_generation(self, key: SessionKey) -> int:
         known = [row.info.generation for row in self.checkpoints(key)]

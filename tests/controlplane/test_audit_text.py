@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import jupyterhub_gpu_reclaim
-from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
+from jupyterhub_gpu_reclaim.common.models import AuditLine, Decision, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.audit import sentence
-from jupyterhub_gpu_reclaim.controlplane.session import AuditRow, SessionEvent
+from jupyterhub_gpu_reclaim.controlplane.session import SessionEvent
 from tests.support.simulated import DELETED, KEY
 
 #: Codes that are the plain word for it, too.
@@ -19,7 +19,7 @@ IDLE = Decision(reclaim=True, code="idle", message="Idle for 31 min.")
 
 @pytest.mark.parametrize("what", [happened.name.lower() for happened in SessionEvent])
 def test_everything_that_can_happen_has_a_sentence(what):
-    line = AuditRow(at=1.0, key=KEY, who="ada", what=what, message="So it is.")
+    line = AuditLine(at=1.0, key=KEY, who="ada", what=what, message="So it is.")
     told = sentence(line)
     # What ended it is a sentence of its own: that need not have been by themselves.
     assert told.endswith("So it is." if what == "vanished" else ". So it is.")
@@ -46,13 +46,13 @@ def test_every_word_of_the_audit_has_a_sentence():
     words = words_of_the_audit()
     assert len(words) > 20
     for what in words - {"keep"}:
-        line = AuditRow(at=1.0, key=KEY, who="ada", what=what, message="")
+        line = AuditLine(at=1.0, key=KEY, who="ada", what=what, message="")
         assert sentence(line) != f"ada: {what}.", what
 
 
 def test_sentences_name_who_asked_and_for_how_long():
     def told(what, message="", who="ada"):
-        return sentence(AuditRow(at=1.0, key=KEY, who=who, what=what, message=message))
+        return sentence(AuditLine(at=1.0, key=KEY, who=who, what=what, message=message))
 
     assert told("keep", "3600 s") == "ada asked to keep it for 1 h."
     assert told("keep", "0 s") == "ada cancelled Keep."

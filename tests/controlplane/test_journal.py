@@ -9,6 +9,7 @@ import pytest
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import (
+    AuditLine,
     Failure,
     Phase,
     SessionKey,
@@ -17,7 +18,6 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import audit, schema
 from jupyterhub_gpu_reclaim.controlplane.journal import PRUNED_LINES, Journal
 from jupyterhub_gpu_reclaim.controlplane.session import (
-    AuditRow,
     CheckpointRow,
     Intent,
     Keeping,
@@ -52,7 +52,7 @@ ROW = SessionRow(
     stop_asked=3.0,
 )
 CHECKPOINT = CheckpointRow(info=INFO, keeping=Keeping.CURRENT, expires=50.0)
-AUDIT = AuditRow(at=6.0, key=KEY, who="ada", what="suspend", code="c", message="m")
+AUDIT = AuditLine(at=6.0, key=KEY, who="ada", what="suspend", code="c", message="m")
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES
 from jupyterhub_gpu_reclaim.common.errors import StoreError
-from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.session import AuditRow, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
 from jupyterhub_gpu_reclaim.controlplane.views import ResumeTimes, cause, suspension_of
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 from tests.support.simulated import KEY
@@ -16,8 +16,8 @@ ADA, BOB = SessionKey("ada"), SessionKey("bob")
 GB = 10**9
 
 
-def line(what: str, who: str = OURSELVES, message: str = "") -> AuditRow:
-    return AuditRow(at=1.0, key=ADA, who=who, what=what, message=message)
+def line(what: str, who: str = OURSELVES, message: str = "") -> AuditLine:
+    return AuditLine(at=1.0, key=ADA, who=who, what=what, message=message)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Totals of all sessions, as they are now."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -90,7 +92,7 @@ def test_gpus_are_counted_by_node_model_and_what_is_done_with_them(sessions):
     change(SessionKey("eve"), opted_out_by="root")
     change(SessionKey("fay"), kept_until=at + 60)
     suspended(sessions, SessionKey("gil"), 1.0, *["T4"] * 3)
-    sessions.seats_per_gpu = 2
+    sessions.settings = replace(sessions.settings, seats_per_gpu=2)
     model = sessions.runtime(ADA).cards("i1")[0].name
     assert metrics.gpus(sessions) == [
         GpuCount("", "T4", "freed", 1.5),
@@ -113,7 +115,7 @@ def test_store_use_is_summed_up_by_user_with_the_largest_first(sessions):
 
 
 def test_gpu_time_given_back_is_counted_once_by_shares_and_outlives_a_restart(sessions):
-    sessions.seats_per_gpu = 4
+    sessions.settings = replace(sessions.settings, seats_per_gpu=4)
     for name in ("ed", "fay"):
         suspended(sessions, SessionKey(name), START, "T4")
     assert metrics.gpu_seconds(sessions) == 0

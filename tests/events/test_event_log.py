@@ -15,14 +15,10 @@ from jsonschema import ValidationError
 import jupyterhub_gpu_reclaim
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.audit import AuditReader
 from jupyterhub_gpu_reclaim.controlplane.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.session import (
-    AuditRow,
-    SessionEvent,
-    SessionRow,
-)
+from jupyterhub_gpu_reclaim.controlplane.session import SessionEvent, SessionRow
 from jupyterhub_gpu_reclaim.service.events import feed
 from jupyterhub_gpu_reclaim.service.events.feed import Feed, feeding
 from jupyterhub_gpu_reclaim.service.events.log import EVENTS, SCHEMAS, EventLog, Refusal
@@ -45,9 +41,9 @@ def place(tmp_path):
     return tmp_path / "events.jsonl"
 
 
-def line(what: str = "released", **more: object) -> AuditRow:
+def line(what: str = "released", **more: object) -> AuditLine:
     values = {"at": AT, "key": ADA, "who": "root", "what": what, **more}
-    return AuditRow(**values)
+    return AuditLine(**values)
 
 
 def happen(journal: Journal, *whats: str) -> None:

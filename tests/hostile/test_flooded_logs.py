@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
 from jupyterhub_gpu_reclaim.common.throttle import Throttle
 from jupyterhub_gpu_reclaim.controlplane import schema
 from jupyterhub_gpu_reclaim.controlplane.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.session import AuditRow
 from jupyterhub_gpu_reclaim.service.events.log import EventLog, Refusal
 from tests.service.conftest import service
 
@@ -70,8 +69,8 @@ def journal(tmp_path):
 
 def test_long_history_of_one_session_is_cut_and_no_other(journal):
     eve, ada = SessionKey("eve"), SessionKey("ada")
-    lines = [AuditRow(at=1.0, key=ada, who="ada", what="keep")]
-    lines += [AuditRow(at=2.0 + n, key=eve, who="eve", what="keep") for n in range(50)]
+    lines = [AuditLine(at=1.0, key=ada, who="ada", what="keep")]
+    lines += [AuditLine(at=2.0 + n, key=eve, who="eve", what="keep") for n in range(50)]
     journal.write(*map(schema.insert_audit, lines))
     journal.prune_long(20)
     journal.prune_long(20)
@@ -93,7 +92,7 @@ def test_throttle_forgets_who_has_been_quiet():
 def test_very_long_history_is_cut_in_portions(journal, monkeypatch):
     monkeypatch.setattr("jupyterhub_gpu_reclaim.controlplane.journal.MOST_PRUNED", 7)
     eve = SessionKey("eve")
-    lines = [AuditRow(at=float(n), key=eve, who="eve", what="keep") for n in range(50)]
+    lines = [AuditLine(at=float(n), key=eve, who="eve", what="keep") for n in range(50)]
     journal.write(*map(schema.insert_audit, lines))
     left = []
     for _ in range(5):

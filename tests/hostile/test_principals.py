@@ -3,9 +3,8 @@
 import pytest
 
 from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES, of_service, of_user
-from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.audit import sentence
-from jupyterhub_gpu_reclaim.controlplane.session import AuditRow
 from tests.service.conftest import ACCESS, PEOPLE, SessionsInMemory, service
 
 __all__ = ["service"]
@@ -21,7 +20,7 @@ def test_user_with_such_a_name_is_nobody_else(name):
 
 
 def test_act_of_a_user_named_like_us_is_not_told_as_ours():
-    row = AuditRow(
+    row = AuditLine(
         at=1.0, key=SessionKey("ada"), who=of_user("gpu-reclaim"), what="ask to suspend"
     )
     assert sentence(row).startswith("user gpu-reclaim asked")

@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
-from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.audit import AuditPage, AuditSentence
-from jupyterhub_gpu_reclaim.controlplane.session import AuditRow
 from tests.service.conftest import service
 from tests.support.forms import Browser
 
@@ -77,7 +76,7 @@ class TestReusedName:
         key = SessionKey("ada")
         service.control.put("ada")
         rows = [
-            AuditRow(at=at, key=key, who="ada", what="suspend", message=message)
+            AuditLine(at=at, key=key, who="ada", what="suspend", message=message)
             for at, message in ((200.0, "mine"), (50.0, "of the former ada"))
         ]
         lines = [

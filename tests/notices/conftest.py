@@ -9,9 +9,9 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
-from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.session import AuditRow, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
 from tests.support import certificates
 
 
@@ -24,7 +24,7 @@ def journal(tmp_path):
         key = SessionKey(user, server)
         row = journal.session(key) or SessionRow(key=key)
         journal.save(
-            row, AuditRow(at=at, key=key, who="gpu-reclaim", what=what, **more)
+            row, AuditLine(at=at, key=key, who="gpu-reclaim", what=what, **more)
         )
 
     journal.note = note

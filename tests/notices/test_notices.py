@@ -11,10 +11,9 @@ from email import message_from_bytes, policy
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.accounting import Counters
 from jupyterhub_gpu_reclaim.controlplane.audit import NumberedLine
-from jupyterhub_gpu_reclaim.controlplane.session import AuditRow
 from jupyterhub_gpu_reclaim.service import notices
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
 
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated")
 
 
 def notice(user="ada", server="träin", what="warned"):
-    line = AuditRow(
+    line = AuditLine(
         at=5.0,
         key=SessionKey(user, server),
         who="gpu-reclaim",

@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.throttle import Throttle
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.controlplane.session import AuditRow
+    from jupyterhub_gpu_reclaim.common.models import AuditLine
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class EventLog:
         self._logger.remove_handler(self._handler)
         self._handler.close()
 
-    def session(self, number: int, line: AuditRow) -> None:
+    def session(self, number: int, line: AuditLine) -> None:
         """Write one line of the audit.
 
         Raises:
