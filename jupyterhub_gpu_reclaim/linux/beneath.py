@@ -16,10 +16,11 @@ import stat
 import struct
 from typing import TYPE_CHECKING, Final
 
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 _NO_XDEV: Final = 0x01
 _OPENAT2: Final = 437  # the same number on every architecture
@@ -40,16 +41,11 @@ def open_in_root(root: int, path: bytes, flags: int) -> int:
     return _open(root, path, flags, 0, _IN_ROOT | _NO_MAGICLINKS)
 
 
-@contextlib.contextmanager
 def found_at(
     root: int, path: bytes, flags: int = os.O_PATH | os.O_NOFOLLOW
-) -> Iterator[int]:
+) -> AbstractContextManager[int]:
     """The same inside the block, by name only unless other flags are given."""
-    descriptor = open_in_root(root, path, flags)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    return closing(open_in_root(root, path, flags))
 
 
 def open_file_in_root(root: int, path: bytes) -> int:
@@ -97,10 +93,8 @@ def mode_of(parent: int, name: bytes) -> int | None:
         entry = open_beneath(parent, name, os.O_PATH | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
-    try:
+    with closing(entry):
         return os.fstat(entry).st_mode
-    finally:
-        os.close(entry)
 
 
 def remove(parent: int, name: bytes) -> None:
@@ -114,11 +108,10 @@ def remove(parent: int, name: bytes) -> None:
     waiting = [name]
     while waiting:
         path = waiting[-1]
-        folder = open_beneath(parent, path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with closing(
+            open_beneath(parent, path, os.O_RDONLY | os.O_DIRECTORY)
+        ) as folder:
             below = [n for n in names_in(folder) if not _unlink(folder, n)]
-        finally:
-            os.close(folder)
         if below:
             waiting += [path + b"/" + one for one in below]
         else:
@@ -134,8 +127,7 @@ def empty(top: int) -> None:
     """
     folders = [b"."]
     for path in folders:  # it grows
-        folder = open_beneath(top, path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with closing(open_beneath(top, path, os.O_RDONLY | os.O_DIRECTORY)) as folder:
             for name in names_in(folder):
                 try:
                     if not _unlink(folder, name):
@@ -143,8 +135,6 @@ def empty(top: int) -> None:
                 except OSError as error:
                     if error.errno != errno.EXDEV:
                         raise
-        finally:
-            os.close(folder)
     for path in reversed(folders[1:]):
         try:
             os.rmdir(path, dir_fd=top)

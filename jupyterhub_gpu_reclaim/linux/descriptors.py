@@ -31,6 +31,15 @@ T = TypeVar("T", bound=HasDescriptor)
 _SIOCUNIXFILE: Final = 0x89E0  # <linux/un.h>
 
 
+@contextlib.contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """A descriptor that is closed at the end of the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def readable(watched: Iterable[T], seconds: float) -> list[T]:
     """Those that can be read from, or have ended; empty when the time is up."""
     by_number = {one.fileno(): one for one in watched}
@@ -79,11 +88,8 @@ def copied_from(pid: int, descriptor: int) -> int:
     Raises:
         OSError: as :func:`copied`.
     """
-    process = os.pidfd_open(pid)
-    try:
+    with closing(os.pidfd_open(pid)) as process:
         return copied(process, descriptor)
-    finally:
-        os.close(process)
 
 
 def as_socket(descriptor: int) -> socket.socket:

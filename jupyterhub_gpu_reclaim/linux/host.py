@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 
@@ -67,11 +68,8 @@ def name_groups_as_host() -> None:
         return
     try:
         path = procfs.PROC / str(PID) / "ns" / "cgroup"
-        namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as namespace:
             checked(libc.setns(namespace, _CLONE_NEWCGROUP), "setns")
-        finally:
-            os.close(namespace)
     except OSError as error:
         raise Refused(
             Reason.CAPABILITY_MISSING,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 from jupyterhub_gpu_reclaim.linux.procfs import PROC
 
@@ -160,8 +160,9 @@ def new_file_system(kind: str, flags: int = 0, **options: str) -> int:
     Raises:
         OSError: this kernel or container does not allow it.
     """
-    context = checked(libc.syscall(_FSOPEN, kind.encode(), _CLOEXEC), "fsopen")
-    try:
+    with closing(
+        checked(libc.syscall(_FSOPEN, kind.encode(), _CLOEXEC), "fsopen")
+    ) as context:
         for name, value in options.items():
             words = (name.encode(), value.encode(), 0)
             set_ = libc.syscall(_FSCONFIG, context, _SET_STRING, *words)
@@ -169,5 +170,3 @@ def new_file_system(kind: str, flags: int = 0, **options: str) -> int:
         made = libc.syscall(_FSCONFIG, context, _CREATE, None, None, 0)
         checked(made, "fsconfig")
         return checked(libc.syscall(_FSMOUNT, context, _CLOEXEC, flags), "fsmount")
-    finally:
-        os.close(context)

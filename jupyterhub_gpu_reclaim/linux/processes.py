@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.libc import libc
 
 if TYPE_CHECKING:
@@ -231,8 +232,7 @@ def _namespaces_of(pid: int, stack: contextlib.ExitStack) -> list[str]:
         stack.callback(os.close, current)
         while True:
             found.append(f"pid:[{os.fstat(current).st_ino}]")
-            current = fcntl.ioctl(current, _NS_GET_PARENT)
-            stack.callback(os.close, current)
+            current = stack.enter_context(closing(fcntl.ioctl(current, _NS_GET_PARENT)))
     except OSError:  # EPERM: the one above is not ours to see
         return found
 
@@ -291,12 +291,10 @@ def held(process: Process) -> Iterator[int | None]:
     except ProcessLookupError:
         yield None
         return
-    try:
+    with closing(pidfd):
         # Read after the pidfd was opened: from then on the pid cannot be reused.
         same = start_time(process.pid) == process.start_time
         yield pidfd if same else None
-    finally:
-        os.close(pidfd)
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ from jupyterhub_gpu_reclaim.checkpoint.buffers import BufferReader
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import empty, mode_of, open_beneath, remove
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -128,8 +129,9 @@ class _Unpacker:
             self._open.append((path, time_of(info)))
             return
         parent_path, _, name = path.rpartition(b"/")
-        parent = open_beneath(self._folder, parent_path or b".", _FOLDER)
-        try:
+        with closing(
+            open_beneath(self._folder, parent_path or b".", _FOLDER)
+        ) as parent:
             if info.isdir():
                 self._make_folder(parent, name, info, path)
             elif info.ischr() and self._overlay:
@@ -139,8 +141,6 @@ class _Unpacker:
                 remove(parent, _TEMPORARY)
                 self._make_other(tar, parent, info)
                 self._put(parent, name)
-        finally:
-            os.close(parent)
 
     def _make_folder(
         self, parent: int, name: bytes, info: tarfile.TarInfo, path: bytes
@@ -150,11 +150,8 @@ class _Unpacker:
             remove(parent, name)
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent)
-        folder = open_beneath(parent, name, _FOLDER)
-        try:
+        with closing(open_beneath(parent, name, _FOLDER)) as folder:
             self._finish(folder, info)
-        finally:
-            os.close(folder)
         self._open.append((path, time_of(info)))
 
     def _make_other(
@@ -169,18 +166,16 @@ class _Unpacker:
             os.utime(_TEMPORARY, ns=times, dir_fd=parent, follow_symlinks=False)
         elif info.islnk():
             target = _checked(info.linkname)
-            first = open_beneath(self._folder, target, os.O_PATH | os.O_NOFOLLOW)
-            try:
+            with closing(
+                open_beneath(self._folder, target, os.O_PATH | os.O_NOFOLLOW)
+            ) as first:
                 os.link(f"/proc/self/fd/{first}", _TEMPORARY, dst_dir_fd=parent)
-            finally:
-                os.close(first)
         elif info.isfifo():
             os.mkfifo(_TEMPORARY, 0o600, dir_fd=parent)
-            fifo = open_beneath(parent, _TEMPORARY, os.O_PATH | os.O_NOFOLLOW)
-            try:
+            with closing(
+                open_beneath(parent, _TEMPORARY, os.O_PATH | os.O_NOFOLLOW)
+            ) as fifo:
                 self._finish(fifo, info)
-            finally:
-                os.close(fifo)
         elif info.isreg():
             self._make_file(tar, parent, info)
         else:
@@ -193,8 +188,7 @@ class _Unpacker:
         if content is None:
             raise damaged("an archive holds a file without contents")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        file = open_beneath(parent, _TEMPORARY, flags, 0o600)
-        try:
+        with closing(open_beneath(parent, _TEMPORARY, flags, 0o600)) as file:
             size, parts = layout_of(info)
             if size + self._bytes > self._limits.bytes:
                 raise damaged("an archive is larger than allowed")
@@ -207,8 +201,6 @@ class _Unpacker:
                     at += os.pwrite(file, block, at)
             os.ftruncate(file, size)
             self._finish(file, info)
-        finally:
-            os.close(file)
 
     def _finish(self, descriptor: int, info: tarfile.TarInfo) -> None:
         """Owner first: a change of it would clear the set-uid bit and capabilities."""
@@ -244,12 +236,11 @@ class _Unpacker:
             if path and (left == b"." or path.startswith(left + b"/")):
                 return
             self._open.pop()
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                folder = open_beneath(self._folder, left, _FOLDER)
-                try:
-                    os.utime(folder, ns=(mtime, mtime))
-                finally:
-                    os.close(folder)
+            with (
+                contextlib.suppress(FileNotFoundError, NotADirectoryError),
+                closing(open_beneath(self._folder, left, _FOLDER)) as folder,
+            ):
+                os.utime(folder, ns=(mtime, mtime))
 
 
 def _checked(name: str) -> bytes:

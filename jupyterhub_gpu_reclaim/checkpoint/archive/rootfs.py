@@ -23,6 +23,7 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import host
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.mounts import (
     private_tmpfs,
     read_mounts,
@@ -127,11 +128,8 @@ def open_contents(init_pid: int, mount: Mount) -> int:
     upper = mount.option("upperdir") or ""
     # The host's path of it; our own file system may be another.
     try:
-        root = open_root(host.root())
-        try:
+        with closing(open_root(host.root())) as root:
             return open_in_root(root, os.fsencode(upper), os.O_RDONLY | os.O_DIRECTORY)
-        finally:
-            os.close(root)
     except OSError as error:
         detail = f"{mount.target}: upper folder: {error}"
         raise Refused(Reason.NO_TREE, detail=detail) from None

@@ -31,6 +31,7 @@ from jupyterhub_gpu_reclaim.checkpoint.archive.tarformat import (
 from jupyterhub_gpu_reclaim.common.errors import Refused, RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import open_beneath, open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,12 +135,9 @@ def open_mount(pid: int, mount: Mount) -> int:
         Refused: it is not there, or something else is (``no_tree``).
     """
     try:
-        root = open_root(f"/proc/{pid}/root")
-        try:
+        with closing(open_root(f"/proc/{pid}/root")) as root:
             target = os.fsencode(mount.target)
             folder = open_in_root(root, target, os.O_RDONLY | os.O_DIRECTORY)
-        finally:
-            os.close(root)
     except OSError as error:
         raise Refused(Reason.NO_TREE, detail=f"{mount.target}: {error}") from None
     device = os.fstat(folder).st_dev
@@ -228,12 +226,10 @@ class _Packer:
         entry = _open_entry(folder, path)
         if entry is None:
             return folder
-        try:
+        with closing(entry):
             kept = self._kept(folder, entry)
             if "metacopy" not in kept:
                 self._write(tar, path, entry, upper=self._is_upper(folder))
-        finally:
-            os.close(entry)
         if self._merged is None or not kept & {"metacopy", "redirect"}:
             return folder
         return (
@@ -325,12 +321,9 @@ def _below(folder: int, path: bytes) -> list[bytes]:
         if error.errno in _NO_FOLDER:
             return []
         raise
-    try:
-        with os.scandir(inside) as entries:
-            some = itertools.islice(entries, MAX_ENTRIES + 1)
-            names = sorted((os.fsencode(one.name) for one in some), reverse=True)
-    finally:
-        os.close(inside)
+    with closing(inside), os.scandir(inside) as entries:
+        some = itertools.islice(entries, MAX_ENTRIES + 1)
+        names = sorted((os.fsencode(one.name) for one in some), reverse=True)
     if len(names) > MAX_ENTRIES:
         raise _too_many()
     return [name if path == b"." else path + b"/" + name for name in names]

@@ -32,7 +32,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
-from jupyterhub_gpu_reclaim.linux.descriptors import readable
+from jupyterhub_gpu_reclaim.linux.descriptors import closing, readable
 from jupyterhub_gpu_reclaim.linux.libc import AT_FDCWD, checked, libc
 from jupyterhub_gpu_reclaim.linux.mounts import new_file_system
 
@@ -123,7 +123,7 @@ class Helper:
         self, program: Path, spec: dict[str, Any], pass_fds: Sequence[int]
     ) -> None:
         self._report, report = os.pipe()
-        try:
+        with closing(report):
             self.popen = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(program)],
                 stdin=subprocess.PIPE,
@@ -132,8 +132,6 @@ class Helper:
                 pass_fds=[report, *pass_fds],
                 cwd="/",
             )
-        finally:
-            os.close(report)
         self._spec = {**spec, "report": report}
         self._rest = b""
         self.facts: dict[str, Any] = {}
@@ -268,8 +266,7 @@ def run_inside(
             stack.callback(os.close, descriptor)
             return path_of(descriptor)
 
-        pidfd = open_init(init_pid, init_start)
-        stack.callback(os.close, pidfd)
+        pidfd = stack.enter_context(closing(open_init(init_pid, init_start)))
         loader = path_of(_loader(criu, stack))
         binary = path_of(_binary(criu, stack))
         libraries = ":".join(path_at(folder) for folder in criu.libraries)
@@ -322,8 +319,7 @@ def _binary(criu: Criu, stack: ExitStack) -> int:
 
 
 def _copy(data: bytes, stack: ExitStack) -> int:
-    descriptor = _memfd()
-    stack.callback(os.close, descriptor)
+    descriptor = stack.enter_context(closing(_memfd()))
     with open(descriptor, "wb", closefd=False) as copy:
         copy.write(data)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)

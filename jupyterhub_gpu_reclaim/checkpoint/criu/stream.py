@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -165,12 +166,9 @@ class StreamServer:
         """
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        folder = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
-        try:
+        with closing(os.open(self._folder, os.O_PATH | os.O_DIRECTORY)) as folder:
             # Through the descriptor: a socket's path may have 107 letters only.
             self._listener.bind(f"/proc/self/fd/{folder}/{self.SOCKET}")
-        finally:
-            os.close(folder)
         (self._folder / self.SOCKET).chmod(0o600)
         self._listener.listen(1)
         self._main = threading.Thread(

@@ -27,6 +27,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again, run_as
 from jupyterhub_gpu_reclaim.checkpoint.staging import hand_over
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 
 if TYPE_CHECKING:
@@ -83,8 +84,7 @@ class KeptFiles:
             OSError: there is no such session.
             ReclaimError: more memory is needed than may be taken.
         """
-        root = open_root(f"/proc/{init_pid}/root")
-        self._stack.callback(os.close, root)
+        root = self._stack.enter_context(closing(open_root(f"/proc/{init_pid}/root")))
         self._opened = list(opened)
         skip = open_files.served(read_mounts(init_pid))
         run_as(who, lambda: self._take_all(root, skip))

@@ -16,7 +16,7 @@ import os
 import stat
 import struct
 from collections import OrderedDict
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -29,10 +29,12 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.linux.mounts import Mount
@@ -204,12 +206,7 @@ def fingerprint(
     mounts = read_mounts(init_pid)
     skip = {mount.device for mount in mounts if mount.kind in _KERNEL_FILES}
     skip |= set(archived)
-    with ExitStack() as stack:
-        try:
-            root = open_root(f"/proc/{init_pid}/root")
-        except OSError as error:
-            raise Refused(Reason.NO_TREE, detail=str(error)) from None
-        stack.callback(os.close, root)
+    with closing(_root_of(f"/proc/{init_pid}/root")) as root:
         uses = _uses(pids).items()
         unread = served(mounts)
         found = (_opened(root, path, use, skip, unread) for path, use in uses)
@@ -221,6 +218,13 @@ def fingerprint(
         else one
         for one in opened
     ]
+
+
+def _root_of(path: str | Path) -> int:
+    try:
+        return open_root(path)
+    except OSError as error:
+        raise Refused(Reason.NO_TREE, detail=str(error)) from None
 
 
 def served(mounts: Iterable[Mount]) -> frozenset[int]:
@@ -247,12 +251,7 @@ def look(
     """
     changed: list[Changed] = []
     found: list[Finding] = []
-    with ExitStack() as stack:
-        try:
-            folder = open_root(root)
-        except OSError as error:
-            raise Refused(Reason.NO_TREE, detail=str(error)) from None
-        stack.callback(os.close, folder)
+    with closing(_root_of(root)) as folder:
         for one in opened:
             reason = _judge_path(one, folder)
             if reason is Reason.FILE_MISSING and one.is_written:
@@ -368,7 +367,7 @@ def _opened(
         name = open_in_root(root, path, os.O_PATH)
     except OSError:
         return None  # deleted, "(deleted)" or "/memfd:…"
-    try:
+    with closing(name):
         status = os.fstat(name)
         device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
         if stat.S_IFMT(status.st_mode) not in _KINDS or device in skip:
@@ -389,8 +388,6 @@ def _opened(
             and not use.locked
             and _is_quiet_database(root, path, name),
         )
-    finally:
-        os.close(name)
 
 
 def of_file(path: bytes, descriptor: int, **use: Any) -> FileFingerprint:
@@ -494,22 +491,17 @@ def has_contents(one: FileFingerprint, found: int) -> bool:
     return _digest(found, _hash if whole else contents_digest) == one.digest
 
 
-def _reading(found: int) -> int:
+def _reading(found: int) -> AbstractContextManager[int]:
     flags = os.O_RDONLY | os.O_NONBLOCK
-    return os.open(f"/proc/thread-self/fd/{found}", flags)
+    return closing(os.open(f"/proc/thread-self/fd/{found}", flags))
 
 
 def _digest(found: int, digest: Callable[[int], str] = contents_digest) -> str:
     try:
-        descriptor = _reading(found)
-    except OSError:
-        return ""
-    try:
-        return digest(descriptor)
+        with _reading(found) as descriptor:
+            return digest(descriptor)
     except OSError:
         return ""  # unreadable counts as not known, so that any change refuses
-    finally:
-        os.close(descriptor)
 
 
 def _is_quiet_database(root: int, path: bytes, found: int) -> bool:
@@ -521,16 +513,11 @@ def _is_quiet_database(root: int, path: bytes, found: int) -> bool:
     its journal may be in memory, or is not begun yet.
     """
     try:
-        descriptor = _reading(found)
+        with _reading(found) as descriptor:
+            if os.pread(descriptor, len(_SQLITE), 0) != _SQLITE:
+                return False
     except OSError:
         return False
-    try:
-        if os.pread(descriptor, len(_SQLITE), 0) != _SQLITE:
-            return False
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
     for suffix in (b"-journal", b"-wal"):
         with (
             suppress(OSError),

@@ -37,6 +37,7 @@ from jupyterhub_gpu_reclaim.linux.beneath import (
     open_in_root,
     open_root,
 )
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 
 if TYPE_CHECKING:
@@ -99,8 +100,7 @@ def put_back(
             cannot be put there (``restore_failed``).
     """
     with ExitStack() as stack:
-        root = open_root(f"/proc/{init_pid}/root")
-        stack.callback(os.close, root)
+        root = stack.enter_context(closing(open_root(f"/proc/{init_pid}/root")))
         groups = _groups(changed, opened)
         _refuse_in_use(root, groups)
         ready = []
@@ -219,8 +219,7 @@ def _ready(
     root: int, group: _Group, who: Credentials, read: Read, stack: ExitStack
 ) -> _Ready:
     def begin() -> _Ready:
-        folder = _open_folder(root, group.folder)
-        stack.callback(os.close, folder)
+        folder = stack.enter_context(closing(_open_folder(root, group.folder)))
         ready = _Ready(group, folder, [])
         _there(ready)
         for one in group.files:
@@ -250,10 +249,8 @@ def _open_folder(root: int, path: bytes) -> int:
         return open_in_root(root, path, _FOLDER)
     except FileNotFoundError:
         above = _open_folder(root, path.rpartition(b"/")[0] or b"/")
-    try:
+    with closing(above):
         os.mkdir(_leaf(path), 0o755, dir_fd=above)
-    finally:
-        os.close(above)
     return open_in_root(root, path, _FOLDER)
 
 
@@ -377,15 +374,13 @@ def _copy_to(source: int, folder: int, name: bytes) -> None:
         OSError: it is not made, or another program has opened the file meanwhile.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    made = os.open(name, flags, 0o600, dir_fd=folder)
-    try:
-        _refuse_opened(source, made)
-        _copy(source, made)
-    except BaseException:
-        os.unlink(name, dir_fd=folder)
-        raise
-    finally:
-        os.close(made)
+    with closing(os.open(name, flags, 0o600, dir_fd=folder)) as made:
+        try:
+            _refuse_opened(source, made)
+            _copy(source, made)
+        except BaseException:
+            os.unlink(name, dir_fd=folder)
+            raise
 
 
 def _refuse_opened(source: int, made: int) -> None:
@@ -450,10 +445,8 @@ def _status(folder: int, name: bytes) -> os.stat_result | None:
         found = open_beneath(folder, name, os.O_PATH | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
-    try:
+    with closing(found):
         return os.fstat(found)
-    finally:
-        os.close(found)
 
 
 def _folder_beside(

@@ -25,6 +25,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import FOLDER
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_in_root
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 
 if TYPE_CHECKING:
@@ -99,13 +100,10 @@ class Reopener:
                 ``file_denied``).
         """
         try:
-            found = self._find(wish) if made is None else os.dup(made)
-            try:
+            with closing(self._find(wish) if made is None else os.dup(made)) as found:
                 if made is None and self._is_written(wish, found):
                     return Opened(self._try_writing(wish, found), os.dup(found))
                 return Opened(self._open(wish, found))
-            finally:
-                os.close(found)
         except OSError as error:
             what = "folder" if wish.is_folder else "file"
             if error.errno in GONE:

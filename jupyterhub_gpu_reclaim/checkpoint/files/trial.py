@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import run_as
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,12 +50,8 @@ class Names:
         entries = images.file_entries(files_image)
         paths = {entry.reg.name for entry in entries if entry.HasField("reg")}
         make_room(len(paths))
-        root = open_root(f"/proc/{init_pid}/root")
-        try:
-            with self._lock:
-                run_as(who, lambda: self._take(root, paths))
-        finally:
-            os.close(root)
+        with closing(open_root(f"/proc/{init_pid}/root")) as root, self._lock:
+            run_as(who, lambda: self._take(root, paths))
 
     def _take(self, root: int, paths: Iterable[bytes]) -> None:
         for path in paths:

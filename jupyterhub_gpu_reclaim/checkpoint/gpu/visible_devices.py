@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import host, procfs
 from jupyterhub_gpu_reclaim.linux.beneath import names_in, open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,14 +61,11 @@ def _card(path: Path) -> tuple[int, str]:
 
 def _minors(pid: int) -> list[int]:
     try:
-        root = open_root(procfs.PROC / str(pid) / "root")
-        try:
+        with closing(open_root(procfs.PROC / str(pid) / "root")) as root:
             folder = open_in_root(root, b"/dev", os.O_RDONLY | os.O_DIRECTORY)
-        finally:
-            os.close(root)
     except OSError:
         return []
-    try:
+    with closing(folder):
         return [
             os.minor(status.st_rdev)
             for name in names_in(folder)
@@ -76,8 +74,6 @@ def _minors(pid: int) -> list[int]:
             and stat.S_ISCHR(status.st_mode)
             and os.major(status.st_rdev) == _MAJOR
         ]
-    finally:
-        os.close(folder)
 
 
 def _status(folder: int, name: bytes) -> os.stat_result | None:

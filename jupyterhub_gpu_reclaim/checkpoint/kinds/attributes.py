@@ -27,6 +27,7 @@ from jupyterhub_gpu_reclaim.linux import (
     ptrace,
     scheduling,
 )
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.processes import DEAD, named
 from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed, Unsuited
 
@@ -244,11 +245,8 @@ def _memory_policy(pid: int, tid: int) -> str:
     """
     with contextlib.suppress(OSError):
         path = procfs.PROC / str(pid) / f"task/{tid}/numa_maps"
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as file:
             line = os.pread(file, 64, 0).decode(errors="replace")
-        finally:
-            os.close(file)
         _, _, rest = line.partition("\n")[0].partition(" ")
         # "prefer (many):0 file=…": a mode may have a space.
         words = rest.replace(" (many)", "(many)").replace("weighted ", "weighted-")

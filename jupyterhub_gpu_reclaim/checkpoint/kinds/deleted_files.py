@@ -23,7 +23,8 @@ from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
-from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
+from jupyterhub_gpu_reclaim.linux.beneath import found_at
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -169,12 +170,10 @@ def _may_read(pid: int, fd: int, status: os.stat_result) -> bool:
         found = os.open(procfs.PROC / str(pid) / f"fd/{fd}", os.O_PATH)
     except OSError:
         return True  # it is gone meanwhile, or was closed
-    try:
-        if who.uid == status.st_uid:
-            return True
-        return run_as(who, lambda: os.access(again(found), os.R_OK, effective_ids=True))
-    finally:
-        os.close(found)
+    with closing(found):
+        return who.uid == status.st_uid or run_as(
+            who, lambda: os.access(again(found), os.R_OK, effective_ids=True)
+        )
 
 
 _BLOCK: Final = 1 << 20
@@ -202,16 +201,10 @@ class Ghost:
         failure = "no folder takes it"
         for place in (parent, ELSEWHERE):
             try:
-                folder = open_in_root(root, place, os.O_PATH | os.O_DIRECTORY)
+                with found_at(root, place, os.O_PATH | os.O_DIRECTORY) as folder:
+                    return self._make(folder, path)
             except OSError as error:
                 failure = error.strerror or failure
-                continue
-            try:
-                return self._make(folder, path)
-            except OSError as error:
-                failure = error.strerror or failure
-            finally:
-                os.close(folder)
         raise refused(Reason.FILE_DENIED, path, failure)
 
     def fill(self, descriptor: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.libc import libc
 
 if TYPE_CHECKING:
@@ -119,7 +120,5 @@ def _is_write_sealed(pid: int, one: procfs.Mapping) -> bool:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False  # it is gone meanwhile
-    try:
+    with closing(file):
         return bool(fcntl.fcntl(file, fcntl.F_GET_SEALS) & _WRITE_SEALS)
-    finally:
-        os.close(file)

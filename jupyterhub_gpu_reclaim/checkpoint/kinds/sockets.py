@@ -21,6 +21,7 @@ from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_root
 from jupyterhub_gpu_reclaim.linux.descriptors import (
     borrow_from,
+    closing,
     file_of_socket,
     unread_bytes,
 )
@@ -78,10 +79,8 @@ class Sockets(Kind):
                 root = open_root(f"/proc/{seen.init_pid}/root")
             except OSError:
                 return  # it has just ended
-            try:
+            with closing(root):
                 never, later = _held(one.pid, numbers, root)
-            finally:
-                os.close(root)
             for kind in sorted(never):
                 yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
             for where in sorted(later):
@@ -273,12 +272,10 @@ def _misnamed(end: socket.socket, kind: int, root: int) -> str:
         file = file_of_socket(end.fileno())
     except OSError:
         return ""
-    try:
+    with closing(file):
         links = os.fstat(file).st_nlink
         found = os.readlink(f"/proc/self/fd/{file}".encode())  # noqa: PTH115 - any bytes
         leads = not name.startswith(b"/") or _leads_to(file, name, root)
-    finally:
-        os.close(file)
     if links == 0:
         return ""
     shown = name.decode("utf-8", "backslashreplace")

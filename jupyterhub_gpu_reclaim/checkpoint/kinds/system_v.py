@@ -23,6 +23,7 @@ from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs, ptrace
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.mounts import new_file_system
 from jupyterhub_gpu_reclaim.linux.threads import in_namespace
 
@@ -152,10 +153,8 @@ def look(init_pid: int) -> Objects:
         tables = {kind: _table(kind) for kind in ("sem", "msg", "shm")}
         return Objects(tables, _queues(), _is_shared(namespace))
 
-    try:
+    with closing(namespace):
         return in_namespace(namespace, _CLONE_NEWIPC, listed)
-    finally:
-        os.close(namespace)
 
 
 def attached(parts: Iterable[Part], size: int) -> dict[int, list[Part]]:
@@ -206,14 +205,10 @@ def _queues() -> list[str]:
         mount = new_file_system("mqueue")
     except OSError:
         return []  # a kernel without them
-    try:
+    with closing(mount):
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=mount)
-    finally:
-        os.close(mount)
-    try:
+    with closing(folder):
         return sorted(os.listdir(folder))  # noqa: PTH208 - by its descriptor
-    finally:
-        os.close(folder)
 
 
 def _is_shared(namespace: int) -> bool:
@@ -469,8 +464,7 @@ class Maker:
     ) -> None:
         self._saved = saved
         self._prepare = prepare
-        namespace = os.open(f"/proc/{init_pid}/ns/ipc", os.O_RDONLY)
-        try:
+        with closing(os.open(f"/proc/{init_pid}/ns/ipc", os.O_RDONLY)) as namespace:
             self._popen = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(HELPER), str(namespace)],
                 stdin=subprocess.PIPE,
@@ -478,8 +472,6 @@ class Maker:
                 stderr=subprocess.DEVNULL,  # it may outlive us, and our container
                 pass_fds=[namespace],
             )
-        finally:
-            os.close(namespace)
         self._timer = threading.Timer(limit, self._popen.kill)
 
     def __enter__(self) -> Self:

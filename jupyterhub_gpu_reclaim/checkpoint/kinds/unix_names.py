@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets import abstract_names
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_in_root
-from jupyterhub_gpu_reclaim.linux.descriptors import file_of_socket
+from jupyterhub_gpu_reclaim.linux.descriptors import closing, file_of_socket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -233,11 +233,8 @@ def _connect_inside(made: socket.socket, server: socket.socket) -> None:
     Raises:
         OSError: that one is connected to a third.
     """
-    file = file_of_socket(server.fileno())
-    try:
+    with closing(file_of_socket(server.fileno())) as file:
         made.connect(again(file))
-    finally:
-        os.close(file)
 
 
 def _finish(made: socket.socket, one: Named, root: int) -> None:
@@ -254,18 +251,11 @@ def _finish(made: socket.socket, one: Named, root: int) -> None:
         bound = file_of_socket(made.fileno())
     except OSError:
         raise refused(Reason.FILE_SWAPPED, one.name) from None
-    if not os.fstat(bound).st_nlink:  # its folder is gone
-        os.close(bound)
-        return
-    try:
+    with closing(bound):
+        is_same = not os.fstat(bound).st_nlink  # its folder is gone
         folder = one.folder.rstrip(b"/") + b"/" if one.folder else b""
-        path = folder + one.name
-        with found_at(root, path) as name:
-            is_same = os.path.sameopenfile(bound, name)
-    except OSError:
-        is_same = False
-    finally:
-        os.close(bound)
+        with contextlib.suppress(OSError), found_at(root, folder + one.name) as name:
+            is_same = is_same or os.path.sameopenfile(bound, name)
     if not is_same:
         raise refused(Reason.FILE_SWAPPED, one.name)
 
@@ -281,17 +271,13 @@ def _bind(made: socket.socket, one: Named, root: int) -> None:
         _bind_deleted(made, where, root)
         return
     os.umask(~one.mode & 0o777)  # this thread's own
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            there = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if stat.S_ISSOCK(there.st_mode):
-                os.unlink(name, dir_fd=folder)
-    finally:
-        os.close(folder)
+    with closing(folder), contextlib.suppress(FileNotFoundError):
+        there = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISSOCK(there.st_mode):
+            os.unlink(name, dir_fd=folder)
     if not one.name.startswith(b"/"):
-        folder = open_in_root(root, start, os.O_PATH | os.O_DIRECTORY)
-        os.fchdir(folder)
-        os.close(folder)
+        with found_at(root, start, os.O_PATH | os.O_DIRECTORY) as folder:
+            os.fchdir(folder)
     # By the very name that it had, which is what its clients are told.
     made.bind(one.name)
 
@@ -322,26 +308,21 @@ def _make_folder(root: int, path: bytes) -> int | None:
         above = _make_folder(root, parent or b"/")
     if above is None:
         return None
-    try:
-        os.mkdir(name, 0o700, dir_fd=above)
-    except OSError:
-        return None
-    finally:
-        os.close(above)
+    with closing(above):
+        try:
+            os.mkdir(name, 0o700, dir_fd=above)
+        except OSError:
+            return None
     return open_in_root(root, path, flags)
 
 
 def _bind_deleted(made: socket.socket, where: bytes, root: int) -> None:
     """Bind to any name and delete it: the socket cannot be reached by its name."""
     for place in (where, _ELSEWHERE):
-        try:
-            folder = open_in_root(root, place, os.O_PATH | os.O_DIRECTORY)
-        except OSError:
-            continue
-        os.fchdir(folder)
-        os.close(folder)
         name = b".reclaim-" + secrets.token_hex(8).encode()
         try:
+            with found_at(root, place, os.O_PATH | os.O_DIRECTORY) as folder:
+                os.fchdir(folder)
             os.umask(0o777)
             made.bind(name)
         except OSError:

@@ -21,6 +21,7 @@ from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.far_files import FAR_KINDS
 from jupyterhub_gpu_reclaim.linux.file_handles import (
     MAX_BYTES,
@@ -119,8 +120,7 @@ class Watches(Kind):
         if back.trial is not None and instances:
             # With it each is only tried: those of a tree that stands count against its
             # user's limits.
-            trial = new_instance(0)
-            back.stack.callback(os.close, trial)
+            trial = back.stack.enter_context(closing(new_instance(0)))
         for number, saved in instances.items():
             made = functools.partial(_instance, saved, back.root, trial)
             back.hand_over(number, run_as(back.saved.holder(number), made))
@@ -180,11 +180,8 @@ def _another_watch() -> OSError:
 def _tell_of_end(instance: int, watch: Any) -> None:
     """Let it watch something that ends at once, by the number of what has ended."""
     mask = watch.mask & _IN_DELETE_SELF | _IN_IGNORED
-    memory = os.memfd_create("ended")
-    try:
+    with closing(os.memfd_create("ended")) as memory:
         _watch(instance, watch.wd, memory, mask)
-    finally:
-        os.close(memory)
 
 
 def arguments(seen: Session) -> list[str]:
@@ -204,14 +201,11 @@ def paths(seen: Session) -> set[str]:
     watches = set(itertools.islice(every, _LOOKED_UP))
     if not watches:
         return set()
-    root = open_root(procfs.PROC / str(seen.init_pid) / "root")
-    try:
+    with closing(open_root(procfs.PROC / str(seen.init_pid) / "root")) as root:
         mounts = read_mounts(seen.init_pid)
         usual = _on_overlays(seen, mounts, root)
         found = (_place(watch, mounts, usual, root) for watch in watches)
         return {path for path in found if path is not None}
-    finally:
-        os.close(root)
 
 
 def _watches_deleted(told: list[str], mounts: list[Mount], init_pid: int) -> bool:
@@ -221,11 +215,8 @@ def _watches_deleted(told: list[str], mounts: list[Mount], init_pid: int) -> boo
     """
     every = (watch for text in told for watch in watches_in(text))
     watches = set(itertools.islice(every, _LOOKED_UP))
-    root = open_root(procfs.PROC / str(init_pid) / "root")
-    try:
+    with closing(open_root(procfs.PROC / str(init_pid) / "root")) as root:
         return any(_is_deleted(watch, mounts, root) for watch in watches)
-    finally:
-        os.close(root)
 
 
 def _is_deleted(watch: Watch, mounts: list[Mount], root: int) -> bool:
@@ -313,8 +304,7 @@ def _opened(watch: Watch, target: bytes, root: int) -> Iterator[int | None]:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     with contextlib.ExitStack() as stack:
         try:
-            mount = open_in_root(root, target, flags)
-            stack.callback(os.close, mount)
+            mount = stack.enter_context(closing(open_in_root(root, target, flags)))
             found = open_handle(mount, watch.handle)
         except OSError:
             yield None

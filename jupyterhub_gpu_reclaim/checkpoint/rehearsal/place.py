@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import (
     Helper,
     open_init,
-    open_scratch,
 )
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
@@ -65,20 +64,6 @@ def empty_place(session: SessionInit) -> Iterator[SessionInit]:
                 Reason.LAUNCH_FAILED, why=why, detail=error.detail
             ) from error
         yield SessionInit(init, start)
-
-
-@contextlib.contextmanager
-def scratch_folder() -> Iterator[int]:
-    """An empty folder in memory for what a restore makes; gone after the block.
-
-    Raises:
-        Refused: this kernel or container does not allow it (``criu_unusable``).
-    """
-    descriptor = open_scratch()
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _end_soon(helper: Helper) -> None:

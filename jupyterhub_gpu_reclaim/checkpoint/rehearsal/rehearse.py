@@ -12,20 +12,19 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import open_scratch
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import passes
 from jupyterhub_gpu_reclaim.checkpoint.files.trial import Names, Trial
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import (
     without_memory,
     without_pages,
 )
-from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import (
-    empty_place,
-    scratch_folder,
-)
+from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import empty_place
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed, RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -97,7 +96,7 @@ def rehearse(
     if memory is None:
         memory = without_pages(dumped.result.images, pids_of(tree))
     try:
-        with scratch_folder() as scratch, empty_place(session) as place:
+        with closing(open_scratch()) as scratch, empty_place(session) as place:
             engine.restore(
                 criu,
                 place,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux.descriptors import file_of_socket
+from jupyterhub_gpu_reclaim.linux.descriptors import closing, file_of_socket
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -108,10 +108,8 @@ def _address(to: socket.socket) -> Iterator[bytes | str]:
         descriptor = file_of_socket(to.fileno())
     except OSError as error:
         raise _failed(OSError(error.errno, "its file is gone")) from None
-    try:
+    with closing(descriptor):
         yield f"/proc/self/fd/{descriptor}"
-    finally:
-        os.close(descriptor)
 
 
 def _send(by: socket.socket, data: bytes, address: bytes | str) -> None:

@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.checkpoint.staging import hand_over
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -144,12 +145,9 @@ class _LeftOut:
 
     def take_pipe(self, pipe: int, /) -> int:
         os.set_blocking(pipe, True)
-        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        try:
+        with closing(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)) as nowhere:
             while count := os.splice(pipe, nowhere, BLOCK):
                 self.length += count
-        finally:
-            os.close(nowhere)
         return self.length
 
     def cancel(self) -> None: ...
