@@ -1,23 +1,28 @@
-"""The managers' pages, and the history: who sees what."""
+"""The managers' pages, the log and a user's history: who sees what."""
 
 import asyncio
+import hashlib
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey
+from jupyterhub_gpu_reclaim.common.models import Failure, Phase
 from jupyterhub_gpu_reclaim.controlplane.accounting import GpuCount
+from jupyterhub_gpu_reclaim.controlplane.audit import AuditPage
 from jupyterhub_gpu_reclaim.controlplane.decide.room import CrowdedCard
 from jupyterhub_gpu_reclaim.controlplane.metrics import StoreUse
+from jupyterhub_gpu_reclaim.service.web.pages import STATIC_FILES
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.forms import Browser
 
-ADA, BOB = SessionKey("ada"), SessionKey("bob", "train")
+STATIC = Path(STATIC_FILES["path"])
 
 
 @pytest.fixture
@@ -99,18 +104,6 @@ async def test_page_of_one_session_tells_reasons_and_log(service):
     assert "Why it is" not in page
 
 
-async def test_log_is_told_to_its_user_and_to_managers(service, root):
-    ada = Browser(service, "token-ada")
-    page = (await ada.get("log")).body.decode()
-    assert "History of my sessions" in page
-    assert (await ada.get("log?user=bob")).code == 404
-    theirs = (await root.get("log?user=ada")).body.decode()
-    assert "History of the sessions of ada" in theirs
-    assert "It was deleted." in theirs
-    assert "before=7" in theirs
-    assert (await ada.get("log?before=x")).code == 400
-
-
 async def test_events_of_one_user_without_the_state_at_the_start(service):
     service.control.put("ada")
     service.control.put("bob")
@@ -129,3 +122,86 @@ async def test_events_of_one_user_without_the_state_at_the_start(service):
     assert "present" not in text
     assert '"user":"bob"' in text
     assert '"user":"ada"' not in text
+
+
+async def test_log_of_all_sessions_is_the_managers(service, root):
+    page = (await root.get("log")).body.decode()
+    assert "History of all sessions" in page
+    assert ("story", None, 0, 50) in service.control.calls
+    assert 'log?user=ada"' in page
+    assert 'log?before=7"' in page
+    theirs = (await root.get("log?user=ada")).body.decode()
+    assert "History of the sessions of ada" in theirs
+    assert "It was deleted." in theirs
+    ada = Browser(service, "token-ada")
+    assert "History of my sessions" in (await ada.get("log?user=")).body.decode()
+    assert service.control.calls[-1] == ("story", "ada", 0, 50)
+    assert (await ada.get("log?user=bob")).code == 404
+    assert (await ada.get("log?before=x")).code == 400
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_codes_link_to_the_documentation_where_that_is_known(
+    service, root, known
+):
+    if known:
+        context = service.app.settings["context"]
+        url = "https://docs.example/messages#{code}"
+        service.app.settings["context"] = replace(context, message_url=url)
+    lost = Failure(code="file_missing", message="The file is gone.")
+    service.control.put("ada", phase=Phase.SUSPENDED, failure=lost)
+    for path, code in (("sessions/ada/-", "file_missing"), ("log?before=x", "invalid")):
+        page = (await root.get(path)).body.decode()
+        link = f'<a href="https://docs.example/messages#{code}"><code>{code}</code></a>'
+        assert (link in page) is known, path
+        assert f"<code>{code}</code>" in page, path
+
+
+async def test_colours_are_those_that_the_hubs_pages_tell(service, root):
+    assert "data-bs-theme" not in (await root.get("mine")).body.decode()
+    root.cookies["gpu-reclaim-theme"] = "dark"
+    page = (await root.get("mine")).body.decode()
+    assert '<html lang="en" data-bs-theme="dark">' in page
+    assert "/hub/logout" in page
+    assert "/hub/admin" in page
+    root.cookies["gpu-reclaim-theme"] = "../../evil"
+    assert "evil" not in (await root.get("mine")).body.decode()
+
+
+def test_library_of_the_tables_is_as_published_with_its_licence():
+    folder = STATIC / "tabulator"
+    sums = (folder / "SHA256SUMS").read_text().splitlines()
+    known = {name: digest for digest, name in (line.split() for line in sums)}
+    files = {one.name for one in folder.iterdir()} - {"SHA256SUMS"}
+    assert set(known) == files
+    assert "LICENSE" in files
+    for name, digest in known.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
+    assert "Tabulator v6.5.3" in (folder / "tabulator_esm.min.mjs").read_text()[:80]
+
+
+async def test_history_of_ones_own_sessions_comes_in_pages(service):
+    response = await service.call("api/users/ada/history?limit=1&before=9")
+    page = msgspec.json.decode(response.body, type=AuditPage)
+    assert (response.code, page.lines[0].sentence) == (200, "It was deleted.")
+    assert page.next == 7
+    assert service.control.calls == [("story", "ada", 9, 1)]
+
+
+@pytest.mark.parametrize(
+    ("token", "status"),
+    [("token-root", 200), ("token-bob", 404), ("token-service-ada", 404), ("", 401)],
+)
+async def test_history_is_told_to_its_user_and_managers_only(service, token, status):
+    assert (await service.call("api/users/ada/history", token)).code == status
+    assert len(service.control.calls) == (status == 200)
+
+
+@pytest.mark.parametrize(("query", "limit"), [("limit=0", 1), ("limit=999999", 500)])
+async def test_history_page_has_a_sensible_length(service, query, limit):
+    assert (await service.call(f"api/users/ada/history?{query}")).code == 200
+    assert service.control.calls == [("story", "ada", 0, limit)]
+
+
+async def test_history_with_words_for_numbers_is_a_bad_request(service):
+    assert (await service.call("api/users/ada/history?before=-1")).code == 400
