@@ -322,6 +322,7 @@ class Rename(Order, frozen=True):
     says: ClassVar = "Give a save point another name, or none: then it is as any other"
     asks: ClassVar = "rename a save point of"
     phases: ClassVar = tuple(Phase)
+    for_tabs: ClassVar = True
     begins: ClassVar = False
     refusals: ClassVar = (400, 404, 409)
     label: ClassVar = "Rename"

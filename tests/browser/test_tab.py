@@ -82,6 +82,11 @@ def test_suspend_now_resumes_in_place_with_what_is_not_saved(
     assert page.get_attribute("href").endswith(f"/sessions/{new_name}/-")
     notebook.get_by_role("button", name="Save point").click()
     notebook.get_by_text("The session is being saved; it keeps running.").wait_for()
+    notebook.once("dialog", lambda dialog: dialog.accept("before it"))
+    notebook.get_by_role("button", name="Rename…").click()
+    notebook.get_by_text("The save point was renamed.").wait_for()
+    notebook.get_by_text("Save point “before it” of").wait_for()
+    assert [one["name"] for one in admin.session(new_name)["kept"]] == ["before it"]
     notebook.get_by_role("button", name="Suspend now").click()
     admin.wait(new_name, phase="suspended")
     dialog_of(notebook).wait_for()

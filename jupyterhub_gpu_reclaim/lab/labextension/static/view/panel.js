@@ -5,7 +5,7 @@
  */
 import { button, element, terms } from "./elements.js";
 import {
-  clockTime, inFull, inLocalTime, keepChoices, keepLabel, workOf,
+  clockTime, inFull, inLocalTime, keepChoices, keepLabel, size, workOf,
 } from "./words.js";
 
 export class Panel {
@@ -18,6 +18,8 @@ export class Panel {
     this.title = element("h2", name, "This session");
     this.facts = element("dl");
     this.reasons = element("ul", { "aria-label": "Why" });
+    this.points = element("ul", { "aria-label": "Save points" });
+    this.pointsShown = "";
     this.said = element("p", { role: "status", class: "gpu-reclaim-said" });
     this.buttons = element("div", { class: "gpu-reclaim-buttons" });
     const page = { href: service.page, target: "_blank" };
@@ -27,7 +29,7 @@ export class Panel {
       id: "gpu-reclaim-panel",
       "aria-labelledby": name.id,
     });
-    this.node.append(this.title, this.facts, this.reasons, this.buttons);
+    this.node.append(this.title, this.facts, this.reasons, this.points, this.buttons);
     this.node.append(this.said, this.page);
     this.node.addEventListener("keydown", (event) => this.key(event));
     document.addEventListener("pointerdown", (event) => {
@@ -71,7 +73,7 @@ export class Panel {
   async offer() {
     const now = this.service.now();
     const { orders = {}, longest_keep: longest = 0 } = (await this.service.offers()) ?? {};
-    const { keep, ...others } = orders;
+    const { keep, rename: _, ...others } = orders; // beside each save point
     const plain = (label, act) => button(label, "gpu-reclaim-plain", act);
     const choices = keepChoices(keep ? longest : 0).map((seconds) =>
       plain(keepLabel(seconds, now), () => this.keep(seconds))
@@ -108,6 +110,33 @@ export class Panel {
     this.view = view;
     if (view && (opening || this.node.open)) {
       this.facts.replaceChildren(...terms(inFull(view, this.service.now())));
+      this.tellPoints(view);
+    }
+  }
+
+  /** Its save points by name; what else can be done with them is on the session's page. */
+  tellPoints({ kept = [] }) {
+    const points = kept.filter((one) => one.save_point);
+    const shown = points.map(({ id, name }) => id + name).join();
+    if (shown === this.pointsShown) {
+      return; // a button keeps its focus
+    }
+    this.pointsShown = shown;
+    const lines = points.map((one) => {
+      const name = one.name && ` “${one.name}”`;
+      const said = `Save point${name} of ${clockTime(one.created)}, ${size(one.logical_bytes)} `;
+      const line = element("li", {}, said);
+      line.append(button("Rename…", "gpu-reclaim-plain", () => this.rename(one)));
+      return line;
+    });
+    this.points.replaceChildren(...lines);
+  }
+
+  async rename({ id, name }) {
+    const wanted = window.prompt("Name of this save point", name);
+    if (wanted !== null) {
+      const answer = await this.service.order("rename", { checkpoint: id, name: wanted });
+      this.say(answer, () => "The save point was renamed.");
     }
   }
 
