@@ -76,6 +76,14 @@ async def test_everything_that_runs_is_saved_and_reported(command, control, save
     put(control, ADA)
     put(control, BOB, phase=Phase.NAPPING)
     put(control, CY, phase=Phase.SUSPENDED)
+    save = control.save
+
+    async def late(key, by, name=""):
+        if key == BOB:
+            await asyncio.sleep(0.2)
+        return await save(key, by, name)
+
+    control.save = late
     code, out, _ = await command("save-all")
     assert code == 0
     assert [line.split()[:2] for line in out.splitlines()[1:]] == [

@@ -69,16 +69,19 @@ async def order_all(
     given: Order,
     client: SessionsClient,
     views: list[SessionView],
+    *,
     followed: Collection[SessionView] = (),
+    at_once: int = AT_ONCE,
 ) -> list[Result]:
     """Ask for each session, then wait for all; the results in the sessions' order.
 
-    Those that are ``followed`` are waited for, and not asked for.
+    Those that are ``followed`` are waited for, and not asked for. Only one ``at_once``
+    asks in the order of the views.
     """
     waits = bool(given.follows) and args.wait
     with bars() as shown:
         following = Following(given, tell=shown.show, ended=shown.end)
-        turns = asyncio.Semaphore(AT_ONCE)
+        turns = asyncio.Semaphore(at_once)
         found: dict[SessionKey, Result] = {}
 
         async def give(view: SessionView) -> None:

@@ -37,7 +37,12 @@ def save_all(args: argparse.Namespace) -> int:
         key=lambda view: rank(view, now),
     )
     leaving = [view for view in views if not view.phase.live]
-    results = ask(args, lambda client: order_all(args, order, client, turns, leaving))
+    results = ask(
+        args,
+        lambda client: order_all(
+            args, order, client, turns, followed=leaving, at_once=1
+        ),
+    )
     results += [Result(key=view.key, how=How.KNOWN) for view in known]
     return report(args, sorted(results, key=lambda result: result.key))
 
