@@ -99,6 +99,20 @@ class Throttle(logging.Filter):
         return True
 
 
+class News:
+    """What is wrong with each of several things, so that it is written once."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, str] = {}
+
+    def is_new(self, of: object, trouble: object = "") -> bool:
+        """Whether that is wrong with it since now; empty: it is all right."""
+        before = self._known.pop(of, "")
+        if text := str(trouble):
+            self._known[of] = text
+        return text not in {"", before}
+
+
 def set_up(level: int | str = logging.INFO, stream: TextIO | None = None) -> None:
     """Send our package's log to a stream (standard error), in our format.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.kept_bytes import kept_bytes
+from jupyterhub_gpu_reclaim.common.logs import News
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import accounting, expiry, metrics
@@ -29,7 +30,7 @@ from jupyterhub_gpu_reclaim.controlplane.session import (
 from jupyterhub_gpu_reclaim.controlplane.settle import ActionKind, settle
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
     from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue
@@ -90,6 +91,7 @@ class ControlLoops:
 
     def __post_init__(self) -> None:
         self._marks = Marks(self.sessions, self.agent)
+        self._news = News()
 
     def start(self) -> None:
         settings = self.sessions.settings
@@ -136,6 +138,7 @@ class ControlLoops:
         if self.preemption is not None:
             self.preemption.select(waiting)
         rows = {row.key for row in self.sessions.journal.sessions()}
+        missed: dict[SessionKey, StoreError] = {}
         for count, key in enumerate(sorted(rows | state.keys())):
             if count % BREATH == 0:
                 await asyncio.sleep(0)  # others may answer, and readers read
@@ -143,7 +146,8 @@ class ControlLoops:
                 self._compare(key, state)
             except StoreError as error:  # seen again at the next tick
                 self.sessions.runtime(key).compared = False
-                _log.warning("%s: not compared, trying again: %s", key, error)
+                missed[key] = error
+        self._tell_missed(missed)
         self.wakes.refresh()
         self.jobs.refresh()
         self.room.refresh()
@@ -152,6 +156,12 @@ class ControlLoops:
         await self._marks.settle(state.checkpoints())
         self._forget_gone(state)
         self._do_rare_work(self.sessions.clock.now())
+
+    def _tell_missed(self, missed: Mapping[SessionKey, StoreError]) -> None:
+        key, error = next(iter(missed.items()), ("", ""))
+        if self._news.is_new("journal", error):
+            what = "%s: not compared, trying again: %s (%d sessions)"
+            _log.warning(what, key, error, len(missed))
 
     def _take_up_deletions(self) -> None:
         self.deletions.take_up()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pynvml
 
+from jupyterhub_gpu_reclaim.common.logs import News
 from jupyterhub_gpu_reclaim.sampling.gpu import CardUse, ProcessUse, digits
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Nvml:
         self._driver = driver
         self._looking = threading.Lock()
         self._open = False
-        self._last_error = ""
+        self._news = News()
 
     def measure(self, since: float) -> list[CardUse] | None:
         if not self._looking.acquire(blocking=False):
@@ -57,15 +58,15 @@ class Nvml:
         except _NO_GPU as error:
             # A container may lack the library of a machine that has cards.
             if self._driver.exists():
-                self._log_once(error)
+                self._log_once("the GPUs", error)
                 return None
             return []
         except pynvml.NVMLError as error:
-            self._log_once(error)
+            self._log_once("the GPUs", error)
             self._open = False
             return None
         else:
-            self._last_error = ""
+            self._log_once("the GPUs")
             return cards
         finally:
             self._looking.release()
@@ -84,10 +85,9 @@ class Nvml:
             with contextlib.suppress(pynvml.NVMLError):
                 self._library.nvmlShutdown()
 
-    def _log_once(self, error: Exception) -> None:
-        if self._last_error != str(error):
-            self._last_error = str(error)
-            _log.warning("- the GPUs do not answer: %s", error)
+    def _log_once(self, whose: str, error: object = "") -> None:
+        if self._news.is_new(whose, error):
+            _log.warning("- no answer from %s: %s", whose, error)
 
     def _cards(self, since: float) -> Iterator[CardUse]:
         if not self._open:
@@ -97,9 +97,10 @@ class Nvml:
             try:
                 handle = self._library.nvmlDeviceGetHandleByIndex(number)
             except pynvml.NVMLError as error:
-                _log.warning("- GPU %d does not answer: %s", number, error)
+                self._log_once(f"GPU {number}", error)
                 yield CardUse()
                 continue
+            self._log_once(f"GPU {number}")
             yield self._card(handle, since)
 
     def _ask(self, what: str, handle: Any) -> Any:

@@ -21,6 +21,7 @@ import msgspec
 from jupyterhub_gpu_reclaim.common.decoders import json_decoder
 from jupyterhub_gpu_reclaim.common.durable import write_durably
 from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.logs import News
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import Term
 
@@ -47,6 +48,7 @@ class KnownTerm:
         self._writing = asyncio.Lock()
         self._known = self._read()
         self._is_kept = True
+        self._news = News()
 
     @property
     def number(self) -> int:
@@ -100,8 +102,10 @@ class KnownTerm:
         try:
             await asyncio.to_thread(self._write, term)
         except OSError as error:
-            _log.error("- the service's term cannot be written: %s", error)
+            if self._news.is_new(FILE, error):
+                _log.error("- the service's term cannot be written: %s", error)
         else:
+            self._news.is_new(FILE)
             self._is_kept = True
 
     def _read(self) -> Term | None:

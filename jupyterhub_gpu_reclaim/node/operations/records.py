@@ -20,6 +20,7 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.bounds import Count, Identifier, Line, Moment, Size
 from jupyterhub_gpu_reclaim.common.durable import sync_folder, write_durably
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
+from jupyterhub_gpu_reclaim.common.logs import News
 from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Step, Value
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node.requirements import Gpus  # noqa: TC001 msgspec reads it
@@ -189,6 +190,7 @@ class Records:
         self._unwritten: dict[str, Record] = {}
         #: one that is written late must not replace a newer one
         self._lock = threading.Lock()
+        self._news = News()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def save(self, record: Record) -> None:
@@ -264,10 +266,13 @@ class Records:
         return self._folder / (incarnation + _SUFFIX)
 
     def _read_from(self, path: Path) -> Record | None:
+        found, trouble = None, ""
         try:
-            return codec.decode_kept(path.read_bytes(), Record, "The record")
+            found = codec.decode_kept(path.read_bytes(), Record, "The record")
         except FileNotFoundError:
-            return None
+            pass
         except (OSError, BadRequest) as error:
-            _log.error("record %s cannot be read: %s", path.name, error)
-            return None
+            trouble = str(error)
+        if self._news.is_new(path.name, trouble):
+            _log.error("record %s cannot be read: %s", path.name, trouble)
+        return found
