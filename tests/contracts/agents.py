@@ -9,13 +9,11 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from simulation.doubles.machine import GIB
 from tests.node.test_rehearsal import HOLDER
@@ -26,28 +24,6 @@ from tests.support.fake_cards import FAKE, computes
 from tests.support.simulated_node import TOKEN, Nodes, simulated_nodes
 
 AGENTS = [pytest.param("real_agent", marks=pytest.mark.root), "agent_on_doubles"]
-
-
-class AgentUnderContract(Protocol):
-    agent: Agent
-
-    def run(self, key: SessionKey) -> str:
-        """Start a session; its incarnation."""
-
-    def run_stuck(self, key: SessionKey) -> str:
-        """Start a session that would not come back; its incarnation."""
-
-    def run_on_gpu(self, key: SessionKey) -> str:
-        """Start a session whose program has memory on a GPU; its incarnation."""
-
-    def slow_down(self) -> None:
-        """Have orders take a moment, in which others can be given."""
-
-    def hold(self, key: SessionKey) -> str:
-        """Start an init that waits for a tree; its incarnation."""
-
-    def runs(self, incarnation: str) -> bool:
-        """Whether its programs go on now, with what they had in memory."""
 
 
 class RealAgent:

@@ -58,19 +58,6 @@ def shared_stack(tmp_path_factory: pytest.TempPathFactory, **settings: Any) -> S
 
 
 @pytest.fixture(scope="module")
-def shaken(tmp_path_factory: pytest.TempPathFactory) -> Stack:
-    """A stack whose parts are killed, and that notices soon what has happened to it."""
-    return shared_stack(
-        tmp_path_factory,
-        idle_after=0,
-        service_check=1,
-        init_spawners_timeout=1,
-        sample_interval=1,
-        service_options={"ReclaimService.orphan_grace": 5},
-    )
-
-
-@pytest.fixture(scope="module")
 def admin(stack: Stack) -> Admin:
     return Admin(stack)
 

@@ -11,13 +11,16 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from websockets.exceptions import WebSocketException
 
 from demo.admin import Admin
+from demo.processes import alive
 from demo.stack import free_port
 from demo.user import Kernel, User, UserError
+from tests.e2e.conftest import shared_stack
 from tests.support.hub import wait_until
 from tests.support.stack import Stack
 
@@ -90,8 +93,16 @@ class Somebody:
 
 
 @pytest.fixture(scope="module")
-def stack(shaken: Stack) -> Stack:
-    return shaken
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Stack:
+    """One that notices soon what has happened to it."""
+    return shared_stack(
+        tmp_path_factory,
+        idle_after=0,
+        service_check=1,
+        init_spawners_timeout=1,
+        sample_interval=1,
+        service_options={"ReclaimService.orphan_grace": 5},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +193,33 @@ def test_hub_that_looks_for_a_session_at_a_wrong_port_ends_nothing(
     del stack.settings["http_timeout"]
     wait_until(lambda: "its programs are kept" in stack.log("hub"), SECONDS)
     somebody.comes_back()
+
+
+def test_journal_restored_from_before_a_suspend_brings_the_session_back(
+    stack: Stack, admin: Admin, somebody: Somebody, tmp_path: Path
+) -> None:
+    admin.wait(somebody.name, phase="running")
+    (journal,) = stack.folder.rglob("journal.sqlite")
+    copy = tmp_path / "copy.sqlite"
+    with (
+        contextlib.closing(sqlite3.connect(journal)) as now,
+        contextlib.closing(sqlite3.connect(copy)) as other,
+    ):
+        now.backup(other)
+    admin.suspend(somebody.name)
+    generation, service = (
+        admin.session(somebody.name)["generation"],
+        stack.service_pids(),
+    )
+    for part in ("hub", "service", "proxy"):
+        stack.kill(part)
+    wait_until(lambda: not any(map(alive, service)), SECONDS)
+    for tail in ("-wal", "-shm"):
+        journal.with_name(journal.name + tail).unlink(missing_ok=True)
+    journal.write_bytes(copy.read_bytes())
+    stack.start_hub()
+    somebody.comes_back()
+    assert admin.session(somebody.name)["generation"] == generation
 
 
 def forget_port(stack: Stack, name: str) -> None:

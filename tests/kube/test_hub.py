@@ -8,7 +8,6 @@ from demo.stack import free_port
 from tests.kube.conftest import MODEL
 from tests.support.cluster import NAMESPACE
 from tests.support.elsewhere import (
-    SERVICE_OF_A_CLUSTER,
     Elsewhere,
     phase,
     reclaim,
@@ -45,8 +44,28 @@ c.KubeSpawner.modify_pod_hook = lambda spawner, pod: (
     pod.metadata.labels.update({{"of-the-admin": "yes"}}) or pod
 )
 c.JupyterHub.tornado_settings = {{"slow_spawn_timeout": 1, "slow_stop_timeout": 1}}
+from jupyterhub_gpu_reclaim.hub.config import configure
+c.JupyterHub.load_roles.append({{
+    "name": "tests-reclaim",
+    "services": ["tests"],
+    "scopes": ["custom:gpu-reclaim:manage", "access:services!service=gpu-reclaim"],
+}})
+configure(
+    c,
+    placement="kubernetes",
+    agent_token_file="{folder}/token",
+    state_dir="{folder}/service",
+    service_port={service_port},
+    idle_after=0,
+    sample_interval=0.5,
+    service_options={{
+        "ReclaimService.kubeconfig": "{folder}/service.kubeconfig",
+        "ReclaimService.namespace": {namespace!r},
+        "ReclaimService.agent_ca_file": {agent_ca_file!r},
+        "ReclaimService.agent_port": {agent_port},
+    }},
+)
 """
-CONFIG += SERVICE_OF_A_CLUSTER
 
 
 @pytest.fixture(scope="module")

@@ -30,16 +30,8 @@ class AgentContainer(Agent):
         self.output = -1
 
     def start(self, *options: str) -> None:
-        words = [
-            *(sys.executable, "-m", "jupyterhub_gpu_reclaim.node"),
-            *(f"--listen={self.listen}", PLACEMENT),
-            f"--AgentApp.state_dir={self.folder}/state",
-            f"--AgentApp.store_url={self.store}",
-            f"--AgentApp.token_file={self.folder}/token",
-            f"--AgentApp.criu_dir={self.criu}",
-            f"--AgentApp.realm={self.folder.name}",
-            *options,
-        ]
+        program = (sys.executable, "-m", "jupyterhub_gpu_reclaim.node", PLACEMENT)
+        words = [*program, *self.words()[1:], *options]
         (self.bundle / "config.json").write_text(json.dumps(self._config(words)))
         self.output, theirs = os.pipe()
         os.set_blocking(self.output, False)

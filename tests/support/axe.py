@@ -31,10 +31,7 @@ def problems(
 ) -> list[str]:
     """Serious and critical problems, one line each.
 
-    Args:
-        page: of Playwright's synchronous API.
-        within: CSS selector of the part to look at.
-        without: parts in it that are not ours.
+    ``within`` is a CSS selector, ``without`` parts in it that are not ours.
     """
     # not as an element: a page's policy may forbid scripts that are not its own
     page.evaluate(SCRIPT.read_text())

@@ -41,7 +41,6 @@ class Cluster:
         self.throttled = 0  # so many requests are answered 429
         self.down = 0  # so many requests are answered 503
         self.cuts = 0  # so many watches are cut in the middle of a line
-        self.conflicts = 0  # so many creations of pods meet one of that name
         self.delete_seconds = 0.02  # what a kubelet needs to end a container
         self.gpus = 8  # that are free
         self.refusal = ""  # of each creation of a pod (403), in these words

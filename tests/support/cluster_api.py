@@ -146,8 +146,7 @@ class _Many(_Handler):
         known = (namespace, thing["metadata"]["name"]) in cluster.objects[resource]
         if cluster.refusal and resource == "pods":
             raise HTTPError(403, reason=cluster.refusal)
-        if known or (cluster.conflicts and resource == "pods"):
-            cluster.conflicts -= not known
+        if known:
             raise HTTPError(409, reason="AlreadyExists")
         wrong = problems({"apiVersion": "v1", "kind": KINDS[resource], **thing})
         if wrong:

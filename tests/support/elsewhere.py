@@ -9,31 +9,6 @@ import requests
 from tests.support.cluster import Cluster
 from tests.support.hub import API_TOKEN, wait_until
 
-#: What follows a Hub's own lines of configuration; braces are for ``str.format``.
-SERVICE_OF_A_CLUSTER = """
-from jupyterhub_gpu_reclaim.hub.config import configure
-c.JupyterHub.load_roles.append({{
-    "name": "tests-reclaim",
-    "services": ["tests"],
-    "scopes": ["custom:gpu-reclaim:manage", "access:services!service=gpu-reclaim"],
-}})
-configure(
-    c,
-    placement="kubernetes",
-    agent_token_file="{folder}/token",
-    state_dir="{folder}/service",
-    service_port={service_port},
-    idle_after=0,
-    sample_interval=0.5,
-    service_options={{
-        "ReclaimService.kubeconfig": "{folder}/service.kubeconfig",
-        "ReclaimService.namespace": {namespace!r},
-        "ReclaimService.agent_ca_file": {agent_ca_file!r},
-        "ReclaimService.agent_port": {agent_port},
-    }},
-)
-"""
-
 
 class Elsewhere:
     def __init__(self) -> None:

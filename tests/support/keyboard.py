@@ -35,11 +35,7 @@ _FOCUS = """() => {
 
 
 def walk(page: Page) -> list[str]:
-    """Press Tab from the top to the end of a page that was just opened.
-
-    Returns:
-        What is wrong: not reached, out of order, covered, or without a mark.
-    """
+    """Press Tab through a page that was just opened; what is wrong."""
     # Else the Hub's own style glides to what has the focus.
     page.emulate_media(reduced_motion="reduce")
     names = page.evaluate(_NOTE)

@@ -1,10 +1,8 @@
 """A single-user server as ``jupyterhub-singleuser``, in a fraction of its time.
 
-Tests start a hundred of them. JupyterHub's own takes two seconds of processor: a
-quarter of that for the Hub's database and pages, which a server imports and never uses,
-and half for JupyterLab and the Notebook, whose pages no test reads that has no browser.
-What a test meets is all there: login, kernels, terminals, our extension; the address of
-JupyterLab answers with an empty page. With a browser a test takes :data:`WITH_LAB`.
+Without the Hub's database and pages, JupyterLab and the Notebook: three quarters of
+two seconds of processor. Login, kernels, terminals and our extension are there; the
+address of JupyterLab answers with an empty page (with a browser: :data:`WITH_LAB`).
 ``make demo-check`` starts, saves and brings back the whole server.
 """
 

@@ -1,15 +1,7 @@
 """JupyterHub's own application in the test's process, as pytest-jupyterhub makes it.
 
-For tests of what JupyterHub answers and of what we change in it: its REST API, scopes,
-database, spawner life. ``hub_app`` gives such a Hub a database in a file;
-:func:`mock_hub` adds our service's rights, a proxy and servers that start no programs.
-
-It cannot serve where a Hub is a program among others: it runs in the test's event loop
-and ends with it, so it can be neither killed nor restarted; it has no real proxy, whose
-routes a browser or a tab could follow; services of its own (``managed``) would be
-programs of a Hub that reads no ``jupyterhub_config.py``; and our spawners start
-sessions, of which a real Hub's log and process are part. Such tests stand on
-``tests/support/hub.py``.
+For tests of what JupyterHub answers and of what we change in it. It can be neither
+killed nor restarted, and has no real proxy: for that there is ``tests/support/hub.py``.
 """
 
 import asyncio

@@ -1,13 +1,9 @@
 """A network of its own for every process that runs tests.
 
-Called by the tests' ``conftest`` when a process begins. Three files run at a time, and
-much of what they try is a session that ends and comes back later on the same port, or
-a program that is told a port which was free a moment ago. On one network the workers
-take each other's ports meanwhile. Ports, names of abstract sockets and the kernel's
-list of reserved ports all belong to a network namespace; the list ends with it, too,
-when a test has killed the agent that would have taken its ports out.
-
-Threads that run already stay where they are.
+Files that run at a time would take each other's ports: most of what they try is a
+session that comes back later on the same one. Ports, names of abstract sockets and the
+kernel's list of reserved ports all belong to a network namespace. Threads that run
+already stay where they are.
 """
 
 import ctypes

@@ -103,13 +103,10 @@ class Node:
     def places(self) -> dict[str, Place]:
         return self.simulated.machine.places
 
-    def works(self, user: str = "") -> list[str]:
-        """What the sessions there hold in memory; of that user, or of all."""
-        return [
-            place.tree.contents
-            for place in self.places.values()
-            if place.tree is not None and user in {"", place.key.user}
-        ]
+    def works(self) -> list[str]:
+        """What the sessions there hold in memory."""
+        trees = (place.tree for place in self.places.values())
+        return [tree.contents for tree in trees if tree is not None]
 
     # --- the agent's pod
     def start_agent(self, shown: Path | None = None) -> None:

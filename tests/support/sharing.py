@@ -29,7 +29,6 @@ GROUPS = (
         "browser/test_pages.py",
         "browser/test_tab.py",
     ),
-    ("e2e/test_old_journal.py", "e2e/test_killed_parts.py"),
 )
 _ORDER = [file for group in GROUPS for file in group]
 _NUMBERS = {file: number for number, group in enumerate(GROUPS) for file in group}
