@@ -217,6 +217,7 @@ class UserApi:
         asked = row.failure if row.phase is Phase.SUSPENDED else None
         if asked is None or asked.code != Reason.FILES_NEWER.value:
             raise _wrong_phase(row, SessionEvent.RESTORE)
+        self._settle_account(key, by, manages=manages)
         now, journal = self._sessions.clock.now(), self._sessions.journal
         journal.note(NoteKind.FILES_BACK, row.checkpoint, now)
         line = self._sessions.audit_line(key, by, "put files back", asked.message)
@@ -389,9 +390,10 @@ class UserApi:
         Raises:
             NotFound: no such session or checkpoint.
             BadRequest: the name is not valid.
-            Refused: it is no save point, or there are too many names.
+            Refused: it is no save point, there are too many names, or
+                ``former_account``, as for ``delete``.
         """
-        row = self._known_row(key)
+        row = self._own_row(key, by)
         found, name = self._own(row, checkpoint), _checked_name(name)
         if not found.info.goes_on:
             raise Refused(Reason.INVALID, what="Only save points have a name.")
@@ -461,9 +463,7 @@ class UserApi:
                 the session is not suspended; ``former_account``: it may be another
                 person's, and the name's new account asks.
         """
-        row = self._known_row(key)
-        if by == of_user(key.user) and row.claimed:
-            raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
+        row = self._own_row(key, by)
         before = [each.id for each in self._visible(key)]
         if everything and not checkpoint:
             self._mark_all_unneeded(row, by)
@@ -531,6 +531,12 @@ class UserApi:
         row = self._sessions.journal.session(key)
         if row is None:
             raise NotFound(Reason.UNKNOWN_SESSION, session=key)
+        return row
+
+    def _own_row(self, key: SessionKey, by: str) -> SessionRow:
+        row = self._known_row(key)
+        if by == of_user(key.user) and row.claimed:
+            raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
         return row
 
     def _settle_account(self, key: SessionKey, by: str, *, manages: bool) -> None:

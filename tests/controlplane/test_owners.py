@@ -7,9 +7,10 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
-from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
+from jupyterhub_gpu_reclaim.common.models import Failure, Placement, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import owners
+from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.session import Keeping
 from tests.support.simulated import DELETED, KEY
 
@@ -59,6 +60,29 @@ async def test_account_that_has_started_nothing_yet_is_told_by_its_time(world):
             await order
     users.compare_account(SessionKey("nobody"), owners.made(NEW))
     assert SessionKey("nobody") not in {view.key for view in users.sessions()}
+
+
+async def test_new_account_changes_nothing_of_the_former_ones_save_points(world):
+    """Without a name one is kept for a shorter time, and beside fewer others."""
+    controller = await world.controller()
+    await _starts(world, controller, "i1", OLD)
+    users, saved = controller.users, await world.saved(controller, "mine")
+    users.compare_account(KEY, owners.made(NEW))
+    with pytest.raises(Refused, match="another account"):
+        await users.rename(KEY, saved, "", KEY.user)
+    assert users._sessions.journal.checkpoint(saved).name == "mine"
+    await users.rename(KEY, saved, "theirs", "root")
+
+
+async def test_new_account_does_not_answer_what_the_former_one_was_asked(world):
+    controller = await _left_by_the_old_one(world)
+    users, journal = controller.users, controller._sessions.journal
+    users._sessions.update(KEY, failure=Failure(code="files_newer", message="Newer."))
+    users.compare_account(KEY, owners.made(NEW))
+    with pytest.raises(Refused, match="another account"):
+        await users.put_files_back(KEY, KEY.user)
+    assert journal.all_noted(NoteKind.FILES_BACK) == {}
+    assert "put files back" not in {line.what for line in users.audit(KEY)}
 
 
 @pytest.mark.parametrize("found_first", [True, False])
