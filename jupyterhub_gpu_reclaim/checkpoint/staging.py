@@ -1,15 +1,13 @@
 """Holds the files of a checkpoint in memory until a store has taken them.
 
 So a tree stands still for a copy in memory, however slow the store is: it goes on, and
-:meth:`Staging.deliver` hands everything over behind it. What a store has taken is given
-back to the machine piece by piece.
+:meth:`Staging.deliver` hands everything over behind it, piece by piece.
 
 Nearly all of the time of such a copy is spent by the kernel on finding fresh pages: 1.0
-to 1.5 s for 1 GiB, against 0.22 s into pages that are there, on the machine where this
-was measured (two cores, Linux 6.18). So they are taken before the tree is stopped, and
-as huge ones where the kernel has them, which takes 0.1 s. A tree that has grown since
-it was looked at needs more than that: ``grant`` is asked for it bit by bit, and may
-refuse, which ends the copy.
+to 1.5 s for 1 GiB, against 0.22 s into pages that are there (two cores, Linux 6.18). So
+they are taken before the tree is stopped, and as huge ones where the kernel has them,
+which takes 0.1 s. For a tree that has grown since, ``grant`` is asked bit by bit, and
+may refuse, which ends the copy.
 """
 
 from __future__ import annotations

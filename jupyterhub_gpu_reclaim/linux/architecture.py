@@ -18,33 +18,23 @@ if TYPE_CHECKING:
 
 
 class Architecture(NamedTuple):
-    """How a call is made by ptrace(2), and its number.
+    """How a call is made by ptrace(2), and its number."""
 
-    Attributes:
-        calls: numbers of system calls by their name.
-        words: how many registers ``user_regs_struct`` has, of 8 bytes each; the others
-            are places in it.
-        number: where the call's number goes.
-        arguments: where its arguments go, in their order.
-        result: where its result is found.
-        counter: the address of the next instruction.
-        no_restart: where -1 says that no earlier call is to be resumed; None where a
-            changed ``counter`` says so.
-        flags: the processor's flags, and which of them are cleared before a call.
-        instruction: that makes a call; it begins at a multiple of ``alignment``.
-        alignment: of instructions, in bytes.
-    """
-
-    calls: Mapping[str, int]
+    calls: Mapping[str, int]  #: numbers of system calls by their name
+    #: How many registers ``user_regs_struct`` has, of 8 bytes each; the others are
+    #: places in it.
     words: int
-    number: int
-    arguments: tuple[int, ...]
-    result: int
-    counter: int
+    number: int  #: where the call's number goes
+    arguments: tuple[int, ...]  #: where its arguments go, in their order
+    result: int  #: where its result is found
+    counter: int  #: the address of the next instruction
+    #: Where -1 says that no earlier call is to be resumed; None where a changed
+    #: ``counter`` says so.
     no_restart: int | None
+    #: The processor's flags, and which of them are cleared before a call.
     flags: tuple[int, int] | None
-    instruction: bytes
-    alignment: int
+    instruction: bytes  #: that makes a call; it begins at a multiple of ``alignment``
+    alignment: int  #: of instructions, in bytes
 
     @property
     def registers(self) -> struct.Struct:

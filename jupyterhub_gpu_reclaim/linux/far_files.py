@@ -107,7 +107,7 @@ def used(tree: Snapshot) -> list[FarUse]:
     far = _far_mounts(tree.init.pid)
     found: dict[str, FarUse] = {}
     for process in tree.processes if far else ():
-        for link, target in _links(process.pid):
+        for link, target in procfs.links(process.pid):
             mount = mount_of(target, far)
             if mount is not None:
                 use = FarUse(process, f"{procfs.PROC}/{process.pid}/{link}", mount)
@@ -180,15 +180,6 @@ def _waiting(tree: Snapshot, uses: list[FarUse]) -> FarUse | None:
             return None
         time.sleep(LOOK_SECONDS)
     return uses[0]
-
-
-def _links(pid: int) -> Iterator[tuple[str, str]]:
-    for name in ("cwd", "exe", "root"):
-        yield name, procfs.link(pid, name)
-    for fd, target in procfs.descriptors(pid):
-        yield f"fd/{fd}", target
-    for one in procfs.mappings(pid):
-        yield f"map_files/{one.start:x}-{one.end:x}", one.path
 
 
 def this_thread() -> Task:

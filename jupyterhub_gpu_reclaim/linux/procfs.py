@@ -226,6 +226,16 @@ def mappings(pid: int) -> Iterator[Mapping]:
         )
 
 
+def links(pid: int) -> Iterator[tuple[str, str]]:
+    """All that it has open, mapped or as a folder: the name in /proc, and the path."""
+    for name in ("cwd", "exe", "root"):
+        yield name, link(pid, name)
+    for fd, target in descriptors(pid):
+        yield f"fd/{fd}", target
+    for one in mappings(pid):
+        yield f"map_files/{one.start:x}-{one.end:x}", one.path
+
+
 #: Seconds that an honest process never needs.
 SECONDS = 2.0
 #: Limit of Linux for arguments and environment together (fs/exec.c, 3/4 of 8 MiB).

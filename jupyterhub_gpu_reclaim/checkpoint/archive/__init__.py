@@ -7,8 +7,6 @@ streams them while the tree is stopped, ``reader`` unpacks them at the new place
 
 Neither the stream nor the place is trusted: nothing leaves the given folder, no link is
 followed, no device is made, and sizes are limited. Unpacking twice is harmless. What
-cannot be read ends a capture (``RolledBack``); a damaged stream, or a place that does
-not take it, ends a restore (``RestoreFailed``).
-
-Read next: ``writer`` and ``reader``, then ``docs/explanation/pods.md``.
+cannot be read ends a capture, a damaged stream or a place that does not take it a
+restore. Read next: ``writer``, ``reader``, then ``docs/explanation/pods.md``.
 """

@@ -1,11 +1,10 @@
 """Unpacks an archive made by ``writer`` below a folder, and nowhere else.
 
-The targets are the new place's tmpfs mounts and root. The stream was written from files
-that a user owns, and the place belongs to that user too, so neither is trusted: every
-path is opened below the folder without following a link or entering another mount,
-nothing but plain files, folders, links and fifos is made, and sizes are limited. A file
-is written under another name and then renamed over the old one, so that repeating a
-restore is harmless. It never makes a device.
+The stream was written from files that a user owns, and the place (a tmpfs, a root) is
+that user's, too, so neither is trusted: every path is opened below the folder without
+following a link or entering another mount, and nothing but plain files, folders, links
+and fifos is made, up to a limit. A file is written under another name and then renamed
+over the old one, so that repeating a restore is harmless.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """Finds the file systems that end with a session: its overlay, its temporary ones.
 
-They are archived at a capture, and those of the new place are filled at a restore. This
-module mounts and writes nothing.
-
 In a container the host has the same file systems mounted, too: the runtime makes
 /dev/shm and the root, the kubelet the volumes in memory, both in the host's mount
-namespace. So it is not enough to look for what the host does not have: a temporary file
-system is a pod's own when every place at which the host has it is one that runtime or
-kubelet keep for that pod alone. A ``hostPath`` volume never is: unpacking an archive
-into it would empty it first.
+namespace. So a temporary file system is a pod's own when every place at which the host
+has it is one that runtime or kubelet keep for that pod alone. A ``hostPath`` volume
+never is: unpacking an archive into it would empty it first.
 """
 
 from __future__ import annotations

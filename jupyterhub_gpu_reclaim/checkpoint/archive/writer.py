@@ -1,12 +1,10 @@
 """Writes the contents of a session's private file systems as a tar stream.
 
-It runs after CRIU's dump, while the tree is stopped: for each private tmpfs, and for
-the upper folder of an overlay that is the session's root. ``reader`` is the way back.
-It never writes to a disk, never holds more than a block in memory, never follows a link
-and never leaves the mount. What an upper folder has only a name of ("metacopy",
-"redirect") is taken from the merged folder, and holes stay holes.
-
-The format is POSIX pax with numeric owners; see ``tarformat`` for what we add.
+It runs while the tree is stopped: for each private tmpfs, and for the upper folder of
+an overlay that is the session's root. It never writes to a disk, never holds more than
+a block in memory, never follows a link and never leaves the mount. What an upper folder
+has only a name of ("metacopy", "redirect") is taken from the merged folder, and holes
+stay holes. The format is POSIX pax with numeric owners and ``tarformat``.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
 Debian 12's CRIU is too old for today's kernels and Ubuntu 24.04 has none, so the
 packages of a newer Debian are taken, with every library that they need and their own
-loader. Nothing is installed: the system's packages, their state and apt's configuration
-are never touched.
-
+loader. The system's packages, their state and apt's configuration are never touched.
 Trust is left to apt: the index must be signed by a key of Debian's archive keyring, and
 the packages' digests stand in the index.
 

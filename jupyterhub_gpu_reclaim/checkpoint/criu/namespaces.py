@@ -1,16 +1,14 @@
 """Runs a program of ours, from our file system, inside a session's namespaces.
 
-The program, its loader and its libraries are reached through descriptors, so that
-nothing has to be installed in the session's image. The work is done by
-:mod:`~jupyterhub_gpu_reclaim.checkpoint.criu.nsenter` in a process of its own.
+Program, loader and libraries are reached through descriptors, so that nothing has to be
+installed in the session's image; a helper (``nsenter``) does the work.
 
-No descriptor, root or working folder of a process of ours in the session's pid
-namespace leads to our own file system. A descriptor of an ordinary folder would be a
-way into all of it: ``/proc/<pid>/fd/N/../..``. So CRIU gets a mount of its own that is
-attached to nothing (:func:`open_detached`; open_tree(2), Linux 5.2): above its root
-there is no parent, so ``..`` stays there. It goes when its last descriptor is closed.
-What CRIU only reads or runs is read-only there (mount_setattr(2), Linux 5.12), so that
-no descriptor and no link of ``/proc/<pid>`` gives write access to our own copy.
+No descriptor, root or working folder of ours in the session's pid namespace leads to
+our own file system, as that of an ordinary folder would: ``/proc/<pid>/fd/N/../..``. So
+CRIU gets a mount of its own that is attached to nothing (open_tree(2), Linux 5.2):
+above its root there is no parent, and it goes when its last descriptor is closed. What
+CRIU only reads or runs is read-only there (mount_setattr(2), Linux 5.12), so that no
+link of ``/proc/<pid>`` gives write access to our own copy.
 """
 
 from __future__ import annotations

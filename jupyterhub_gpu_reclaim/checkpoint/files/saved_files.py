@@ -80,31 +80,26 @@ class FileUse(NamedTuple):
 
 @dataclass
 class SavedFiles:
-    """Open files of a saved tree.
+    """Open files of a saved tree."""
 
-    Attributes:
-        entries: of ``files.img``, by number, as CRIU will read them.
-        descriptors: (pid, number of a descriptor) → (CRIU's fd_type, entry).
-        wishes: what is to be opened.
-        uses: folders, programs and mappings of the tree.
-        holders: entry → the credentials of its holders.
-        tables: of descriptors, as CRIU will read them.
-        left: entries under ``/proc/PID``, which exist only once CRIU runs.
-        credentials: of each process, by its pid in the session.
-        hidden: processes that were not dumpable.
-    """
-
+    #: Of ``files.img``, by number, as CRIU will read them.
     entries: dict[int, Any] = field(default_factory=dict)
+    #: (pid, number of a descriptor) → (CRIU's fd_type, entry).
     descriptors: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    wishes: list[FileRequest] = field(default_factory=list)
+    wishes: list[FileRequest] = field(default_factory=list)  #: what is to be opened
+    #: Folders, programs and mappings of the tree.
     uses: list[FileUse] = field(default_factory=list)
+    #: Entry → the credentials of its holders.
     holders: dict[int, set[Credentials]] = field(
         default_factory=lambda: defaultdict(set)
     )
+    #: Of descriptors, as CRIU will read them.
     tables: dict[str, list[Any]] = field(default_factory=dict)
+    #: Entries under ``/proc/PID``, which exist only once CRIU runs.
     left: list[int] = field(default_factory=list)
+    #: Of each process, by its pid in the session.
     credentials: dict[int, Credentials] = field(default_factory=dict)
-    hidden: set[int] = field(default_factory=set)
+    hidden: set[int] = field(default_factory=set)  #: processes that were not dumpable
 
     def table_entries(self) -> Iterator[Any]:
         return itertools.chain.from_iterable(self.tables.values())

@@ -1,15 +1,11 @@
 """Finds which of the machine's GPUs a container has been given, by its device nodes.
 
-A restored pod has other cards of its node than the pod before it, and the driver must
-be told which replaces which. The container runtime makes a device node for each card
-that the device plugin gave to the pod, whichever way it was requested (an environment
-variable, CDI), and the device cgroup of the container lets it open no other. So neither
-the kubelet's socket nor the environment, which the user controls, is needed. It only
-reads.
-
-NVIDIA's driver tells ``GPU UUID`` and ``Device Minor`` of each card in
-``/proc/driver/nvidia/gpus/<bus>/information``; ``/dev/nvidia<minor>`` has the major
-number 195.
+A restored pod has other cards than the pod before it, and the driver must be told which
+replaces which. The container runtime makes a device node for each card that the device
+plugin gave to the pod, whichever way it was requested, and the device cgroup lets it
+open no other. So neither the kubelet's socket nor the environment, which the user
+controls, is needed. ``/proc/driver/nvidia/gpus/<bus>/information`` tells UUID and minor
+number of each card; ``/dev/nvidia<minor>`` has the major number 195.
 """
 
 from __future__ import annotations

@@ -47,46 +47,32 @@ IMAGE: Final = "attributes.json"
 
 
 class ThreadAttributes(Value, frozen=True, kw_only=True):
-    """Of one thread; None: what the session's init has.
+    """Of one thread; None: what the session's init has."""
 
-    Attributes:
-        affinity: the processors that it may run on.
-        timer_slack: in nanoseconds; 0 for real-time threads, which have none.
-        io_priority: class and level.
-        slice: nanoseconds that it runs for at a time.
-        memory_policy: on which NUMA nodes new memory is, in the kernel's words.
-        personality: bits of personality(2).
-        folder: where it stands, if it has a folder of its own in its process.
-        dispatch: which calls it is asked about first (``ptrace.Traced.dispatch``).
-        given_back: what CRIU restores: names of /proc/PID/status → values.
-    """
-
-    affinity: list[int] | None = None
+    affinity: list[int] | None = None  #: the processors that it may run on
+    #: In nanoseconds; 0 for real-time threads, which have none.
     timer_slack: int | None = None
-    io_priority: int | None = None
-    slice: int | None = None
+    io_priority: int | None = None  #: class and level
+    slice: int | None = None  #: nanoseconds that it runs for at a time
+    #: On which NUMA nodes new memory is, in the kernel's words.
     memory_policy: str = "default"
-    personality: int = 0
-    folder: str = ""
+    personality: int = 0  #: bits of personality(2)
+    folder: str = ""  #: where it stands, if it has a folder of its own in its process
+    #: Which calls it is asked about first (``ptrace.Traced.dispatch``).
     dispatch: tuple[int, ...] = ()
+    #: What CRIU restores: names of /proc/PID/status → values.
     given_back: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Attributes(Value, frozen=True, kw_only=True):
-    """Of one process, and of its threads by their number in the session.
+    """Of one process, and of its threads by their number in the session."""
 
-    Attributes:
-        core_filter: what a core dump of it holds; None: as the init's.
-        oom_score: who is ended first when memory runs out; likewise.
-        lock: how mlockall(2) locks what it will map: 0, or its flags.
-        states: of prctl(2), by their names in ``STATES``.
-        threads: by their number in the session.
-    """
-
-    core_filter: int | None = None
-    oom_score: int | None = None
-    lock: int = 0
+    core_filter: int | None = None  #: what a core dump of it holds; None: as the init's
+    oom_score: int | None = None  #: who is ended first when memory runs out; likewise
+    lock: int = 0  #: how mlockall(2) locks what it will map: 0, or its flags
+    #: Of prctl(2), by their names in ``STATES``.
     states: dict[str, int] = msgspec.field(default_factory=dict)
+    #: By their number in the session.
     threads: dict[int, ThreadAttributes] = msgspec.field(default_factory=dict)
 
 
@@ -126,13 +112,11 @@ class ProcessAttributes(Kind):
 
     CRIU (4.2) saves rights, limits, signals, timers, the scheduling policy. It makes
     the processes of a tree as its own children, so whatever else there is they would
-    inherit from it, and it from the agent. What a process has in common with its
-    session's init was given to it by the place, not chosen: it is None here, and it
-    becomes what the init of the new place has. So a program that could use all
-    processors of one machine can use all of the other.
-
-    What this machine does not have (a processor, a NUMA node) is left out, and logged.
-    Of what CRIU itself gives back, rights are compared (``rights``).
+    inherit from the agent. What a process has in common with its session's init was
+    given to it by the place, not chosen: it is None here, and becomes what the init of
+    the new place has. So a program that could use all processors of one machine can use
+    all of the other. What this machine does not have (a processor, a NUMA node) is left
+    out, and logged.
     """
 
     def __init__(self) -> None:

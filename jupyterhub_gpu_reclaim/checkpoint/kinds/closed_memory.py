@@ -30,9 +30,9 @@ _MEMORY: Final = re.compile(r"/(\d+)(?:/task/(\d+))?/mem$")
 class ClosedMemory(Kind):
     """Whether a user may look into the memory of a process.
 
-    The kernel calls such a process "dumpable" (prctl(2)). A user may write into the
-    memory of his processes (ptrace(2), ``/proc/PID/mem``), also from outside of the
-    session, as by ssh. The kernel refuses it for a process that is not dumpable.
+    A user may write into the memory of his processes (ptrace(2), ``/proc/PID/mem``),
+    also from outside of the session, as by ssh, unless they are not "dumpable"
+    (prctl(2)).
 
     In a dump, CRIU runs code of its own in each process and believes its answers, such
     as the number of a descriptor that it then opens for writing as root

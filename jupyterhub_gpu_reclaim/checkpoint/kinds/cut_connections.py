@@ -41,14 +41,13 @@ class CutConnections(Kind):
 
     CRIU makes a new socket in place of one, which says that it was never connected
     (ENOTCONN). Libraries know a connection that breaks by ECONNRESET, and POLLERR in
-    poll and epoll; so each of these sockets is given that.
+    poll and epoll; so each of these sockets is given that, once; then it is ENOTCONN or
+    EPIPE, never a clean end.
 
-    No other party takes part. In repair mode (TCP_REPAIR, as CRIU uses it) connect(2)
-    makes a connection to the loopback address without a packet; to disconnect it,
-    connect(2) to AF_UNSPEC, is the ABORT of RFC 793, with which the kernel notes
-    ECONNRESET (``tcp_disconnect``). So no listener, no port and no filter of the
-    session can change the outcome, and nothing waits. The first call on the socket
-    returns ECONNRESET, any further one ENOTCONN or EPIPE: never a clean end.
+    In repair mode (TCP_REPAIR) connect(2) makes a connection to the loopback address
+    without a packet; connect(2) to AF_UNSPEC then is the ABORT of RFC 793, with which
+    the kernel notes ECONNRESET (``tcp_disconnect``). So no listener, no port and no
+    filter of the session can change the outcome, and nothing waits.
     """
 
     def __init__(self) -> None:

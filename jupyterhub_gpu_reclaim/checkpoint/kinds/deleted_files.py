@@ -41,11 +41,10 @@ _MEMORY: Final = ("/memfd:", "/dev/zero", "/SYSV", "/secretmem", "/anon_")
 class DeletedFiles(Kind):
     """Deleted files that are still open.
 
-    **Refused** are those that a process holds without the right to read them. A deleted
-    file has no place but in the image, so CRIU opens it again, as root, and copies its
-    contents. But a process may hold what it may not read: opened for writing only, or
-    as a place only (O_PATH), for which the kernel checks no right at all. A user could
-    so hold another's file, wait until it was deleted or replaced, and read it once the
+    **Refused** are those that a process holds without the right to read them: opened
+    for writing only, or as a place only (O_PATH), for which the kernel checks no right.
+    CRIU would open one again, as root, and copy its contents into the image: a user
+    could so hold another's file, wait until it was deleted, and read it once the
     session is back.
 
     **Made again** are the others. CRIU would make one by its former path, as root, and

@@ -42,11 +42,11 @@ class OtherNames(Kind):
     """Deleted files that have another name.
 
     CRIU (4.2: ``create_link_remap``) would give such a file a name of its own, as root,
-    in the folder where the lost one was, found by its path: a link put in that folder's
-    place would make root create a name in any folder of that file system. So CRIU is
-    not given ``--link-remap``, and what would need it is refused by name: a library
-    that a package manager has replaced and keeps in a cache of hard links, or what a
-    program of an NFS folder has deleted and holds open.
+    in the folder where the lost one was, found by its path: a link in that folder's
+    place would make root create a name anywhere in that file system. So CRIU is not
+    given ``--link-remap``, and what would need it is refused by name: a library that a
+    package manager has replaced and keeps in a cache of hard links, or what a program
+    of an NFS folder has deleted and holds open.
 
     A semaphore of sem_open(3) is such a file from its very beginning: the C library
     makes it under a name for the moment, maps it, links it to its own name and removes

@@ -68,18 +68,17 @@ class HeldFile(NamedTuple):
 class ProcessFiles(Kind):
     """Open files of ``/proc/PID``.
 
-    They are judged twice: before a capture, while a program runs, and at a return. CRIU
-    opens these files by their names, as root, once the processes are there. The path is
-    the kernel's alone as long as ``/proc`` is. So a file comes back if root's opening
-    it gives its holder nothing that the holder did not have:
+    They are judged twice: before a capture and at a return. CRIU opens these files by
+    their names, as root, once the processes are there. The path is the kernel's alone
+    as long as ``/proc`` is. So a file comes back if root's opening it gives its holder
+    nothing that the holder did not have:
 
     * what shows no more than everybody may know, to be read, also of the init;
     * what shows a process to those that have the same rights, to be read by them;
     * what a process may set of itself, by that very process: the kernel asks at each
       writing which process writes;
-    * its own memory. A program that was started with other rights (``su``) may have got
-      the descriptor from the one that started it. That led to memory which is gone, and
-      would lead into its own. So all processes must have the same rights.
+    * its own memory, where all processes have the same rights: a program that was
+      started with others (``su``) may have the descriptor from the one that started it.
 
     Some files, such as ``pagemap``, tell more the more rights their opener had. They
     come back where the holder may see all of it. Of a program that has ended nothing

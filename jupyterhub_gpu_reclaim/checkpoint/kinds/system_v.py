@@ -232,16 +232,13 @@ HELPER: Final = Path(__file__).with_name("system_v_maker.py")
 class SavedObjects:
     """The objects in a checkpoint, and what CRIU is given instead of them.
 
-    Attributes:
-        wanted: what the helper is to make.
-
     Raises:
         RestoreFailed: the images are off (``checkpoint_damaged``).
     """
 
     def __init__(self, source: SavedImages) -> None:
         self._source = source
-        self.wanted: dict[str, list[dict[str, Any]]] = {}
+        self.wanted: dict[str, list[dict[str, Any]]] = {}  #: what the helper is to make
         self._pages: list[str] = []  #: images of contents, a segment each
         self._attached: dict[int, list[tuple[int, int, list[Any]]]] = {}
         inventory = source.read("inventory.img")

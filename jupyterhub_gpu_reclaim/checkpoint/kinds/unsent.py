@@ -38,14 +38,11 @@ class UnsentData(Kind):
     """Data that a TCP connection had not sent yet.
 
     It does not fit into the receiver's window, and waits at the sender. CRIU gives it
-    back as soon as it has made the sender's end, and there is no other end yet: the
-    kernel answers with a reset, and the restore fails. A lock on the network, as CRIU
-    can have one, would be one for the whole machine where sessions share its network.
-    So that part is taken out of the images, and sent when both ends are there, by the
-    ordinary way: the tree is stopped, the kernel moves what fits.
-
-    An end of the connection (shutdown) stands behind that data, so it is taken out with
-    it and sent again.
+    back as soon as it has made the sender's end, when there is no other end yet: the
+    kernel answers with a reset, and the restore fails. (CRIU's lock on the network
+    would be one for the whole machine.) So that part, and an end of the connection
+    (shutdown) behind it, is taken out of the images, and sent when both ends are there,
+    by the ordinary way: the tree is stopped, the kernel moves what fits.
     """
 
     def __init__(self) -> None:

@@ -43,8 +43,7 @@ class InterruptedWaits(Kind):
     (:func:`begins_alike`). Others with a length end with EINTR: a program that waits so
     again and again would else never get to what is due. A call that was taken up
     before, as after a nap, has no number of its own any more (restart_syscall); it is
-    read from the code, where that has it: glibc from 2.41 on and musl do not, so it
-    ends with EINTR.
+    read from the code, where that has it: glibc from 2.41 on and musl do not.
     """
 
     def before_dump(self, dump: Dump) -> None:

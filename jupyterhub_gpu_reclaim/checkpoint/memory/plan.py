@@ -44,21 +44,14 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class SavedProcess:
-    """One process of the saved tree.
+    """One process of the saved tree."""
 
-    Attributes:
-        pid: in the session's namespace; likewise ``parent`` and ``threads``.
-        exe: CRIU's number of the program that it runs.
-        spans: all its areas, ascending.
-        plain: those of them that are plain, writable memory of its own.
-    """
-
-    pid: int
+    pid: int  #: in the session's namespace; likewise ``parent`` and ``threads``
     parent: int
     threads: tuple[int, ...]
-    exe: int
-    spans: tuple[Span, ...]
-    plain: tuple[Span, ...]
+    exe: int  #: CRIU's number of the program that it runs
+    spans: tuple[Span, ...]  #: all its areas, ascending
+    plain: tuple[Span, ...]  #: those of them that are plain, writable memory of its own
 
 
 def read_processes(saved: SavedImages) -> list[SavedProcess]:
@@ -221,13 +214,10 @@ _KNOWN_FLAGS: Final = images.LAZY | images.PRESENT
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Memory that bypasses CRIU.
+    """Memory that bypasses CRIU."""
 
-    Attributes:
-        pieces: pages image → what is copied by others, in ascending order, all of one
-            process, whose ``pid`` is one of the session's namespace.
-    """
-
+    #: Pages image → what is copied by others, in ascending order, all of one process,
+    #: whose ``pid`` is one of the session's namespace.
     pieces: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
 
     @property

@@ -1,16 +1,12 @@
 """Makes an empty place and stays in it as its pid 1, until its parent ends.
 
-Started by :mod:`~jupyterhub_gpu_reclaim.checkpoint.rehearsal.place` as ``python3 -I -S
-place_init.py`` with one object (marshal) on its input. A session waits for it, so it
-imports little (``criu.nsenter``).
+Started as ``python3 -I -S place_init.py`` with one object (marshal) on its input. A
+session waits for it, so it imports little (``criu.nsenter``).
 
 The place has a pid, mount, network, IPC and UTS namespace of its own. Its files are
 those of the session that it is for; what only one session can have (/proc, terminals)
-is made anew. Of the network there is a loopback. Nothing that runs here has ever been
-continued: a tree is restored under this init, stopped, looked at, and killed.
-
-It is not executed again after it has entered the session's files, so that nothing of
-them is run or read. It reports which process is pid 1, or what has failed.
+is made anew, and of the network there is a loopback. It is not executed again after it
+has entered the session's files, so that nothing of them is run or read.
 """
 
 from __future__ import annotations

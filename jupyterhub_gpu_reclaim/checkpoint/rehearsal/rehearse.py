@@ -50,22 +50,15 @@ _PASSING = frozenset(
 
 
 class Dumped(NamedTuple):
-    """Result of a dump, as far as a rehearsal needs it.
-
-    Attributes:
-        result: of the dump.
-        opened: the fingerprints of its files.
-        cut: inodes of the connections that were cut before.
-        memory: ``without_pages`` of the images, where the tree goes on; None: it
-            stands until the rehearsal has ended.
-        names: its files, as it stood; likewise.
-    """
+    """Result of a dump, as far as a rehearsal needs it."""
 
     result: DumpResult
     opened: Sequence[FileFingerprint]
-    cut: Collection[int]
+    cut: Collection[int]  #: inodes of the connections that were cut before
+    #: ``without_pages`` of the images, where the tree goes on; None: it stands until
+    #: the rehearsal has ended.
     memory: Mapping[str, bytes] | None = None
-    names: Names | None = None
+    names: Names | None = None  #: its files, as it stood; likewise
 
 
 def rehearse(
@@ -136,8 +129,7 @@ def _refused(error: RestoreFailed, tree: Snapshot) -> RolledBack:
 
 def _holder(tree: Snapshot, path: str) -> str:
     for process in tree.processes if path else ():
-        links = (one.target for one in procfs.descriptors(process.pid))
-        areas = (one.path for one in procfs.mappings(process.pid))
-        if path in (one.removesuffix(" (deleted)") for one in (*links, *areas)):
+        links = procfs.links(process.pid)
+        if path in (target.removesuffix(" (deleted)") for _, target in links):
             return f" Process {process.ns_pid} ({process.name}) has it."
     return ""

@@ -6,10 +6,9 @@ of ZeroMQ sockets with the identity of the first, and the kernel then listens to
 (its ROUTER hands the identity over, and the first to be closed takes it away).
 
 A socket filter that lets nothing pass makes a listener deaf: the peer's SYN is dropped,
-and sent again after a second. It belongs to the socket, not to the agent. So it stays
-when the agent is killed in between, and ``freeze.thaw`` takes it off
-(:func:`hear_again`), from any listener that has exactly this filter. A listener that
-has one of its own is left alone.
+and sent again after a second. It stays when the agent is killed in between, and
+``freeze.thaw`` takes it off (:func:`hear_again`) from any listener that has exactly
+this filter; one that has a filter of its own is left alone.
 """
 
 from __future__ import annotations

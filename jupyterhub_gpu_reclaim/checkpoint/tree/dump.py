@@ -51,21 +51,14 @@ _GHOST_HEAD_BYTES: Final = 4096
 
 @dataclass(frozen=True)
 class DumpResult:
-    """What is known of a tree that was dumped; all plain values.
+    """What is known of a tree that was dumped; all plain values."""
 
-    Attributes:
-        root_pid: of the tree's root, in the session's namespace.
-        pids: every process and thread id in use, in the session's namespace.
-        stopped: pids of processes that a signal had stopped before.
-        seconds: how long it took.
-        images: name → contents, of all that hold no memory; of deleted files, what they
-            were.
-    """
-
-    root_pid: int
+    root_pid: int  #: of the tree's root, in the session's namespace
+    #: Every process and thread id in use, in the session's namespace.
     pids: tuple[int, ...]
-    stopped: tuple[int, ...]
-    seconds: float
+    stopped: tuple[int, ...]  #: pids of processes that a signal had stopped before
+    seconds: float  #: how long it took
+    #: Name → contents, of all that hold no memory; of deleted files, what they were.
     images: Mapping[str, bytes | bytearray] = field(default_factory=dict)
 
 

@@ -63,16 +63,13 @@ READY_PATIENCE = 30.0
 
 @dataclass(frozen=True)
 class RestoreResult:
-    """A tree that came back, stopped.
-
-    Attributes:
-        missing: what of its memory is still to be filled.
-        beside: the init and whatever else was stopped beside the tree.
-    """
+    """A tree that came back, stopped."""
 
     tree: Snapshot
     seconds: float
+    #: What of its memory is still to be filled.
     missing: MemoryPlan = field(default_factory=MemoryPlan)
+    #: The init and whatever else was stopped beside the tree.
     beside: tuple[Process, ...] = ()
 
 
