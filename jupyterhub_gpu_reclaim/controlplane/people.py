@@ -116,14 +116,15 @@ class UserApi:
     async def order(
         self, key: SessionKey, order: Order, by: str, *, manages: bool = False
     ) -> Any:
-        """Carry an order out, or begin to, by the method of its kind."""
+        """Carry an order out, or begin to; its answer, or the session as it is then."""
         fields = {name: getattr(order, name) for name in order.__struct_fields__}
         if order.trusts:
             fields["manages"] = manages
         work = getattr(self, order.kind.replace("-", "_"))
-        return await work(key, by=by, **fields)
+        answer = await work(key, by=by, **fields)
+        return self._sessions.view(key) if answer is None else answer
 
-    async def suspend(self, key: SessionKey, by: str) -> SessionView:
+    async def suspend(self, key: SessionKey, by: str) -> None:
         """Suspend it as soon as possible; idempotent.
 
         Raises:
@@ -135,9 +136,8 @@ class UserApi:
             self._sessions.order(key, Intent.SUSPEND, by)
         elif row.phase not in gone or row.intent is Intent.RESUME:
             raise _wrong_phase(row, SessionEvent.SUSPEND)
-        return self._sessions.view(key)
 
-    async def save(self, key: SessionKey, by: str, name: str = "") -> SessionView:
+    async def save(self, key: SessionKey, by: str, name: str = "") -> None:
         """Save it as soon as possible, while it goes on.
 
         Raises:
@@ -156,28 +156,27 @@ class UserApi:
         if name := _checked_name(name):
             self._check_names(key)
         self._sessions.order(key, Intent.SAVE, by, save_name=name or row.save_name)
-        return self._sessions.view(key)
 
-    async def nap(self, key: SessionKey, by: str) -> SessionView:
+    async def nap(self, key: SessionKey, by: str) -> None:
         """Move its GPU memory out as soon as possible; idempotent.
 
         Raises:
             Refused: ``wrong_phase``; ``operation_in_flight``: its suspend was ordered;
                 ``node_drains``.
         """
-        return await self._order_nap(key, Intent.NAP, SessionEvent.NAPS, by)
+        await self._order_nap(key, Intent.NAP, SessionEvent.NAPS, by)
 
-    async def wake(self, key: SessionKey, by: str) -> SessionView:
+    async def wake(self, key: SessionKey, by: str) -> None:
         """Move its GPU memory back; idempotent.
 
         Raises:
             Refused: as for ``nap``.
         """
-        return await self._order_nap(key, Intent.WAKE, SessionEvent.WAKES, by)
+        await self._order_nap(key, Intent.WAKE, SessionEvent.WAKES, by)
 
     async def _order_nap(
         self, key: SessionKey, intent: Intent, event: SessionEvent, by: str
-    ) -> SessionView:
+    ) -> None:
         row = self._known_row(key)
         if row.phase not in LIVE:
             raise _wrong_phase(row, event)
@@ -185,11 +184,8 @@ class UserApi:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.intent.value)
         self._check_stays(row)
         self._sessions.order(key, intent, by)
-        return self._sessions.view(key)
 
-    async def resume(
-        self, key: SessionKey, by: str, *, manages: bool = False
-    ) -> SessionView:
+    async def resume(self, key: SessionKey, by: str, *, manages: bool = False) -> None:
         """Resume a suspended session; a suspend under way is cancelled.
 
         Raises:
@@ -203,11 +199,10 @@ class UserApi:
             await self._call_off_suspend(row)
         elif row.phase is Phase.STOPPED:
             raise _wrong_phase(row, SessionEvent.RESTORE)
-        return self._sessions.view(key)
 
     async def put_files_back(
         self, key: SessionKey, by: str, *, manages: bool = False
-    ) -> SessionView:
+    ) -> None:
         """Resume a session with its files as they were; what is newer goes beside.
 
         Raises:
@@ -222,11 +217,11 @@ class UserApi:
         journal.note(NoteKind.FILES_BACK, row.checkpoint, now)
         line = self._sessions.audit_line(key, by, "put files back", asked.message)
         self._sessions.update(key, line)
-        return await self.resume(key, by, manages=manages)
+        await self.resume(key, by, manages=manages)
 
     async def keep(
         self, key: SessionKey, seconds: float, by: str, *, manages: bool = False
-    ) -> SessionView:
+    ) -> None:
         """Leave a session alone for some time; 0 takes that back.
 
         A warning is taken back, and so is a suspend that was ordered or is under way.
@@ -260,38 +255,34 @@ class UserApi:
                 key, SessionEvent.STAYS, by=by, why=why, failure=row.failure
             )
         self._sessions.look(key)
-        return self._sessions.view(key)
 
     def longest_keep(self, *, manages: bool = False) -> float:
         return LONGEST_KEEP if manages else self._settings.keep_limit
 
-    async def opt_out(self, key: SessionKey, out: bool, by: str) -> SessionView:
+    async def opt_out(self, key: SessionKey, out: bool, by: str) -> None:
         self._known_row(key)
         line = self._sessions.audit_line(key, by, "opt out" if out else "opt in")
         self._sessions.update(key, line, opted_out_by=by if out else "")
         self._sessions.look(key)
-        return self._sessions.view(key)
 
-    async def renew_login(self, key: SessionKey, by: str) -> SessionView:
+    async def renew_login(self, key: SessionKey, by: str) -> None:
         """Let its next start renew a login that the Hub no longer knows."""
         self._known_row(key)
         # A Hub that has lost its database has other accounts for the same people.
         owners.give(self._sessions, key)
         order_renewal(self._sessions, key, by)
-        return self._sessions.view(key)
 
-    async def revoke_tabs(self, key: SessionKey, by: str) -> SessionView:
+    async def revoke_tabs(self, key: SessionKey, by: str) -> None:
         """Take the right to ask and order from all tabs of its starts so far."""
         self._known_row(key)
         self._sessions.tab_keys.revoke(key)
         line = self._sessions.audit_line(key, by, "revoke tabs")
         self._sessions.update(key, line)
-        return self._sessions.view(key)
 
     def tab_counts(self, key: SessionKey, made: float) -> bool:
         return self._sessions.tab_keys.count(key, made)
 
-    async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
+    async def start_fresh(self, key: SessionKey, by: str) -> None:
         """Set the checkpoint aside for ``Settings.set_aside``; the next start is cold.
 
         Raises:
@@ -301,7 +292,7 @@ class UserApi:
         if row.phase is Phase.STOPPED and row.tells(Reason.RENAMED):
             line = self._sessions.audit_line(key, by, "start fresh")
             self._sessions.update(key, line, failure=None)
-            return self._sessions.view(key)
+            return
         rows = self._sessions.journal.checkpoints(key)
         self._sessions.apply(
             key,
@@ -315,7 +306,6 @@ class UserApi:
             ],
             checkpoint="",
         )
-        return self._sessions.view(key)
 
     async def bring_back(
         self,
@@ -325,7 +315,7 @@ class UserApi:
         *,
         save_running: bool = False,
         manages: bool = False,
-    ) -> SessionView:
+    ) -> None:
         """Bring back another checkpoint; the present one is set aside.
 
         With ``save_running``, a session that runs is suspended first.
@@ -357,7 +347,6 @@ class UserApi:
         if manages:
             owners.give(self._sessions, key)
         self._sessions.look(key)
-        return self._sessions.view(key)
 
     async def _find_checkpoint(
         self, key: SessionKey, checkpoint: str, *, manages: bool
@@ -384,7 +373,7 @@ class UserApi:
 
     async def rename(
         self, key: SessionKey, checkpoint: str, name: str, by: str
-    ) -> SessionView:
+    ) -> None:
         """Give a save point another name; without one, it is kept as any other.
 
         Raises:
@@ -402,7 +391,6 @@ class UserApi:
         called = f"“{name}”" if name else ""
         line = self._sessions.audit_line(key, by, "rename", called)
         self._sessions.update(key, line, [found.said(name=name)])
-        return self._sessions.view(key)
 
     def _own(self, row: SessionRow, checkpoint: str) -> CheckpointRow:
         found = self._sessions.journal.checkpoint(checkpoint)
@@ -418,7 +406,7 @@ class UserApi:
         gone = expiry.to_delete(self._sessions, checkpoint)
         self._sessions.update(row.key, line, gone)
 
-    async def end_tree(self, key: SessionKey, incarnation: str, by: str) -> SessionView:
+    async def end_tree(self, key: SessionKey, incarnation: str, by: str) -> None:
         """End a session's second tree: one beside it, or one that the Hub has stopped.
 
         Raises:
@@ -437,7 +425,6 @@ class UserApi:
         line = self._sessions.audit_line(key, by, "end second tree", incarnation)
         self._sessions.update(key, line, failure=None)
         self._sessions.look(key)
-        return self._sessions.view(key)
 
     async def delete(
         self,

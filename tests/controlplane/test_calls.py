@@ -81,15 +81,18 @@ async def test_warning_is_given_and_taken_back_by_activity_and_by_keep(world):
     world.verdict = IDLE
     await world.reaches(controller, "warned")
     world.verdict = BUSY
-    view = await controller.users.keep(KEY, 3600, "ada")
+    await controller.users.keep(KEY, 3600, "ada")
+    view = controller.users.session(KEY)
     assert (view.phase, view.facts.kept_by) == ("running", "ada")
     assert view.kept_until is not None
-    assert (await controller.users.keep(KEY, 0, "ada")).kept_until is None
+    await controller.users.keep(KEY, 0, "ada")
+    assert controller.users.session(KEY).kept_until is None
 
 
 async def test_start_fresh_puts_aside_and_discard_deletes(world):
     controller = await world.suspended()
-    view = await controller.users.start_fresh(KEY, "ada")
+    await controller.users.start_fresh(KEY, "ada")
+    view = controller.users.session(KEY)
     (saved,) = view.kept
     assert view.phase == "stopped"
     assert await world.hub.start(KEY) == "cold"

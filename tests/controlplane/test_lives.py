@@ -11,7 +11,8 @@ from tests.support.simulated import KEY
 
 async def test_keep_lasts_through_a_suspend_and_ends_with_a_new_session(world):
     controller, incarnation = await world.started("old")
-    until = (await controller.users.keep(KEY, 3600, "ada")).kept_until
+    await controller.users.keep(KEY, 3600, "ada")
+    until = controller.users.session(KEY).kept_until
     await world.suspend(controller)
     assert await world.hub.start(KEY) == "restore"
     await world.reaches(controller, "running")
@@ -29,7 +30,8 @@ async def test_keep_lasts_when_one_goes_back_to_an_earlier_incarnation(world):
     controller, _ = await world.started("old")
     older = await world.suspend(controller)
     await world.resume(controller, "new")
-    until = (await controller.users.keep(KEY, 3600, "ada")).kept_until
+    await controller.users.keep(KEY, 3600, "ada")
+    until = controller.users.session(KEY).kept_until
     await controller.users.bring_back(KEY, older, "ada", save_running=True)
     await world.until(lambda: world.node.works() == ["old"])
     await world.reaches(controller, "running")

@@ -71,7 +71,8 @@ async def test_keep_calls_off_a_suspend_that_has_not_begun(world):
     controller, _ = await world.started(orphan_grace=60.0)
     back = world.node.away("trees")
     await controller.users.suspend(KEY, "ada")
-    view = await controller.users.keep(KEY, 3600, "ada")
+    await controller.users.keep(KEY, 3600, "ada")
+    view = controller.users.session(KEY)
     assert not view.facts.intent
     back()
     await asyncio.sleep(5)
