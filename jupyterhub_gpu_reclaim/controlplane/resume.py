@@ -27,8 +27,6 @@ from jupyterhub_gpu_reclaim.controlplane.session import (
 from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from jupyterhub_gpu_reclaim.common.models import Tree
     from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue
     from jupyterhub_gpu_reclaim.controlplane.interfaces import Hub
@@ -90,24 +88,24 @@ class Resumer:
             failure = codec.failure_of(error)
             self.sessions.update(row.key, failure=failure, **NO_ORDER)
 
-    async def follow(self, row: SessionRow) -> AsyncIterator[SessionRow]:
+    async def follow(self, row: SessionRow) -> None:
         """Start or attach to the restore of a RESUMING session, up to its end.
 
-        Yield nothing if it ended well, or waits for GPU memory: call it again then.
+        It returns, too, where it waits for GPU memory: call it again then.
 
         Raises:
             Unreachable: the agent was lost on the way; the restore may go on there.
         """
         over = self.line.over(row)
         if over is not None:
-            yield self.failed(row, over)
+            self.failed(row, over)
             return
         if not self.line.may_try(row):
             return
         end = await self._restore(row)
         row = self.sessions.row(row.key) if self._is_unchanged(row) else row
         if end.failure is not None and not self.line.waits(row, end.failure):
-            yield self.failed(row, self.line.told(row, end.failure))
+            self.failed(row, self.line.told(row, end.failure))
 
     async def _restore(self, row: SessionRow) -> Event:
         unserved = row.waiting_since is not None
@@ -163,9 +161,9 @@ class Resumer:
             resumed_at=now if answered else None,
         )
 
-    def failed(self, row: SessionRow, failure: Failure | None) -> SessionRow:
+    def failed(self, row: SessionRow, failure: Failure | None) -> None:
         if not self._is_unchanged(row):
-            return self.sessions.row(row.key)
+            return
         self._forget_files_back(row)
         self.sessions.counters.ended(
             "resume", "failed", failure.code if failure else Reason.CANCELLED.value
@@ -173,7 +171,7 @@ class Resumer:
         if failure is not None:
             self.sessions.end_with(row.key, failure)
         self.sessions.end(row.key, Reason.CANCELLED)
-        return self.sessions.apply(
+        self.sessions.apply(
             row.key,
             SessionEvent.RESTORE_FAILED,
             failure=failure,

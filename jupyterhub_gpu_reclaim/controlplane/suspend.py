@@ -1,15 +1,15 @@
 """Suspend: from a decision to a committed checkpoint, and on to a released tree.
 
-Each ``yield`` of the generators is a state that is in the journal before the next step
-outside, so that the reconciler can settle a crash at any point. Nothing is ended before
-the commit. Decisions are taken in ``decide`` and by people, not here.
+Each state is in the journal before the next step outside, so that the reconciler can
+settle a crash at any point. Nothing is ended before the commit. Decisions are taken in
+``decide`` and by people, not here.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,10 +20,15 @@ from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
 from jupyterhub_gpu_reclaim.controlplane import retention
-from jupyterhub_gpu_reclaim.controlplane.session import SAVED, SessionEvent, failure_of
+from jupyterhub_gpu_reclaim.controlplane.session import (
+    SAVED,
+    Intent,
+    SessionEvent,
+    failure_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
@@ -64,11 +69,12 @@ class Suspender:
         why: Decision | None = None,
         *,
         in_use: bool = False,
-    ) -> AsyncIterator[SessionRow]:
-        """Suspend a running session; the last row is RELEASING or RUNNING again.
+        back: bool = False,
+    ) -> None:
+        """Suspend a running session; it is RELEASING then, or RUNNING again.
 
         ``why`` is the policy's reason; None if a person wants it. ``in_use``: it goes
-        even if somebody has used it since it was judged.
+        even if somebody has used it since it was judged. ``back``: it is to come back.
 
         Raises:
             Unreachable: the agent was lost on the way; the capture may go on there.
@@ -78,36 +84,34 @@ class Suspender:
         if why is not None and told not in why.message:
             why = msgspec.structs.replace(why, message=f"{why.message} {told}")
         self.jobs.note(before)
-        yield (
-            row := self.sessions.apply(
-                key,
-                SessionEvent.SUSPEND,
-                by=by,
-                why=why,
-                note=told,
-                attempt=self.new_id(),
-            )
+        ordered: dict[str, Any] = {}
+        if back:
+            ordered = {"intent": Intent.RESUME, "intent_by": by}
+        row = self.sessions.apply(
+            key,
+            SessionEvent.SUSPEND,
+            by=by,
+            why=why,
+            note=told,
+            attempt=self.new_id(),
+            **ordered,
         )
         self.sessions.counters.causes[why.code if why else "request"] += 1
         self.sessions.begin(key, "suspend")
         judged = why is not None and not in_use
         seen = self.sessions.runtime(key).seen if judged else None
-        async for after in self._follow(row, seen):
-            yield after
+        await self._follow(row, seen)
 
     def found(self, row: SessionRow, tree: Tree) -> None:
         """Note a capture under way that somebody else has ordered."""
         self.sessions.begin(row.key, "suspend")
         self.sessions.apply(row.key, SessionEvent.SUSPEND, attempt=tree.checkpoint)
 
-    async def attach(self, row: SessionRow) -> AsyncIterator[SessionRow]:
+    async def attach(self, row: SessionRow) -> None:
         """Follow the capture of a SUSPENDING session up to its end; begin none."""
-        async for after in self._follow(row, seen=0.0):
-            yield after
+        await self._follow(row, seen=0.0)
 
-    async def _follow(
-        self, row: SessionRow, seen: float | None
-    ) -> AsyncIterator[SessionRow]:
+    async def _follow(self, row: SessionRow, seen: float | None) -> None:
         generation = self.sessions.next_generation(row.key)
         order = orders.Capture(row.attempt, generation, seen=seen)
 
@@ -121,9 +125,9 @@ class Suspender:
         if not self._still(row):
             return
         if end.checkpoint is not None:
-            yield self.committed(self.sessions.row(row.key), end.checkpoint)
+            self.committed(self.sessions.row(row.key), end.checkpoint)
         elif end.failure is not None:
-            yield self.failed(self.sessions.row(row.key), end.failure)
+            self.failed(self.sessions.row(row.key), end.failure)
 
     def _is_over(self, row: SessionRow) -> Callable[[SessionRow], bool]:
         drains, code = self.sessions.drains, Reason.NODE_DRAINS.value
@@ -141,14 +145,14 @@ class Suspender:
         now = self.sessions.row(row.key)
         return (now.phase, now.attempt) == (row.phase, row.attempt)
 
-    def committed(self, row: SessionRow, info: CheckpointInfo) -> SessionRow:
+    def committed(self, row: SessionRow, info: CheckpointInfo) -> None:
         counters = self.sessions.counters
         counters.logical_bytes += info.logical_bytes
         counters.stored_bytes += info.stored_bytes
         now = self.sessions.clock.now()
         counters.deduplicated_bytes += info.deduplicated_bytes
         counters.still.observe(info.frozen_seconds)
-        return self.sessions.apply(
+        self.sessions.apply(
             row.key,
             SessionEvent.COMMITTED,
             note=f"{size(info.logical_bytes)}, {size(info.stored_bytes)} of it newly"
@@ -160,17 +164,17 @@ class Suspender:
             **retention.highest(row, [info]),
         )
 
-    def failed(self, row: SessionRow, failure: Failure) -> SessionRow:
+    def failed(self, row: SessionRow, failure: Failure) -> None:
         """SUSPENDING -> RUNNING: rolled back; the next try waits."""
         if not self._still(row):
-            return self.sessions.row(row.key)
+            return
         row = self.sessions.row(row.key)
         failure = self._reason_called_off(row, failure)
         called_off = failure.code in CALLED_OFF
         failures = row.failures if called_off else row.failures + 1
         self.sessions.counters.ended("suspend", "failed", failure.code)
         self.sessions.end(row.key, Reason.CANCELLED)
-        after = self.sessions.apply(
+        self.sessions.apply(
             row.key,
             SessionEvent.CAPTURE_FAILED,
             failure=failure,
@@ -178,7 +182,6 @@ class Suspender:
             backoff_until=self._tried_at(row, failures),
         )
         self.together.went_on(row)
-        return after
 
     def _tried_at(self, row: SessionRow, failures: int) -> float:
         """Return when the next try may begin; a drain has no time for a long pause."""
@@ -231,11 +234,10 @@ class Suspender:
             if self.sessions.row(row.key) == row and row.phase in SAVED:
                 self.thawed(row, codec.failure_of(error))
 
-    def released(self, row: SessionRow) -> SessionRow:
-        if self.sessions.row(row.key).phase is not Phase.RELEASING:
-            return self.sessions.row(row.key)
-        self.sessions.counters.ended("suspend", "ok")
-        return self.sessions.apply(row.key, SessionEvent.RELEASED)
+    def released(self, row: SessionRow) -> None:
+        if self.sessions.row(row.key).phase is Phase.RELEASING:
+            self.sessions.counters.ended("suspend", "ok")
+            self.sessions.apply(row.key, SessionEvent.RELEASED)
 
     async def thaw(self, row: SessionRow) -> None:
         await self.agent.order(row.incarnation, orders.Thaw())
@@ -244,13 +246,11 @@ class Suspender:
             failure = alone or failure_of(Reason.HUB_UNREACHABLE)
             self.thawed(row, failure, asked=alone is None)
 
-    def thawed(
-        self, row: SessionRow, failure: Failure, *, asked: bool = True
-    ) -> SessionRow:
+    def thawed(self, row: SessionRow, failure: Failure, *, asked: bool = True) -> None:
         """Back to RUNNING; ``asked``: the Hub may have been asked to stop it."""
         self.sessions.counters.ended("suspend", "failed", failure.code)
         kept = self.sessions.journal.checkpoints(row.key)
-        after = self.sessions.apply(
+        self.sessions.apply(
             row.key,
             SessionEvent.THAWED,
             failure=failure,
@@ -261,4 +261,3 @@ class Suspender:
             stop_asked=row.stop_asked or (self.sessions.clock.now() if asked else None),
         )
         self.together.went_on(row)
-        return after

@@ -191,8 +191,7 @@ class Worker:
         if action.tree is not None and not self._has_told(row.key):
             # The spawner has not heard the end of this start, which came while no
             # service was there; the agent repeats it.
-            async for _ in self.resumer.follow(row):
-                pass
+            await self.resumer.follow(row)
         # The spawner reports a place that is being made (a pod may wait for hours).
         spawner_reports = row.phase is Phase.RESUMING and not row.placed
         return None if spawner_reports else self.sessions.settings.pace
@@ -280,8 +279,7 @@ class Worker:
         self.together.take_along(row, by)
         if not self.turns.has(row):
             return self.sessions.settings.pace
-        async for _ in self.suspender.run(row.key, by, why):
-            pass
+        await self.suspender.run(row.key, by, why)
         return 0.0
 
     async def _drain(self, row: SessionRow, drain: Drain) -> float:
@@ -289,9 +287,7 @@ class Worker:
             return self.sessions.settings.pace
         back, why = self.draining.comes_back(row), self.judge.why(row.key)
         self.together.take_along(row, drain.by)
-        async for now in self.suspender.run(row.key, drain.by, why, in_use=True):
-            if back and now.phase is Phase.SUSPENDING:
-                self.sessions.update(row.key, intent=Intent.RESUME, intent_by=drain.by)
+        await self.suspender.run(row.key, drain.by, why, in_use=True, back=back)
         return 0.0
 
     async def _save(self, row: SessionRow, by: str) -> float:
@@ -303,11 +299,9 @@ class Worker:
     async def _follow(self, row: SessionRow, action: Action) -> float:
         del action
         if row.phase is Phase.SUSPENDING:
-            async for _ in self.suspender.attach(row):
-                pass
+            await self.suspender.attach(row)
             return 0.0
-        async for _ in self.resumer.follow(row):
-            pass
+        await self.resumer.follow(row)
         waits = self.sessions.row(row.key).waiting_since is not None
         return self.sessions.settings.pace * (WAITING_PACES if waits else 1)
 
