@@ -166,7 +166,7 @@ class Controller:
             jobs=jobs,
             taker=taker,
         )
-        self.metrics_snapshot = self._loops.metrics_snapshot
+        self.metrics_snapshot = partial(metrics.snapshot, sessions, sampler, room)
         self.silent_parts = observer.silent_parts
         self.note_silent = sessions.note_silent
         # many sessions at once

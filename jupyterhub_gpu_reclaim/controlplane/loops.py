@@ -13,18 +13,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
-from jupyterhub_gpu_reclaim.common.kept_bytes import kept_bytes
 from jupyterhub_gpu_reclaim.common.logs import News
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane import accounting, expiry, metrics
-from jupyterhub_gpu_reclaim.controlplane.accounting import MetricsSnapshot
+from jupyterhub_gpu_reclaim.controlplane import expiry
 from jupyterhub_gpu_reclaim.controlplane.marks import Marks
-from jupyterhub_gpu_reclaim.controlplane.save_points import risks
 from jupyterhub_gpu_reclaim.controlplane.session import (
     LIVE,
     Intent,
-    Keeping,
     SessionRow,
 )
 from jupyterhub_gpu_reclaim.controlplane.settle import ActionKind, settle
@@ -244,34 +240,6 @@ class ControlLoops:
         wished = row.intent is not Intent.NONE
         untold = self.sessions.runtime(row.key).end_untold
         return kind is not ActionKind.NOTHING or wished or untold
-
-    def metrics_snapshot(self) -> MetricsSnapshot:
-        kept = self.sessions.journal.checkpoints()
-        sampled, now = self.sampler.sampled, self.sessions.clock.now()
-        return MetricsSnapshot(
-            phases=dict(self.sessions.phases()),
-            counters=self.sessions.counters,
-            checkpoints=len(kept),
-            stored_bytes=kept_bytes(c.info for c in kept),
-            sample_age=None if sampled is None else now - sampled,
-            watched=self.sampler.watched,
-            waiting=self.sessions.waiting(),
-            napping_bytes=self.sessions.napping_bytes(),
-            crowded_gpus=len(self.room.crowded()),
-            kept=sum(
-                accounting.is_kept(row, now)
-                for row in self.sessions.journal.sessions()
-                if row.phase is not Phase.STOPPED
-            ),
-            suspended_bytes=sum(
-                c.info.logical_bytes for c in kept if c.keeping is Keeping.CURRENT
-            ),
-            save_every=self.sessions.settings.save_every,
-            risks=risks(self.sessions),
-            drained=self.sessions.drains.counts(),
-            gpus=metrics.gpus(self.sessions),
-            gpu_seconds=metrics.gpu_seconds(self.sessions),
-        )
 
 
 def _is_missing(row: SessionRow, observed: Observed) -> bool:

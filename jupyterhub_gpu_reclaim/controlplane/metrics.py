@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common.kept_bytes import kept_bytes
 from jupyterhub_gpu_reclaim.common.models import Phase, Value
 from jupyterhub_gpu_reclaim.controlplane import accounting
-from jupyterhub_gpu_reclaim.controlplane.accounting import GpuCount
+from jupyterhub_gpu_reclaim.controlplane.accounting import (
+    GpuCount,
+    MetricsSnapshot,
+    Risk,
+)
+from jupyterhub_gpu_reclaim.controlplane.save_points import last_saved
+from jupyterhub_gpu_reclaim.controlplane.session import LIVE, Keeping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from jupyterhub_gpu_reclaim.common.models import GpuSample
+    from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
+    from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
     from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
@@ -91,3 +99,51 @@ def store_use(sessions: Sessions) -> list[StoreUse]:
             )
         )
     return sorted(uses, key=lambda use: (-use.stored_bytes, use.user))
+
+
+def risks(sessions: Sessions) -> list[Risk]:
+    now = sessions.clock.now()
+    found = []
+    for row in sessions.journal.sessions():
+        if row.phase not in LIVE:
+            continue
+        runtime = sessions.runtime(row.key)
+        saved = last_saved(sessions, row) or row.resumed_at or row.started_at
+        since = saved or row.since
+        used = runtime.usage is None or runtime.usage.used_since(since)
+        gpu = bool(runtime.cards_or_nap(row.incarnation))
+        found.append(Risk(gpu, max(0.0, now - since) if used else 0.0))
+    return found
+
+
+def snapshot(
+    sessions: Sessions, sampler: SessionSampler, room: RoomMaker
+) -> MetricsSnapshot:
+    kept, rows = sessions.journal.checkpoints(), sessions.journal.sessions()
+    sampled, now = sampler.sampled, sessions.clock.now()
+    runtimes = sessions.runtimes.values()
+    napping = (each.napping.nap for each in runtimes if each.napping is not None)
+    return MetricsSnapshot(
+        phases=dict(Counter(row.phase for row in rows)),
+        counters=sessions.counters,
+        checkpoints=len(kept),
+        stored_bytes=kept_bytes(c.info for c in kept),
+        sample_age=None if sampled is None else now - sampled,
+        watched=sampler.watched,
+        waiting=sum(each.waiting is not None for each in runtimes),
+        napping_bytes=sum(nap.bytes for nap in napping if nap),
+        crowded_gpus=len(room.crowded()),
+        kept=sum(
+            accounting.is_kept(row, now)
+            for row in rows
+            if row.phase is not Phase.STOPPED
+        ),
+        suspended_bytes=sum(
+            c.info.logical_bytes for c in kept if c.keeping is Keeping.CURRENT
+        ),
+        save_every=sessions.settings.save_every,
+        risks=risks(sessions),
+        drained=sessions.drains.counts(),
+        gpus=gpus(sessions),
+        gpu_seconds=gpu_seconds(sessions),
+    )

@@ -21,7 +21,6 @@ from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
 from jupyterhub_gpu_reclaim.controlplane import retention
-from jupyterhub_gpu_reclaim.controlplane.accounting import Risk
 from jupyterhub_gpu_reclaim.controlplane.session import LIVE, NO_ORDER, Intent
 from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
 
@@ -156,21 +155,6 @@ def is_time(now: float, last: float, every: float, usage: Usage) -> bool:
     active = usage.last_active
     is_lull = active is not None and now - active >= LULL
     return over >= (0.0 if is_lull else every * _PUT_OFF)
-
-
-def risks(sessions: Sessions) -> list[Risk]:
-    now = sessions.clock.now()
-    found = []
-    for row in sessions.journal.sessions():
-        if row.phase not in LIVE:
-            continue
-        runtime = sessions.runtime(row.key)
-        saved = last_saved(sessions, row) or row.resumed_at or row.started_at
-        since = saved or row.since
-        used = runtime.usage is None or runtime.usage.used_since(since)
-        gpu = bool(runtime.cards_or_nap(row.incarnation))
-        found.append(Risk(gpu, max(0.0, now - since) if used else 0.0))
-    return found
 
 
 def last_saved(sessions: Sessions, row: SessionRow) -> float | None:

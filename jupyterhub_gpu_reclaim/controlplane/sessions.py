@@ -9,7 +9,6 @@ their own straight to the journal.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -360,10 +359,6 @@ class Sessions:
             runtime.waking_until = at
             self.touch(key)
 
-    def napping_bytes(self) -> int:
-        trees = [runtime.napping for runtime in self.runtimes.values()]
-        return sum(tree.nap.bytes for tree in trees if tree and tree.nap)
-
     # --- operations
     def begin(self, key: SessionKey, kind: str) -> OperationEvents:
         self.end(key, Reason.CANCELLED)
@@ -485,9 +480,6 @@ class Sessions:
             return None
         return self.policies(row.key)
 
-    def waiting(self) -> int:
-        return sum(each.waiting is not None for each in self.runtimes.values())
-
     def touch(self, key: SessionKey) -> None:
         self._changed.touch()
         row = self.journal.session(key)
@@ -520,9 +512,6 @@ class Sessions:
     def forget(self, key: SessionKey) -> None:
         self.end(key, Reason.CANCELLED)
         self.runtimes.pop(key, None)
-
-    def phases(self) -> Counter[Phase]:
-        return Counter(row.phase for row in self.journal.sessions())
 
 
 def _has_remains(view: SessionView) -> bool:
