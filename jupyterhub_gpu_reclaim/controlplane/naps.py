@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -54,35 +55,34 @@ _log = logging.getLogger(__name__)
 SHORT_NAP = 60.0
 
 
+@dataclass(eq=False)
 class Napper:
-    def __init__(self, sessions: Sessions, operations: Operations) -> None:
-        self._sessions = sessions
-        self._settings = sessions.settings
-        self._operations = operations
-        #: called when a session has begun to nap
-        self.naps: Callable[[], None] = lambda: None
+    sessions: Sessions
+    operations: Operations
+    #: called when a session has begun to nap
+    naps: Callable[[], None] = lambda: None
 
     async def nap(self, row: SessionRow, by: str, why: Decision | None = None) -> None:
         """Move a session's GPU memory out; it then is NAPPING, or runs as before."""
-        runtime = self._sessions.runtime(row.key)
+        runtime = self.sessions.runtime(row.key)
         runtime.moving_out = runtime.cards(row.incarnation)
         seen = runtime.seen if why is not None else None
         try:
-            end = await self._operations.end_of(row, orders.Nap(seen=seen), "nap")
+            end = await self.operations.end_of(row, orders.Nap(seen=seen), "nap")
         finally:
             runtime.moving_out = None
             runtime.makes_room_for = None
-        now = self._sessions.row(row.key)
+        now = self.sessions.row(row.key)
         if not _still_runs(row, now):
             return
         if end.failure is not None and end.failure.code == Reason.ORDER_LATE.value:
-            self._sessions.counters.ended(
+            self.sessions.counters.ended(
                 "nap", "failed", end.failure.code
             )  # it is judged anew
         elif end.failure is not None:
             self._note_failure(now, by, end.failure)
         elif end.tree is not None:
-            self._sessions.counters.ended("nap", "ok")
+            self.sessions.counters.ended("nap", "ok")
             trouble = runtime.nap_trouble_of(row.incarnation)
             # Whether this one lasts longer is seen at its end.
             runtime.nap_trouble = trouble if trouble and trouble.is_short else None
@@ -94,28 +94,28 @@ class Napper:
         The reason is written down first: it is not asked again within its
         ``cool_down``, not even after a crash.
         """
-        line = self._sessions.audit_line(row.key, SERVICE, MAKES_ROOM, why.message)
-        self._sessions.update(row.key, msgspec.structs.replace(line, code=why.code))
-        self._sessions.runtime(row.key).made_room_at = line.at
+        line = self.sessions.audit_line(row.key, SERVICE, MAKES_ROOM, why.message)
+        self.sessions.update(row.key, msgspec.structs.replace(line, code=why.code))
+        self.sessions.runtime(row.key).made_room_at = line.at
         await self.nap(row, SERVICE, why)
 
     async def wake(self, row: SessionRow, by: str) -> float:
         """Move a session's GPU memory back; return the seconds until the next try."""
-        end = await self._operations.end_of(row, orders.Wake(), "wake")
-        now = self._sessions.row(row.key)
+        end = await self.operations.end_of(row, orders.Wake(), "wake")
+        now = self.sessions.row(row.key)
         if not _still_runs(row, now):
             return 0.0
         if end.tree is not None:
             self._note_woken(now, end.tree, by)
             return 0.0
         if end.failure is not None:
-            self._sessions.counters.ended("wake", "failed", end.failure.code)
-            failure = self._sessions.timed(end.failure)
+            self.sessions.counters.ended("wake", "failed", end.failure.code)
+            failure = self.sessions.timed(end.failure)
             trouble = NapTrouble(row.incarnation, failure, 0, None)
-            self._sessions.runtime(row.key).nap_trouble = trouble
-            self._sessions.touch(row.key)
+            self.sessions.runtime(row.key).nap_trouble = trouble
+            self.sessions.touch(row.key)
             _log.info("%s: not awake yet: %s", row.key, end.failure.message)
-        return self._settings.tick_interval
+        return self.sessions.settings.tick_interval
 
     def found_napping(self, row: SessionRow, tree: Tree) -> None:
         self._journal_step(row, SessionEvent.NAPS, tree, SERVICE)
@@ -123,13 +123,13 @@ class Napper:
     def found_awake(self, row: SessionRow, tree: Tree) -> None:
         """Note that a tree runs that the journal has as napping: somebody used it."""
         for step in _wake_steps(tree.steps):
-            self._sessions.counters.step("wake", step)
+            self.sessions.counters.step("wake", step)
         self._note_woken(row, tree, SERVICE)
 
     def _note_woken(self, row: SessionRow, tree: Tree, by: str) -> None:
-        self._sessions.counters.ended("wake", "ok")
-        lasted = self._sessions.clock.now() - row.since
-        runtime = self._sessions.runtime(row.key)
+        self.sessions.counters.ended("wake", "ok")
+        lasted = self.sessions.clock.now() - row.since
+        runtime = self.sessions.runtime(row.key)
         short = row.phase is Phase.NAPPING and lasted < SHORT_NAP
         if by == SERVICE and short:
             # What woke it, such as a page that asks, may do so again at once.
@@ -147,34 +147,36 @@ class Napper:
         by: str,
         why: Decision | None = None,
     ) -> None:
-        self._sessions.note_nap(row.key, tree)
+        self.sessions.note_nap(row.key, tree)
         obeyed = row.intent in {Intent.NAP, Intent.WAKE} and by != SERVICE
         order: dict[str, Any] = NO_ORDER if obeyed else {}
         moved = f"{size(tree.nap.bytes)} of GPU memory." if tree.nap else ""
         # A failure is that of a suspend, which is still due.
-        self._sessions.apply(
+        self.sessions.apply(
             row.key, event, by=by, why=why, note=moved, failure=row.failure, **order
         )
         if event is SessionEvent.NAPS:
             self.naps()
 
     def _note_failure(self, row: SessionRow, by: str, failure: Failure) -> None:
-        self._sessions.runtime(row.key).nap_trouble = self._next_trouble(row, failure)
-        self._sessions.counters.ended("nap", "failed", failure.code)
-        line = self._sessions.audit_line(row.key, by, "nap failed", failure.message)
+        self.sessions.runtime(row.key).nap_trouble = self._next_trouble(row, failure)
+        self.sessions.counters.ended("nap", "failed", failure.code)
+        line = self.sessions.audit_line(row.key, by, "nap failed", failure.message)
         order: dict[str, Any] = NO_ORDER if row.intent is Intent.NAP else {}
-        self._sessions.update(row.key, line, **order)
+        self.sessions.update(row.key, line, **order)
         _log.info("%s: it runs on without a nap: %s", row.key, failure.message)
 
     def _next_trouble(self, row: SessionRow, failure: Failure) -> NapTrouble:
-        former = self._sessions.runtime(row.key).nap_trouble_of(row.incarnation)
+        former = self.sessions.runtime(row.key).nap_trouble_of(row.incarnation)
         failures = former.failures if former is not None else 0
         failures += failure.code not in CALLED_OFF
-        pause = self._settings.pause_after(failures)
+        pause = self.sessions.settings.pause_after(failures)
         if not failure.retryable:
-            pause = self._settings.backoff_limit  # it is not different in a minute
-        until = self._sessions.clock.now() + pause
-        failure = self._sessions.timed(failure)
+            pause = (
+                self.sessions.settings.backoff_limit
+            )  # it is not different in a minute
+        until = self.sessions.clock.now() + pause
+        failure = self.sessions.timed(failure)
         return NapTrouble(row.incarnation, failure, failures, until)
 
 
@@ -193,25 +195,21 @@ ROOM, MOVE = "room", "gpu"
 _USUAL_SPEED = 5.0 * 2**30
 
 
+@dataclass(eq=False)
 class WakeFollower:
-    def __init__(
-        self,
-        sessions: Sessions,
-        agent: Agent,
-        room: RoomMaker,
-    ) -> None:
-        self._sessions = sessions
-        self._settings = sessions.settings
-        self._agent = agent
-        self._room = room
-        self._tasks: dict[SessionKey, tuple[str, asyncio.Task[None]]] = {}
-        self._speed = _USUAL_SPEED
+    sessions: Sessions
+    agent: Agent
+    room: RoomMaker
+    _tasks: dict[SessionKey, tuple[str, asyncio.Task[None]]] = field(
+        default_factory=dict, init=False
+    )
+    _speed: float = field(default=_USUAL_SPEED, init=False)
 
     def refresh(self) -> None:
         napping = {
             key: runtime.napping.incarnation
-            for key, runtime in self._sessions.runtimes.items()
-            if runtime.napping is not None and self._sessions.row(key).phase in LIVE
+            for key, runtime in self.sessions.runtimes.items()
+            if runtime.napping is not None and self.sessions.row(key).phase in LIVE
         }
         for key, (incarnation, task) in list(self._tasks.items()):
             if napping.get(key) != incarnation or task.done():
@@ -231,48 +229,48 @@ class WakeFollower:
     async def _follow(self, key: SessionKey, incarnation: str) -> None:
         """Follow a session until it naps no more; if this fails, the ticks go on."""
         while True:
-            wait = self._settings.pace
+            wait = self.sessions.settings.pace
             try:
-                async for event in self._agent.follow(incarnation, orders.NextWake()):
+                async for event in self.agent.follow(incarnation, orders.NextWake()):
                     await self._take_event(key, incarnation, event)
             except NotFound:
                 return
             except ReclaimError as error:
                 _log.debug("%s: its wake is not followed: %s", key, error)
-                wait = self._settings.tick_interval
+                wait = self.sessions.settings.tick_interval
             except Exception:  # noqa: BLE001 the last line of defence: the ticks go on
                 _log.exception("%s: its wake cannot be followed", key)
                 return
             finally:
-                self._sessions.expect_awake(key, None)
-            await self._sessions.clock.sleep(wait)
+                self.sessions.expect_awake(key, None)
+            await self.sessions.clock.sleep(wait)
 
     async def _take_event(
         self, key: SessionKey, incarnation: str, event: Event
     ) -> None:
-        if self._sessions.row(key).incarnation != incarnation:
+        if self.sessions.row(key).incarnation != incarnation:
             return
         if event.step is not None and event.step.step == MOVE:
             self._note_moving(key, incarnation, event.step)
         elif event.step is not None and event.step.step == ROOM:
-            runtime, now = self._sessions.runtime(key), self._sessions.clock.monotonic()
+            runtime, now = self.sessions.runtime(key), self.sessions.clock.monotonic()
             known = runtime.shortage_of(incarnation) is not None
-            if not known or now - runtime.napping_seen >= self._settings.pace:
+            if not known or now - runtime.napping_seen >= self.sessions.settings.pace:
                 self._note_waiting(
-                    key, incarnation, await self._agent.tree(incarnation), now
+                    key, incarnation, await self.agent.tree(incarnation), now
                 )
         elif event.tree is not None:
             self._note_waiting(key, incarnation, event.tree)
-            self._sessions.look(key)
+            self.sessions.look(key)
 
     def _note_moving(self, key: SessionKey, incarnation: str, step: Step) -> None:
-        nap = self._sessions.runtime(key).nap_of(incarnation)
+        nap = self.sessions.runtime(key).nap_of(incarnation)
         total = step.total_bytes or (nap.bytes if nap is not None else 0)
         if step.state == "done" and step.seconds > 0 and total:
             self._speed = total / step.seconds
         if step.state == "begun":
             seconds = total / self._speed
-            self._sessions.expect_awake(key, self._sessions.clock.now() + seconds)
+            self.sessions.expect_awake(key, self.sessions.clock.now() + seconds)
 
     def _note_waiting(
         self,
@@ -281,9 +279,9 @@ class WakeFollower:
         tree: Tree,
         asked: float | None = None,
     ) -> None:
-        if self._sessions.row(key).incarnation != incarnation:
+        if self.sessions.row(key).incarnation != incarnation:
             return
-        before = self._sessions.runtime(key).shortage_of(incarnation)
-        self._sessions.note_nap(key, tree, asked)
+        before = self.sessions.runtime(key).shortage_of(incarnation)
+        self.sessions.note_nap(key, tree, asked)
         if (before is None) != (tree.shortage is None) or tree.shortage is not None:
-            self._room.refresh()
+            self.room.refresh()

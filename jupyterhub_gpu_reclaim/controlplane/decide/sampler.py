@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from jupyterhub_gpu_reclaim.common.models import Phase, SessionPolicy
@@ -34,22 +35,20 @@ FRESH_SECONDS = 1.0
 LATE_SECONDS = 5.0
 
 
+@dataclass(eq=False)
 class SessionSampler:
-    def __init__(
-        self, sessions: Sessions, agent: Agent, window: Callable[[], Window]
-    ) -> None:
-        self._sessions = sessions
-        self._agent = agent
-        self._window = window
-        self._asking = asyncio.Lock()
-        # the last answer, by incarnation, and when it was asked for (monotonic)
-        self._samples: dict[str, tuple[float, Sample]] = {}
-        #: when the last samples came, in seconds since the epoch
-        self.sampled: float | None = None
+    sessions: Sessions
+    agent: Agent
+    window: Callable[[], Window]
+    _asking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    #: the last answer, by incarnation, and when it was asked for (monotonic)
+    _samples: dict[str, tuple[float, Sample]] = field(default_factory=dict, init=False)
+    #: when the last samples came, in seconds since the epoch
+    sampled: float | None = field(default=None, init=False)
 
     @property
     def watched(self) -> int:
-        return sum(each.window is not None for each in self._sessions.runtimes.values())
+        return sum(each.window is not None for each in self.sessions.runtimes.values())
 
     async def sample(self) -> None:
         """Ask the agent for samples, and add them to the windows.
@@ -78,11 +77,11 @@ class SessionSampler:
 
     def _age(self, incarnation: str) -> float:
         asked, _ = self._samples.get(incarnation, (-math.inf, None))
-        return self._sessions.clock.monotonic() - asked
+        return self.sessions.clock.monotonic() - asked
 
     async def _sample(self) -> None:
         await self._ask()
-        rows = {row.incarnation: row for row in self._sessions.journal.sessions()}
+        rows = {row.incarnation: row for row in self.sessions.journal.sessions()}
         for incarnation, (_, sample) in self._samples.items():
             row = rows.get(incarnation)
             if row is not None and row.phase is not Phase.STOPPED:
@@ -90,10 +89,10 @@ class SessionSampler:
         self.measure()
 
     async def _ask(self, key: SessionKey | None = None) -> None:
-        asked = self._sessions.clock.monotonic()
-        samples = await self._agent.samples(key)
+        asked = self.sessions.clock.monotonic()
+        samples = await self.agent.samples(key)
         if key is None:
-            self.sampled = self._sessions.clock.now()
+            self.sampled = self.sessions.clock.now()
         others = {
             incarnation: (at, sample)
             for incarnation, (at, sample) in self._samples.items()
@@ -105,28 +104,28 @@ class SessionSampler:
 
     def _take(self, row: SessionRow, sample: Sample) -> None:
         """Add a sample; a new incarnation begins a new window."""
-        runtime = self._sessions.runtime(row.key)
+        runtime = self.sessions.runtime(row.key)
         if runtime.window is None or runtime.sampled != row.incarnation:
-            runtime.window, runtime.sampled = self._window(), row.incarnation
+            runtime.window, runtime.sampled = self.window(), row.incarnation
         runtime.window.add(sample)
         runtime.seen = sample.at
         runtime.sample = sample
 
     def measure(self) -> None:
-        for key, runtime in list(self._sessions.runtimes.items()):
+        for key, runtime in list(self.sessions.runtimes.items()):
             if runtime.window is None:
                 continue
-            row = self._sessions.row(key)
+            row = self.sessions.row(key)
             if runtime.sampled != row.incarnation or row.phase is Phase.STOPPED:
                 runtime.window = runtime.usage = None
             else:
                 self._measure(row)
 
     def _measure(self, row: SessionRow) -> None:
-        runtime, policy = self._sessions.runtime(row.key), self._sessions.policy_of(row)
+        runtime, policy = self.sessions.runtime(row.key), self.sessions.policy_of(row)
         if runtime.window is not None:
             span = policy.idle_after if policy is not None else None
-            runtime.usage = runtime.window.usage(self._sessions.clock.now(), span)
+            runtime.usage = runtime.window.usage(self.sessions.clock.now(), span)
 
 
 class DecideNap(Protocol):
