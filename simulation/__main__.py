@@ -58,7 +58,6 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _seeds(options: argparse.Namespace) -> Iterator[int]:
-    """New ones begin at the time, in seconds."""
     first = options.first
     if options.seconds:
         first = first or int(time.time()) * 1000

@@ -141,7 +141,6 @@ class Ledger:
         return [*newest, chosen] if newest and chosen else newest
 
     def is_given_up(self, key: SessionKey, contents: str) -> bool:
-        """Whether nobody needs it any more."""
         return any(is_after(each, contents) for each in self._given_up[key])
 
     # --- what there is
@@ -186,7 +185,6 @@ class Ledger:
 
     # --- moments
     def committed(self, info: CheckpointInfo, files: dict[str, bytes]) -> None:
-        """A checkpoint exists from now on."""
         memory = msgspec.json.decode(files[MEMORY], type=Memory)
         word = memory.contents
         if memory.stuck:
@@ -258,7 +256,6 @@ class Ledger:
             )
 
     def begins_to_run(self, place: Place) -> None:
-        """A tree runs from now on."""
         running = [
             other
             for other in self._machines.of_session(place.key)
@@ -271,7 +268,6 @@ class Ledger:
             self._wrong("one tree", f"two trees of {place.key} run: {words}")
 
     def started_cold(self, place: Place) -> None:
-        """A session was started from nothing."""
         assert place.tree is not None
         self.history.say(f"{place.key} is started cold as {place.tree.contents}")
         key = place.key
@@ -285,7 +281,6 @@ class Ledger:
         self.begins_to_run(place)
 
     def restored(self, place: Place, checkpoint: str) -> None:
-        """A session came back."""
         assert place.tree is not None
         key, word = place.key, place.tree.contents
         self.history.say(f"{key} came back from {checkpoint} and holds {word}")
@@ -313,7 +308,6 @@ class Ledger:
             )
 
     def planned(self, key: SessionKey, plan: StartPlan) -> None:
-        """The service has answered how to start a session."""
         if plan.action == "refuse" and (
             plan.failure is None or not plan.failure.code or not plan.failure.message
         ):
@@ -324,5 +318,4 @@ class Ledger:
 
 
 def is_after(word: str, other: str) -> bool:
-    """Whether a word is the other one or came after it."""
     return word == other or word.startswith(other + ".")

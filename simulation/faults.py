@@ -24,8 +24,6 @@ RESCUE_SECONDS = 5.0
 
 
 class Faults:
-    """Carries faults out."""
-
     def __init__(self, world: World) -> None:
         self._world = world
         self._second: Any = None
@@ -69,7 +67,6 @@ class Faults:
         }
 
     async def act(self, event: Event) -> None:
-        """Do it."""
         self._world.history.say(f"fault: {event.what}")
         await self._acts[event.what](event)
 

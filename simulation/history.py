@@ -20,7 +20,6 @@ class History:
         self._digest = hashlib.blake2b(digest_size=16)
 
     def say(self, text: str) -> None:
-        """Note one thing."""
         line = f"{self._clock.time():9.3f} {text}"  # type: ignore[attr-defined]
         self.lines.append(line)
         self._digest.update(line.encode() + b"\n")

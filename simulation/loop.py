@@ -74,7 +74,6 @@ class Program:
         self.at_end: list[Callable[[], None]] = []
 
     def kill(self) -> None:
-        """End it at once, whatever it does. Idempotent."""
         if not self.alive:
             return
         self.alive = False
@@ -259,7 +258,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 pass
 
     def resume(self, program: Program) -> None:
-        """Let a paused program go on."""
         self._ready.extend(program.waiting)  # type: ignore[attr-defined]
         program.waiting.clear()
 
@@ -340,7 +338,6 @@ def pause(seconds: float) -> None:
 
 
 def spawn(program: Program | None, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """Run it as a task of that program."""
     context = copy_context()
     context.run(PROGRAM.set, program)
     return asyncio.get_running_loop().create_task(work, context=context)
@@ -367,7 +364,6 @@ class LoopClock:
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run to the end, in simulated time."""
     loop = VirtualLoop()
     try:
         return loop.run_until_complete(work)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 class People:
-    """Users and an administrator of one installation."""
-
     def __init__(self, world: World) -> None:
         self._world = world
         self._deleting: set[SessionKey] = set()
@@ -51,11 +49,9 @@ class People:
         }
 
     def do(self, what: str) -> bool:
-        """Whether that is theirs to do."""
         return what in self._acts
 
     async def act(self, event: Event) -> None:
-        """Do it; what is refused is said."""
         assert event.key is not None
         self._world.history.say(f"{event.key.user}: {event.what}")
         try:
@@ -100,7 +96,6 @@ class People:
         self._stuck(key, stuck=True)
 
     async def end_stuck(self, key: SessionKey, event: Event) -> None:
-        """It closes that."""
         del event
         self._stuck(key, stuck=False)
 
@@ -110,7 +105,6 @@ class People:
             place.tree.stuck = stuck
 
     async def stop(self, key: SessionKey, event: Event) -> None:
-        """Stop My Server."""
         del event
         hub = self._world.hub
         if hub is not None and await hub.server(key) is not HubState.STOPPED:
@@ -141,7 +135,6 @@ class People:
             self._deleting.discard(key)
 
     async def _may_delete(self, key: SessionKey) -> bool:
-        """Whether there is such an account, whose server does not run."""
         hub = self._world.hub
         there = key.user in self._world.database.accounts
         return there and hub is not None and await hub.server(key) is HubState.STOPPED
@@ -197,7 +190,6 @@ class People:
                 world.drained[machine.name] = world.loop.time()
 
     def undrain_all(self) -> None:
-        """All machines are as usual again."""
         if nodes := self._nodes():
             for report in nodes.drains():
                 nodes.undrain(report.drain.node, "admin")
@@ -211,39 +203,33 @@ class People:
         return service.controller.users if service and service.controller else None
 
     async def suspend(self, key: SessionKey, event: Event) -> None:
-        """The button."""
         del event
         if users := self._users():
             self._world.asked[key] = self._world.loop.time()
             await users.suspend(key, key.user)
 
     async def save(self, key: SessionKey, event: Event) -> None:
-        """The button for a save point."""
         del event
         if users := self._users():
             await users.save(key, key.user)
 
     async def nap(self, key: SessionKey, event: Event) -> None:
-        """An administrator's button."""
         del event
         if users := self._users():
             self._world.asked_to_nap[key] = self._world.loop.time()
             await users.nap(key, "admin")
 
     async def wake(self, key: SessionKey, event: Event) -> None:
-        """The other one."""
         del event
         if users := self._users():
             await users.wake(key, "admin")
 
     async def resume(self, key: SessionKey, event: Event | None = None) -> None:
-        """The other button."""
         del event
         if users := self._users():
             await users.resume(key, key.user)
 
     async def start_fresh(self, key: SessionKey, event: Event) -> None:
-        """Put the suspended session aside, and start."""
         del event
         users = self._users()
         if users is None:
@@ -254,7 +240,6 @@ class People:
         await self.visit(key)
 
     async def discard(self, key: SessionKey, event: Event) -> None:
-        """Delete what it is suspended in."""
         del event
         users = self._users()
         if users is not None:
@@ -263,12 +248,10 @@ class People:
             await users.delete(key, key.user)
 
     async def keep(self, key: SessionKey, event: Event) -> None:
-        """Keep it for a while."""
         if users := self._users():
             await users.keep(key, event.share * 300.0, key.user)
 
     async def bring_back(self, key: SessionKey, event: Event) -> None:
-        """Bring back one that was put aside."""
         users = self._users()
         if users is None:
             return

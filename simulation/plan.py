@@ -208,8 +208,6 @@ FAULTS = {
 
 @dataclass(frozen=True)
 class Event:
-    """One line of a plan."""
-
     at: float
     what: str
     key: SessionKey | None = None
@@ -224,8 +222,6 @@ class Event:
 
 @dataclass(frozen=True)
 class Plan:
-    """One run."""
-
     seed: int
     keys: tuple[SessionKey, ...]
     events: tuple[Event, ...] = field(default=())
@@ -236,13 +232,11 @@ class Plan:
     rehearsed: bool = False  #: whether a return is tried before a session is ended
 
     def without(self, index: int) -> Plan:
-        """The same, with one event less."""
         events = self.events[:index] + self.events[index + 1 :]
         return replace(self, events=events)
 
 
 def draw(seed: int) -> Plan:
-    """The plan of a seed."""
     rng = random.Random(f"dense {seed}")
     is_dense = seed >= DENSE_FROM and seed not in NOT_DENSE
     if is_dense and rng.random() < DENSE:

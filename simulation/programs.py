@@ -206,8 +206,6 @@ class PlacementsOnMachine:
 
 
 class PortsHeld:
-    """Held ports, by checkpoint."""
-
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
@@ -254,8 +252,6 @@ class PortsHeld:
 
 
 class CheckedCriu:
-    """A CRIU that is installed and works."""
-
     def criu(self) -> object:
         return self
 
@@ -529,8 +525,6 @@ class JournalOfProgram(Journal):
 
 @dataclass
 class Disk:
-    """The Hub's machine's."""
-
     full: bool = False
 
 

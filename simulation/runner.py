@@ -55,8 +55,6 @@ _RESTS = {*LIVE, Phase.SUSPENDED, Phase.STOPPED}
 
 @dataclass
 class Result:
-    """What one run has shown."""
-
     plan: Plan
     violations: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
@@ -66,13 +64,10 @@ class Result:
 
     @property
     def failed(self) -> bool:
-        """Whether a law was broken."""
         return bool(self.violations)
 
 
 class Run:
-    """One run."""
-
     def __init__(self, world: World) -> None:
         self._world = world
         self._people = People(world)
@@ -122,7 +117,6 @@ class Run:
         return not self._unrest()
 
     def _unrest(self) -> str:
-        """What does not rest yet, in words."""
         world = self._world
         service = world.working()
         if service is None or service.controller is None or world.hub is None:
@@ -291,7 +285,6 @@ class Run:
             )
 
     async def _wake(self, key: SessionKey) -> None:
-        """Its user works in a session that naps, and waits for the answer."""
         place = self._world.reached(key)
         tree = place.tree if place is not None else None
         if tree is not None and not tree.runs:
@@ -330,7 +323,6 @@ class Run:
 
 
 def _has_a_second_tree(view: SessionView) -> bool:
-    """Whether another tree of that name is reported."""
     return view.failure is not None and view.failure.code == _SECOND
 
 
@@ -405,7 +397,6 @@ def _listening(world: World) -> Iterator[None]:
 
 
 def run_seed(seed: int, patches: Iterable[tuple[object, str, object]] = ()) -> Result:
-    """Run the plan of a seed."""
     return run_plan(draw(seed), patches)
 
 

@@ -157,7 +157,6 @@ class World:
 
     # --- names
     def name(self) -> str:
-        """One that was not used before."""
         self._names += 1
         return f"n{self._names}"
 
@@ -201,13 +200,11 @@ class World:
         return True
 
     def machine(self, number: int) -> Machine:
-        """One of them."""
         machines = list(self.machines)
         return machines[number % len(machines)]
 
     @property
     def has_room(self) -> bool:
-        """Whether some GPU has room for one more session."""
         return any(machine.room >= WANTED for machine in self.machines)
 
     def has_room_for(self, key: SessionKey) -> bool:
@@ -219,7 +216,6 @@ class World:
 
     # --- programs
     def start(self) -> None:
-        """Start everything."""
         (self.folder / "token").write_text("secret")
         self.put_journal(None)
         for machine in self.machines:
@@ -265,7 +261,6 @@ class World:
         spawn(program, run())
 
     def start_hub(self) -> None:
-        """Start the Hub, and with it its service."""
         program = self._program("the Hub", "node1")
         self.hub = HubProcess(
             program=program,
@@ -332,8 +327,6 @@ class World:
         return service
 
     def _agent(self, program: Program, mine: Callable[[], Any]) -> Any:
-        """The service's way to the agents."""
-
         def connect(node: str) -> AgentOverWire:
             return AgentOverWire(
                 Wire(
@@ -364,11 +357,9 @@ class World:
     # --- who listens
     @property
     def journal(self) -> Path:
-        """The journal's file."""
         return self.folder / "journal.sqlite"
 
     def service(self) -> Server | None:
-        """Who listens at the service's address."""
         if not self.services:
             return None
         service = self.services[-1]
@@ -378,7 +369,6 @@ class World:
         return Server(self.hub.program, HubApi(self.hub)) if self.hub else None
 
     def working(self) -> Service | None:
-        """The service that holds the journal."""
         return next((s for s in self.services if s.controller is not None), None)
 
     # --- sessions
@@ -491,7 +481,6 @@ class World:
         return record.stage in {Stage.RELEASING, Stage.RESTORING}
 
     def _record(self, place: Place) -> Record | None:
-        """What its agent has noted of that tree."""
         data = self.machines.of(place.pid)[0].records.get(place.incarnation)
         return None if data is None else codec.decode(data, Record)
 
@@ -747,8 +736,6 @@ class NodeApi:
 
 
 class HubApi:
-    """The Hub's calls for the service, which it knows by its token."""
-
     def __init__(self, hub: HubProcess) -> None:
         self._hub = hub
 
@@ -762,8 +749,6 @@ class HubApi:
 
 
 class ServiceApi:
-    """The service's calls, likewise."""
-
     def __init__(self, service: Service, world: World) -> None:
         self._service = service
         self._world = world
@@ -773,7 +758,6 @@ class ServiceApi:
         return getattr(self._service, name)
 
     async def plan_start(self, placement: Any) -> Any:
-        """How to start."""
         self._world.steps += 1
         plan = await self._service.plan_start(placement)
         why = f" ({plan.failure.code})" if plan.failure else ""
@@ -782,7 +766,6 @@ class ServiceApi:
         return plan
 
     async def plan_stop(self, placement: Any) -> Any:
-        """How to stop."""
         self._world.steps += 1
         plan = await self._service.plan_stop(placement)
         self._world.history.say(f"{placement.key}: stop means {plan.action}")
@@ -797,7 +780,6 @@ class Tracebacks(logging.Handler):
         self._world = world
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Look at one line."""
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
             if isinstance(error, Exception):

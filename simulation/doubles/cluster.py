@@ -55,11 +55,9 @@ class ClusterInMemory:
         self.away = False
 
     def add(self, place: Place, node: str) -> None:
-        """A pod was made, and runs."""
         self._pods[place.pod] = (place, node)
 
     def sessions(self) -> list[Pod]:
-        """The pods with a session in them."""
         return [self._pod(place, node) for place, node in self._pods.values()]
 
     def daemons(self) -> list[Pod]:
@@ -139,15 +137,12 @@ class InformerInMemory:
         self._look = look
 
     async def run(self) -> None:
-        """Watch for ever."""
         await asyncio.Event().wait()
 
     def now(self) -> list[Pod]:
-        """As of a moment ago."""
         return self._look()
 
     def of(self, key: SessionKey) -> list[Pod]:
-        """One session's pods."""
         return [pod for pod in self._look() if pod.key == key]
 
     def last_seen(self) -> list[Pod]:
@@ -155,7 +150,6 @@ class InformerInMemory:
         return self._look()
 
     async def fresh(self, selector: str = "") -> list[Pod]:
-        """As it is now."""
         await asyncio.sleep(0.01)
         if self._cluster.away:
             raise Unreachable(Reason.CLUSTER_UNREACHABLE, detail="away")
@@ -164,7 +158,6 @@ class InformerInMemory:
 
 
 def router(cluster: ClusterInMemory, connect: Callable[[str], Any]) -> AgentRouter:
-    """The service's router over that cluster's agents."""
     sessions: Any = InformerInMemory(cluster, cluster.sessions)
     daemons: Any = InformerInMemory(cluster, cluster.daemons)
     whole: Any = cluster

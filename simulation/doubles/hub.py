@@ -46,23 +46,18 @@ CANCEL_SECONDS = 1.0
 
 @dataclass
 class ServerRow:
-    """One server in the Hub's database."""
-
     running: bool = False  #: ``orm.Spawner.server``
     state: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class Database:
-    """The Hub's, which outlives its process."""
-
     servers: dict[SessionKey, ServerRow] = field(default_factory=dict)
     tokens: dict[int, tuple[str, str]] = field(default_factory=dict)
     accounts: dict[str, str] = field(default_factory=dict)
     numbers: int = 0
 
     def copy(self) -> Database:
-        """A backup."""
         return copy.deepcopy(self)
 
     def rename(self, old: SessionKey, new: SessionKey) -> None:
@@ -75,13 +70,10 @@ class Database:
                 self.tokens[number] = (token, new.user)
 
     def put_back(self, backup: Database) -> None:
-        """Restore it from a backup."""
         self.__dict__.update(backup.copy().__dict__)
 
 
 class HubProcess:
-    """One run of the Hub."""
-
     def __init__(
         self,
         *,
@@ -161,12 +153,10 @@ class HubProcess:
 
     # --- the API
     async def servers(self) -> dict[SessionKey, HubState]:
-        """Those that are not stopped."""
         found = {key: self._state(key) for key in self.database.servers}
         return {k: state for k, state in found.items() if state is not HubState.STOPPED}
 
     async def server(self, key: SessionKey) -> HubState:
-        """One server."""
         return self._state(key)
 
     def _state(self, key: SessionKey) -> HubState:
@@ -340,7 +330,6 @@ class HubProcess:
         return found
 
     def save_state(self, spawner: SimulatedSpawner) -> None:
-        """Write a spawner's state."""
         self._commit()
         row = self.database.servers.setdefault(spawner.key, ServerRow())
         row.state = copy.deepcopy(spawner.get_state())
@@ -360,7 +349,6 @@ class HubProcess:
         self.program.effect()
 
     def new_port(self) -> int:
-        """A free port."""
         self._ports += 1
         return self._ports
 

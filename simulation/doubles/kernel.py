@@ -92,8 +92,6 @@ _NO_ROOM = "CUDA_ERROR_OUT_OF_MEMORY"
 
 
 class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a checkpoint holds of a tree."""
-
     contents: str
     token: str
     port: int
@@ -102,8 +100,6 @@ class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Unrehearsed(contextlib.nullcontext[Any]):
-    """In place of a rehearsal."""
-
     def __enter__(self) -> Self:
         return self
 
@@ -153,18 +149,15 @@ class Kernel:
         return place
 
     def tree(self, pid: int) -> ProgramTree | None:
-        """What runs there, if anything."""
         try:
             return self.place(pid).tree
         except NotFound:
             return None
 
     def fails(self) -> bool:
-        """Whether this one fails."""
         return bool(self.failing) and self.rng.random() < self.failing
 
     def takes(self, low: float, high: float) -> None:
-        """Block for a time in between."""
         pause(self.rng.uniform(low, high))
 
     # --- processes
@@ -241,7 +234,6 @@ class Kernel:
             self.reads(place)
 
     def resume(self, some: Collection[Process]) -> None:
-        """What a nap has stopped goes on."""
         _effect()
         for process in some:
             place = self.place(process.pid)
@@ -302,7 +294,6 @@ class Kernel:
         )
 
     def rehearsal(self, *what: Any) -> rehearsal.Rehearsal | Unrehearsed:
-        """A rehearsal, where there are any."""
         return rehearsal.Rehearsal(*what) if self.rehearses else Unrehearsed()
 
     def rehearse(
@@ -559,8 +550,6 @@ class Cards:
 
 
 class Driver:
-    """The GPU driver of a machine."""
-
     def __init__(self, cards: Cards) -> None:
         self._cards = cards
 

@@ -30,8 +30,6 @@ PIDS = (ROOT, SERVER, KERNEL)
 
 @dataclass
 class ProgramTree:
-    """What runs under an init."""
-
     contents: str
     token: str
     port: int
@@ -59,7 +57,6 @@ class ProgramTree:
 
     @property
     def frozen(self) -> bool:
-        """Whether nothing of it runs."""
         return self.stopped >= set(PIDS)
 
     @property
@@ -85,7 +82,6 @@ class Place:
     account: str = ""
 
     def snapshot(self) -> Snapshot:
-        """As /proc shows it."""
         init = Process(self.pid, INIT, 1, "session-init", "S", self.start, 0)
         if self.tree is None:
             return Snapshot(init, ())
@@ -158,7 +154,6 @@ class Machine:
         return place
 
     def end(self, place: Place, who: str) -> None:
-        """End an init and all below it."""
         if self.places.pop(place.incarnation, None) is not None:
             self._ended(place, who)
 
@@ -176,11 +171,9 @@ class Machine:
 
     @property
     def room(self) -> int:
-        """Bytes that are free on its GPU."""
         return self.capacity - self.used()
 
     def used(self) -> int:
-        """Bytes in use on its GPU."""
         return self.taken_by_others + sum(t.gpu_bytes for t in self.trees if t.on_gpu)
 
     @property
@@ -194,7 +187,6 @@ class Machine:
 
     @property
     def trees(self) -> list[ProgramTree]:
-        """What runs or is frozen on it."""
         return [place.tree for place in self.places.values() if place.tree]
 
 

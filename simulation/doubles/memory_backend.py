@@ -31,14 +31,12 @@ class MemoryBackend:
         self.objects: dict[str, bytearray] = {}
 
     def create(self, name: str) -> _MemoryWriter:
-        """Begin a new object."""
         with self._lock:
             if name in self.objects:
                 raise ObjectExists(name)
         return _MemoryWriter(self, name)
 
     def publish(self, name: str, data: bytes) -> None:
-        """Put it whole, or not at all."""
         with self._lock:
             if name in self.objects:
                 raise ObjectExists(name)
@@ -46,29 +44,24 @@ class MemoryBackend:
             self.objects[name] = bytearray(data)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Put it in the place of the one that stands."""
         with self._lock:
             self._make_room(len(data) - len(self._find(name)))
             self.objects[name] = bytearray(data)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Up to ``length`` bytes from ``offset``."""
         with self._lock:
             return bytes(self._find(name)[offset : offset + length])
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        """The same into a buffer of the caller's."""
         data = self.read(name, offset, len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def length(self, name: str) -> int:
-        """Bytes of that object."""
         with self._lock:
             return len(self._find(name))
 
     def list(self, prefix: str) -> list[Entry]:
-        """All objects below that prefix, by name."""
         with self._lock:
             return sorted(
                 Entry(name, len(data))
@@ -77,22 +70,18 @@ class MemoryBackend:
             )
 
     def mend(self, name: str, offset: int, data: bytes) -> None:
-        """Over the bytes that are damaged."""
         with self._lock:
             self._find(name)[offset : offset + len(data)] = data
 
     def delete(self, name: str) -> None:
-        """Forget it."""
         with self._lock:
             self.objects.pop(name, None)
 
     def free_bytes(self) -> int | None:
-        """What is left of the capacity."""
         with self._lock:
             return None if self._capacity is None else self._free()
 
     def capacity_bytes(self) -> int | None:
-        """The capacity that it was made with."""
         return self._capacity
 
     def spec(self) -> None:
@@ -100,13 +89,11 @@ class MemoryBackend:
         return
 
     def append(self, unfinished: bytearray, data: Buffer) -> None:
-        """Add to an object that is being written."""
         with self._lock:
             self._make_room(len(data) + len(unfinished))
             unfinished.extend(data)
 
     def place(self, name: str, data: bytearray) -> None:
-        """Give an object that is finished its name."""
         with self._lock:
             if name in self.objects:
                 raise ObjectExists(name)
@@ -140,14 +127,12 @@ class _MemoryWriter:
         self._data = bytearray()
 
     def write(self, data: Buffer) -> None:
-        """Append all of it."""
         self._backend.append(self._data, memoryview(data).cast("B"))
 
     def read_back(self, offset: int, buffer: memoryview) -> None:
         """Readable only once it is finished."""
 
     def finish(self) -> None:
-        """Let it be seen; as durable as memory is."""
         self._backend.place(self._name, self._data)
 
     def abandon(self) -> None:

@@ -43,7 +43,6 @@ class Weather:
         self.unforeseen: Callable[[str], None] = print
 
     def delay(self) -> float:
-        """Seconds that this one takes."""
         if self.slow and self.rng.random() < 0.3:
             return self.rng.uniform(0.0, self.slow)
         return self.rng.uniform(*QUICK)
@@ -55,15 +54,12 @@ class Weather:
         return self.rng.uniform(self.holding, 2 * self.holding)
 
     def loses(self) -> bool:
-        """Whether this one is lost."""
         return bool(self.lost) and self.rng.random() < self.lost
 
     def doubles(self) -> bool:
-        """Whether this one arrives twice."""
         return bool(self.doubled) and self.rng.random() < self.doubled
 
     def parts(self, server: Server) -> bool:
-        """Whether that program cannot be reached."""
         agent = server.program.name.startswith("the agent")
         return agent and server.program.machine in self.deaf
 
@@ -77,8 +73,6 @@ class Server:
 
 
 class _Call(NamedTuple):
-    """One call on its way."""
-
     answer: asyncio.Future[Any]
     name: str
     args: tuple[Any, ...]

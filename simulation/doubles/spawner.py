@@ -64,7 +64,6 @@ class LoginsInMemory:
         """Tokens have no scopes here."""
 
     def set_options(self, options: dict[str, Any]) -> None:
-        """What its user chose."""
         self._spawner.user_options = dict(options)
 
     def hash_of(self, number: int) -> str:
@@ -76,7 +75,6 @@ class LoginsInMemory:
 
 
 def others(token: str, hashes: tuple[str, ...]) -> tuple[str, ...]:
-    """The hashes that are not of that token."""
     return tuple(each for each in hashes if each != _hash(token))
 
 
@@ -156,7 +154,6 @@ class ProcessesOnMachine:
     api_token: str
 
     async def start(self) -> tuple[str, int]:
-        """An init, with the session's programs or without."""
         await asyncio.sleep(self.hub_process.rng.uniform(0.05, 0.5))
         machine = await self.hub_process.machine_for(self.key)
         self.port = self.port or self.hub_process.new_port()
@@ -182,14 +179,12 @@ class ProcessesOnMachine:
         self.end("a stop by the Hub")
 
     def end(self, who: str) -> None:
-        """End the init and all below it."""
         place = self.place
         if place is not None:
             self.hub_process.end(place, who)
 
     @property
     def place(self) -> Place | None:
-        """What was started or taken over, if it lives."""
         for machine in self.hub_process.machines:
             for place in machine.places.values():
                 if (place.pid, place.start) == (self.location.pid, self.location.start):

@@ -45,15 +45,12 @@ _ID = "1" * 32
 
 
 class Saved(NamedTuple):
-    """One committed checkpoint."""
-
     info: CheckpointInfo
     files: dict[str, bytes]
     #: the last word about it, and its number
     mark: tuple[MarkNumber, Mark] = (MarkNumber(-1, 0), Mark())
 
     def shown(self) -> CheckpointInfo:
-        """What a list tells of it."""
         number, said = self.mark
         return self.info.marked(said, number) if number.term >= 0 else self.info
 
@@ -85,8 +82,6 @@ def _identified(volume: Volume) -> IdentityCheck:
 
 @dataclass
 class StoreInMemory:
-    """What stands in the store, and how it does."""
-
     rng: random.Random
     saved: dict[str, Saved] = field(default_factory=dict)
     #: what was written into its place while it was not mounted
@@ -107,7 +102,6 @@ class StoreInMemory:
 
     @property
     def there(self) -> dict[str, Saved]:
-        """What one finds in its place."""
         return self.saved if self.volume.mounted else self.below
 
     def publish(self, info: CheckpointInfo, files: dict[str, bytes]) -> None:
@@ -158,7 +152,6 @@ class RepositoryInMemory:
         account: str = "",
         term: int = 0,
     ) -> Writer:
-        """Begin a checkpoint."""
         del expected_bytes
         self.store.touch()
         if id in self.store.there:
@@ -182,20 +175,16 @@ class RepositoryInMemory:
         return Writer(self, info)
 
     def ended(self, checkpoint: str) -> None:
-        """A writer of ours has ended."""
         self._writing.discard(checkpoint)
 
     def exists(self, checkpoint: str) -> bool:
-        """Whether it is committed."""
         self.store.touch()
         return checkpoint in self.store.there
 
     def open(self, checkpoint: str) -> Reader:
-        """Open a committed checkpoint."""
         return Reader(self.store, self._found(checkpoint))
 
     def info(self, checkpoint: str) -> CheckpointInfo:
-        """What is known of it."""
         return self._found(checkpoint).info
 
     def _found(self, checkpoint: str) -> Saved:
@@ -206,7 +195,6 @@ class RepositoryInMemory:
         return found
 
     def delete(self, checkpoint: str) -> int:
-        """Remove it; idempotent."""
         known = self.store.there.get(checkpoint)
         stood = self.store.standing(known.info) if known is not None else []
         self.store.touch()
@@ -223,7 +211,6 @@ class RepositoryInMemory:
         return 0
 
     def mark(self, checkpoint: str, said: Mark, number: MarkNumber) -> None:
-        """Seal a word about it; idempotent."""
         found = self._found(checkpoint)
         last, word = found.mark
         if number <= last:
@@ -241,7 +228,6 @@ class RepositoryInMemory:
         return Swept()
 
     def free_bytes(self) -> int | None:
-        """Room that is left."""
         return 0 if self.store.full else None
 
     def capacity_bytes(self) -> int | None:
@@ -249,15 +235,12 @@ class RepositoryInMemory:
         return None
 
     def list(self) -> list[CheckpointInfo]:
-        """All committed checkpoints, oldest first."""
         self.store.touch()
         infos = [saved.shown() for saved in self.store.there.values()]
         return sorted(infos, key=lambda info: (info.created, info.id))
 
 
 class Writer:
-    """A checkpoint while it is written."""
-
     base = ""  #: it builds upon no other
 
     def __init__(self, repository: RepositoryInMemory, info: CheckpointInfo) -> None:
@@ -270,13 +253,11 @@ class Writer:
 
     @property
     def logical_bytes(self) -> int:
-        """Taken so far."""
         return sum(len(data) for data in self._files.values())
 
     stored_bytes = logical_bytes
 
     def file(self, name: str) -> AbstractContextManager[FileWriter]:
-        """One file of it."""
         if not is_name(name) or name in self._files:
             raise BadRequest(Reason.INVALID, what=f"No file may be called {name!r}.")
         self._check()
@@ -291,7 +272,6 @@ class Writer:
             raise
 
     def add(self, name: str, data: bytes) -> None:
-        """A whole small file."""
         with self.file(name) as file:
             file.write(data)
 
@@ -361,8 +341,6 @@ def _finished(
 
 
 class FileWriter:
-    """Takes the bytes of one file."""
-
     def __init__(
         self, store: StoreInMemory, data: bytearray, check: Callable[[], None]
     ) -> None:
@@ -371,7 +349,6 @@ class FileWriter:
         self._check = check
 
     def write(self, data: bytes) -> None:
-        """Take some."""
         self._check()
         self._store.touch()
         if self._store.full:
@@ -380,35 +357,28 @@ class FileWriter:
 
 
 class Reader:
-    """A committed checkpoint, opened."""
-
     def __init__(self, store: StoreInMemory, saved: Saved) -> None:
         self._store = store
         self._saved = saved
 
     @property
     def info(self) -> CheckpointInfo:
-        """What is known of it."""
         return self._saved.info
 
     def names(self) -> list[str]:
-        """Of its files."""
         return list(self._saved.files)
 
     def __contains__(self, name: object) -> bool:
         return name in self._saved.files
 
     def size(self, name: str) -> int:
-        """Bytes of a file."""
         return len(self._file(name))
 
     def read(self, name: str) -> bytes:
-        """A whole small file."""
         self._store.touch()
         return self._file(name)
 
     def stream(self, name: str, skip: Any = ()) -> Iterator[bytes]:
-        """A file, piece by piece."""
         del skip
         self._store.touch()
         data = self._file(name)

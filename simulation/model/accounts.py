@@ -55,7 +55,6 @@ class Desk:
 
     @property
     def term(self) -> int:
-        """The service's."""
         return self.state.term
 
     def settled(self) -> State:
@@ -125,7 +124,6 @@ class Desk:
         checkpoints: Iterable[CheckpointRow] = (),
         also: Iterable[Any] = (),
     ) -> None:
-        """The row's end."""
         row = self.state.row
         bare = model.Row(
             Phase.STOPPED, known=row.known, hidden=row.hidden, doomed=row.doomed
@@ -216,7 +214,6 @@ def check(state: State) -> tuple[State, bool]:
 
 
 def joins(state: State, tree: Tree) -> bool:
-    """Whether what runs may be joined."""
     try:
         owners.refuse_anothers(Desk(state), tree, placement(state))  # type: ignore[arg-type]
     except Refused:
@@ -232,7 +229,6 @@ def noted(state: State) -> State:
 
 
 def ordered(state: State) -> State:
-    """A person has deleted the user."""
     desk = Desk(state)
     desk.deletions.take(
         Deletion(
@@ -246,7 +242,6 @@ def ordered(state: State) -> State:
 
 
 def living(state: State, observed: Observed) -> Observed:
-    """Without what is to be deleted."""
     if state.row.deletion is None:
         return observed
     return Desk(state).deletions.living(model.KEY, observed)

@@ -48,8 +48,6 @@ def steps(state: State, decide: Decide = settle) -> list[Step]:
 
 
 class Explored(NamedTuple):
-    """What was found of the model."""
-
     states: int
     steps: int
     begun: int  #: captures and returns, in the longest story

@@ -86,8 +86,6 @@ class Broken(AssertionError):
 
 
 class Saved(NamedTuple):
-    """A committed checkpoint."""
-
     id: int  #: also its number: those of one service rise
     inc: int
     term: int
@@ -115,7 +113,6 @@ class Tree(NamedTuple):
 
     @property
     def runs(self) -> bool:
-        """Whether its server runs."""
         return self.state in {TreeState.RUNNING, TreeState.NAPPING}
 
     def going_on(self) -> Tree:
@@ -129,8 +126,6 @@ class Tree(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The journal's row of the session."""
-
     phase: Phase
     inc: int = 0
     term: int = 0  #: with the number: the highest stamp
@@ -153,8 +148,6 @@ class Row(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything at one moment."""
-
     row: Row
     trees: tuple[Tree, ...]
     store: tuple[Saved, ...] = ()
@@ -194,19 +187,15 @@ class State(NamedTuple):
 
     @property
     def answers(self) -> bool:
-        """Whether the service reaches the agent."""
         return self.agent and not self.silent
 
     def tree(self, inc: int) -> Tree | None:
-        """The tree of that incarnation, if anything is left of it."""
         return next((tree for tree in self.trees if tree.inc == inc), None)
 
     def saved(self, checkpoint: int) -> Saved | None:
-        """That checkpoint, if it is committed."""
         return next((one for one in self.store if one.id == checkpoint), None)
 
     def but(self, tree: Tree) -> State:
-        """With that tree changed."""
         trees = (tree if one.inc == tree.inc else one for one in self.trees)
         return self._replace(trees=tuple(trees))
 
@@ -238,7 +227,6 @@ class State(NamedTuple):
         return self._replace(row=row._replace(phase=phase, order=order))
 
     def deleted(self, checkpoint: int) -> State:
-        """Without that checkpoint."""
         return self._replace(store=tuple(s for s in self.store if s.id != checkpoint))
 
 
@@ -340,7 +328,6 @@ def _held_up(state: State, action: Action) -> Iterator[Step]:
 
 
 def _act(state: State, action: Action) -> State | None:
-    """The state after an action of the service's."""
     row = state.row
     inc = int(action.tree.incarnation) if action.tree else 0
     saved = state.saved(int(action.saved.id)) if action.saved else None
@@ -829,7 +816,6 @@ def _insist(state: State) -> State | None:
 
 
 def _question(state: State, want: Want, inc: int) -> Asked:
-    """What the Hub's spawner asks, and what it remembers."""
     return Asked(
         want,
         str(inc),
