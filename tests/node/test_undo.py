@@ -146,7 +146,7 @@ async def test_thaw_that_fails_leaves_the_tree_captured(
     assert recovery.releases.records.find(counter.incarnation).stage is Stage.CAPTURED
     assert recovery.releases.store.exists("cp")
     assert all(process.stopped for process in counter.tree.processes)
-    assert recovery.releases._committed_record(
+    assert recovery.releases._committed(
         recovery.placements.find(counter.incarnation), "cp"
     )
 

@@ -80,11 +80,11 @@ class Releases:
         checkpoint = operation.checkpoint
 
         def work() -> None:
-            record = self._committed_record(session, checkpoint)
+            record, there = self._committed(session, checkpoint)
             # Looked at last: the store may be slow, and its user may wake it meanwhile.
-            self._refuse_if_it_went_on(session, record)
+            self._refuse_if_it_went_on(session, record, there)
             self._note_release(record)
-            self._end_held(session, checkpoint)
+            self._end_held(session, there)
             self.records.delete(session.incarnation)
 
         progress = StepReporter(operation, self.clock)
@@ -183,7 +183,7 @@ class Releases:
 
     def finish_release(self, session: Session, record: Record) -> None:
         """Finish a former agent's release; its checkpoint is committed."""
-        self._end_held(session, record.checkpoint)
+        self._end_held(session, self._contents(record.checkpoint))
         self.records.delete(record.incarnation)
 
     def already_released(self, incarnation: str, checkpoint: str) -> Tree:
@@ -205,30 +205,32 @@ class Releases:
             generation=info.generation,
         )
 
-    def hold_ports(self, checkpoint: str, pids: Collection[int] = ()) -> None:
-        """Keep others off the ports that the session will bind again. Idempotent.
+    def hold_ports(self, checkpoint: str) -> None:
+        """Keep others off the ports that the session will bind again. Idempotent."""
+        self._hold(self._contents(checkpoint))
 
-        Its pids are given if it is just about to be ended.
-        """
-        there = CheckpointContents(self.store.open(checkpoint))
+    def _hold(self, there: CheckpointContents, pids: Collection[int] = ()) -> None:
+        """The same; its pids are given if it is just about to be ended."""
         if there.world.shares_network:
+            info = there.checkpoint.info
             needed = filesystem.ports_needed(there.checkpoint, there.world)
-            user = there.checkpoint.info.key.user
             names = filesystem.names_needed(there.checkpoint)
-            self.ports.hold(checkpoint, user, needed, pids, names)
+            self.ports.hold(info.id, info.key.user, needed, pids, names)
 
-    def _end_held(self, session: Session, checkpoint: str) -> None:
-        self._hold_ports(session, checkpoint)
-        self._end(session, saved=True)
-        self.ports.take_again(checkpoint)  # what could not be had before
+    def _contents(self, checkpoint: str) -> CheckpointContents:
+        return CheckpointContents(self.store.open(checkpoint))
 
-    def _hold_ports(self, session: Session, checkpoint: str) -> None:
+    def _end_held(self, session: Session, there: CheckpointContents) -> None:
         with suppress(NotFound):
             pids = [process.pid for process in trees.inspect(session).processes]
-            self.hold_ports(checkpoint, pids)
+            self._hold(there, pids)
+        self._end(session, saved=True)
+        self.ports.take_again(there.checkpoint.info.id)  # what could not be had before
 
-    def _committed_record(self, session: Session, checkpoint: str) -> Record:
-        """The record of a captured tree, if the store vouches for its checkpoint.
+    def _committed(
+        self, session: Session, checkpoint: str
+    ) -> tuple[Record, CheckpointContents]:
+        """The record of a captured tree, and the checkpoint that the store vouches for.
 
         Raises:
             Refused: ``not_captured``.
@@ -243,14 +245,16 @@ class Releases:
         ):
             raise Refused(Reason.NOT_CAPTURED)
         try:
-            info = self.store.open(checkpoint).info
+            there = self._contents(checkpoint)
         except NotFound:
             raise Refused(Reason.NOT_CAPTURED) from None
-        if info.incarnation != session.incarnation:
+        if there.checkpoint.info.incarnation != session.incarnation:
             raise Refused(Reason.NOT_CAPTURED)
-        return record
+        return record, there
 
-    def _refuse_if_it_went_on(self, session: Session, record: Record) -> None:
+    def _refuse_if_it_went_on(
+        self, session: Session, record: Record, there: CheckpointContents
+    ) -> None:
         """Refuse to end a tree that is not as it was saved: its user may have woken it.
 
         Raises:
@@ -259,7 +263,6 @@ class Releases:
             ReclaimError: the checkpoint could not be dropped, or the driver does not
                 put its memory back; the same again next time.
         """
-        there = CheckpointContents(self.store.open(record.checkpoint))
         who = freeze.continued(trees.inspect(session), there.world.pids)
         if not who:
             return
