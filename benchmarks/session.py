@@ -252,8 +252,12 @@ class Files:
                     yield data
                 at = start + length
 
-    def copy(self, name: str, pieces: Sequence[Piece], stop: StopSignal) -> None:
+    def copy(self, pieces: Mapping[str, Sequence[Piece]], stop: StopSignal) -> None:
         del stop
+        for name, of_it in pieces.items():
+            self._copy(name, of_it)
+
+    def _copy(self, name: str, pieces: Sequence[Piece]) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         with (self.folder / name).open("r+b") as file:
             view = mmap.mmap(file.fileno(), 0)

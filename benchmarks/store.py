@@ -286,9 +286,8 @@ class Ours:
 
     def restore(self, target: Target) -> None:
         checkpoint = self._store.open(f"c{self._number}")
-        checkpoint.copy_to(
-            "criu/pages-1.img", [(0, target.length, target.pid, target.address)]
-        )
+        piece = 0, target.length, target.pid, target.address
+        checkpoint.copy_to({"criu/pages-1.img": [piece]})
 
     def check(self, target: Target, plain: np.ndarray) -> bool:
         return target.same(plain)

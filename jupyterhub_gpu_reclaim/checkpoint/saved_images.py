@@ -51,11 +51,11 @@ class ImageSource(Protocol):
     ) -> Iterable[bytes | memoryview]:
         """A file's bytes in order, without those ranges (ascending, not touching)."""
 
-    def copy(self, name: str, pieces: Sequence[Piece], stop: StopSignal) -> None:
-        """Write pieces of a file into a stopped process' memory, which is all zero.
+    def copy(self, pieces: Mapping[str, Sequence[Piece]], stop: StopSignal) -> None:
+        """Write pieces of files into stopped processes' memory, which is all zero.
 
-        They ascend, and are all of one process of our own pid namespace. ``stop`` ends
-        it soon, by any error.
+        Those of a file ascend; all processes are of our own pid namespace. ``stop``
+        ends it soon, by any error.
         """
 
 
@@ -145,9 +145,9 @@ class SavedImages:
         assert self._source is not None, name
         return self._source.stream(name, skip)
 
-    def copy(self, name: str, pieces: Sequence[Piece], stop: StopSignal) -> None:
-        assert self._source is not None, name
-        self._source.copy(name, pieces, stop)
+    def copy(self, pieces: Mapping[str, Sequence[Piece]], stop: StopSignal) -> None:
+        assert self._source is not None
+        self._source.copy(pieces, stop)
 
     def _one(self, name: str, magic: int, kind: str) -> Any:
         if name not in self._parsed and self.size(name) is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
+from itertools import chain, starmap
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -31,7 +31,7 @@ from jupyterhub_gpu_reclaim.store.read.memory_restore import CopyPiece
 from jupyterhub_gpu_reclaim.store.workers.group import CopyGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
@@ -129,20 +129,18 @@ class CheckpointReader:
 
     def copy_to(
         self,
-        name: str,
-        pieces: Iterable[tuple[int, int, int, int]],
+        pieces: Mapping[str, Iterable[tuple[int, int, int, int]]],
         *,
         cancelled: Callable[[], bool] = lambda: False,
         progress: Callable[[int], None] = lambda _: None,
     ) -> int:
-        """Write parts of a file into the memory of stopped processes.
+        """Write parts of files into the memory of stopped processes.
 
         The memory must be fresh: zeros are not written. Nothing is written that was not
         authenticated before.
 
         Args:
-            name: of the file.
-            pieces: see :class:`CopyPiece`; any tuples of that shape.
+            pieces: of each file: see :class:`CopyPiece`; any tuples of that shape.
             cancelled: asked now and then; once it is true the copy ends.
             progress: called now and then with the bytes done since the last time.
 
@@ -150,17 +148,19 @@ class CheckpointReader:
             How many bytes the pieces have.
 
         Raises:
-            StoreError: it has no such file, a block is damaged, a process is gone or
+            StoreError: there is no such file, a block is damaged, a process is gone or
                 its memory is not there, or ``CANCELLED``. Some may have been written.
         """
-        first, length = self._file(name)
-        wanted = [CopyPiece(*piece) for piece in pieces]
-        for piece in wanted:
-            if min(piece) < 0 or piece.offset + piece.length > length:
-                raise damaged(f"{name} has no such part")
-        plan = memory_restore.plan(self._index, first, self._chunk, wanted)
+        wanted: list[tuple[int, CopyPiece]] = []
+        for name, of_it in pieces.items():
+            first, length = self._file(name)
+            for piece in starmap(CopyPiece, of_it):
+                if min(piece) < 0 or piece.offset + piece.length > length:
+                    raise damaged(f"{name} has no such part")
+                wanted.append((first, piece))
+        plan = memory_restore.plan(self._index, self._chunk, wanted)
         memory_restore.oversee(self._copiers(plan), plan, cancelled, progress)
-        return sum(piece.length for piece in wanted)
+        return sum(piece.length for _, piece in wanted)
 
     def _copiers(self, plan: memory_restore.CopyPlan) -> memory_restore.Copiers:
         spec = self._backend.spec()

@@ -314,11 +314,16 @@ class Image(dict):
             at = offset + length
         yield view[at:]
 
-    def copy(self, name: str, pieces, stop):
-        view = memoryview(self[name])
+    def copy(self, pieces, stop):
+        views = {name: memoryview(self[name]) for name in pieces}
         blocks = [
-            (view[at : min(at + COPY, one.offset + one.length)], one, at - one.offset)
-            for one in pieces
+            (
+                views[name][at : min(at + COPY, one.offset + one.length)],
+                one,
+                at - one.offset,
+            )
+            for name, of_it in pieces.items()
+            for one in of_it
             for at in range(one.offset, one.offset + one.length, COPY)
         ]
         with ThreadPoolExecutor(2) as pool:

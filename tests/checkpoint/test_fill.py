@@ -195,9 +195,13 @@ def test_memory_comes_back_in_huge_pages_where_the_kernel_takes_advice(
     assert_whole(world.at(place))
 
 
+def first_of(pieces):
+    return next(iter(pieces.values()))[0]
+
+
 class ImageThatCannotCopy(Image):
-    def copy(self, name, pieces, stop):
-        super().copy(name, pieces[:1], stop)
+    def copy(self, pieces, stop):
+        super().copy({name: of_it[:1] for name, of_it in pieces.items()}, stop)
         raise StoreError(Reason.CHECKPOINT_DAMAGED, why="a flipped bit")
 
 
@@ -206,7 +210,7 @@ class ImageThatHangs(Image):
 
     reached: object = None
 
-    def copy(self, name, pieces, stop):
+    def copy(self, pieces, stop):
         if self.reached is not None:
             self.reached.set()
         assert readable([stop], 20)
@@ -216,9 +220,9 @@ class ImageThatHangs(Image):
 class ImageThatKills(Image):
     """Its process ends while it is filled."""
 
-    def copy(self, name, pieces, stop):
-        super().copy(name, pieces, stop)
-        pid = pieces[0].pid
+    def copy(self, pieces, stop):
+        super().copy(pieces, stop)
+        pid = first_of(pieces).pid
         victim = processes.Process(pid, pid, 0, "", "T", processes.start_time(pid), 0)
         os.kill(pid, signal.SIGKILL)
         assert processes.wait_gone([victim], time.monotonic() + 20) == []
@@ -227,9 +231,9 @@ class ImageThatKills(Image):
 class ImageThatWakes(Image):
     """Its user, from outside, lets a process go on before the whole tree may."""
 
-    def copy(self, name, pieces, stop):
-        super().copy(name, pieces, stop)
-        os.kill(pieces[0].pid, signal.SIGCONT)
+    def copy(self, pieces, stop):
+        super().copy(pieces, stop)
+        os.kill(first_of(pieces).pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize(

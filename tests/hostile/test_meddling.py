@@ -165,10 +165,10 @@ def test_tree_that_its_user_wakes_before_its_memory_is_there_does_not_come_back(
     place = places.hold()
 
     class Woken(type(image)):
-        def copy(self, name, pieces, stop):
+        def copy(self, pieces, stop):
             pids = [one.pid for one in place.tree.processes]
             assert signal_as_user(signal.SIGCONT, *pids) == set(pids)
-            super().copy(name, pieces, stop)
+            super().copy(pieces, stop)
 
     # It is noticed, or has ended by itself, of what was not there.
     with pytest.raises(RestoreFailed):

@@ -306,7 +306,7 @@ def test_backend_that_fails_every_third_call_saves_and_restores_when_retried(clo
     buffer = bytearray(len(second))
     address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
     piece = (0, len(second), os.getpid(), address)
-    store.open("c2").copy_to("pages", [piece])
+    store.open("c2").copy_to({"pages": [piece]})
     assert buffer == second
     assert faulty.calls > 30
 

@@ -216,7 +216,7 @@ def test_copy_to_another_process_puts_every_byte_in_its_place(saved):
             (0, half - 4096, target.pid, target.address),
             (7, 100, target.pid, target.address + half - 4096 + 33),
         ]
-        done = saved.copy_to("pages-1.img", pieces, progress=told.append)
+        done = saved.copy_to({"pages-1.img": pieces}, progress=told.append)
         found = target.read(len(PLAIN))
     assert done == sum(told) == len(PLAIN) - 4096 + 100
     assert found[: half - 4096] == PLAIN[: half - 4096]
@@ -225,6 +225,29 @@ def test_copy_to_another_process_puts_every_byte_in_its_place(saved):
     assert gap == bytes(33) + PLAIN[7:107] + bytes(4096 - 133)
     left = b"".join(saved.stream("pages-1.img", skip=[(o, n) for o, n, _, _ in pieces]))
     assert left == PLAIN[half - 4096 : half]
+
+
+def test_files_copied_together_need_the_workers_once(working):
+    writer = begin(working, 1)
+    other = PLAIN[::-1]
+    take(writer, "pages-1.img", PLAIN)
+    take(writer, "pages-2.img", other)
+    writer.commit()
+    saved = working.open("c1")
+    started = []
+    start = saved._pool.start
+    saved._pool.start = lambda *count: started.append(count) or start(*count)
+    length = len(PLAIN)
+    with Target(length) as one, Target(length) as two:
+        done = saved.copy_to(
+            {
+                "pages-1.img": [(0, length, one.pid, one.address)],
+                "pages-2.img": [(0, length, two.pid, two.address)],
+            }
+        )
+        assert (one.read(length), two.read(length)) == (PLAIN, other)
+    assert done == 2 * length
+    assert len(started) == 1
 
 
 def shared_memory() -> int:
@@ -243,34 +266,38 @@ def test_shared_memory_goes_with_the_workers_and_not_with_who_asked_for_them(wor
         writer.commit()
         saved = working.open(f"c{number}")
         with Target(len(PLAIN)) as target:
-            saved.copy_to("pages-1.img", [(0, len(PLAIN), target.pid, target.address)])
+            saved.copy_to(
+                {"pages-1.img": [(0, len(PLAIN), target.pid, target.address)]}
+            )
         kept += [writer, saved]
     assert shared_memory() == before
     assert kept[0].stored_bytes > 5_000_000
 
 
 def test_copy_of_nothing_is_nothing(saved):
-    assert saved.copy_to("pages-1.img", []) == 0
+    assert saved.copy_to({"pages-1.img": []}) == 0
 
 
 def test_copy_to_a_process_that_is_gone_is_an_error(saved):
     with Target(8192) as target:
         pid, address = target.pid, target.address
     with pytest.raises(StoreError) as caught:
-        saved.copy_to("pages-1.img", [(0, 8192, pid, address)])
+        saved.copy_to({"pages-1.img": [(0, 8192, pid, address)]})
     assert caught.value.reason is Reason.RESTORE_FAILED
 
 
 def test_copy_beyond_the_file_or_the_memory_is_an_error(saved):
     with Target(1 << 20) as target, pytest.raises(StoreError):
-        saved.copy_to("pages-1.img", [(0, len(PLAIN) + 1, target.pid, target.address)])
+        saved.copy_to(
+            {"pages-1.img": [(0, len(PLAIN) + 1, target.pid, target.address)]}
+        )
     with Target(1 << 20) as target, pytest.raises(StoreError):
-        saved.copy_to("pages-1.img", [(0, 5 << 20, target.pid, 4096)])
+        saved.copy_to({"pages-1.img": [(0, 5 << 20, target.pid, 4096)]})
 
 
 def test_copy_to_read_only_memory_is_an_error(saved):
     with Target(8192, "read-only") as target, pytest.raises(StoreError) as caught:
-        saved.copy_to("pages-1.img", [(0, 8192, target.pid, target.address)])
+        saved.copy_to({"pages-1.img": [(0, 8192, target.pid, target.address)]})
     assert caught.value.reason is Reason.RESTORE_FAILED
 
 
@@ -280,7 +307,7 @@ def test_copy_of_a_damaged_block_is_an_error(saved, root):
     data[len(data) // 2] ^= 1
     pack.write_bytes(data)
     with Target(len(PLAIN)) as target, pytest.raises(StoreError) as caught:
-        saved.copy_to("pages-1.img", [(0, len(PLAIN), target.pid, target.address)])
+        saved.copy_to({"pages-1.img": [(0, len(PLAIN), target.pid, target.address)]})
     assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
 
 
@@ -290,7 +317,7 @@ def test_copy_that_is_cancelled_ends(saved):
     buffer = np.zeros(len(PLAIN), np.uint8)
     pieces = [(0, len(PLAIN), os.getpid(), buffer.ctypes.data)] * 300
     with pytest.raises(StoreError) as caught:
-        saved.copy_to("pages-1.img", pieces, cancelled=cancel.is_set)
+        saved.copy_to({"pages-1.img": pieces}, cancelled=cancel.is_set)
     assert caught.value.reason is Reason.CANCELLED
 
 

@@ -40,22 +40,26 @@ def copy_all(
             cancelled.
         Exception: what the source has raised.
     """
-    deadline = time.monotonic() + limit
     by_pid = {process.ns_pid: process for process in tree.processes}
-    for name, pieces in plan.pieces.items():
-        process = by_pid.get(pieces[0].pid)
-        if process is None:
-            raise _gone(pieces[0].pid)
-        if cancel is not None and cancel.is_set:
-            raise ReclaimError(Reason.CANCELLED)
-        with _stopping(deadline, limit, cancel) as stop:
-            here = [piece._replace(pid=process.pid) for piece in pieces]
-            source.copy(name, here, stop)
-        _same(process)
+    filled = {piece.pid for pieces in plan.pieces.values() for piece in pieces}
+    if missing := filled - by_pid.keys():
+        raise _gone(min(missing))
+    if cancel is not None and cancel.is_set:
+        raise ReclaimError(Reason.CANCELLED)
+    # All at once: a worker that has ended one process goes on with the next.
+    here = {
+        name: [piece._replace(pid=by_pid[piece.pid].pid) for piece in pieces]
+        for name, pieces in plan.pieces.items()
+    }
+    with _stopping(limit, cancel) as stop:
+        source.copy(here, stop)
+    for pid in filled:
+        _refuse_another(by_pid[pid])
 
 
 @contextlib.contextmanager
-def _stopping(deadline: float, limit: float, cancel: Cancel | None) -> Iterator[Cancel]:
+def _stopping(limit: float, cancel: Cancel | None) -> Iterator[Cancel]:
+    deadline = time.monotonic() + limit
     stop = Cancel()
     why: list[ReclaimError] = []
     ended = Cancel()
@@ -84,8 +88,8 @@ def _stopping(deadline: float, limit: float, cancel: Cancel | None) -> Iterator[
         raise why[0]
 
 
-def _same(process: Process) -> None:
-    """Check that it is still the same process: a reused pid would be another one's.
+def _refuse_another(process: Process) -> None:
+    """Refuse a process that is not the same any more: its pid may be another one's.
 
     Raises:
         ReclaimError: it has ended meanwhile.

@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.checkpoint.saved_images import Piece, Range, StopSignal
     from jupyterhub_gpu_reclaim.node.session import Session
@@ -93,10 +93,9 @@ class CheckpointImages:
     ) -> Iterable[bytes | memoryview]:
         return self._counted(self._checkpoint.stream(IMAGES + name, skip=skip))
 
-    def copy(self, name: str, pieces: Sequence[Piece], stop: StopSignal) -> None:
+    def copy(self, pieces: Mapping[str, Sequence[Piece]], stop: StopSignal) -> None:
         self._checkpoint.copy_to(
-            IMAGES + name,
-            pieces,
+            {IMAGES + name: of_it for name, of_it in pieces.items()},
             cancelled=lambda: stop.is_set,
             progress=self._count,
         )

@@ -84,14 +84,14 @@ class CopyPlan(NamedTuple):
 
 
 def plan(
-    index: ChunkIndex, first: int, chunk_bytes: int, pieces: Iterable[CopyPiece]
+    index: ChunkIndex, chunk_bytes: int, pieces: Iterable[tuple[int, CopyPiece]]
 ) -> CopyPlan:
-    """Turn parts of a file into a plan.
+    """Turn parts of files into a plan.
 
-    ``first``: place of the file's first chunk among the refs.
+    With each piece comes the place of its file's first chunk among the refs.
     """
     tables = [np.empty((5, 0), np.int64)]
-    for piece in pieces:
+    for first, piece in pieces:
         if not piece.length:
             continue
         found = extents(index, first, chunk_bytes, piece.offset, piece.length)
