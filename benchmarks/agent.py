@@ -83,13 +83,11 @@ class Agent:
             if time.monotonic() > deadline or self.popen.poll() is not None:
                 sys.exit((folder / "log").read_text())
             time.sleep(0.01)
+        # As its service has it: one client, whose making takes as long as a preflight.
+        transport = httpx.HTTPTransport(uds=str(folder / "socket"))
+        self._client = httpx.Client(transport=transport, timeout=LIMIT)
         # As its service does: whether CRIU works is known before an order comes.
-        with self._client() as client:
-            client.get("http://agent/readyz")
-
-    def _client(self) -> httpx.Client:
-        transport = httpx.HTTPTransport(uds=str(self._folder / "socket"))
-        return httpx.Client(transport=transport, timeout=LIMIT)
+        self._client.get("http://agent/readyz")
 
     def order(self, what: str, answer: str = "", **body: object) -> Order:
         """An order on the benchmark's session.
@@ -100,15 +98,12 @@ class Agent:
             body: of the request.
         """
         token = (self._folder / "token").read_text().strip()
-        with (
-            self._client() as client,
-            client.stream(
-                "POST",
-                f"http://agent/v1/sessions/{REALM}/{what}",
-                json=body,
-                headers={"Authorization": f"Bearer {token}"},
-            ) as response,
-        ):
+        with self._client.stream(
+            "POST",
+            f"http://agent/v1/sessions/{REALM}/{what}",
+            json=body,
+            headers={"Authorization": f"Bearer {token}"},
+        ) as response:
             order = Order(line for line in response.iter_lines() if line)
         if response.status_code != 200 or (answer and not order.last.get(answer)):
             sys.exit(f"{what}: {order.last}\n{(self._folder / 'log').read_text()}")
@@ -116,6 +111,7 @@ class Agent:
 
     def close(self) -> None:
         """End it."""
+        self._client.close()
         self.popen.terminate()
         self.popen.wait()
         self._log.close()
