@@ -73,34 +73,30 @@ LOOPBACK = struct.unpack("=I", bytes([127, 0, 0, 1]))[0]
 CLOSED = (7, [0], 0, 0)
 
 
-def test_close_external_loopback_pair_within_the_tree_is_kept():
-    pair = [
-        entry(SERVER, CLIENT, state=1, ino=1),
-        entry(CLIENT, SERVER, state=1, ino=2),
-    ]
-    assert closed(files_img(*pair)) == files_img(*pair)
+MAPPED = ("::ffff:127.0.0.1", 8888), ("::ffff:127.0.0.1", 40000)
 
 
-def test_close_external_half_closed_pair_within_the_tree_is_kept():
-    pair = [
-        entry(SERVER, CLIENT, state=TcpState.CLOSE_WAIT, ino=1),
-        entry(CLIENT, SERVER, state=TcpState.FIN_WAIT2, ino=2),
-    ]
-    assert closed(files_img(*pair)) == files_img(*pair)
+@pytest.mark.parametrize(
+    ("one", "states"),
+    [
+        ((SERVER, CLIENT), (1, 1)),
+        ((SERVER, CLIENT), (TcpState.CLOSE_WAIT, TcpState.FIN_WAIT2)),
+        (MAPPED, (1, 1)),
+    ],
+    ids=["plain", "half closed", "of a mapped and a plain address"],
+)
+def test_close_external_loopback_pair_within_the_tree_is_kept(one, states):
+    image = files_img(
+        entry(*one, state=states[0], ino=1),
+        entry(CLIENT, SERVER, state=states[1], ino=2),
+    )
+    assert closed(image) == image
 
 
 def test_close_external_loopback_peer_outside_the_tree_is_closed():
     listener = entry(SERVER, state=TcpState.LISTEN, ino=3)
     result = after(entry(SERVER, CLIENT, state=1), listener)
     assert result == [CLOSED, (10, [LOOPBACK], 8888, 0)]
-
-
-def test_close_external_pair_of_mapped_and_plain_address_is_kept():
-    pair = [
-        entry(("::ffff:127.0.0.1", 8888), ("::ffff:127.0.0.1", 40000), state=1, ino=1),
-        entry(CLIENT, SERVER, state=1, ino=2),
-    ]
-    assert closed(files_img(*pair)) == files_img(*pair)
 
 
 @pytest.mark.parametrize(
@@ -142,36 +138,31 @@ def test_close_external_port_of_a_connection_that_has_ended_is_not_bound_again()
 
 
 def test_ended_connections_are_those_of_tcp_that_lead_out():
-    pair = [
-        entry(SERVER, CLIENT, state=1, ino=1),
-        entry(CLIENT, SERVER, state=1, ino=2),
-    ]
     out = entry(("10.1.2.3", 40000), ("8.8.8.8", 443), state=1, ino=3)
     connecting = entry(CLIENT, ("8.8.8.8", 443), state=TcpState.SYN_SENT, ino=4)
     resolver = entry(("10.1.2.3", 40000), ("8.8.8.8", 53), state=1, proto=UDP, ino=5)
     new = entry(("0.0.0.0", 0), state=TcpState.CLOSE, ino=6)
     bound = entry(("10.1.2.3", 41000), state=TcpState.CLOSE, ino=7)
     listener = entry(("10.1.2.3", 9000), state=TcpState.LISTEN, ino=8)
-    image = files_img(*pair, out, connecting, resolver, new, bound, listener)
+    image = files_img(
+        *pair(SERVER, CLIENT), out, connecting, resolver, new, bound, listener
+    )
     assert ended(image) == {3, 4}
     assert ended(image, (), [2]) == {1, 2, 3, 4}
-
-
-def test_close_external_listener_on_an_address_that_is_gone_listens_everywhere():
-    listener = entry(("10.1.2.3", 9000), state=TcpState.LISTEN)
-    own = struct.unpack("=I", bytes([10, 1, 2, 3]))[0]
-    assert after(listener) == [(10, [0], 9000, 0)]
-    assert after(listener, addresses=["10.1.2.3"]) == [(10, [own], 9000, 0)]
-
-
-def test_close_external_v6_listener_on_an_address_that_is_gone_listens_everywhere():
-    listener = entry(("fd00::5", 9000), state=TcpState.LISTEN)
-    assert after(listener) == [(10, [0, 0, 0, 0], 9000, 0)]
 
 
 def words(text):
     packed = ip_address(text).packed
     return list(struct.unpack(f"={len(packed) // 4}I", packed))
+
+
+@pytest.mark.parametrize(("own", "every"), [("10.1.2.3", "0.0.0.0"), ("fd00::5", "::")])
+def test_close_external_listener_on_an_address_that_is_gone_listens_everywhere(
+    own, every
+):
+    listener = entry((own, 9000), state=TcpState.LISTEN)
+    assert after(listener) == [(10, words(every), 9000, 0)]
+    assert after(listener, addresses=[own]) == [(10, words(own), 9000, 0)]
 
 
 def pair(one, two):

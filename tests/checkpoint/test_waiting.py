@@ -274,33 +274,27 @@ def test_short_wait_is_not_interrupted_by_a_save_or_a_return(engine, places):
 
 
 @pytest.mark.parametrize(
-    ("number", "arguments"),
+    ("number", "arguments", "seconds", "alike"),
     [
-        (7, [0, 0, 10_001, 0]),  # poll, for a while
-        (35, [1, 2]),  # nanosleep that tells of the rest elsewhere
-        (230, [1, 0, 1, 2]),  # clock_nanosleep: likewise
-        (230, [1, 1, 1, 0]),  # until a given time: the kernel begins it again
-        (202, [1, 0x80, 0, 1]),  # futex, for a while
-        (202, [1, 0x189, 0, 0]),  # without one: the kernel begins it again
-        (202, [1, 0x80, 0, 0]),
-        (232, [1, 2, 3, 10_001]),  # epoll_wait
-        (281, [1, 2, 3, 0x7FFFFFFF]),
-        (0, [0, 0, 0, 0]),
+        (7, [0, 0, 10_001, 0], 10.1, False),  # poll, for a while
+        (35, [1, 2], 10.1, False),  # nanosleep that tells of the rest elsewhere
+        (230, [1, 0, 1, 2], 10.1, False),  # clock_nanosleep: likewise
+        # Until a given time, and without one: the kernel begins it again.
+        (230, [1, 1, 1, 0], 10.1, False),
+        (202, [1, 0x80, 0, 1], 10.1, False),  # futex, for a while
+        (202, [1, 0x189, 0, 0], 10.1, False),
+        (202, [1, 0x80, 0, 0], 10.1, False),
+        (232, [1, 2, 3, 10_001], 10.1, False),  # epoll_wait
+        (281, [1, 2, 3, 0x7FFFFFFF], 10.1, False),
+        (0, [0, 0, 0, 0], 10.1, False),
+        (7, [0, 0, 10_000, 0], 9.9, True),
+        (7, [0, 0, 0xFFFFFFFF, 0], 9.9, True),  # without an end
+        (202, [1, 0x80, 0, 1], 9.9, True),
+        (232, [1, 2, 3, 0], 9.9, True),
+        (281, [1, 2, 3, (1 << 64) - 1], 9.9, True),
     ],
 )
-def test_wait_that_would_be_another_one_is_not_begun_again(number, arguments):
-    assert not begins_alike(number, arguments, lambda _: 10.1)
-
-
-@pytest.mark.parametrize(
-    ("number", "arguments"),
-    [
-        (7, [0, 0, 10_000, 0]),
-        (7, [0, 0, 0xFFFFFFFF, 0]),  # without an end
-        (202, [1, 0x80, 0, 1]),
-        (232, [1, 2, 3, 0]),
-        (281, [1, 2, 3, (1 << 64) - 1]),
-    ],
-)
-def test_wait_that_is_short_or_has_no_end_is_begun_again(number, arguments):
-    assert begins_alike(number, arguments, lambda _: 9.9)
+def test_only_a_wait_that_is_short_or_has_no_end_is_begun_again(
+    number, arguments, seconds, alike
+):
+    assert begins_alike(number, arguments, lambda _: seconds) is alike
