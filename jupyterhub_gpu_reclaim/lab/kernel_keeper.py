@@ -58,11 +58,8 @@ def install(manager: Any) -> None:
 async def _kernel_of(
     manager: Any, path: str, name: str, kernel_name: str | None
 ) -> str | None:
-    """The kernel of that kind that the notebook has already.
-
-    JupyterLab asks with a ``path`` that is the notebook's folder and a uuid, and with
-    the ``name`` of its file. Without a ``kernel_name`` any kind will do.
-    """
+    """The notebook's kernel of that kind; of any kind without a ``kernel_name``."""
+    # JupyterLab's ``path`` is the notebook's folder and a uuid; ``name`` is its file.
     folder, slash, last = path.rpartition("/")
     if not _is_uuid(last):
         return None

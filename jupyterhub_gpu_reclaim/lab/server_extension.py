@@ -22,8 +22,6 @@ from jupyterhub_gpu_reclaim.lab import kernel_keeper, prompts, status
 
 
 class PassHandler(APIHandler):  # type: ignore[misc,unused-ignore]
-    """``POST gpu-reclaim/pass``."""
-
     #: An open tab does not count as use.
     _track_activity = False
 
@@ -49,11 +47,9 @@ def _load_jupyter_server_extension(server: Any) -> None:
 
 
 def _quieten(manager: Any) -> None:
-    """Let a page's own questions to a kernel not count as use of that kernel.
-
-    An unattended page may ask its kernel for its use every few seconds
-    (jupyter-resource-usage). The server's list of such kinds lacks some.
-    """
+    """Let a page's own questions to a kernel not count as use of that kernel."""
+    # An unattended page may ask its kernel for its use every few seconds
+    # (jupyter-resource-usage). The server's list of such kinds lacks some.
     known = getattr(manager, "untracked_message_types", None)
     if known is None:  # a gateway's manager has no such list
         return

@@ -39,8 +39,6 @@ _CHANGES: Final = frozenset({"DELETE", "PATCH", "POST", "PUT"})
 
 
 class StatusHandler(APIStatusHandler):  # type: ignore[misc,unused-ignore]
-    """``GET api/status``, with our facts."""
-
     def finish(self, chunk: Any = None) -> Any:
         facts = self.settings[_SETTING]
         if facts and self.get_status() == 200 and isinstance(chunk, str):
@@ -49,7 +47,6 @@ class StatusHandler(APIStatusHandler):  # type: ignore[misc,unused-ignore]
 
 
 def install(server: Any) -> None:
-    """Let a ``ServerApp`` tell them."""
     facts: dict[str, Any] = {}
     kernels = getattr(server.kernel_manager, "cull_idle_timeout", 0)
     itself = getattr(server, "shutdown_no_activity_timeout", 0)

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 class Decider:
     """Asks the guards, then the policies, and last the administrator's own probe.
 
-    One denial of a guard is enough, and so is one policy that says "reclaim"; if none
-    does, the reasons of the first policy are given. A probe that has not answered yet
-    is a denial.
+    One denial of a guard is enough, and so is one policy that says "reclaim". A probe
+    that has not answered yet is a denial.
     """
 
     def __init__(
@@ -42,8 +41,7 @@ class Decider:
     def __call__(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Every reason, the deciding one first; never empty.
 
-        If every reason against a suspend is known to end, the deciding one's ``at`` is
-        the time when the last of them does.
+        If all that forbid it end at known times, the deciding one's ``at`` is the last.
         """
         denials = self.guards.denials(snapshot, now)
         answers = [policy.reasons(snapshot, now) for policy in self.policies]
@@ -60,12 +58,10 @@ class Decider:
 
 
 class SessionSnapshot(Value, frozen=True, kw_only=True):
-    """A session at one moment, as policies see it; ``None``: unknown.
+    """A session at one moment, as policies see it; ``None``: unknown."""
 
-    Nothing in it may require a look at all other sessions: it is made for each, every
-    few seconds. Rules about several of them belong to
-    ``controlplane/decide/together.py``.
-    """
+    # Nothing in it may require a look at all other sessions: it is made for each, every
+    # few seconds. Rules about several belong to ``controlplane/decide/together.py``.
 
     key: SessionKey
     phase: Phase
@@ -101,22 +97,17 @@ class Policy(Protocol):
     """A reason to suspend sessions, such as idleness or pressure."""
 
     def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """The reasons for or against, the deciding one first; never empty.
-
-        Either the one verdict that says ``reclaim``, or every reason against it. An
-        unknown fact is a reason against it.
-        """
+        """Either one verdict, ``reclaim``, or every reason against it; not empty."""
 
 
 def allow(reason: Reason, now: float, **facts: Any) -> Decision:
-    """A reason for a suspend, which may begin at once."""
     return Decision(
         reclaim=True, code=reason.value, message=reason.sentence(**facts), at=now
     )
 
 
 def deny(reason: Reason, at: float | None = None, **facts: Any) -> Decision:
-    """A reason against a suspend; ``at``: when it may be over, if that can be known."""
+    """``at``: when it may be over, if that can be known."""
     return Decision(
         reclaim=False, code=reason.value, message=reason.sentence(**facts), at=at
     )

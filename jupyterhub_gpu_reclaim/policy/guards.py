@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 
 class Guards(Configurable):
-    """Everything that forbids a suspend."""
-
     min_age = Seconds(
         300.0,
         help="""Seconds after its start during which a session is left alone.
@@ -217,11 +215,7 @@ class Period(NamedTuple):
 
 
 def parse_period(text: str) -> Period:
-    """Parse ``"22:00-06:30"`` as a period; equal times are the whole day.
-
-    Raises:
-        ValueError: with a sentence that shows the format.
-    """
+    """Parse ``"22:00-06:30"``, or raise ValueError; equal times: the whole day."""
     match = _PERIOD.fullmatch(text.strip())
     if match is None:
         raise ValueError(

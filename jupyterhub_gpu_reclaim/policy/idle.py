@@ -28,8 +28,6 @@ WORTH_A_SUSPEND = 900.0
 
 
 class IdlePolicy(Configurable):
-    """Suspends sessions that have been idle for a while."""
-
     idle_after = Seconds(
         900.0,
         help="""Seconds without use and without work after which a session is idle.
@@ -185,7 +183,6 @@ class IdlePolicy(Configurable):
     max_sample_age = Seconds(60.0)
 
     def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Every reason against idleness, or the one that says it is idle."""
         terms = snapshot.terms
         limit = self.idle_after if terms.idle_after is None else terms.idle_after
         rule = terms.rule("idle_after")
@@ -219,10 +216,7 @@ class IdlePolicy(Configurable):
     def against(
         self, snapshot: SessionSnapshot, now: float, idle_after: float, rule: str = ""
     ) -> list[Decision]:
-        """Why the session was not idle for that long; empty if it was.
-
-        ``rule``, the end of a sentence, has set that time.
-        """
+        """Why it was not idle that long; ``rule``, a sentence's end, set the time."""
         usage = snapshot.usage
         if usage is not None and not usage.jupyter and not self.without_jupyter:
             return [deny(Reason.NO_JUPYTER)]
@@ -253,7 +247,6 @@ class IdlePolicy(Configurable):
         ]
 
     def _setting_for(self, terms: SessionPolicy, setting: str) -> float | None:
-        """A session's value of a setting: its rule's, None included, or ours."""
         found: float | None = getattr(terms if setting in terms.by else self, setting)
         return found
 
@@ -341,7 +334,6 @@ class IdlePolicy(Configurable):
 
 
 def mode_for_jobs(terms: SessionPolicy | None, usual: str) -> str:
-    """A session's value of ``wake_for_jobs``: its rules', or the usual one."""
     ruled = terms.wake_for_jobs if terms is not None else None
     return usual if ruled is None else ruled
 

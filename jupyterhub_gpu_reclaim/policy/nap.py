@@ -29,10 +29,7 @@ SHARED_NAP_AFTER = 180.0
 
 
 class NapPolicy(Configurable):
-    """Lets sessions nap that have been idle for a while.
-
-    ``seats``: how many sessions share one GPU.
-    """
+    """``seats``: how many sessions share one GPU."""
 
     nap_after = Seconds(
         None,
@@ -74,7 +71,7 @@ class NapPolicy(Configurable):
 
     @property
     def usually_after(self) -> float:
-        """Seconds of idleness before a session without a rule of its own naps."""
+        """In seconds, for a session without a rule of its own."""
         set_to: float | None = self.nap_after
         return (
             (SHARED_NAP_AFTER if self._seats > 1 else 0.0) if set_to is None else set_to
@@ -111,7 +108,6 @@ class NapPolicy(Configurable):
         return against
 
     def reasons_for_room(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """The reasons against a nap for another session, or the one for it."""
         if self.after(snapshot.terms) == 0:
             return [deny(Reason.NAP_OFF, rule=snapshot.terms.rule("nap_after"))]
         if self.room_after == 0:
@@ -123,8 +119,6 @@ class NapPolicy(Configurable):
 
 
 class NapDecider:
-    """Decides whether a session naps, from guards and the policy."""
-
     def __init__(self, guards: Guards, policy: NapPolicy) -> None:
         self._decide = Decider(guards, [policy])
         self._guards = guards

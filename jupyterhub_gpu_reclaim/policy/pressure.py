@@ -37,8 +37,6 @@ class Want(Value, frozen=True, kw_only=True):
 
 
 class PressurePolicy(Configurable):
-    """Suspends sessions after a shorter idle time while others wait for a GPU."""
-
     pressure_idle_after = Seconds(
         0.0,
         help="""Seconds of idleness that are enough while somebody waits for a GPU.
@@ -59,7 +57,6 @@ class PressurePolicy(Configurable):
         self._idle = idle
 
     def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """The reasons to stay, or the one to go, which names the waiting sessions."""
         limit = self.pressure_idle_after
         if not limit or not snapshot.wanted:
             return [deny(Reason.NOBODY_WAITS)]
@@ -73,11 +70,7 @@ class PressurePolicy(Configurable):
 
 
 class PreemptionPolicy:
-    """Selects the sessions that go for those that wait.
-
-    A session is judged as if it were selected, so that anything that forbids its
-    suspend forbids its selection.
-    """
+    """Judges each as if it were selected: what forbids its suspend forbids that."""
 
     def __init__(
         self, decide: Callable[[SessionSnapshot, float], Sequence[Decision]]
@@ -87,11 +80,9 @@ class PreemptionPolicy:
     def __call__(
         self, snapshots: Iterable[SessionSnapshot], wants: Sequence[Want], now: float
     ) -> dict[SessionKey, SessionKey]:
-        """The sessions that go, and for which; empty if none need to, or may.
-
-        Sessions that were selected before (``wanted``) come first, so that a warning
-        stays until its end; wants are in the order of the queue.
-        """
+        """Those that go, and for which; ``wants`` are in the order of the queue."""
+        # Those selected before (``wanted``) come first, so that a warning stays until
+        # its end.
         if not wants:
             return {}
         able = [

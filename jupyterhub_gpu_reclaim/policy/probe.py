@@ -30,10 +30,8 @@ class Probed(Value, frozen=True, kw_only=True):
 
 
 def read(said: str, now: float) -> Probed:
-    """Parse ``in use until TIME`` or ``idle since TIME``.
-
-    A time is ISO 8601 with its zone, or seconds since the epoch.
-    """
+    """Parse ``in use until TIME`` or ``idle since TIME``."""
+    # A time is ISO 8601 with its zone, or seconds since the epoch.
     match = _SAID.fullmatch(said.strip())
     try:
         at = _time(match[2]) if match else None

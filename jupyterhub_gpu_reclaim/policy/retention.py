@@ -30,8 +30,6 @@ class Use(Enum):
 
 
 class Kept(NamedTuple):
-    """A checkpoint, as retention sees it."""
-
     id: str
     key: SessionKey
     #: bytes that it keeps, by the generation that has written them
@@ -59,9 +57,8 @@ class Retention:
 def drop(kept: Iterable[Kept], retention: Retention, now: float) -> list[Dropped]:
     """Select what to delete, the least recently suspended first.
 
-    Checkpoints that are set aside go before those that a session is suspended in, and
-    the latter go only if the administrator allows it. A quota that cannot be kept
-    otherwise is exceeded.
+    Checkpoints set aside go before those that a session is suspended in; the latter go
+    only if the administrator allows it. Otherwise the quota is exceeded.
     """
     plan = _Plan(kept, retention)
     plan.by_age(now)

@@ -26,8 +26,6 @@ class RoomWant(Value, frozen=True, kw_only=True):
 
 
 class RoomChoice(NamedTuple):
-    """The sessions that nap, for whom, and the sessions for which none can."""
-
     chosen: dict[SessionKey, SessionKey]
     unserved: list[RoomWant]
 
@@ -38,10 +36,7 @@ def choose_for_room(
     now: float,
     decide: Callable[[SessionSnapshot, float], Sequence[Decision]],
 ) -> RoomChoice:
-    """Choose the sessions that nap for those that wake.
-
-    ``wants`` are in the order of the queue.
-    """
+    """Choose the sessions that nap; ``wants`` are in the order of the queue."""
     cards = {card for want in wants for card in want.lacking}
     able = [
         snapshot

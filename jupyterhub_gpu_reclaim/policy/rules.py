@@ -63,8 +63,6 @@ class Subject(Value, frozen=True, kw_only=True):
 
 
 class _RuleList(List[Rule]):
-    """A list of rules, also on a command line."""
-
     def from_string_list(self, s_list: list[str]) -> list[Any]:
         # One rule from each string, or all from one, as of ``hub_config``.
         found: list[Any] = []
@@ -74,8 +72,6 @@ class _RuleList(List[Rule]):
 
 
 class Rules(Configurable):
-    """The administrator's rules: which thresholds hold for which sessions."""
-
     rules = _RuleList(
         Dict(),
         help="""Rules that set other values for some sessions.
@@ -117,7 +113,7 @@ class Rules(Configurable):
         return rules
 
     def policy_for(self, about: Subject) -> SessionPolicy:
-        """A session's settings, each from the first rule that fits."""
+        """Each setting is from the first rule that fits."""
         found: dict[str, Any] = {}
         by: dict[str, str] = {}
         unknown: list[str] = []
@@ -216,11 +212,7 @@ def _as_list(value: Any) -> list[str]:
 
 # --- checks when they are configured
 def _check_rule(rule: Rule) -> None:
-    """Check one rule.
-
-    Raises:
-        ValueError: with a sentence that says what is wrong.
-    """
+    """Raise ValueError with a sentence that says what is wrong."""
     strange = [str(name) for name in rule if name not in {*_MATCH, *SETTINGS}]
     if strange:
         known = ", ".join([*_MATCH, *SETTINGS])

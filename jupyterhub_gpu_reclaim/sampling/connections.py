@@ -43,8 +43,6 @@ PAUSE_SECONDS = 25.0
 
 
 class Traffic(NamedTuple):
-    """A session's use, seen by its connections."""
-
     #: bytes since the first look that its server was sent, that it sent for long and
     #: had not just fetched from a program, and that programs exchanged with other
     #: machines
@@ -98,8 +96,6 @@ class _Session:
 
 
 class _Held(NamedTuple):
-    """The inodes of the sockets that a session has open."""
-
     server: frozenset[int]
     programs: frozenset[int]
     kernels: frozenset[int]
@@ -124,10 +120,7 @@ class Connections:
         self._known: dict[str, _Known] = {}
 
     def look(self, targets: Sequence[SampleTarget], now: float) -> dict[str, Traffic]:
-        """Look at the connections of sessions that share a network namespace.
-
-        Returns:
-            By incarnation; those that have too many files open are left out.
+        """By incarnation; those that have too many files open are left out.
 
         Raises:
             OSError: their network is gone.
@@ -212,11 +205,6 @@ def _bytes_carried(
 
 
 def _open_sockets(target: SampleTarget) -> _Held:
-    """The sockets that a session has open.
-
-    Raises:
-        TooManyFilesError: it has more files open than are looked at.
-    """
     left = MAX_FILES
     found: dict[str, set[int]] = {"server": set(), "programs": set(), "kernels": set()}
     for pid in {target.root_pid, *target.pids}:

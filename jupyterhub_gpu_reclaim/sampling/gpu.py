@@ -33,19 +33,12 @@ class CardUse(CardStatus, frozen=True, kw_only=True):
 
 
 class CardSource(Protocol):
-    """The use of every card of this machine."""
-
     def measure(self, since: float) -> list[CardUse] | None:
-        """Measure every card; empty if there are none, None if unknown.
-
-        Blocks for milliseconds, or until the driver answers; harmless to repeat. Use is
-        a mean from ``since`` to now.
-        """
+        """Every card's mean use from ``since`` to now; None if unknown."""
+        # Blocks for milliseconds, or until the driver answers; harmless to repeat.
 
 
 class NoCards:
-    """The source of a machine without GPUs."""
-
     def measure(self, since: float) -> list[CardUse] | None:
         del since
         return []

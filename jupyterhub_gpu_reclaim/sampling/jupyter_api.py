@@ -98,14 +98,10 @@ NOTEBOOKS = _at_most(2048, NotebookSession)
 
 
 class Contents(Value, frozen=True, kw_only=True):
-    """``GET api/contents/<path>?content=0``."""
-
     last_modified: datetime
 
 
 class Status(Value, frozen=True, kw_only=True):
-    """``GET api/status``."""
-
     connections: Count = 0
     started: datetime | None = None
     #: when a file was last changed through it; told by our server extension alone
@@ -126,11 +122,10 @@ class Version(Value, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Address of a session's server, and the token that lets us in.
+    """Address of a session's server, and the token that lets us in."""
 
-    ``pid`` and ``start`` name a process (its init) whose network namespace the server
-    lives in; with pid 0 it is our own.
-    """
+    # ``pid`` and ``start`` name a process (its init) in the server's network namespace;
+    # with pid 0 it is our own.
 
     port: int
     prefix: str
@@ -181,10 +176,8 @@ class _Client(SimpleAsyncHTTPClient):
 
 
 def make_client() -> AsyncHTTPClient:
-    """A client with room for every session of a node at once.
-
-    A server that does not answer holds its place for seconds; others do not wait.
-    """
+    """A client with room for every session of a node at once."""
+    # A server that does not answer holds its place for seconds; others do not wait.
     return _Client(
         force_instance=True, max_clients=10_000, max_body_size=MAX_ANSWER_BYTES
     )
@@ -201,10 +194,9 @@ async def ask(
     query: str = "",
     known: dict[str, TaggedAnswer] | None = None,
 ) -> T:
-    """Request ``GET <prefix><path>``, and decode the answer as that type.
+    """Request ``GET <prefix><path>``; ``track``: whether the server counts it as use.
 
-    ``track``: whether the server may count this as use. ``known``: its answers so far,
-    by path; changed here.
+    ``known``: its answers so far, by path; changed here.
 
     Raises:
         NotFound: the server has no such thing.
@@ -245,7 +237,6 @@ async def ask(
 
 
 def _has_answered(error: Exception) -> bool:
-    """Whether the server answered, and not only that it cannot answer now."""
     return not isinstance(error, HTTPError | OSError) or (
         isinstance(error, HTTPError) and 300 <= error.code < 500
     )

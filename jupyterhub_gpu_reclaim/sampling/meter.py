@@ -26,8 +26,7 @@ class _Reading(NamedTuple):
 class Meter:
     """A counter of work, such as seconds of a processor, read now and then.
 
-    Its use is averaged over ``span`` seconds. It starts again after two readings that
-    lie ``gap`` seconds apart.
+    Averaged over ``span`` seconds; starts again after ``gap`` seconds without reading.
     """
 
     def __init__(self, span: float, gap: float) -> None:
@@ -68,10 +67,7 @@ class Meter:
         return max(_rate(whole, last), _rate(recent, last))
 
     def peak(self, span: float) -> float | None:
-        """Most work per second in any stretch of :data:`PEAK_SECONDS` in that span.
-
-        If readings are further apart, between two of them.
-        """
+        """Most work per second in `PEAK_SECONDS` of that span, or between readings."""
         if len(self._readings) < 2:
             return None
         since = self._readings[-1].at - span
@@ -79,7 +75,6 @@ class Meter:
         return max(rates, default=0.0)
 
     def _stretches(self) -> Iterator[tuple[float, float]]:
-        """The end of each stretch that counts for a peak, and its work per second."""
         if self._readings[-1].work == self._readings[0].work:
             return  # as in most sessions at most times
         begin = 0
@@ -94,10 +89,7 @@ class Meter:
             yield last.at, max(0.0, (last.work - first.work) / seconds)
 
     def quiet_peak(self, span: float, stretch: float) -> float | None:
-        """The peak of the quietest whole stretch of that many seconds in that span.
-
-        None until there have been two such stretches.
-        """
+        """The peak of the quietest ``stretch`` seconds; None before two of them."""
         if not self._readings:
             return None
         until = self._readings[-1].at

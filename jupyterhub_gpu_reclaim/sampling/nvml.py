@@ -38,10 +38,7 @@ _NO_INSTANCE: Final = 0xFFFFFFFF
 
 
 class Nvml:
-    """NVIDIA's management library, opened when it is first needed.
-
-    The ``driver`` file exists while the machine's driver is loaded.
-    """
+    """Opened when first needed; the file ``driver`` exists while that is loaded."""
 
     def __init__(self, library: Any = pynvml, *, driver: Path = _DRIVER) -> None:
         self._library = library
@@ -72,7 +69,6 @@ class Nvml:
             self._looking.release()
 
     def driver_version(self) -> str:
-        """The driver's version; empty if there is none."""
         try:
             found = self._driver.read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -143,11 +139,8 @@ class Nvml:
     def _use_by_pid(
         self, handle: Any, since: float, busy: int | None
     ) -> dict[int, tuple[float, float]] | None:
-        """Utilisation by pid; a process left out did nothing. None if unknown.
-
-        The library answers "not found" when it has no measurement at all. That is
-        idleness only when the card as a whole was idle, too.
-        """
+        """Utilisation by pid; a process left out did nothing. None if unknown."""
+        # "Not found", no measurement, is idleness only when the whole card was idle.
         library = self._library
         try:
             samples = library.nvmlDeviceGetProcessUtilization(

@@ -31,29 +31,17 @@ _PTS_MAJORS = range(136, 144)
 
 @dataclass(frozen=True, slots=True)
 class TreeUsage:
-    """Resources that a tree has used up to now.
-
-    Attributes:
-        memory: resident bytes, shared pages counted in proportion.
-        cpu_server: processor seconds of the first program itself.
-        cpu_work: processor seconds of all others, ended children included.
-        written: bytes that all of them have written, ended children included: to
-            files, pipes and terminals, and to sockets by some.
-        started: when the first program was started, seconds since the epoch.
-        typed: time of the last input to each terminal of the first program, in the
-            order of the terminals' numbers.
-        typed_elsewhere: the newest input to any other terminal of the tree: of a
-            program that the server shows (VS Code, RStudio), of tmux, of ssh into the
-            session. None where there is none.
-    """
+    """Resources that a tree has used up to now; those of ended children included."""
 
     processes: int
-    memory: int
-    cpu_server: float
-    cpu_work: float
-    written: int
-    started: float
-    typed: list[float]
+    memory: int  #: Resident bytes, shared pages counted in proportion.
+    cpu_server: float  #: Processor seconds of the first program itself.
+    cpu_work: float  #: Processor seconds of all others.
+    written: int  #: Bytes to files, pipes and terminals, and to sockets by some.
+    started: float  #: Of the first program, seconds since the epoch.
+    typed: list[float]  #: Last inputs to its terminals, in their numbers' order.
+    #: The newest input to any other terminal: of a program that the server shows (VS
+    #: Code, RStudio), of tmux, of ssh into the session.
     typed_elsewhere: float | None = None
 
 
@@ -68,11 +56,7 @@ class _Stat:
 
 
 def measure(init_pid: int, root_pid: int, pids: Sequence[int]) -> TreeUsage:
-    """Measure the tree.
-
-    Raises:
-        OSError: the init or the first program has ended.
-    """
+    """Raise OSError when the init or the first program has ended."""
     root = _stat(root_pid)
     work = root.children + _stat(init_pid).children
     memory = _memory(root_pid)
@@ -121,7 +105,6 @@ def _stat(pid: int) -> _Stat:
 
 
 def _memory(pid: int) -> int:
-    """Proportional set size if it is cheap, else the resident size."""
     resident = int(procfs.read(pid, "statm").split()[1]) * _PAGE
     if resident == 0 or resident >= _EXACT_BELOW_BYTES:
         return resident
@@ -146,11 +129,9 @@ def _terminal_number(device: int) -> int | None:
 
 
 def _last_input(pid: int, number: int) -> float | None:
-    """Time of the last input to a terminal: its slave's access time in that process.
-
-    The kernel sets it when the program inside reads what was typed, in steps of eight
-    seconds; output of a program changes the modification time only.
-    """
+    """Time of the last input to a terminal: its slave's access time in that process."""
+    # The kernel sets it when the program reads what was typed, in steps of eight
+    # seconds; output of a program changes the modification time only.
     try:
         return Path(f"/proc/{pid}/root/dev/pts/{number}").stat().st_atime
     except OSError:

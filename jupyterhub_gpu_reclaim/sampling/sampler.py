@@ -65,8 +65,6 @@ PROBLEM_CHARACTERS = 1500
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """The answers of one sample; ``None`` for each that did not come."""
-
     usage: process_tree.TreeUsage | None = None
     kernels: list[jupyter_api.Kernel] | None = None
     terminals: list[jupyter_api.Terminal] | None = None
@@ -86,12 +84,7 @@ class _Looks:
         self._under_way: set[Hashable] = set()
 
     async def take(self, name: Hashable, look: Callable[[], T], seconds: float) -> T:
-        """Look, and return the result.
-
-        Raises:
-            TimeoutError: the look does not end in time, or the last one has not.
-            Exception: the look's own.
-        """
+        """Raise TimeoutError: it does not end in time, or the last one has not."""
         if name in self._under_way:
             raise TimeoutError("the last look at them has not ended")
         self._under_way.add(name)
@@ -189,7 +182,6 @@ class Sampler:
     async def _look_at_networks(
         self, watched: list[SampleTarget]
     ) -> dict[str, Traffic]:
-        """The connections, by incarnation; anything unknown is left out."""
         networks: dict[Hashable, list[SampleTarget]] = {}
         for target in watched:
             network = _network_of(target.init_pid)
@@ -352,7 +344,6 @@ class Sampler:
     async def _last_saved(
         self, address: jupyter_api.ServerAddress, path: str, few: asyncio.Semaphore
     ) -> float | None:
-        """When a notebook was saved; None: it never was, or has moved."""
         try:
             path = f"api/contents/{path}"
             async with few:
@@ -405,11 +396,9 @@ def _cpu_work(answers: _Answers) -> float | None:
 
 
 def _paged_bytes(answers: _Answers) -> int | None:
-    """Bytes that pages sent to programs, by the server and by connections.
-
-    Each sees what the other does not, so both count: a websocket's messages twice. A
-    server that is not Jupyter's is such a program itself.
-    """
+    """Bytes that pages sent to programs, by the server and by connections."""
+    # Each sees what the other does not, so both count: a websocket's messages twice. A
+    # server that is not Jupyter's is such a program itself.
     if not answers.jupyter:
         return answers.traffic.moved if answers.traffic else None
     if answers.status is None or answers.traffic is None:
@@ -418,7 +407,6 @@ def _paged_bytes(answers: _Answers) -> int | None:
 
 
 def _last_saved(answers: _Answers) -> float | None:
-    """Time of the last change of a file through the server, as far as known."""
     changed = answers.status.gpu_reclaim_file_changed if answers.status else None
     known = [at for at in (answers.saved, _as_timestamp(changed)) if at is not None]
     return max(known, default=None)
@@ -479,12 +467,10 @@ def _as_timestamp(moment: datetime | None) -> float | None:
 
 
 def _terminals(answers: _Answers) -> list[TerminalSample] | None:
-    """The terminals with their last input.
-
-    The API does not tell which name has which tty. Both are counted up, so in order
-    they belong together; if the numbers differ (one was closed by its shell this
-    very moment), each gets the newest input of all, which errs on the side of use.
-    """
+    """The terminals with their last input."""
+    # The API does not tell which name has which tty. Both are counted up, so in order
+    # they belong together; if the numbers differ (a shell has just closed one),
+    # each gets the newest input of all, which errs on the side of use.
     if answers.terminals is None or answers.usage is None:
         return None
     names = sorted((t.name for t in answers.terminals), key=lambda n: (len(n), n))

@@ -55,15 +55,11 @@ class Jobs(Value, frozen=True, kw_only=True):
 
 
 class Scheduled(NamedTuple):
-    """The jobs of a server's scheduler."""
-
     running: list[Job]
     due: float | None  #: the next job, in seconds since the epoch; 0: none
 
 
 class Schedulers:
-    """Asks servers for their jobs, and remembers those that have no scheduler."""
-
     def __init__(self) -> None:
         self._without: set[ServerAddress] = set()
 
@@ -76,11 +72,6 @@ class Schedulers:
         get: Callable[..., Awaitable[Definitions | Jobs]],
         now: float,
     ) -> Scheduled:
-        """Ask one server.
-
-        Raises:
-            ReclaimError: it does not answer.
-        """
         if address in self._without:
             return Scheduled([], 0.0)
         try:
@@ -108,7 +99,7 @@ def next_due(definitions: Iterable[Definition], now: float) -> float | None:
 
 
 def next_run(schedule: str, zone: str, now: float) -> float:
-    """When a schedule is next due, by the scheduler's own rules; 0: not in a year.
+    """When it is due by the scheduler's own rules; 0: not in a year.
 
     Raises:
         ValueError: it is invalid.

@@ -29,26 +29,16 @@ _COUNTED = ("cpu_work", "written", "moved", "paged")
 
 
 class Window:
-    """Samples of one session, in the order of their times.
-
-    Args:
-        span: seconds that the window covers; as long as any session must be idle before
-            it naps or is suspended.
-        interval: seconds between two samples, as intended.
-        usual: default seconds that use is summed up over: as long as most sessions must
-            be idle; None: all of the span.
-        unused: seconds after which a kernel that has never said a word is idle.
-        page: seconds in which a page sends what it sends by itself.
-    """
+    """Samples of one session, in the order of their times."""
 
     def __init__(
         self,
         *,
-        span: float,
-        interval: float,
-        usual: float | None = None,
-        unused: float = UNUSED_SECONDS,
-        page: float = PAGE_SECONDS,
+        span: float,  # seconds that any session must be idle before it naps or goes
+        interval: float,  # seconds between two samples, as intended
+        usual: float | None = None,  # seconds that use is summed up over; None: span
+        unused: float = UNUSED_SECONDS,  # a kernel that never said a word is idle then
+        page: float = PAGE_SECONDS,  # in which a page sends what it sends by itself
     ) -> None:
         self._usual = span if usual is None else usual
         self._unused = unused
@@ -62,11 +52,8 @@ class Window:
         self._active: tuple[float, str] | None = None
 
     def add(self, sample: Sample) -> None:
-        """Take one sample.
-
-        A repeated sample is harmless. A late one adds what it knows of activity. A
-        sample of an earlier incarnation than the newest is ignored.
-        """
+        """Take one sample; a repeated one is harmless."""
+        # A late one adds what it knows of activity; a former incarnation's is ignored.
         newest = self._newest
         is_newer = newest is None or sample.at > newest.at
         if newest is not None and sample.incarnation != newest.incarnation:
@@ -80,10 +67,7 @@ class Window:
             self._newest = sample
 
     def usage(self, now: float, span: float | None = None) -> Usage:
-        """Sum up the samples until ``now``.
-
-        ``span``: seconds, if not the usual.
-        """
+        """``span``: seconds, if not the usual."""
         newest = self._newest
         if newest is None:
             return Usage(at=now, watched=0.0, sample_age=now, last_active=None)
@@ -252,7 +236,6 @@ def _busy_kernel(sample: Sample) -> str | None:
 
 
 def _newest_prompt(sample: Sample) -> tuple[float, str] | None:
-    """When a cell last asked for an answer that it waits for, and its kernel."""
     asked = (
         (_prompt_time(kernel, sample), kernel.name) for kernel in sample.kernels or []
     )
@@ -260,7 +243,6 @@ def _newest_prompt(sample: Sample) -> tuple[float, str] | None:
 
 
 def _prompt_time(kernel: KernelSample, sample: Sample) -> float | None:
-    """When the kernel's cell asked for an answer; None: it waits for none."""
     # A question that was open in a suspend is asked again after the return.
     if kernel.execution_state != "busy" or kernel.prompt_since is None:
         return None
@@ -268,12 +250,10 @@ def _prompt_time(kernel: KernelSample, sample: Sample) -> float | None:
 
 
 def _maybe_working_kernel(sample: Sample, unused: float) -> str | None:
-    """A kernel that may be working, for all that its server knows.
-
-    A server learns that a kernel is idle from its first message. One that was started
-    by a call, and that no page has ever opened, is "starting" for ever; one that has
-    died and is not started again is "dead" for ever.
-    """
+    """A kernel that may be working, for all that its server knows."""
+    # A server learns that a kernel is idle from its first message. One that was started
+    # by a call, and that no page has ever opened, is "starting" for ever; one that has
+    # died and is not started again is "dead" for ever.
     for kernel in sample.kernels or []:
         if _may_be_working(kernel, sample.at, unused):
             return kernel.name

@@ -32,10 +32,9 @@ _RUN_INLINE: Final = (
 
 
 class SystemUser(NamedTuple):
-    """User that the programs of a session on the machine itself run as.
+    """User that the programs of a session on the machine itself run as."""
 
-    A holding init has it, too: the rights of a fresh start on that day.
-    """
+    # A holding init has it, too: the rights of a fresh start on that day.
 
     uid: int
     gid: int
@@ -80,11 +79,8 @@ def _written_user(user: SystemUser | None) -> list[str]:
 
 
 def inline(python: str) -> tuple[str, str, str]:
-    """The init as a program of an image that does not have its file.
-
-    Its text is in :func:`inline_environment`: entry points print the command that they
-    run, and would print all of it.
-    """
+    """The init as a program of an image that does not have its file."""
+    # Its text is in `inline_environment`: entry points print the command that they run.
     return (python, "-c", _RUN_INLINE)
 
 
@@ -98,10 +94,8 @@ def is_init(words: Sequence[bytes]) -> bool:
 
 
 def parse(words: Sequence[bytes]) -> InitArguments | None:
-    """Parse ``start|hold --incarnation I --user=U --server=S … [-- CMD…]``.
-
-    None for any other command line, and one with a name that no page may show.
-    """
+    """Parse ``start|hold --incarnation I --user=U --server=S … [-- CMD…]``."""
+    # None for any other command line, and one with a name that no page may show.
     if not is_init(words):
         return None
     text = [word.decode("utf-8", "replace") for word in words]

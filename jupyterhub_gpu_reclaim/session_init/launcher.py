@@ -144,11 +144,7 @@ def hierarchies() -> list[tuple[Path, set[str]]]:
 
 
 def join_cgroups(parent: str, name: str, memory: int, cpu: float) -> None:
-    """Make the session's groups in all hierarchies, set limits, and move in.
-
-    Raises:
-        LaunchError: no hierarchy here can hold a limit.
-    """
+    """Move into the session's groups; LaunchError: no hierarchy can hold a limit."""
     if not parent or not name:
         return
     limits = {"memory": memory, "cpu": cpu}
@@ -212,7 +208,6 @@ def remove_cgroups(parent: str, name: str) -> None:
 
 
 def sweep_cgroups(parent: str, age: float = SWEEP_AGE) -> None:
-    """Remove groups that ended sessions have left behind."""
     # A young one may be about to be joined; one that is in use cannot be removed.
     before = time.time() - age
     for mount, _ in hierarchies():
@@ -253,14 +248,9 @@ def leave_keyring() -> None:
 
 
 def enter_machine_mounts() -> None:
-    """Use the mounts of the machine's own init, not those of the Hub's unit.
-
-    systemd's ``PrivateDevices=`` hides the GPUs from a unit, and ``PrivateTmp=`` gives
-    it a ``/tmp`` that ends with it; a session must have neither from the Hub.
-
-    Raises:
-        LaunchError: they may not be entered.
-    """
+    """Use the mounts of the machine's init; LaunchError: they may not be entered."""
+    # systemd's ``PrivateDevices=`` hides the GPUs from the Hub's unit, and
+    # ``PrivateTmp=`` gives it a ``/tmp`` that ends with it.
     machine = os.open("/proc/1/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if os.path.samestat(os.fstat(machine), os.stat("/proc/self/ns/mnt")):  # noqa: PTH116 - beside fstat

@@ -64,7 +64,6 @@ AWAITED = {*FORWARDED, signal.SIGCHLD, ROOT_NAMED}
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """The command line; ends the program with a usage message if it is wrong."""
     parser = argparse.ArgumentParser(prog="session_init.py", description="see top")
     parser.add_argument("mode", choices=["start", "hold"])
     parser.add_argument("--incarnation", required=True)
@@ -125,7 +124,6 @@ def reap() -> dict[int, int]:
 
 
 def send(pid: int, number: int) -> None:
-    """Signal a child, unless it has just ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
@@ -156,7 +154,6 @@ def use_up_pids(first: int) -> None:
 
 
 def become(args: argparse.Namespace) -> None:
-    """Take on the session user's identity, for good."""
     if args.groups or args.uid is not None:
         os.setgroups(args.groups)
     if args.gid is not None:
@@ -173,17 +170,12 @@ def become(args: argparse.Namespace) -> None:
 
 
 def deny_io_uring() -> None:
-    """Answer ENOSYS to io_uring from here on, in all descendants; nothing else changes.
-
-    CRIU cannot save its rings, and some programs open one just because they can: libuv
-    does from 1.49 on, whatever ``UV_USE_IO_URING`` says, and so do Node, which
-    JupyterLab runs, and PyTorch's ranks where they meet. All of them do without it, as
-    they must under Docker's default profile. The calls have these numbers on every
-    architecture (<asm-generic/unistd.h>).
-
-    Raises:
-        OSError: this process may install no filters, or this kernel has none.
-    """
+    """Answer io_uring with ENOSYS in all descendants; OSError: no filter allowed."""
+    # CRIU cannot save its rings, and some programs open one just because they can:
+    # libuv from 1.49 on, whatever ``UV_USE_IO_URING`` says (so Node, which JupyterLab
+    # runs) and PyTorch's ranks. All do without it, as they must under Docker's default
+    # profile.
+    # The calls have these numbers on every architecture (<asm-generic/unistd.h>).
     install_filter(
         (BPF_LD_W_ABS, 0, 0, CALL),
         (BPF_JGE_K, 0, 2, IO_URING_SETUP),
@@ -194,14 +186,8 @@ def deny_io_uring() -> None:
 
 
 def deny_multipath_tcp() -> None:
-    """Let this kernel look as if it had no multipath TCP, in all descendants.
-
-    CRIU cannot save such a socket, and Go's listeners are of that kind if the kernel
-    offers it, else plain TCP.
-
-    Raises:
-        OSError: this process may install no filters, or this kernel has none.
-    """
+    """Hide multipath TCP from all descendants; OSError: no filter allowed."""
+    # CRIU cannot save such a socket; Go's listeners are of that kind if it is offered.
     known = ARCHITECTURES.get(os.uname().machine)
     if known is None:
         return
@@ -295,7 +281,6 @@ def start_root(args: argparse.Namespace) -> int:
 
 
 def open_relay() -> None:
-    """Make the pipe, with its ends where the agent looks for them."""
     # With --relay the session's output goes into a pipe of the init's, which copies it
     # to its own output and drops what cannot be written. So the Hub may come and go,
     # and a restored tree writes into the new init's pipe, found under
@@ -335,11 +320,8 @@ class Relay:
             self.copy()
 
     def copy(self) -> None:
-        """Copy what is there now, as much as a pipe can hold; never waits.
-
-        Not more: programs that outlive the session's root may write for ever, and at
-        the end the init must end all the same.
-        """
+        """Copy what is there now, as much as a pipe can hold; never waits."""
+        # Not more: programs that outlive the root may write for ever; it must end.
         with self._lock:
             for _ in range(RELAY_BLOCKS):
                 if not select.select([RELAY_READ_FD], [], [], 0)[0]:
@@ -363,7 +345,6 @@ def complain(sentence: str) -> None:
 
 
 def note_status(path: str, code: int) -> None:
-    """Write the exit code down, for the Hub; otherwise it is unknown."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     with contextlib.suppress(OSError):
         file = os.open(path, flags, 0o600)

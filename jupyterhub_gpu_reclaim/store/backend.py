@@ -26,8 +26,6 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Entry(NamedTuple):
-    """One object in a backend."""
-
     name: str
     length: int
 
@@ -67,23 +65,13 @@ class ObjectWriter(Protocol):
         """
 
     def read_back(self, offset: int, buffer: memoryview) -> int | None:
-        """Read back what was written so far, from where it is now.
-
-        Fewer bytes than fit come only at the end; None where an object can be read only
-        after ``finish``.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
+        """Read back what was written so far, from where it is now."""
+        # Fewer bytes than fit come only at the end; None where an object can be read
+        # only after ``finish``.
 
     def finish(self) -> None:
-        """Make it durable; when this returns it survives a loss of power.
-
-        It becomes visible only here, whole.
-
-        Raises:
-            StoreError: it may not survive; the object is lost.
-        """
+        """Make it visible, whole, and durable: it then survives a loss of power."""
+        # On a StoreError it may not survive: the object is lost.
 
     def abandon(self) -> None:
         """Give it up; idempotent, never raises. May leave remains in ``tmp/``."""
@@ -96,51 +84,26 @@ class Backend(Protocol):
     """
 
     def create(self, name: str) -> ObjectWriter:
-        """Begin a new object, of any size.
-
-        Raises:
-            ObjectExists: an object of that name exists already; ``finish`` may raise
-                it, too. Of two that are finished at once, one may be lost without a
-                word: names have to be unique.
-        """
+        """Begin an object of any size; raises ``ObjectExists``, as ``finish`` may."""
+        # Of two that are finished at once, one may be lost without a word: names have
+        # to be unique.
 
     def publish(self, name: str, data: bytes) -> None:
-        """Put a small object, whole or not at all, durable on return.
-
-        An unfinished one may leave remains under ``tmp/``, never under ``name``.
-
-        Raises:
-            ObjectExists: an object of that name exists already.
-            StoreError: it may stand nevertheless when only the last sync has failed.
-        """
+        """Put a small object, whole and durable; or raise ``ObjectExists``."""
+        # An unfinished one may leave remains under ``tmp/``, never under ``name``. On a
+        # StoreError it may stand nevertheless, when only the last sync has failed.
 
     def replace(self, name: str, data: bytes) -> None:
-        """Replace a small object atomically.
-
-        Raises:
-            ObjectMissing: there is none to replace.
-        """
+        """Replace a small object atomically; or raise ``ObjectMissing``."""
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Up to ``length`` bytes from ``offset``; fewer only at the end.
-
-        Raises:
-            ObjectMissing: there is no such object.
-        """
+        """Up to ``length`` bytes, fewer only at the end; or ``ObjectMissing``."""
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        """Like :meth:`read`, into a buffer; fewer bytes than fit only at the end.
-
-        Raises:
-            ObjectMissing: there is no such object.
-        """
+        """Like :meth:`read`, into a buffer; fewer bytes than fit only at the end."""
 
     def length(self, name: str) -> int:
-        """Its size in bytes.
-
-        Raises:
-            ObjectMissing: there is no such object.
-        """
+        """Its size in bytes; or raise ``ObjectMissing``."""
 
     def list(self, prefix: str) -> list[Entry]:
         """All objects whose name begins with ``prefix`` (ends in ``/``), by name."""
@@ -159,11 +122,6 @@ class Backend(Protocol):
 
 
 def exists(backend: Backend, name: str) -> bool:
-    """Whether an object is there.
-
-    Raises:
-        StoreError: that is not known.
-    """
     try:
         backend.length(name)
     except ObjectMissing:
@@ -172,12 +130,7 @@ def exists(backend: Backend, name: str) -> bool:
 
 
 def publish_over(backend: Backend, name: str, data: bytes) -> None:
-    """Publish a small object, replacing one of that name if there is one.
-
-    Raises:
-        ObjectMissing: the one that was there has gone meanwhile.
-        StoreError: the store does not work.
-    """
+    """Publish, replacing one of that name; ``ObjectMissing``: it went meanwhile."""
     try:
         backend.publish(name, data)
     except ObjectExists:

@@ -58,10 +58,7 @@ class Problem(NamedTuple):
 
 
 class CheckpointReader:
-    """The contents of one checkpoint.
-
-    Without a pool our own threads copy.
-    """
+    """Without a pool our own threads copy. Each call may raise ``StoreError``."""
 
     def __init__(
         self, backend: Backend, body: Body, index: ChunkIndex, pool: Pool | None
@@ -91,19 +88,11 @@ class CheckpointReader:
         return name in self._files
 
     def size(self, name: str) -> int:
-        """Plain bytes of a file.
-
-        Raises:
-            StoreError: it has no such file.
-        """
+        """Plain bytes of a file."""
         return self._file(name)[1]
 
     def read(self, name: str) -> bytes:
-        """A whole file; for small ones.
-
-        Raises:
-            StoreError: it has no such file, or it is damaged.
-        """
+        """A whole file; for small ones."""
         return b"".join(self.stream(name))
 
     def stream(
@@ -111,11 +100,8 @@ class CheckpointReader:
     ) -> Iterator[Buffer]:
         """A file, extent by extent, each checked before it is returned.
 
-        ``skip``: ranges (offset, length) that are left out.
-
-        Raises:
-            StoreError: it has no such file (at once), or a block is damaged (when its
-                turn comes: what came before it was right).
+        ``skip``: ranges (offset, length) to leave out. A missing file is an error at
+        once, a damaged block when its turn comes: what came before it was right.
         """
         first, length = self._file(name)
         ranges = rest_of(length, skip)
@@ -134,22 +120,15 @@ class CheckpointReader:
         cancelled: Callable[[], bool] = lambda: False,
         progress: Callable[[int], None] = lambda _: None,
     ) -> int:
-        """Write parts of files into the memory of stopped processes.
+        """Write pieces (like :class:`CopyPiece`) into stopped processes' memory.
 
         The memory must be fresh: zeros are not written. Nothing is written that was not
-        authenticated before.
-
-        Args:
-            pieces: of each file: see :class:`CopyPiece`; any tuples of that shape.
-            cancelled: asked now and then; once it is true the copy ends.
-            progress: called now and then with the bytes done since the last time.
-
-        Returns:
-            How many bytes the pieces have.
+        authenticated. ``progress`` gets the bytes done since its last call.
+        ``cancelled`` is asked now and then. Returns the bytes of the pieces.
 
         Raises:
-            StoreError: there is no such file, a block is damaged, a process is gone or
-                its memory is not there, or ``CANCELLED``. Some may have been written.
+            StoreError: no such file, a block is damaged, a process is gone or its
+                memory is not there, or ``CANCELLED``. Some may have been written.
         """
         wanted: list[tuple[int, CopyPiece]] = []
         for name, of_it in pieces.items():
@@ -175,16 +154,11 @@ class CheckpointReader:
         part: Subset = ALL,
         whole: set[tuple[str, int]] | None = None,
     ) -> list[Problem]:
-        """Read everything; return what is damaged, in the order of the packs.
+        """Read its packs of ``part``; return what is damaged, in the packs' order.
 
-        Args:
-            progress: called with blocks done and blocks in all.
-            part: only its packs are read.
-            whole: blocks that need not be read again, by pack and number; those found
-                whole are added.
-
-        Raises:
-            StoreError: the store does not work, which says nothing of the checkpoint.
+        ``progress`` gets blocks done and blocks in all. ``whole``: blocks, by pack and
+        number, that need not be read again; those found whole are added. StoreError:
+        the store does not work, which says nothing of the checkpoint.
         """
         problems = []
         opener = BlockOpener(self._backend)

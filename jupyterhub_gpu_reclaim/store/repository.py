@@ -26,19 +26,9 @@ class Repository(CheckpointBuilder):
     Each raises ``StoreError`` when the store does not work. One that needs a committed
     checkpoint raises ``NotFound`` (``CHECKPOINT_MISSING``) when there is none, and
     ``StoreError`` with ``CHECKPOINT_DAMAGED`` or ``KEY_MISSING`` when it is unreadable.
-
-    Args:
-        backend: where the objects are.
-        clock: for the time of a commit and the age of intents.
-        keys: wrap and unwrap the data keys.
-        pool: workers; None: everything is done by our own threads.
-        pack_bytes: size of the objects that hold the blocks.
-        chunk_bytes: size of the chunks of a session's first generation.
-        compression: of blocks that shrink.
     """
 
     def exists(self, checkpoint: str) -> bool:
-        """Whether it is committed, damaged or not."""
         return self._catalogue.exists(checkpoint)
 
     def ids(self) -> list[str]:
@@ -59,10 +49,7 @@ class Repository(CheckpointBuilder):
         return self._catalogue.cached(checkpoint).info
 
     def objects(self, checkpoint: str) -> list[Entry]:
-        """Every object needed to read a checkpoint, except the manifest.
-
-        Packs of earlier generations are among them.
-        """
+        """Every object needed to read it, but the manifest; older packs, too."""
         return self._catalogue.cached(checkpoint).objects()
 
     def mark(self, checkpoint: str, said: Mark, number: MarkNumber) -> None:
@@ -80,34 +67,22 @@ class Repository(CheckpointBuilder):
         return [Problem("", name, why) for name, why in found]
 
     def rekey(self, checkpoint: str | None = None) -> int:
-        """Wrap under the newest master key what is wrapped under others.
+        """Wrap under the newest master key; how many were rewrapped.
 
-        No data is written again. A crash leaves each manifest as it was or rewrapped.
-
-        Args:
-            checkpoint: only this one; None: all.
-
-        Returns:
-            How many were rewrapped.
-
-        Raises:
-            StoreError: one cannot be read; those rewrapped before stay so.
+        No data is written again. A crash, or one that cannot be read, leaves each
+        manifest as it was or rewrapped. None: all checkpoints.
         """
         ids = self._catalogue.ids() if checkpoint is None else [checkpoint]
         return sum(self._rewrap(id_) for id_ in ids)
 
     def delete(self, checkpoint: str) -> int:
-        """Remove a checkpoint; idempotent: not there is fine.
+        """Remove a checkpoint; idempotent. Bytes freed, without the manifest's.
 
         On return everything that no other checkpoint needs is gone. Packs that a later
-        generation needs stay until that is deleted.
-
-        Returns:
-            Bytes that were freed, without the manifest's.
+        generation needs stay until that is deleted. After a StoreError call again.
 
         Raises:
             Refused: ``OPERATION_IN_FLIGHT``, it is being written.
-            StoreError: it could not be removed whole; call again.
         """
         if not layout.is_id(checkpoint):
             return 0

@@ -46,8 +46,6 @@ class Damage(NamedTuple):
 
 @dataclass
 class Verification:
-    """One pass over a part of a store."""
-
     repository: Repository
     part: Subset = ALL
     bytes: int = 0  #: that were read and authenticated
@@ -58,17 +56,12 @@ class Verification:
     def check(
         self, checkpoint: str, progress: Callable[[int, int], None] | None = None
     ) -> list[Damage]:
-        """Read the packs of one checkpoint that belong to the part.
+        """Read the packs of one checkpoint that belong to the part; return the damage.
 
-        ``progress`` is called with blocks done and blocks in all.
-
-        Returns:
-            The damage; nothing of one that was deleted meanwhile, whose objects go one
-            after the other, the manifest first.
-
-        Raises:
-            StoreError: the store does not work, which says nothing of the checkpoint.
+        ``progress`` gets blocks done and blocks in all. StoreError: the store does not
+        work, which says nothing of the checkpoint.
         """
+        # None of one that was deleted meanwhile: its manifest goes first.
         found = self._look(checkpoint, progress)
         if found and not self.repository.exists(checkpoint):
             return []

@@ -34,11 +34,8 @@ def spec_of(
 ) -> Spec:
     """The spec of a folder's path, a ``file://`` address or an object store's.
 
-    An object store's requests are repeated for ``patience`` seconds; ``reserve`` bytes
-    stay free on a folder's file system.
-
-    Raises:
-        BadRequest: not an address of a store, or options that it cannot have.
+    Requests are repeated for ``patience`` seconds; ``reserve`` bytes of a folder's file
+    system stay free. Raises ``BadRequest``.
     """
     path = url.removeprefix("file://")
     if path.startswith("/"):
@@ -50,12 +47,7 @@ def spec_of(
 
 
 def open_backend(spec: Spec) -> Backend:
-    """The backend of a spec; an object store is not contacted yet.
-
-    Raises:
-        BadRequest: the kind is unknown, or its options cannot be read.
-        StoreError: a folder cannot be made or is not ours.
-    """
+    """The backend of a spec; an object store is not contacted yet."""
     match spec.get("kind"):
         case "folder":
             return FolderBackend(Path(spec["path"]), reserve=spec["reserve"])

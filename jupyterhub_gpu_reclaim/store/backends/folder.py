@@ -59,13 +59,10 @@ _CLAIM_BYTES = 1 << 20
 class FolderBackend:
     """Objects as files under one folder, mode 0600 in folders of 0700.
 
-    The folder is made when it is missing, and closed to others who may enter it.
-    :meth:`create` leaves ``reserve`` bytes of the file system free, at most a twentieth
-    of it. Small objects may use them: freeing room needs some.
-
-    Raises:
-        StoreError: it cannot be made, is not a folder, belongs to another user, or
-            others may enter it and it holds something other than a store.
+    The folder is made when it is missing, and closed to others who may enter it; if
+    it then holds something else, or is another user's, it is a ``StoreError``.
+    :meth:`create` leaves ``reserve`` bytes of the file system free, at most a
+    twentieth of it. Small objects may use them: freeing room needs some.
     """
 
     def __init__(self, root: Path, *, reserve: int = 0) -> None:
@@ -208,11 +205,7 @@ class FolderBackend:
             raise
 
     def place(self, aside: Path, name: str, *, replaces: bool) -> None:
-        """Give a synced file its name, durably.
-
-        Raises:
-            ObjectExists: there is one of that name; never with ``replaces``.
-        """
+        """Give a synced file its name, durably; raises ``ObjectExists`` or replaces."""
         path = self._root / name
         try:
             self._make_folders(path.parent)
@@ -291,18 +284,14 @@ class _FileWriter:
                 os.close(fd)
 
     def drop(self) -> None:
-        """Abandon it and leave no remains, if possible."""
         self.abandon()
         with contextlib.suppress(OSError):
             self._aside.unlink(missing_ok=True)
 
 
 def put_in_place(aside: Path, path: Path, *, replaces: bool = False) -> None:
-    """Give a file its name; unlike a rename, a link never replaces another.
-
-    Raises:
-        OSError: ``FileExistsError`` if the name is taken.
-    """
+    """Give a file its name, or raise FileExistsError."""
+    # Unlike a rename, a link never replaces another.
     if not replaces:
         try:
             os.link(aside, path, follow_symlinks=False)
@@ -369,7 +358,6 @@ def read_all(fd: int, offset: int, length: int) -> bytes:
 
 
 def read_into(fd: int, offset: int, buffer: memoryview) -> int:
-    """Fill the buffer; returns how many bytes there were."""
     done = 0
     while done < len(buffer) and (
         part := os.preadv(fd, [buffer[done:]], offset + done)

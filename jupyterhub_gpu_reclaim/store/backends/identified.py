@@ -41,11 +41,7 @@ class StoreAbsent(Unavailable):
 
 
 def store_at(place: Backend) -> str:
-    """Id of the store at a place; empty if there is none.
-
-    Raises:
-        StoreError: unknown: it does not answer, or has no valid id.
-    """
+    """Id of the store at a place; empty if there is none; StoreError: unknown."""
     try:
         data = place.read(layout.IDENTITY, 0, identity.MAX_BYTES)
     except ObjectMissing:
@@ -62,12 +58,7 @@ class IdentityCheck:
         self._where = where
 
     def confirm(self) -> None:
-        """Check that it is the key's.
-
-        Raises:
-            StoreAbsent: it is not.
-            StoreError: unknown: it does not answer, or the key is missing.
-        """
+        """Raise ``StoreAbsent`` if it is not the key's, ``StoreError`` if unknown."""
         found = store_at(self._place)
         if found and found == self._keys.store_id:
             return
@@ -80,7 +71,6 @@ class IdentityCheck:
 
         Raises:
             StoreAbsent: it holds another store, or checkpoints without an id.
-            StoreError: it does not answer, or cannot be written.
         """
         if not store_at(self._place):
             if any(map(self._place.list, (layout.MANIFESTS, layout.PACKS))):

@@ -62,14 +62,13 @@ class PastTheEnd(StoreError):
 def answers(name: str) -> Iterator[None]:
     """Translate what obstore raises inside.
 
-    ``FileNotFoundError`` and ``AlreadyExistsError`` come through: their meaning depends
-    on the call.
-
     Raises:
         PastTheEnd: only of a range that was asked for.
         Unavailable: a later call may succeed.
         StoreError: ``STORE_FULL``, or it will go on failing.
     """
+    # ``FileNotFoundError`` and ``AlreadyExistsError`` come through: their meaning
+    # depends on the call.
     try:
         yield
     except FileNotFoundError as error:

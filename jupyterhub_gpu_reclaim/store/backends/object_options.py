@@ -46,10 +46,7 @@ class ObjectOptions:
     The address is ``s3://bucket/prefix``, ``gs://bucket/prefix`` or
     ``az://container/prefix``. Options are obstore's (``endpoint``, ``region``, …), or
     ``root_certificate`` (path of a PEM file) and ``proxy_url``. The file is a JSON
-    object with more options, mode 0600.
-
-    Raises:
-        BadRequest: the address is invalid, or an option is a secret.
+    object with more options, mode 0600. Raises ``BadRequest``.
     """
 
     url: str
@@ -78,23 +75,14 @@ class ObjectOptions:
         return cls(spec["url"], spec["options"], spec["options_file"])
 
     def all(self) -> dict[str, str]:
-        """Every option, including those of the file.
-
-        Raises:
-            BadRequest: the file is missing, not a JSON object, or open to others.
-        """
+        """Every option; BadRequest: the file is missing, bad, or open to others."""
         return {**self.options, **_read_file(self.options_file)}
 
 
 def make_store(
     options: ObjectOptions, retries: Mapping[str, Any], patience: float
 ) -> ObjectStore:
-    """Make obstore's ``ObjectStore``; connects to nothing.
-
-    Raises:
-        BadRequest: see :meth:`ObjectOptions.all`.
-        StoreError: obstore rejects these options.
-    """
+    """Make obstore's ``ObjectStore``; connects to nothing."""
     config = options.all()
     client: dict[str, Any] = {"timeout": _REQUEST, "connect_timeout": _CONNECT}
     client |= {name: config.pop(name) for name in _CLIENT if name in config}

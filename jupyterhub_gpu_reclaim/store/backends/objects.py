@@ -64,10 +64,7 @@ _END_SECONDS = 30.0
 
 
 class ObjectsBackend:
-    """Objects below a prefix of a bucket; connects at the first call.
-
-    One request is repeated for ``patience`` seconds.
-    """
+    """Objects below a prefix; one request is repeated for ``patience`` seconds."""
 
     def __init__(self, options: ObjectOptions, *, patience: float = 60.0) -> None:
         self._options = options
@@ -198,7 +195,7 @@ class _Cancelled(Exception):
 
 
 class ObjectUpload:
-    """See :class:`~.backend.ObjectWriter`; holds a few parts at most."""
+    """Holds a few parts at most."""
 
     def __init__(self, store: ObjectStore, name: str) -> None:
         self._store = store

@@ -44,8 +44,6 @@ _ENDS = 64
 
 
 class Caller(Protocol):
-    """Does one call of a backend."""
-
     def __call__(self, work: Callable[[], _T], /) -> _T:
         """The answer of ``work``, which may be called several times, or never."""
 

@@ -41,7 +41,6 @@ class Catalogue:
         self._lock = threading.Lock()
 
     def exists(self, checkpoint: str) -> bool:
-        """Whether it is committed, damaged or not."""
         return layout.is_id(checkpoint) and exists(
             self._backend, layout.manifest(checkpoint)
         )

@@ -36,32 +36,19 @@ class _Needed(NamedTuple):
 
 
 class SweepResult(NamedTuple):
-    """What a sweep has removed, and the bytes freed."""
-
     removed: list[str]  #: checkpoints that do not exist, whose remains these were
     freed_bytes: int
 
 
 class Garbage:
-    """Knows what is needed, and removes the rest."""
-
     def __init__(self, backend: Backend, clock: Clock, catalogue: Catalogue) -> None:
         self._backend = backend
         self._clock = clock
         self._catalogue = catalogue
 
     def remove(self, checkpoint: str) -> int:
-        """Remove a checkpoint, or its remains: manifest first; idempotent.
-
-        Packs that others need stay.
-
-        Returns:
-            Bytes that were freed, without the manifest's.
-
-        Raises:
-            StoreError: something could not be removed. Once the manifest is gone the
-                rest is remains, which a sweep removes.
-        """
+        """Remove it or its remains; idempotent. Bytes freed, without the manifest's."""
+        # Once the manifest, which goes first, is gone, the rest is remains for a sweep.
         try:
             return self._remove(checkpoint)
         finally:
@@ -96,11 +83,7 @@ class Garbage:
         return sum(entry.length for entry in done)
 
     def sweep(self, writing: AbstractSet[str]) -> SweepResult:
-        """Remove the remains of checkpoints that do not exist, and stale locks.
-
-        Raises:
-            StoreError: the store does not work; what was removed is removed.
-        """
+        """Remove the remains of checkpoints that do not exist, and stale locks."""
         # In this order: a commit meanwhile is found by its intent or its manifest.
         found: dict[str, list[Entry]] = {}
         for prefix in (layout.PACKS, layout.ASIDE, layout.INTENTS, layout.MARKS):
@@ -136,12 +119,10 @@ class Garbage:
         never: bool,
         except_writing: str = "",
     ) -> list[Entry]:
-        """Remove those of a checkpoint's objects that are not needed; return them.
-
-        The objects were listed before this call. ``never``: the checkpoint has never
-        existed anywhere, so a manifest that cannot be read does not name its packs
-        either. ``except_writing``: a writer's intent of this checkpoint does not count.
-        """
+        """Remove and return those of the objects, listed before, that none needs."""
+        # ``never``: the checkpoint has never existed anywhere, so a manifest that
+        # cannot be read does not name its packs either. ``except_writing``: a
+        # writer's intent of this checkpoint does not count.
         # An intent goes last: while it stands, no manifest names the packs.
         todo = sorted(entries, key=_is_intent)
         if not todo:
@@ -206,7 +187,6 @@ class Garbage:
 def _spare(
     owner: str, entries: Sequence[Entry], needed: _Needed, *, never: bool
 ) -> list[Entry]:
-    """The unneeded among a checkpoint's objects; see :meth:`Garbage._clear`."""
     if owner in needed.coming:
         return []
     named = owner in needed.owners or owner in needed.committed

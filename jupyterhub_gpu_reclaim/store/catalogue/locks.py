@@ -38,8 +38,6 @@ _DELETION_HEAD, _MAX_DELETION_BYTES = "GRREMOVE 1", 256
 
 
 class WriteIntent(NamedTuple):
-    """One checkpoint that is being written."""
-
     checkpoint: str
     begun: float
     references: frozenset[str]  #: checkpoints whose packs it may need
@@ -88,12 +86,9 @@ def read_intent(backend: Backend, checkpoint: str | None) -> WriteIntent | None:
 def deletion_lock(
     backend: Backend, owner: str, clock: Clock
 ) -> Iterator[Callable[[], None]]:
-    """Hold the deletion lock of a checkpoint's packs.
-
-    An existing one is taken over: its process died, or stops then. The yielded function
-    checks that the lock is still ours, and is called before each removal; it raises
-    ``StoreError`` if it is not, or is too old: try again.
-    """
+    """Hold the deletion lock; yields a check that is called before each removal."""
+    # An existing lock is taken over: its process died, or stops then. The check
+    # raises StoreError if the lock is not ours any more, or is too old: try again.
     name, begun = layout.deletion_lock(owner), clock.now()
     data = f"{_DELETION_HEAD}\n{int(begun)}\n{secrets.token_hex(8)}\n".encode()
 

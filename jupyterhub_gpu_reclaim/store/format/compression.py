@@ -36,8 +36,6 @@ class Kind(IntEnum):
 
 
 class Compression(StrEnum):
-    """A store's setting for blocks that shrink."""
-
     NONE = "none"
     LZ4 = "lz4"
     ZSTD = "zstd"
@@ -61,13 +59,7 @@ def pack(plain: memoryview, compression: Compression) -> tuple[Kind, Buffer]:
 
 
 def unpack(kind: Kind, data: Buffer, length: int) -> Buffer:
-    """The plain bytes of a block.
-
-    ``data`` is authenticated; for a raw block it is returned as it is.
-
-    Raises:
-        Garbled: the bytes do not match kind and length.
-    """
+    """The plain bytes of authenticated ``data``, that itself if raw; or Garbled."""
     plain: Buffer = data
     try:
         if kind is Kind.LZ4:

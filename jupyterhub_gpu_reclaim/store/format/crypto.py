@@ -58,7 +58,6 @@ class Sealer:
         self._cipher = AESGCM(key)
 
     def seal(self, number: int, plain: Buffer, bound: bytes) -> bytes:
-        """Encrypted bytes and their tag."""
         return self._cipher.encrypt(_nonce(number), plain, bound)
 
     def seal_into(
@@ -68,11 +67,7 @@ class Sealer:
         self._cipher.encrypt_into(_nonce(number), plain, bound, out)
 
     def open(self, number: int, sealed: Buffer, bound: bytes) -> bytes:
-        """The plain bytes.
-
-        Raises:
-            Forged: other bytes, another number, or bound to something else.
-        """
+        """Forged: other bytes, another number, or bound to something else."""
         try:
             return self._cipher.decrypt(_nonce(number), sealed, bound)
         except InvalidTag:
@@ -81,11 +76,7 @@ class Sealer:
     def open_into(
         self, number: int, sealed: Buffer, bound: bytes, out: memoryview
     ) -> None:
-        """The same into a buffer of exactly that size; it is void after an error.
-
-        Raises:
-            Forged: see :meth:`open`.
-        """
+        """Into a buffer of exactly that size; it is void after an error (Forged)."""
         try:
             self._cipher.decrypt_into(_nonce(number), sealed, bound, out)
         except InvalidTag:
@@ -99,11 +90,7 @@ def wrap(key: bytes, secret: bytes, bound: bytes) -> bytes:
 
 
 def unwrap(key: bytes, wrapped: bytes, bound: bytes) -> bytes:
-    """Undo :func:`wrap`.
-
-    Raises:
-        Forged: another key, or bound to something else.
-    """
+    """Undo :func:`wrap`; Forged: another key, or bound to something else."""
     nonce, sealed = wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:]
     if len(nonce) != _NONCE_BYTES or len(sealed) < TAG_BYTES:
         raise Forged
@@ -122,7 +109,6 @@ class ChunkIds:
         self._cipher = AESGCM(key)
 
     def of(self, chunks: list[memoryview]) -> bytes:
-        """The ids of those chunks, concatenated."""
         # A call takes as long as the chunk itself: nothing else may stand in the loop.
         mac, nonce, empty = self._cipher.encrypt, self._NONCE, b""
         return b"".join([mac(nonce, empty, chunk) for chunk in chunks])

@@ -198,10 +198,7 @@ def decode_index(
     chunk_bytes: int,
     packs: Sequence[int],
 ) -> ChunkIndex:
-    """An index whose every chunk lies in a block, and every block in its pack.
-
-    ``count`` is how many segments there must be, ``packs`` the lengths of the
-    manifest's.
+    """An index, checked, of ``count`` segments; ``packs``: lengths of the manifest's.
 
     Raises:
         StoreError: ``CHECKPOINT_DAMAGED``, with what does not fit.

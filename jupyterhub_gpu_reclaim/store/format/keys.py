@@ -46,11 +46,8 @@ class Wrapper(Protocol):
     def wrap(self, data_key: bytes, checkpoint: str) -> tuple[str, bytes]:
         """Wrap under the newest key, bound to that checkpoint's id.
 
-        Returns:
-            The key's name (at most 64 of ``[A-Za-z0-9._-]``) and at most 4096 bytes.
-
-        Raises:
-            StoreError: it cannot be done now.
+        Returns the key's name (at most 64 of ``[A-Za-z0-9._-]``) and at most 4096
+        bytes, or raises StoreError: it cannot be done now.
         """
 
     def unwrap(self, name: str, wrapped: bytes, checkpoint: str) -> bytes:
@@ -63,30 +60,16 @@ class Wrapper(Protocol):
 
 
 class StoreKeys(Wrapper, Protocol):
-    """Master keys, and which store is theirs."""
-
     @property
     def store_id(self) -> str:
-        """Id of the store; empty if none was begun with them.
-
-        Raises:
-            StoreError: they cannot be read.
-        """
+        """Id of the store; empty if none was begun with them."""
 
     def read_again(self) -> None:
-        """Reload them, if they may have changed.
-
-        Raises:
-            StoreError: they were never read, and cannot be.
-        """
+        """Reload them, if they may have changed; StoreError: never read at all."""
 
 
 class KeyRing:
-    """Master keys in memory, by name; the last one is the newest.
-
-    Raises:
-        StoreError: there is no key, or one is invalid.
-    """
+    """By name, the newest last; StoreError: there is none, or one is invalid."""
 
     def __init__(self, keys: Mapping[str, bytes], store_id: str = "") -> None:
         if not keys:
@@ -125,11 +108,9 @@ class KeyRing:
 
 
 class LateKeys:
-    """Keys that are loaded on first use, and again where one is missing.
+    """Keys that are loaded on first use, and again where one is missing."""
 
-    So a folder of keys that is mounted late, or was away for a while, is used once it
-    is there.
-    """
+    # A folder of keys mounted late, or away for a while, is used once it is there.
 
     def __init__(self, load: Callable[[], StoreKeys]) -> None:
         self._load = load
@@ -204,16 +185,11 @@ def load_keys(
     folder: Path | None = None,
     hook: str | None = None,
 ) -> StoreKeys:
-    """The master keys from the one place that is given.
+    """The master keys from the one place that is given; else ``StoreError``.
 
-    Args:
-        file: a line ``name key`` for each, the newest last; must be closed to others.
-        folder: a mounted Secret: a file for each key, its name the key's; the newest
-            is the last by name.
-        hook: ``package.module:Class`` of a key service.
-
-    Raises:
-        StoreError: none or several are given, or there is no valid key.
+    ``file``: a line ``name key`` for each, the newest last; must be closed to others.
+    ``folder``: a mounted Secret: a file for each key, its name the key's; the newest is
+    the last by name. ``hook``: ``package.module:Class`` of a key service.
     """
     if sum(place is not None for place in (file, folder, hook)) != 1:
         raise _unusable("its place must be named, and one place only")
@@ -230,11 +206,7 @@ def new_key_line(name: str) -> str:
 
 
 def key_lines(file: Path) -> str:
-    """The lines of a file of keys without that of the store's id.
-
-    Raises:
-        StoreError: it cannot be read, or is open to others.
-    """
+    """The lines but the store id's; StoreError: unreadable, or open to others."""
     lines = _read_closed(file).splitlines(keepends=True)
     return "".join(line for line in lines if line.split()[:1] != [STORE_ID])
 

@@ -25,30 +25,23 @@ _MARK = re.compile(rf"{MARKS}{_ID.pattern}/([0-9]{{10}})-([0-9]{{10}})")
 
 
 class MarkNumber(NamedTuple):
-    """Number of a mark: the highest counts."""
-
     term: int  #: of the service that has given it
     word: int  #: of that service
 
 
 class Subset(NamedTuple):
-    """The ``number``-th of ``of`` parts of a store, from 1; written ``2/7``.
+    """The ``number``-th of ``of`` parts of a store, from 1; written ``2/7``."""
 
-    A pack belongs to the part that its name says, whatever else is in the store. So
-    ``1/7`` to ``7/7``, read in any order and on any days, have read every pack that was
-    there all the time exactly once.
-    """
+    # A pack belongs to the part that its name says, whatever else is in the store. So
+    # ``1/7`` to ``7/7``, read in any order and on any days, have read every pack that
+    # was there all the time exactly once.
 
     number: int
     of: int
 
     @classmethod
     def parse(cls, text: str) -> Subset:
-        """Parse ``2/7``.
-
-        Raises:
-            ValueError: malformed, or there is no such part.
-        """
+        """Parse ``2/7``; ValueError: malformed, or there is no such part."""
         found = _SUBSET.fullmatch(text)
         made = cls(int(found[1]), int(found[2])) if found else None
         if made is None or made.number > made.of:
@@ -112,10 +105,8 @@ def mark_number(name: str) -> MarkNumber | None:
 
 
 def aside_of(name: str, mark: str) -> str:
-    """Name of an object until it is finished: flat, so that no folder is made.
-
-    ``mark`` tells two writers of that name apart; the name has neither ``!`` nor ``~``.
-    """
+    """Name of an object until it is finished: flat, so that no folder is made."""
+    # ``mark`` tells two writers of a name apart; a name has neither ``!`` nor ``~``.
     return f"{ASIDE}{name.replace('/', '!')}~{mark}"
 
 

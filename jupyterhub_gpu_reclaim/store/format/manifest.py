@@ -32,8 +32,6 @@ _KEY_NAME = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class PackRef(msgspec.Struct, frozen=True, array_like=True):
-    """A pack that the checkpoint needs."""
-
     origin: Count  #: place in the list of origins
     number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     length: Size
@@ -67,11 +65,6 @@ class Body(Value, frozen=True, kw_only=True):
 
 
 def encode(body: Body, keys: Wrapper) -> bytes:
-    """The manifest's bytes.
-
-    Raises:
-        StoreError: the data key cannot be wrapped now.
-    """
     origin = body.origins[0]
     sealer = crypto.Sealer(crypto.manifest_key(origin.data_key, origin.id))
     sealed = sealer.seal(0, msgspec.json.encode(body), crypto.bound_manifest(origin.id))
@@ -82,8 +75,8 @@ def decode(data: bytes, checkpoint: str, keys: Wrapper) -> Body:
     """The manifest of that checkpoint.
 
     Raises:
-        StoreError: ``CHECKPOINT_DAMAGED``: not what was written, or
-            of another checkpoint; ``OTHER_VERSION``; ``KEY_MISSING``.
+        StoreError: ``CHECKPOINT_DAMAGED``: not what was written, or of another
+            checkpoint; ``OTHER_VERSION``; ``KEY_MISSING``.
     """
     sealed = split(data)
     return _open(
@@ -92,11 +85,7 @@ def decode(data: bytes, checkpoint: str, keys: Wrapper) -> Body:
 
 
 def rewrap(data: bytes, checkpoint: str, keys: Wrapper) -> bytes:
-    """The same manifest under the newest master key; the body's bytes stay.
-
-    Raises:
-        StoreError: see :func:`decode`.
-    """
+    """Under the newest master key; the body's bytes stay. Raises as :func:`decode`."""
     sealed = split(data)
     data_key = keys.unwrap(sealed.key, sealed.wrapped, checkpoint)
     _open(sealed, data_key, checkpoint)
@@ -104,8 +93,6 @@ def rewrap(data: bytes, checkpoint: str, keys: Wrapper) -> bytes:
 
 
 class Sealed(NamedTuple):
-    """A manifest's parts, unopened."""
-
     key: str  #: name of the master key
     wrapped: bytes
     body: bytes

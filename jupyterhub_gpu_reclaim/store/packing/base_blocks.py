@@ -32,13 +32,11 @@ LIVE_SHARE = 0.25
 
 
 class DedupIndex:
-    """A sorted table of ids.
-
-    Its shape is (3, n): first halves of the ids in rising order, second halves, refs in
-    the index that they come from.
-    """
+    """A sorted table of ids."""
 
     def __init__(self, table: NDArray[np.uint64]) -> None:
+        #: Shape (3, n): first halves of the ids in rising order, second halves, refs in
+        #: the index that they come from.
         self.table = table
         self._first, self._second, self._refs = table
 
@@ -89,8 +87,6 @@ def _in_live_packs(
 
 
 class Verdict(IntEnum):
-    """State of a block, as far as this capture knows."""
-
     UNSEEN = 0
     WHOLE = 1
     DAMAGED = 2  #: or it cannot be read
@@ -115,10 +111,9 @@ class BaseBlocks(NamedTuple):
 
 
 class BaseChunks:
-    """Finds known chunks; for one thread.
+    """Finds known chunks; for one thread."""
 
-    Other threads and processes may write into ``verdicts``, too.
-    """
+    # Other threads and processes may write into ``verdicts``, too.
 
     def __init__(
         self,
@@ -132,11 +127,8 @@ class BaseChunks:
         self._ends = np.cumsum(base.table["chunks"], dtype=np.int64)
 
     def find(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """For each id the ref of its chunk in a block that is whole, or 0.
-
-        Raises:
-            Unavailable: the store does not answer, which says nothing of the blocks.
-        """
+        """For each id the ref of its chunk in a block that is whole, or 0."""
+        # Unavailable: the store does not answer, which says nothing of the blocks.
         refs = self._base.known.find(ids)
         some = np.flatnonzero(refs)
         blocks = np.searchsorted(self._ends, refs[some])

@@ -108,10 +108,8 @@ class Splicer:
         self._poll.register(pipe, select.POLLIN)
 
     def take(self, buffer: memoryview) -> int:
-        """Take the next buffer, full or the pipe's last; how many bytes it will have.
-
-        ``buffer`` has :data:`BUFFER_BYTES`; :meth:`read` completes it.
-        """
+        """Take the next buffer, full or the pipe's last; the bytes it will have."""
+        # ``buffer`` has BUFFER_BYTES; `read` completes it.
         self._copied = self._held = 0
         while (got := self._copied + self._held) < BUFFER_BYTES:
             try:

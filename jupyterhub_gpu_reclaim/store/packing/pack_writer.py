@@ -35,8 +35,6 @@ COUNTERS = 3
 
 
 class Recipe(Value, frozen=True, kw_only=True):
-    """Settings that every pack writer of a checkpoint shares."""
-
     origin: Origin
     id_key: bytes
     chunk_bytes: int
@@ -60,11 +58,10 @@ class Report(NamedTuple):
 
 
 class PackWriter:
-    """Tells zeros, known and new chunks apart, and writes the new ones.
+    """Tells zeros, known and new chunks apart, and writes the new ones."""
 
-    Its number is unique among the checkpoint's pack writers; only it writes its
-    counters.
-    """
+    # Its number is unique among the checkpoint's pack writers; only it writes its
+    # counters.
 
     def __init__(
         self,
@@ -99,11 +96,9 @@ class PackWriter:
         self._chunks: list[memoryview] = []
 
     def put(self, file: int, first: int, data: memoryview, length: int) -> None:
-        """Take whole chunks of a file.
-
-        ``length`` of the bytes are the file's, the rest is padding. ``data`` may be
-        reused on return.
-        """
+        """Take whole chunks of a file."""
+        # ``length`` of the bytes are the file's, the rest is padding. ``data`` may be
+        # reused on return.
         self._put(file, first, data, self._cut(data), length)
 
     def _put(
@@ -124,11 +119,9 @@ class PackWriter:
         self._counters[LOGICAL] += length
 
     def put_padded(self, file: int, at: int, buffer: memoryview, length: int) -> None:
-        """Pad the last chunk with zeros, and take it; see :meth:`put`.
-
-        ``buffer`` has :data:`BUFFER_BYTES` and is changed behind ``length``; the same
-        one each time is fastest.
-        """
+        """Pad the last chunk with zeros, and take it; see :meth:`put`."""
+        # ``buffer`` has BUFFER_BYTES and is changed behind ``length``; the same one
+        # each time is fastest.
         whole = length + -length % self._chunk
         buffer[length:whole] = bytes(whole - length)
         if buffer is not self._buffer:

@@ -32,8 +32,6 @@ PACKS_PER_WRITER = 1 << 16
 
 
 class BlockRow(NamedTuple):
-    """One block that was written."""
-
     pack: int  #: number of the pack
     number: int  #: in the pack
     offset: int
@@ -47,10 +45,9 @@ class BlockRow(NamedTuple):
 
 
 class Packs:
-    """Packs that are being filled, one after the other.
+    """Packs that are being filled, one after the other."""
 
-    The number of their pack writer tells them from those of others.
-    """
+    # The number of their pack writer tells them from those of others.
 
     def __init__(
         self,
@@ -74,7 +71,7 @@ class Packs:
         self.rows: list[BlockRow] = []
 
     def append(self, kind: Kind, chunks: int, data: Buffer) -> int:
-        """Encrypt and write one block; return the bytes written."""
+        """Return the bytes written."""
         pack = self._open or self._begin()
         number, stored = len(pack.rows), len(data) + crypto.TAG_BYTES
         out = self._out[:stored]
@@ -96,11 +93,7 @@ class Packs:
         return stored
 
     def close(self) -> list[tuple[int, int]]:
-        """Begin to settle the rest; nothing may be appended any more.
-
-        Returns:
-            Number and length of every pack.
-        """
+        """Begin to settle the rest, the last call; number and length of each pack."""
         if self._open is not None:
             self._settle(self._open)
         self._settler.shutdown(wait=False)
@@ -157,10 +150,8 @@ class _Pack:
         self.writer = backend.create(self.name)
 
     def verify(self, row: BlockRow, back: memoryview, plain: memoryview) -> None:
-        """Check that a block just written opens, if that can be checked now.
-
-        ``back`` and ``plain`` are room for the sealed bytes and for the opened ones.
-        """
+        """Check that a block just written opens, if that can be checked now."""
+        # ``back`` and ``plain`` are room for the sealed bytes and for the opened ones.
         count = self.writer.read_back(row.offset, back)
         if count is None:
             return
@@ -192,10 +183,7 @@ class _Pack:
 
 
 class BlockOpener:
-    """Reads and opens blocks into buffers of its own; for one thread.
-
-    Consecutive blocks of a pack are read some at a time, ``least`` bytes at least.
-    """
+    """Opens blocks into buffers of its own, ``least`` bytes a read; for one thread."""
 
     def __init__(self, backend: Backend, *, least: int = 0) -> None:
         self._backend = backend
@@ -207,12 +195,7 @@ class BlockOpener:
         self._name, self._begin, self._end, self._next = "", 0, 0, 0
 
     def open(self, name: str, sealer: crypto.Sealer, row: BlockRow) -> memoryview:
-        """The stored bytes, decrypted; valid until the next call.
-
-        Raises:
-            Forged: they are not what was written there.
-            StoreError: the backend does not work.
-        """
+        """The stored bytes, decrypted; valid until the next call; or Forged."""
         if not crypto.TAG_BYTES <= row.stored <= MAX_BLOCK_BYTES + crypto.TAG_BYTES:
             raise crypto.Forged
         sealed = self._read(name, row.offset, row.stored)

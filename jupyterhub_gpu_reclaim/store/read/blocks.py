@@ -33,8 +33,6 @@ ZERO_BYTES = 1 << 20
 
 
 class Extent(NamedTuple):
-    """Consecutive bytes of one file and of one block."""
-
     block: int  #: place in the index's table, or :data:`ZEROS`
     start: int  #: first byte in the block
     length: int
@@ -65,10 +63,7 @@ def rest_of(length: int, skip: Iterable[tuple[int, int]]) -> list[tuple[int, int
 def extents(
     index: ChunkIndex, first: int, chunk_bytes: int, offset: int, length: int
 ) -> Extents:
-    """A range of a file as extents, in order.
-
-    ``first``: place of the file's first chunk among the refs.
-    """
+    """``first``: place of the file's first chunk among the refs."""
     begin, end = offset // chunk_bytes, -(-(offset + length) // chunk_bytes)
     refs = index.refs[first + begin : first + end].astype(np.int64)
     blocks, places = _locate(index, refs)
@@ -110,8 +105,6 @@ def _cuts(
 
 
 class BlockSource(NamedTuple):
-    """Everything needed to read blocks."""
-
     backend: Backend
     body: Body
     table: NDArray[Any]  #: of ``index.BLOCKS``, checked
@@ -126,11 +119,10 @@ class Blocks:
     def plain(self, block: int, opener: BlockOpener | None = None) -> Buffer:
         """Read all chunks of a block.
 
-        The result may be in the opener's buffer, and is valid until it opens the next.
-
         Raises:
             StoreError: ``CHECKPOINT_DAMAGED``; nothing of it may be used.
         """
+        # It may be in the opener's buffer, and is valid until that opens the next.
         backend, body, table = self._source
         row = BlockRow(*table[block].tolist())
         name = body.pack_name(body.packs[row.pack])

@@ -53,8 +53,6 @@ _writev.argtypes = (
 
 
 class Copiers(Protocol):
-    """The workers that carry out a plan."""
-
     def wait(self, seconds: float) -> bool:
         """Wait that long at most; whether all is done. Raises their errors."""
 
@@ -65,8 +63,6 @@ class Copiers(Protocol):
 
 
 class CopyPiece(NamedTuple):
-    """A part of a file and where it belongs."""
-
     offset: int  #: in the file
     length: int
     pid: int  #: of a stopped process, as we see it
@@ -86,10 +82,7 @@ class CopyPlan(NamedTuple):
 def plan(
     index: ChunkIndex, chunk_bytes: int, pieces: Iterable[tuple[int, CopyPiece]]
 ) -> CopyPlan:
-    """Turn parts of files into a plan.
-
-    With each piece comes the place of its file's first chunk among the refs.
-    """
+    """With each piece comes the place of its file's first chunk among the refs."""
     tables = [np.empty((5, 0), np.int64)]
     for first, piece in pieces:
         if not piece.length:
@@ -125,11 +118,7 @@ def oversee(
     cancelled: Callable[[], bool],
     progress: Callable[[int], None],
 ) -> None:
-    """Wait until the workers finish a plan; else stop them all.
-
-    Raises:
-        StoreError: see :meth:`CheckpointReader.copy_to`.
-    """
+    """Wait until the workers finish a plan; else stop them all. Raises their errors."""
     progress(planned.zero_bytes)
     told = 0
     try:
@@ -153,11 +142,7 @@ def work(
     rows: NDArray[np.int64],
     counters: NDArray[np.int64],
 ) -> None:
-    """Do one ticket: open each block once, and write its parts.
-
-    Raises:
-        StoreError: see :meth:`CheckpointReader.copy_to`.
-    """
+    """Do one ticket: open each block once, and write its parts."""
     for pid in np.unique(rows[:, 3]).tolist():
         mine = rows[rows[:, 3] == pid]
         new = np.flatnonzero(np.diff(mine[:, 0], prepend=-1))
@@ -167,8 +152,6 @@ def work(
 
 
 class CopyThreads:
-    """Our own threads, where there are no workers."""
-
     def __init__(self, source: BlockSource, planned: CopyPlan) -> None:
         self._source = source
         self._rows = planned.rows
@@ -209,9 +192,9 @@ class CopyThreads:
 class MemoryWriter:
     """Writes into the memory of one process, block by block (process_vm_writev).
 
-    Thousands of blocks are written in a second: all that can be prepared for all of
-    them at once is prepared here. ``starts`` and ``lengths`` are of pieces of blocks,
-    and ``firsts`` has the first piece of each block, in rising order, beginning with 0.
+    Thousands of blocks are written in a second, so all that can be is prepared here.
+    ``starts`` and ``lengths`` are of pieces of blocks; ``firsts`` has the first piece
+    of each block, in rising order, beginning with 0.
     """
 
     def __init__(

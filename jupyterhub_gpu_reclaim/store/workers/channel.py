@@ -45,11 +45,10 @@ class WorkerReady(msgspec.Struct, tag=True):
 
 
 class BeginCapture(msgspec.Struct, tag=True):
-    """Agent: be a pack writer.
+    """Agent: be a pack writer. Descriptors: counters, and two of a last generation."""
 
-    Descriptors: counters; and, if there is a last generation, the blocks of it that may
-    be referenced (:class:`BaseBlocks`), and the verdicts on them.
-    """
+    # Those are the blocks of it that may be referenced (`BaseBlocks`), and the verdicts
+    # on them.
 
     spec: dict[str, Any]
     recipe: Recipe
@@ -84,10 +83,9 @@ class Settled(msgspec.Struct, tag=True):
 
 
 class BeginCopy(msgspec.Struct, tag=True):
-    """Agent: copy until no ticket is left, and end.
+    """Agent: copy until no ticket is left, and end."""
 
-    Descriptors: the job (:class:`CopyJob`), the counters, the tickets.
-    """
+    # Descriptors: the job (`CopyJob`), the counters, the tickets.
 
     row: int  #: of the counters
 
@@ -138,20 +136,12 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(end: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
-    """Send one message; the kernel duplicates the descriptors.
-
-    Raises:
-        OSError: the other side is gone.
-    """
+    """The kernel duplicates the descriptors; OSError: the other side is gone."""
     socket.send_fds(end, [_encoder.encode(message)], descriptors)
 
 
 def receive(end: socket.socket) -> tuple[Message, list[int]] | None:
-    """A message and its descriptors, then owned by the caller; None at the end.
-
-    Raises:
-        OSError: the other side is gone, or the time is up.
-    """
+    """Message and descriptors, ours to close; None: the end; OSError: gone or late."""
     data, descriptors, _, _ = socket.recv_fds(end, _MAX_BYTES, _MAX_DESCRIPTORS)
     if not data:
         return None
@@ -193,10 +183,8 @@ def shared(
 
 
 def make_counters(rows: int) -> tuple[int, NDArray[np.int64]]:
-    """A new descriptor of counters, all 0, and the counters.
-
-    A row for each worker, which is its only writer; they can be read meanwhile.
-    """
+    """A new descriptor of counters, all 0, and the counters."""
+    # A row for each worker, which is its only writer; they can be read meanwhile.
     descriptor = os.memfd_create("counters", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, rows * COUNTERS * 8)
     return descriptor, map_counters(descriptor)
@@ -210,12 +198,12 @@ def make_verdicts(count: int) -> tuple[int, NDArray[np.uint8]]:
 
 
 def map_verdicts(descriptor: int) -> NDArray[np.uint8]:
-    """Verdicts of another process; the descriptor may be closed then."""
+    """The descriptor may be closed then."""
     return np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
 
 
 def map_counters(descriptor: int) -> NDArray[np.int64]:
-    """Counters of another process; the descriptor may be closed then."""
+    """The descriptor may be closed then."""
     return np.frombuffer(mmap.mmap(descriptor, 0), np.int64).reshape(-1, COUNTERS)
 
 

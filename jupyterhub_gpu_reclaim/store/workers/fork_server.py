@@ -32,11 +32,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ForkServer:
-    """The agent's side: it requests workers; the caller serialises the calls.
-
-    Raises:
-        OSError: it cannot be started.
-    """
+    """The agent's side; the caller serialises the calls. OSError: it cannot start."""
 
     def __init__(self) -> None:
         self._control, theirs = channel.pair()
@@ -58,7 +54,7 @@ class ForkServer:
 
     @property
     def lives(self) -> bool:
-        """Whether it has not ended; it may hang."""
+        """It may hang."""
         return self._process.poll() is None
 
     @property
@@ -72,11 +68,7 @@ class ForkServer:
         self.patience = _FORK_SECONDS
 
     def fork(self) -> WorkerHandle:
-        """A worker that will come; see :meth:`WorkerHandle.greet`.
-
-        Raises:
-            OSError: the server is gone.
-        """
+        """A worker that will come: :meth:`WorkerHandle.greet`; OSError: server gone."""
         ours, theirs = channel.pair()
         with theirs:
             try:

@@ -58,11 +58,9 @@ class CaptureGroup:
         self._counters = np.zeros((1, COUNTERS), np.int64)
 
     def take_pipe(self, file: int, pipe: int, offset: int) -> int:
-        """Let all read a pipe to its end, one pipe at a time; the file's length.
-
-        ``offset``: of the pipe's next byte in the file, a multiple of a buffer. The
-        pipe is neither closed nor changed.
-        """
+        """Let all read a pipe to its end, one pipe at a time; the file's length."""
+        # ``offset``: of the pipe's next byte in the file, a multiple of a buffer. The
+        # pipe is neither closed nor changed.
         token_out, token_in = os.pipe2(os.O_CLOEXEC)
         try:
             workers = self._ready()

@@ -30,11 +30,7 @@ class WorkerHandle:
         self._pidfd = -1
 
     def greet(self, seconds: float) -> None:
-        """Wait until it has started.
-
-        Raises:
-            OSError: it does not come.
-        """
+        """Wait until it has started; OSError: it does not come."""
         self._end.settimeout(seconds)
         received = channel.receive(self._end)
         if received is None or not isinstance(received[0], channel.WorkerReady):
@@ -51,22 +47,13 @@ class WorkerHandle:
         return self._end.fileno()
 
     def send(self, message: channel.Message, descriptors: Sequence[int] = ()) -> None:
-        """Send a message.
-
-        Raises:
-            StoreError: it is gone.
-        """
         try:
             channel.send(self._end, message, descriptors)
         except OSError as error:
             _gone(str(error))
 
     def hear(self) -> tuple[channel.Message, list[int]]:
-        """Receive the worker's message, and descriptors that the caller then owns.
-
-        Raises:
-            StoreError: its error, or it is gone.
-        """
+        """Its message, and descriptors for the caller; StoreError: its own, or gone."""
         try:
             received = channel.receive(self._end)
         except OSError as error:
@@ -84,11 +71,7 @@ class WorkerHandle:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill it, wait until it is gone, and release it; idempotent.
-
-        Raises:
-            StoreError: it cannot be killed: the disk holds it.
-        """
+        """Kill it and wait; idempotent. StoreError: the disk holds it."""
         self.kill()
         gone = True
         if self._pidfd >= 0:
@@ -105,14 +88,8 @@ class WorkerHandle:
 def hear_ready(
     waiting: dict[int, WorkerHandle], seconds: float | None
 ) -> list[tuple[channel.Message, list[int]]]:
-    """The messages of those that have sent one; they are taken out of ``waiting``.
-
-    Each, by its ``fileno``, will send one. The first is waited for that long; None: as
-    long as they live.
-
-    Raises:
-        StoreError: the error of one.
-    """
+    """Messages of those that have sent one, by ``fileno``; they leave ``waiting``."""
+    # The first is waited for that long; None: as long as they live. StoreError: one's.
     poll = select.poll()
     for descriptor in waiting:
         poll.register(descriptor, select.POLLIN)
@@ -157,7 +134,6 @@ def hear_all(
 
 
 def _close(heard: Iterable[tuple[channel.Message, list[int]]]) -> None:
-    """Close the descriptors of messages that no one will read."""
     for _, descriptors in heard:
         channel.close_all(descriptors)
 

@@ -108,10 +108,7 @@ class PackWriters:
         return np.maximum(self._verdicts, self._group.verdicts())
 
     def reports(self, timeout: float) -> list[Report]:
-        """Reports of all pack writers; no thread may be writing.
-
-        They settle in the background from now on; see :meth:`settled`.
-        """
+        """Of all; no thread may be writing. They settle in the background then."""
         with self._turn:
             self._closed = True
         if self._group is not None:
@@ -122,11 +119,7 @@ class PackWriters:
         return reports
 
     def settled(self, timeout: float) -> None:
-        """Wait until all that was reported is durable, and was read back.
-
-        Raises:
-            StoreError: something is not durable, or reads back differently.
-        """
+        """Wait until all that was reported is durable, and was read back."""
         until = time.monotonic() + timeout
         for writer in self._made:
             writer.packs.settled(_left(until))
@@ -144,11 +137,9 @@ class PackWriters:
             self._group.cancel()
 
     def abandon(self) -> None:
-        """Release everything; when it returns nothing new appears in the backend.
-
-        Idempotent. It waits for the buffers that are being written, and the packs that
-        are being synced, but not for ever.
-        """
+        """Release everything; when it returns nothing new appears in the backend."""
+        # Idempotent. It waits for the buffers that are being written, and the packs
+        # that are being synced, but not for ever.
         self.cancel()
         if self._group is not None:
             self._group.stop()

@@ -23,11 +23,7 @@ MOST_WORKERS = 16
 
 
 class Pool:
-    """A source of workers.
-
-    So many ``workers`` are on one capture or restore; None: one for each core, but no
-    more than :data:`MOST_WORKERS`.
-    """
+    """``workers``: on one capture or restore; None: the cores, at most MOST_WORKERS."""
 
     def __init__(self, workers: int | None = None) -> None:
         cores = len(os.sched_getaffinity(0))
@@ -40,11 +36,7 @@ class Pool:
         self._spare: list[WorkerHandle] = []
 
     def warm(self) -> None:
-        """Request workers that will be wanted soon, without waiting for them.
-
-        Raises:
-            StoreError: they cannot be requested.
-        """
+        """Request workers that will be wanted soon, without waiting for them."""
         try:
             with self._lock:
                 server = self._ready()
@@ -54,13 +46,7 @@ class Pool:
             raise _cannot(error) from error
 
     def start(self, count: int | None = None) -> list[WorkerHandle]:
-        """New workers, which wait for their first message.
-
-        Without a ``count``: as many as the pool has.
-
-        Raises:
-            StoreError: they do not come.
-        """
+        """New workers, which wait for their first message; None: as many as it has."""
         wanted = count or self.size
         workers: list[WorkerHandle] = []
         try:
@@ -83,12 +69,7 @@ class Pool:
             self._given_up.clear()
 
     def _fetch(self, workers: list[WorkerHandle], wanted: int) -> None:
-        """Workers of one fork server, until there are as many as wanted.
-
-        Raises:
-            TimeoutError: it hangs, and is not used again.
-            OSError: they do not come.
-        """
+        """TimeoutError: it hangs, and is not used again; OSError: they do not come."""
         with self._lock:
             server = self._ready()
             count = wanted - len(workers)

@@ -53,9 +53,9 @@ class CheckpointBuilder:
         *,
         clock: Clock,
         keys: Wrapper,
-        pool: Pool | None = None,
-        pack_bytes: int = PACK_BYTES,
-        chunk_bytes: int = CHUNK_BYTES,
+        pool: Pool | None = None,  # None: everything is done by our own threads
+        pack_bytes: int = PACK_BYTES,  # of the objects that hold the blocks
+        chunk_bytes: int = CHUNK_BYTES,  # of a session's first generation
         compression: str = Compression.LZ4,
     ) -> None:
         self._backend = backend
@@ -82,27 +82,15 @@ class CheckpointBuilder:
         key: SessionKey,
         incarnation: str,
         generation: int,
-        expected_bytes: int = 0,
-        parent: str = "",
-        session: str = "",
-        account: str = "",
-        term: int = 0,
+        expected_bytes: int = 0,  # about; many: larger chunks, to bound our memory
+        parent: str = "",  # that the incarnation was restored from, if any
+        session: str = "",  # its id; empty if unknown
+        account: str = "",  # that it belongs to; empty if unknown
+        term: int = 0,  # of the service that orders it; 0: none
     ) -> CheckpointWriter:
         """Begin a checkpoint; remains of an earlier attempt at it are removed.
 
         Chunks of the last generation of the same session will be referenced.
-
-        Args:
-            id: of the checkpoint, never used before.
-            key: of the session.
-            incarnation: of the session.
-            generation: of the checkpoint.
-            expected_bytes: about how much it will hold; a large one gets larger chunks,
-                so that the memory needed here stays bounded.
-            parent: the checkpoint that the incarnation was restored from, if any.
-            session: id of the session; empty if unknown.
-            account: that it belongs to; empty if unknown.
-            term: of the service that orders it; 0: none.
 
         Raises:
             BadRequest: the id is invalid.
@@ -187,10 +175,8 @@ class CheckpointBuilder:
     def _find_base(
         self, info: CheckpointInfo, begun: float, chunk_bytes: int
     ) -> BaseCheckpoint | None:
-        """Publish the intent, then read the last generation, if it can be used.
-
-        One with smaller chunks cannot.
-        """
+        """Publish the intent, then read the last generation, if it can be used."""
+        # One with smaller chunks cannot.
         candidates = [
             body
             for body in self._catalogue.all()
@@ -259,7 +245,6 @@ class CheckpointBuilder:
 
 
 def least_chunk(wanted: int, expected_bytes: int) -> int:
-    """The wanted chunk size, or a larger one if that many bytes are expected."""
     sizes = [size for size in layout.CHUNK_SIZES if size >= wanted]
     fit = (size for size in sizes if expected_bytes <= size * _MOST_CHUNKS)
     return next(fit, sizes[-1])

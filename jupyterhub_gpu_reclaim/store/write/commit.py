@@ -44,16 +44,12 @@ _MISSING = np.iinfo(np.int64).min
 
 @dataclass(frozen=True)
 class BaseCheckpoint:
-    """The last generation of the session, as it was read."""
-
     body: Body
     index: ChunkIndex
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The contents of the future manifest and index."""
-
     index: ChunkIndex
     packs: list[PackRef]
     origins: list[int]  #: places of the base's origins that are needed still
@@ -66,9 +62,7 @@ def merge(
     base: BaseCheckpoint | None,
     verdicts: NDArray[np.uint8],
 ) -> Merged:
-    """Merge everything into one index.
-
-    ``files`` has name and length, by the numbers that the pack writers use for them.
+    """Merge all into one index; ``files``: name and length, by the writers' numbers.
 
     Raises:
         StoreError: some chunk of a file is missing; ``CHECKPOINT_DAMAGED``: its block
@@ -147,12 +141,9 @@ def _check_kept(
 def _of_base(
     base: BaseCheckpoint, kept: NDArray[np.bool_], packs_before: int
 ) -> tuple[NDArray[np.void], NDArray[np.int64], list[PackRef], list[int]]:
-    """The blocks of the last generation that are still needed.
-
-    Returns:
-        Their table; for each ref that is used its new place among their chunks, from 1;
-        their packs, with new numbers of origins; which old origins these are.
-    """
+    """The blocks of the last generation that are still needed."""
+    # Their table; for each ref that is used its new place among their chunks, from 1;
+    # their packs, with new numbers of origins; which old origins these are.
     index = base.index
     chunks = index.blocks["chunks"].astype(np.int64)
     block_of = np.repeat(np.arange(len(chunks)), chunks)
@@ -173,11 +164,7 @@ def _of_base(
 
 
 def write_index(backend: Backend, origin: Origin, index: ChunkIndex) -> IndexRef:
-    """Write the index of a checkpoint, and read it back.
-
-    Raises:
-        StoreError: no room, no store, or it reads back differently.
-    """
+    """Write the index of a checkpoint, and read it back."""
     key, name = origin.index_key(), layout.index(origin.id)
     encoded = encode_index(index, key)
     writer = backend.create(name)
@@ -196,11 +183,8 @@ def write_index(backend: Backend, origin: Origin, index: ChunkIndex) -> IndexRef
 def publish_manifest(
     backend: Backend, body: Body, keys: Wrapper, last_look: Callable[[], None]
 ) -> None:
-    """Make a checkpoint exist, unless the last look, right before, raises.
-
-    Raises:
-        StoreError: it may exist nevertheless, and has to be removed.
-    """
+    """Make a checkpoint exist, unless the last look, right before, raises."""
+    # On a StoreError it may exist nevertheless, and has to be removed.
     id_ = body.info.id
     data = manifest.encode(body, keys)
     if manifest.decode(data, id_, keys) != body:

@@ -50,10 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
-    """Writes one checkpoint.
-
-    ``ended`` is called once, when it is committed or gone.
-    """
+    """``ended`` is called once, when the checkpoint is committed or gone."""
 
     def __init__(
         self,
@@ -101,12 +98,8 @@ class CheckpointWriter:
     def file(self, name: str) -> FileWriter:
         """Begin a file; several may be open at once, each for one thread.
 
-        Args:
-            name: ``[A-Za-z0-9._-]`` components joined by ``/``; none twice.
-
-        Raises:
-            BadRequest: the name is invalid.
-            StoreError: the checkpoint has ended.
+        ``name``: ``[A-Za-z0-9._-]`` components joined by ``/``, else BadRequest;
+        none twice.
         """
         if not is_name(name):
             raise BadRequest(Reason.INVALID, what=f"No file may be called {name!r}.")
@@ -124,12 +117,7 @@ class CheckpointWriter:
             return file
 
     def add(self, name: str, data: bytes) -> None:
-        """Write a whole small file.
-
-        Raises:
-            BadRequest: see :meth:`file`.
-            StoreError: see :meth:`FileWriter.write`.
-        """
+        """Write a whole small file; see :meth:`file`."""
         with self.file(name) as file:
             file.write(data)
 
@@ -137,29 +125,18 @@ class CheckpointWriter:
         self,
         *,
         steps: Sequence[Step] = (),
-        frozen_seconds: float = 0.0,
+        frozen_seconds: float = 0.0,  # how long the session stood still
         gpus: Sequence[GpuSample] = (),
-        goes_on: bool = False,
-        not_kept: str = "",
-        name: str = "",
-        timeout: float = 600.0,
+        goes_on: bool = False,  # whether the saved session has gone on since
+        not_kept: str = "",  # names of files that it could write, and not in it
+        name: str = "",  # given by a person
+        timeout: float = 600.0,  # seconds to wait for the disk
         last_look: Callable[[], None] | None = None,
     ) -> CheckpointInfo:
         """Make it exist: on return it is durable, read back and listed.
 
-        Args:
-            steps: what the capture did, for the record.
-            frozen_seconds: how long the session stood still, for the record.
-            gpus: what it held on which cards, for the record.
-            goes_on: whether the saved session has gone on since.
-            not_kept: names of files that it could write then, and that are not in it.
-            name: given by a person.
-            timeout: seconds to wait for the disk.
-            last_look: called when nothing but the manifest is missing; its error
-                bars the commit, and is raised.
-
-        Raises:
-            StoreError: it does not exist, and its objects are removed.
+        ``last_look`` is called when nothing but the manifest is missing; its error bars
+        the commit. A StoreError: it does not exist, and its objects are removed.
         """
         with self._ending:
             if self._committed:
@@ -187,14 +164,7 @@ class CheckpointWriter:
         return info
 
     def abort(self) -> bool:
-        """Remove everything that was written; idempotent, from any thread.
-
-        Returns:
-            Whether the checkpoint does not exist: False when a commit had won.
-
-        Raises:
-            StoreError: it could not be removed; call again, or ``delete`` it.
-        """
+        """Remove all; idempotent, from any thread. False: a commit had won."""
         self._cancelled = True
         if not self._committed:
             self._pack_writers.cancel()
@@ -329,10 +299,9 @@ def _keeps(
 
 
 class FileWriter:
-    """Writes one file of a checkpoint, from one thread; a context manager.
+    """Writes one file of a checkpoint, from one thread; a context manager."""
 
-    Leaving the context by an error bars the commit of the whole checkpoint.
-    """
+    # Leaving the context by an error bars the commit of the whole checkpoint.
 
     def __init__(
         self,
@@ -353,11 +322,7 @@ class FileWriter:
         self._closed = False
 
     def write(self, data: Buffer) -> None:
-        """Append; the buffer may be reused on return.
-
-        Raises:
-            StoreError: no room, no store, or cancelled; the checkpoint is lost.
-        """
+        """The buffer may be reused on return; StoreError: the checkpoint is lost."""
         self._check_open()
         with self._owner.failing():
             self._cutter.feed(data)
@@ -366,10 +331,7 @@ class FileWriter:
         """Read a pipe to its end as the whole file; return its length.
 
         :meth:`CheckpointWriter.abort` from another thread ends it. The file still has
-        to be closed, and the pipe (blocking or not) too.
-
-        Raises:
-            StoreError: see :meth:`write`; or something was written before.
+        to be closed, and the pipe (blocking or not) too; nothing may be written before.
         """
         self._check_open()
         if self._length or self._first:
@@ -381,19 +343,12 @@ class FileWriter:
         return self._length
 
     def cancel(self) -> None:
-        """Make a running :meth:`take_pipe` raise soon; the checkpoint is lost.
-
-        From any thread, any number of times; it never blocks.
-        """
+        """Make `take_pipe` raise soon, from any thread; all is lost. Idempotent."""
         self._owner.fail(StoreError(Reason.CANCELLED))
         self._pack_writers.cancel()
 
     def close(self) -> None:
-        """End the file; idempotent. A file that is not closed bars the commit.
-
-        Raises:
-            StoreError: see :meth:`write`.
-        """
+        """Idempotent. A file that is not closed bars the commit."""
         if self._closed:
             return
         with self._owner.failing():
@@ -401,11 +356,7 @@ class FileWriter:
         self._closed = True
 
     def entry(self) -> tuple[str, int]:
-        """Name and length of the file.
-
-        Raises:
-            StoreError: it is not closed.
-        """
+        """Name and length of the file."""
         if not self._closed:
             raise StoreError(
                 Reason.STORE_FAILED, why=f"{self._name} was not written to its end"
