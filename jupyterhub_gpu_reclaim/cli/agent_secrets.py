@@ -125,11 +125,7 @@ async def _make(api: Connection, wanted: Wanted) -> None:
 
 
 def _api_server() -> Connection:
-    """With the account of this pod.
-
-    Raises:
-        Refused: this is not a pod, or it has no account.
-    """
+    """With the account of this pod; Refused: this is not a pod, or it has none."""
     host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
     if not host or not ACCOUNT.is_dir():
         what = "--make is for a pod with an account: leave it out to print the Secrets."

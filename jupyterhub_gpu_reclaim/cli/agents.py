@@ -93,11 +93,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _addresses(host: str, port: int) -> list[str]:
-    """All addresses of a name.
-
-    Raises:
-        Unreachable: the name has none.
-    """
+    """All addresses of a name; Unreachable: it has none."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # that of a name with an empty label

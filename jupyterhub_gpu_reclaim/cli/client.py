@@ -57,15 +57,12 @@ class SessionsClient:
         self._http = Connection(address, lambda: headers, ca_file=ca_file)
 
     def close(self) -> None:
-        """Close connections; calls in flight fail."""
         self._http.close()
 
     async def sessions(self) -> list[SessionView]:
-        """List all that the token's owner may see, by user and server."""
         return await self._ask("GET", "sessions", list[SessionView])
 
     async def session(self, key: SessionKey) -> SessionView:
-        """Show one session, with its checkpoints."""
         return await self._ask("GET", f"sessions/{key.path}", SessionView)
 
     async def why(self, key: SessionKey) -> list[Decision]:
@@ -85,7 +82,6 @@ class SessionsClient:
         return await self._ask("POST", _drain_of(node), DrainReport, order)
 
     async def drains(self) -> list[DrainReport]:
-        """List how far each node is that is being drained."""
         return await self._ask("GET", "drains", list[DrainReport])
 
     async def undrain(self, node: str) -> None:

@@ -45,11 +45,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def problems_of(file: Path, notes: list[str]) -> list[str]:
-    """Mistakes in a configuration, in sentences.
-
-    Raises:
-        Refused: there is no such file.
-    """
+    """Mistakes in a configuration, in sentences; Refused: there is no such file."""
     if not file.is_file():
         raise Refused(Reason.INVALID, what=f"There is no file {file}.")
     # It imports the whole Hub.

@@ -109,7 +109,6 @@ class Bars:
 
 @contextlib.contextmanager
 def bars() -> Iterator[Bars]:
-    """Bars on a terminal, nothing elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield Bars(None)
@@ -123,7 +122,6 @@ def local_time(at: float) -> str:
 
 
 def complain(line: str) -> None:
-    """Print a line for a person, beside the result."""
     sys.stderr.write(plain(line) + "\n")
 
 
@@ -135,7 +133,6 @@ def say_findings(findings: Iterable[Finding], indent: str = "") -> None:
 
 
 def complain_of(what: object, failure: Failure | Finding) -> None:
-    """Print why something is wrong, and what to do."""
     complain(f"Error: {what}: {failure.message} ({failure.code})")
     if failure.hint:
         complain(f"  {failure.hint}")

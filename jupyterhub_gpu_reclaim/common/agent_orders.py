@@ -64,67 +64,52 @@ class Saving(AgentOrder, frozen=True):
 
 
 class Capture(Saving, frozen=True):
-    """Save a tree that stands still from then on; ends with its checkpoint.
+    """Save a tree that stands still from then on; ends with its checkpoint."""
 
-    ``seen`` is ``at`` of the sample that showed it idle, by its agent's clock: an order
-    that arrives long after that is refused, and 0 begins nothing. None: it is asked
-    for, idle or not.
-    """
-
+    #: ``at`` of the sample that showed it idle, by its agent's clock: long after that
+    #: it is refused, and 0 begins nothing. None: it is asked for, idle or not.
     seen: float | None = None
 
 
 class Save(Saving, frozen=True):
-    """Save a tree that goes on; any other order calls it off, unless it has ended.
+    """Save a tree that goes on; any other order calls it off, unless it has ended."""
 
-    ``name`` is what a person calls the save point; it stands in its manifest.
-    """
-
-    name: Name = ""
+    name: Name = ""  #: what a person calls the save point
 
 
 class Restore(AgentOrder, frozen=True):
-    """Restore a tree below an init that waits for it; ends with the tree.
-
-    ``put_files_back``: its user has said that the files of a save point come back, too;
-    what is newer is put beside them.
-    """
+    """Restore a tree below an init that waits for it; ends with the tree."""
 
     streams: ClassVar = True
     needs_image: ClassVar = True
 
     checkpoint: Identifier
+    #: those of a save point come back, what is newer is put beside them
     put_files_back: bool = False
 
 
 class Nap(AgentOrder, frozen=True):
-    """Move a tree's GPU memory out; ends with the tree, which runs on.
+    """Move a tree's GPU memory out; ends with the tree, which runs on in any case."""
 
-    Its server answers, and whatever is sent to a program that was stopped wakes it,
-    without an order. A nap that fails leaves it running. ``seen`` as of a capture.
-    """
+    # Its server answers, and whatever is sent to a stopped program wakes it.
+
+    # Its server answers; what is sent to a stopped program wakes it, without an order.
 
     streams: ClassVar = True
     cancellable: ClassVar = True
 
-    seen: float | None = None
+    seen: float | None = None  #: as of a capture
 
 
 class Wake(AgentOrder, frozen=True):
-    """Move a tree's GPU memory back; ends with the tree.
-
-    If that fails, the tree stays napping; its agent tries again by itself.
-    """
+    """Move a tree's GPU memory back; if that fails, its agent tries again by itself."""
 
     streams: ClassVar = True
     cancellable: ClassVar = True
 
 
 class NextWake(AgentOrder, frozen=True):
-    """Follow the wake under way, or the next one, whoever has begun it.
-
-    It begins nothing. Empty if none begins for a while: ask again.
-    """
+    """Follow the wake under way, or the next one; empty if none begins for a while."""
 
     streams: ClassVar = True
 
@@ -150,23 +135,18 @@ class Cancel(AgentOrder, frozen=True):
 
 
 class Discard(AgentOrder, frozen=True):
-    """Delete a checkpoint.
-
-    ``runs`` is the incarnation that came from it; the order is refused if that does not
-    run any more when it arrives.
-    """
+    """Delete a checkpoint."""
 
     about: ClassVar = "checkpoints"
 
+    #: the incarnation that came from it: refused if that does not run any more
     runs: str = ""
 
 
 class Mark(AgentOrder, frozen=True):
-    """Seal a word about a checkpoint beside it; ``CheckpointInfo.mark`` tells of it.
+    """Seal a word about a checkpoint beside it; ``CheckpointInfo.mark`` tells of it."""
 
-    Of two words of one service the one with the higher number counts, and the lower one
-    is refused where it comes later.
-    """
+    # Of two words of one service the lower number is refused where it comes later.
 
     about: ClassVar = "checkpoints"
     quick: ClassVar = True

@@ -1,8 +1,4 @@
-"""Bounds of numbers and names, as types that ``msgspec`` checks at every decode.
-
-A number that no column, clock or page can take, or a name that would make two lines of
-one, must not get past the file or message that holds it.
-"""
+"""Bounds of numbers and names, as types that ``msgspec`` checks at every decode."""
 
 from __future__ import annotations
 

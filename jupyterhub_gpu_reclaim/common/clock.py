@@ -1,7 +1,4 @@
-"""Time, passed in as an argument, so that tests can control it.
-
-Decisions must use it instead of ``time.time``, ``datetime.now`` or ``asyncio.sleep``.
-"""
+"""Time as an argument, for tests: decisions use no ``time.time``, ``asyncio.sleep``."""
 
 import asyncio
 import time
@@ -9,8 +6,6 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The time, and waiting for it."""
-
     def now(self) -> float:
         """Wall clock, seconds since the epoch (UTC)."""
 
@@ -21,8 +16,6 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clock."""
-
     def now(self) -> float:
         return time.time()
 

@@ -1,8 +1,4 @@
-"""Values to JSON and back, with errors for the caller.
-
-For HTTP bodies, NDJSON streams and the agent's files. A value that does not fit its
-type is a ``BadRequest`` that names the field, never a traceback.
-"""
+"""Values to JSON and back; what does not fit is a ``BadRequest`` naming the field."""
 
 from __future__ import annotations
 

@@ -8,8 +8,6 @@ ReclaimError
 ├── Unreachable      a part of ours did not answer; nothing is known
 ├── NotFound         no such session, checkpoint or operation
 └── BadRequest       the caller's arguments are invalid
-
-``message`` is for people and never holds an internal path, token or traceback.
 """
 
 from __future__ import annotations
@@ -44,6 +42,7 @@ class ReclaimError(Exception):
     ) -> None:
         self.reason = reason
         self.facts = facts
+        #: for people: never an internal path, token or traceback
         self.message = reason.sentence(**facts)
         self.detail = detail
         self.retryable = reason.retryable if retryable is None else retryable
@@ -55,42 +54,28 @@ class ReclaimError(Exception):
 
 
 class Refused(ReclaimError):
-    """Nothing was touched: the session continues unchanged."""
-
     status = 409
 
 
 class RolledBack(ReclaimError):
-    """Begun, failed and undone: the session runs as before."""
-
     status = 409
 
 
 class RestoreFailed(ReclaimError):
-    """The session did not come back this time; its checkpoint is kept."""
-
     status = 409
 
 
 class StoreError(ReclaimError):
-    """The store could not write, read or authenticate something."""
-
     status = 507
 
 
 class Unreachable(ReclaimError):
-    """A part of ours did not answer: nothing may be concluded from that."""
-
     status = 503
 
 
 class NotFound(ReclaimError):
-    """No such session, checkpoint or operation."""
-
     status = 404
 
 
 class BadRequest(ReclaimError):
-    """The caller's arguments are invalid; nothing was done."""
-
     status = 400

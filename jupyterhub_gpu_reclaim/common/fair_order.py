@@ -14,11 +14,8 @@ if TYPE_CHECKING:
 def fair(
     waiting: Iterable[tuple[SessionKey, float]], held: Mapping[str, int]
 ) -> list[SessionKey]:
-    """First come, first served; but each user's first session before any second.
-
-    So a user with many servers does not block the others. ``held``: how many sessions
-    of each user have what is waited for already.
-    """
+    """First come, first served; but each user's first session before any second."""
+    # A user with many servers does not block others. ``held``: what each has already.
     seen = Counter(held)
     order: list[tuple[int, float, SessionKey]] = []
     for key, since in sorted(waiting, key=lambda each: (each[1], each[0])):

@@ -22,8 +22,6 @@ def keeps(info: CheckpointInfo) -> Mapping[str, int]:
 
 
 class KeptBytes:
-    """Bytes that some checkpoints keep together."""
-
     def __init__(self, all_kept: Iterable[Mapping[str, int]]) -> None:
         #: by generation: how much of its bytes each of them needs, in rising order
         self._needs: dict[str, list[int]] = defaultdict(list)

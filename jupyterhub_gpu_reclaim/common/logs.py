@@ -53,11 +53,9 @@ def _shown(character: str) -> str:
 
 
 class OneLineFormatter(logging.Formatter):
-    """A record as one line: control characters are shown, not obeyed.
+    """A record as one line: control characters are shown, not obeyed."""
 
-    Names of users, paths and programs come from people; none of them may start a line
-    of its own in the log. A traceback keeps its lines, indented.
-    """
+    # Users' names and paths must not start a line; a traceback keeps its own, indented.
 
     converter = staticmethod(time.gmtime)
 
@@ -79,11 +77,9 @@ def _indented(text: str) -> str:
 
 
 class Throttle(logging.Filter):
-    """Passes so many messages of one kind, and counts the others.
+    """Passes so many messages of one kind, and counts the others."""
 
-    A message's kind is its text without its values. So a caller that provokes messages
-    cannot fill the disk.
-    """
+    # A kind is a message without its values: its caller cannot fill the disk.
 
     def __init__(self, most: int = _MOST, within: float = _WITHIN) -> None:
         super().__init__()
@@ -114,11 +110,7 @@ class News:
 
 
 def set_up(level: int | str = logging.INFO, stream: TextIO | None = None) -> None:
-    """Send our package's log to a stream (standard error), in our format.
-
-    Other libraries' warnings go there in the same format. Calling it again replaces the
-    former set-up.
-    """
+    """Send our log, and others' warnings, to a stream; may be called again."""
     logger = logging.getLogger(_PACKAGE)
     for former in list(logger.handlers):
         logger.removeHandler(former)

@@ -62,7 +62,6 @@ class NodeStatus(Value, frozen=True, kw_only=True):
 
     @property
     def faults(self) -> list[Finding]:
-        """Whatever keeps it from saving sessions."""
         found = [
             each for each in self.findings if each.fatal or each.code in STORE_CODES
         ]
@@ -107,7 +106,6 @@ class NodeHealth(Value, frozen=True, kw_only=True):
 
     @property
     def faults(self) -> list[Finding]:
-        """Whatever keeps it from working now, each with its cure."""
         found = []
         if self.silent_since is not None:
             why = self.silence or finding(Reason.AGENT_UNREACHABLE)
@@ -132,11 +130,8 @@ def closed(drain: Drain) -> Finding:
 
 
 def no_return(nodes: Sequence[NodeHealth]) -> Decision | None:
-    """For a user: why nothing can be resumed now; None: some node can, or may.
-
-    Its code is that of the fault, which administrators see on their pages. A full store
-    prevents no return, and where one node of a cluster is drained, there are others.
-    """
+    """For a user: why nothing can be resumed now; None: some node can, or may."""
+    # A full store prevents no return, and for one drained node there are others.
     spared = {Reason.STORE_FULL.value, Reason.NODE_DRAINS.value}
     found = [
         next((each for each in node.faults if each.code not in spared), None)

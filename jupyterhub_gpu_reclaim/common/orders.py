@@ -34,8 +34,6 @@ def _field(about: str, **command: Any) -> msgspec.Meta:
 
 
 class Order(Value, frozen=True, kw_only=True):
-    """An order about one session."""
-
     kind: ClassVar[str]  #: its class's name, with dashes
     says: ClassVar[str]  #: one line for a person
     #: What a command asks before it does so to sessions that were not named.
@@ -73,12 +71,10 @@ class Order(Value, frozen=True, kw_only=True):
 
     @property
     def needs_manager(self) -> bool:
-        """Whether only managers may give this one."""
         return self.for_managers
 
     @classmethod
     def by_itself(cls) -> dict[str, Any]:
-        """Return what is sent where nothing is chosen."""
         metas = {
             field.name: meta.extra or {}
             for field in msgspec.structs.fields(cls)
@@ -207,7 +203,6 @@ class Nap(Order, frozen=True):
 
     @classmethod
     def fits(cls, view: SessionView) -> bool:
-        """Where there is GPU memory to move."""
         return super().fits(view) and bool(view.gpus) and not view.facts.nap
 
     def reached(self, before: SessionView, now: SessionView) -> bool:
@@ -216,8 +211,6 @@ class Nap(Order, frozen=True):
 
 
 class Wake(Order, frozen=True):
-    """The end of a nap."""
-
     says: ClassVar = "Move the GPU memory of the napping session back"
     asks: ClassVar = "wake"
     phases: ClassVar = (Phase.NAPPING,)
@@ -269,7 +262,6 @@ class Keep(Order, frozen=True):
     ]
 
     def is_else(self, answer: Any) -> bool:
-        """Whether it is kept no longer."""
         del answer
         return not self.seconds
 
@@ -291,11 +283,9 @@ class OptOut(Order, frozen=True):
 
     @property
     def needs_manager(self) -> bool:
-        """Nobody else may keep a GPU for ever."""
         return self.out
 
     def is_else(self, answer: Any) -> bool:
-        """Whether it is in again."""
         del answer
         return not self.out
 
@@ -369,7 +359,6 @@ class Delete(Order, frozen=True):
     everything: Annotated[bool, _field("all that the session can do without")] = False
 
     def is_else(self, answer: Any) -> bool:
-        """Whether nothing is gone yet."""
         return not answer.deleted
 
 

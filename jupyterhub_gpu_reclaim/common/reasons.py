@@ -1,7 +1,4 @@
-"""Every reason for a person: a stable code, a sentence, and what to do.
-
-The reference page ``docs/reference/reasons.md`` is generated from this list.
-"""
+"""Every reason for a person: a stable code, a sentence, and what to do."""
 
 from __future__ import annotations
 
@@ -1017,8 +1014,6 @@ def plainly(reason: Reason, *, retryable: bool) -> str:
 
 
 class _Facts(dict[str, Any]):
-    """Facts for a template; a missing one shows as its own name."""
-
     def __missing__(self, key: str) -> _Unknown:
         return _Unknown(key)
 

@@ -1,7 +1,4 @@
-"""Sizes, durations and counts for people: "1.5 GB", "12 min"; terminal-safe text.
-
-It rounds, so nothing may be computed from its results.
-"""
+"""Sizes, durations and counts for people, rounded: never to be computed with."""
 
 from __future__ import annotations
 
@@ -65,7 +62,6 @@ def count(number: float, noun: str) -> str:
 
 
 def sentence(words: str) -> str:
-    """Words as a sentence: ``"name the GPUs"`` → ``"Name the GPUs."``."""
     return f"{words[:1].upper()}{words[1:]}."
 
 

@@ -25,10 +25,7 @@ class Throttle:
     _most: int = _NAMES
 
     def lets(self, name: Hashable, now: float) -> bool:
-        """Whether it may happen now for that name.
-
-        ``now``: of any clock that does not go back for long.
-        """
+        """Whether it may happen ``now`` (of a clock that does not go back for long)."""
         if len(self._left) > self._most:
             self._forget(now)
         left = self._has(name, now)

@@ -11,8 +11,6 @@ from traitlets import Float, TraitError, Unicode
 
 
 class Amount(Float[Any, Any]):
-    """A finite number, not negative."""
-
     info_text = "a number, not negative"
 
     def __init__(self, default: float | None = 0.0, **kwargs: Any) -> None:
@@ -28,20 +26,14 @@ class Amount(Float[Any, Any]):
 
 
 class Seconds(Amount):
-    """A duration in seconds."""
-
     info_text = "a duration in seconds, not negative"
 
 
 class Percent(Amount):
-    """A share in percent; 100 is all of one."""
-
     info_text = "a share in percent, not negative"
 
 
 class ByteRate(Amount):
-    """Bytes a second."""
-
     info_text = "bytes a second, not negative"
 
 

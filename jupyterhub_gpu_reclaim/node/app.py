@@ -284,12 +284,9 @@ async def _signalled() -> int:
 
 
 def _leave_after(seconds: float, status: int) -> None:
-    """End the process by then, even if something still waits for an answer.
-
-    Python joins its threads before it ends, and a call to a store that is gone waits
-    for minutes. Cutting it off is no worse than a kill, which the next start settles;
-    and the kill would come when the node's grace period is over.
-    """
+    """End the process by then, even if something still waits for an answer."""
+    # Python joins its threads before it ends, and a call to a store that is gone waits
+    # for minutes. Cutting it off is no worse than a kill, which the next start settles.
 
     def leave() -> None:
         _log.warning("- exiting although the store or a program has not answered")

@@ -26,12 +26,9 @@ _log = logging.getLogger(__name__)
 
 
 def move(pid: int) -> None:
-    """Move a process from its container's cgroups into a cgroup of the same pod.
-
-    Its children follow it. A process outside any pod's container is left alone. If the
-    node forbids the move, the process stays: captures work all the same, as long as the
-    agent's container is not killed.
-    """
+    """Move a process, and its children, from its container's cgroups to its pod's."""
+    # Where the node forbids that it stays: captures work all the same, as long as the
+    # agent's container is not killed.
     container = container_of(pid)
     if container is None or not container.id:
         return

@@ -1,9 +1,4 @@
-"""This node's answers to the service's calls.
-
-:class:`LocalNode` looks a session up, ensures that one operation at a time works on it,
-and starts the work that ``workflows.capture``, ``nap``, ``restore`` and ``release`` do.
-It keeps no policy: it does what it is told, or says why not.
-"""
+"""This node's answers to the service's calls."""
 
 from __future__ import annotations
 
@@ -89,8 +84,6 @@ _AWAITED = frozenset(
 
 @dataclass(kw_only=True, eq=False)
 class LocalNode:
-    """Answers all that the service may ask of this node, or raises ``ReclaimError``."""
-
     placements: Placements
     operations: Operations
     sampler: TreeSampler
@@ -117,7 +110,6 @@ class LocalNode:
     # --- looking ------------------------------------------------------------------
 
     async def ready(self) -> list[Finding]:
-        """Find what keeps this node from saving sessions, or makes it slow."""
         # Unauthenticated and unlimited, so one look at a time answers all callers.
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
@@ -136,7 +128,6 @@ class LocalNode:
         return found
 
     async def status(self) -> NodeStatus:
-        """How this node is, for people."""
         described, findings, cards = await asyncio.gather(
             in_thread(self.describe, step="check", limit=self.tools.limits.check),
             self.ready(),
@@ -160,8 +151,6 @@ class LocalNode:
         return await asyncio.to_thread(self.tools.store.list)
 
     async def identity(self, checkpoint: str) -> Identity:
-        """The login of a saved session, from inside its checkpoint."""
-
         def read() -> Identity:
             there = checkpoint_files.CheckpointContents(
                 self.tools.store.open(checkpoint)
@@ -175,7 +164,6 @@ class LocalNode:
         return await asyncio.to_thread(read)
 
     async def set_hint(self, incarnation: str, hint: PodHint) -> None:
-        """Take the service's facts about a session, before any other call."""
         await asyncio.to_thread(self.placements.set_hint, incarnation, hint)
 
     # --- doing --------------------------------------------------------------------
@@ -183,7 +171,6 @@ class LocalNode:
     async def carry_out(
         self, subject: str, order: AgentOrder
     ) -> AsyncIterator[Event] | Tree | None:
-        """Do as ordered: its events, or the tree; None for a checkpoint."""
         if order.about == "sessions":
             await self.set_hint(subject, order.hint)
         work = getattr(self, order.kind.replace("-", "_"))
@@ -195,8 +182,6 @@ class LocalNode:
     ) -> AsyncIterator[Event]:
         """Capture it, attach to the capture under way, or repeat how it ended.
 
-        A wake that waits for memory of a card is called off: it would wait on.
-
         Raises:
             Refused: ``order_late``: it may be in use again.
         """
@@ -207,7 +192,6 @@ class LocalNode:
         )
 
     async def save(self, incarnation: str, order: orders.Save) -> AsyncIterator[Event]:
-        """Save it while it goes on, attach to that, or repeat how it ended."""
         work = partial(save.Save, name=order.name)
         return await self._saved(incarnation, order, "be saved now", work)
 
@@ -233,10 +217,7 @@ class LocalNode:
     async def wake(
         self, incarnation: str, order: orders.Wake, why: str = ""
     ) -> AsyncIterator[Event]:
-        """Give it its GPU memory back, or attach to the wake.
-
-        ``why``: what has woken it; empty: the order.
-        """
+        """Give it its GPU memory back, or attach; ``why`` is empty for an order."""
         session, tree, running = await self._turn(incarnation, order.kind)
         if running is not None:
             return running.follow()
@@ -258,11 +239,7 @@ class LocalNode:
         return _told() if operation is None else operation.follow()
 
     async def wake_up(self, incarnation: str, why: str) -> None:
-        """Wake it, and wait until that has been done.
-
-        Raises:
-            ReclaimError: it could not be; it naps on.
-        """
+        """Wake it, and wait until that is done; ReclaimError: it naps on."""
         act_for_itself()
         async for event in await self.wake(incarnation, orders.Wake(), why):
             if event.failure is not None:
@@ -303,14 +280,12 @@ class LocalNode:
         return self._begin(session, operation, work.run).follow()
 
     async def thaw(self, incarnation: str, order: orders.Thaw) -> Tree:
-        """Thaw a captured tree; its checkpoint is discarded."""
         session = await self._find(incarnation)
         return await self._do(
             order.kind, session, "", lambda op: self.releases.thaw(session, op)
         )
 
     async def release(self, incarnation: str, order: orders.Release) -> Tree:
-        """End a captured tree; only when that checkpoint is committed."""
         checkpoint = order.checkpoint
         try:
             session = await self._find(incarnation)
@@ -326,7 +301,6 @@ class LocalNode:
         )
 
     async def kill(self, incarnation: str, order: orders.Kill) -> Tree:
-        """End a session whatever it does, but not while it is being saved."""
         running = self.operations.running(incarnation)
         if running is not None and running.kind == orders.Capture.kind:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
@@ -447,11 +421,9 @@ class LocalNode:
     async def _await_turn(
         self, incarnation: str, kind: str, seen: float | None = None
     ) -> None:
-        """Wait for what is in the way of an order and ends soon.
-
-        A save point is called off, and by a capture a wake's wait for room. What the
-        policy orders (``seen``) waits for no wake that has room: somebody uses it.
-        """
+        """Wait for what is in the way of an order and ends soon, or call it off."""
+        # What the policy orders (``seen``) waits for no wake that has room, for that
+        # is in use.
         running = self.operations.running(incarnation)
         if running is None or running.kind == kind:
             return

@@ -52,15 +52,12 @@ class GpuUse(Value, frozen=True, kw_only=True):
 
 
 class Gpus(Value, frozen=True, kw_only=True):
-    """A session's GPUs at its capture: the processes that the driver emptied.
-
-    ``users`` are pids in the session's namespace, ``cards`` all that it could see: the
-    driver wants each of them named when they change.
-    """
+    """A session's GPUs at its capture: the processes that the driver emptied."""
 
     driver: str
+    #: all that it could see: the driver wants each named when they change
     cards: list[GpuCard]
-    users: list[int]
+    users: list[int]  #: pids in the session's namespace
     uses: list[GpuUse]
 
     def bytes(self) -> int:
@@ -106,10 +103,7 @@ class Gpus(Value, frozen=True, kw_only=True):
 def compare_gpus(
     there: Gpus, driver: str, here: Sequence[GpuCard], free: Mapping[str, int | None]
 ) -> Iterator[Finding]:
-    """Why the session's GPUs cannot be filled here.
-
-    ``free`` has bytes by card, None where the card does not report it.
-    """
+    """Why a session's GPUs cannot be filled here; ``free``: bytes, None: unknown."""
     moves = plan_moves(there.cards, here, free)
     if moves is None:
         yield finding(
@@ -138,11 +132,9 @@ def plan_moves(
     here: Sequence[GpuCard],
     free: Mapping[str, int | None],
 ) -> dict[str, str] | None:
-    """Map each card to its replacement; None if there are not enough of a kind.
-
-    A card that is still there keeps its place. The others go to those with most room.
-    The driver copies memory as it is, so only the same model will do.
-    """
+    """Map each card to its replacement; None if there are not enough of a kind."""
+    # A card still there keeps its place; others go where most room is, to the same
+    # model: the driver copies memory as it is.
     left = {card.uuid: card for card in here}
     moves = {}
     for card in there:
@@ -182,19 +174,13 @@ REACHING = (
 
 
 class Rights(Value, frozen=True, kw_only=True):
-    """The combined rights of some processes.
-
-    ``uids`` are all user ids in use, ``capabilities`` all that one has or could get by
-    running a program (bits of the kernel's sets), of which it has ``held`` already;
-    ``filtered`` says that every one has a seccomp filter, ``no_new_privileges`` that no
-    program can raise its rights.
-    """
+    """The combined rights of some processes."""
 
     uids: list[int]
-    capabilities: int
-    held: int = 0
-    filtered: bool
-    no_new_privileges: bool
+    capabilities: int  #: bits of all that one has, or could get by running a program
+    held: int = 0  #: those that one has already
+    filtered: bool  #: every one has a seccomp filter
+    no_new_privileges: bool  #: no program can raise its rights
 
 
 def rights_of(processes: Iterable[Process]) -> Rights:
@@ -220,20 +206,15 @@ def rights_of(processes: Iterable[Process]) -> Rights:
 
 
 def refuse_user_namespace(init: Process) -> Iterator[Finding]:
-    """Refuse a restore under an init that is root in its own user namespace only.
-
-    CRIU would make processes there that are root outside of it.
-    """
+    """Refuse a restore under an init that is root in its own user namespace only."""
+    # CRIU would make processes there that are root outside of it.
     if procfs.link(init.pid, "ns/user") != procfs.link(os.getpid(), "ns/user"):
         yield finding(Reason.USER_NAMESPACE, pid=init.ns_pid, name=init.name)
 
 
 def compare_rights(there: Rights | None, here: Rights) -> Iterator[Finding]:
-    """Why a session of those rights must not come back to that place. Pure.
-
-    It may have been saved before they were recorded (None). Those ``here`` are of the
-    holding init, as given by container and runtime.
-    """
+    """Why a session of those rights must not come back to that place. Pure."""
+    # ``there``: None if saved before they were recorded; ``here``: the holding init's.
     if there is None:
         return
     if _ROOT not in here.uids and (strangers := set(there.uids) - set(here.uids)):
@@ -250,13 +231,9 @@ def compare_rights(there: Rights | None, here: Rights) -> Iterator[Finding]:
 def refuse_reaching(
     rights: Rights | None, session: Session, trusted: Collection[str]
 ) -> Iterator[Finding]:
-    """Why CRIU must not enter a container whose programs could reach it. Pure.
-
-    Docker's default capabilities do not suffice for that. Sessions that run on the
-    machine itself are not judged: their capabilities are of no use to an ordinary user
-    there, and root is root of the machine already. Trusted capabilities, without
-    ``CAP_``, are allowed.
-    """
+    """Why CRIU must not enter a container whose programs could reach it. Pure."""
+    # Docker's default capabilities do not suffice for that. Sessions on the machine
+    # are not judged: root is root there. Trusted ones, without ``CAP_``, are allowed.
     if rights is None or not (session.container or session.hint.pod):
         return
     # A program that can gain nothing by running another has what it holds.
@@ -283,23 +260,12 @@ class Machine(Value, frozen=True, kw_only=True):
     page_bytes: int = 4096
 
     def numbers(self) -> tuple[int, int]:
-        """Major and minor version of its Linux."""
         found = re.match(r"(\d+)\.(\d+)", self.kernel)
         return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 class HostRequirements(Value, frozen=True, kw_only=True):
-    """Facts that a session was built on at its capture.
-
-    Process ids are those of the session's own pid namespace; ``cut`` are the inodes of
-    the sockets that were closed because they led outside, or whose connection had ended
-    with something unread; ``archives`` are the private file systems by their folder;
-    ``kernels`` and ``terminals`` are those of its server; ``memory`` is its size in
-    bytes, with that of its ``gpus``; ``image`` is that of its container,
-    ``node_labels`` are the service's own; ``given_groups`` are those that its container
-    gave its init, whose own comes first; ``shares_network`` is true if it lived in the
-    agent's own network.
-    """
+    """Facts that a session was built on at its capture; pids are of its namespace."""
 
     version: int = codec.VERSION
     machine: Machine
@@ -309,18 +275,22 @@ class HostRequirements(Value, frozen=True, kw_only=True):
     uid: UserId
     pids: list[Count]
     stopped: list[Count] = msgspec.field(default_factory=list)
+    #: inodes of sockets closed: led outside, or ended with something unread
     cut: list[int] = msgspec.field(default_factory=list)
     files: list[FileFingerprint] = msgspec.field(default_factory=list)
+    #: the private file systems by their folder
     archives: list[str] = msgspec.field(default_factory=list)
     kernels: list[str] = msgspec.field(default_factory=list)
     terminals: list[str] = msgspec.field(default_factory=list)
-    memory: Size = 0
+    memory: Size = 0  #: bytes, with that of its GPUs
     gpus: Gpus | None = None
     image: str = ""
+    #: the service's own
     node_labels: dict[str, str] = msgspec.field(default_factory=dict)
     rights: Rights | None = None
+    #: by its container to its init, whose own comes first
     given_groups: list[UserId] = msgspec.field(default_factory=list)
-    shares_network: bool = False
+    shares_network: bool = False  #: it lived in the agent's own network
 
 
 def this_machine() -> Machine:
@@ -334,10 +304,8 @@ def this_machine() -> Machine:
 
 
 def instructions(cpuinfo: str) -> list[str]:
-    """Instructions that a program may have chosen, by ``/proc/cpuinfo``. Pure.
-
-    ARM's list has nothing else; that of x86 has bugs and inventions of the kernel, too.
-    """
+    """Instructions that a program may have chosen, by ``/proc/cpuinfo``. Pure."""
+    # ARM's list has nothing else; that of x86 has bugs and inventions of the kernel.
     for line in cpuinfo.splitlines():
         label, _, value = line.partition(":")
         if label.strip() == "Features":
@@ -348,11 +316,8 @@ def instructions(cpuinfo: str) -> list[str]:
 
 
 def compare_images(there: str, here: str) -> Iterator[Finding]:
-    """Why a root file system saved over one image does not fit another. Pure.
-
-    Both as the kubelet names them: ``repository@sha256:…``, or the digest alone. An
-    image that was unknown at the capture cannot be compared.
-    """
+    """Why a root file system saved over one image does not fit another. Pure."""
+    # ``repository@sha256:…``, or the digest; unknown at the capture: not compared.
     digests = [name.rpartition("@")[2] for name in (there, here)]
     if there and digests[0] != digests[1]:
         yield finding(Reason.IMAGE_MISMATCH, there=there, here=here or "not known")

@@ -13,25 +13,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One incarnation on this node.
-
-    Attributes:
-        init_pid: host pid of its init.
-        init_start: the init's start time in clock ticks since boot; with the pid it
-            names one process for ever.
-        holding: the init was started to wait for a tree (``hold``).
-        container: id of the container that it lives in; empty outside of Kubernetes.
-        hint: the service's facts about it. Its ``pod`` is where it was found.
-        id: of the session, through all its returns; empty: not known.
-        account: at the Hub that it belongs to; empty: not known.
-    """
+    """One incarnation on this node."""
 
     incarnation: str
     key: SessionKey
-    init_pid: int
+    init_pid: int  #: on the host
+    #: clock ticks since boot; with the pid it names one process for ever
     init_start: int
-    holding: bool
-    container: str = ""
+    holding: bool  #: started to wait for a tree (``hold``)
+    container: str = ""  #: empty outside of Kubernetes
+    #: the service's facts; its ``pod`` is where it was found
     hint: PodHint = field(default_factory=PodHint)
-    id: str = ""
-    account: str = ""
+    id: str = ""  #: through all its returns; empty: not known
+    account: str = ""  #: at the Hub; empty: not known

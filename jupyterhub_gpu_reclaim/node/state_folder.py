@@ -34,8 +34,6 @@ _LAST_START: Final = "last-start.json"
 
 
 class LastStart(Value, frozen=True, kw_only=True):
-    """The settings needed to find sessions and continue them."""
-
     placement: str
     realm: str
     docker_socket: str

@@ -1,8 +1,4 @@
-"""Orders: give one to each of the selected sessions, wait, and report.
-
-A refusal or failure for one session does not affect the others; the exit code says
-whether all went well.
-"""
+"""Orders: give one to each of the selected sessions, wait, and report."""
 
 from __future__ import annotations
 
@@ -73,11 +69,8 @@ async def order_all(
     followed: Collection[SessionView] = (),
     at_once: int = AT_ONCE,
 ) -> list[Result]:
-    """Ask for each session, then wait for all; the results in the sessions' order.
-
-    Those that are ``followed`` are waited for, and not asked for. Only one ``at_once``
-    asks in the order of the views.
-    """
+    """Ask for each session, then wait for all; the results in the sessions' order."""
+    # ``followed`` ones are not asked for; one ``at_once`` keeps the order of the views.
     waits = bool(given.follows) and args.wait
     with bars() as shown:
         following = Following(given, tell=shown.show, ended=shown.end)

@@ -29,11 +29,7 @@ _MAX_TOKEN_BYTES = 4096
 def ask(
     args: argparse.Namespace, action: Callable[[SessionsClient], Awaitable[T]]
 ) -> T:
-    """Run an action with a client, and close the client.
-
-    Raises:
-        ReclaimError: there is no token, no service, or the service refuses.
-    """
+    """Run an action with a client; ReclaimError: no token, no service, or a refusal."""
 
     async def with_client() -> T:
         url = args.url or os.environ.get("GPU_RECLAIM_URL") or DEFAULT_URL

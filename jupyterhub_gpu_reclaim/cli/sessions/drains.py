@@ -108,11 +108,7 @@ async def _drained(
 def _follow(
     found: dict[SessionKey, DrainedSession], node: str, reports: list[DrainReport]
 ) -> None:
-    """Take over what is new in the service's report.
-
-    Raises:
-        Refused: somebody has taken the order back.
-    """
+    """Take over what is new in a report; Refused: somebody has taken the order back."""
     drain_report = next((each for each in reports if each.drain.node == node), None)
     if drain_report is None:
         what = f"The drain of {node or 'this machine'} was called off."

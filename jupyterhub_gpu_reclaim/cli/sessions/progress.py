@@ -1,8 +1,4 @@
-"""Waits until actions are done, and shows their progress meanwhile.
-
-Sessions are followed in the service's stream of changes; :func:`outcome`, which is
-pure, decides what a change means for an action.
-"""
+"""Waits until actions are done; progress comes from the service's stream of changes."""
 
 from __future__ import annotations
 
@@ -52,12 +48,9 @@ class Result(Value, frozen=True, kw_only=True):
 def outcome(
     order: Order, before: SessionView, now: SessionView
 ) -> tuple[How, Failure | None] | None:
-    """How an order has ended; None: not yet. ``before``: when it was given.
-
-    The service keeps the request as ``intent`` until the worker begins it, or has made
-    the save point. So a session that rests without that, and is not what it was to
-    become, has been tried and has failed.
-    """
+    """How an order has ended; None: not yet. ``before``: when it was given."""
+    # The service keeps the request as ``intent`` until the worker begins it. So a
+    # session that rests without it, and is not what it was to become, has failed.
     pending, gone = now.facts.intent, now.phase is Phase.STOPPED
     if pending == order.follows and not gone:
         return None

@@ -1,9 +1,7 @@
 """``save-all``: save every running session, before something risky.
 
-An upgrade of the Hub or of its chart, another image, a change of the network: sessions
-go on through all of it, if it goes well. One that was saved before can be brought back
-if it does not. Orders are given in the order of a drain: what naps or is idle first,
-and of that the small ones; the service carries out some at a time.
+Orders are given in the order of a drain: what naps or is idle first, and of that the
+small ones; the service carries out some at a time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Selects an action's sessions: by name, or by their properties.
-
-Pure, except for the question to the person before an action takes sessions that were
-not named.
-"""
+"""Selects an action's sessions: by name, or by their properties."""
 
 from __future__ import annotations
 
@@ -43,11 +39,7 @@ _OFF_LIMITS = frozenset({Reason.KEPT.value, Reason.OPTED_OUT.value})
 
 
 def key_of(text: str) -> SessionKey:
-    """Parse ``user`` (the default server) or ``user/server``.
-
-    Raises:
-        BadRequest: no user is named.
-    """
+    """Parse ``user`` (the default server) or ``user/server``; BadRequest: no user."""
     user, _, server = text.partition("/")
     if not user:
         what = f"{text!r} names no session; ada/ or ada/lab would."
@@ -124,11 +116,7 @@ def only_in(views: Iterable[SessionView], phases: Iterable[Phase]) -> list[Sessi
 
 
 def confirmed(args: argparse.Namespace, action: str, count: int) -> bool:
-    """Ask the person at the terminal; ``--yes`` answers beforehand.
-
-    Raises:
-        BadRequest: there is no terminal.
-    """
+    """Ask the person, unless ``--yes``; BadRequest: there is no terminal."""
     if args.yes:
         return True
     many = "this session" if count == 1 else f"these {count} sessions"

@@ -1,7 +1,4 @@
-"""``store ls`` and ``store show``: the checkpoints, their sessions and sizes.
-
-They read manifests, and ``show`` an index; ``verify`` reads the packs.
-"""
+"""``store ls`` and ``store show``: checkpoints by their manifests; no pack is read."""
 
 from __future__ import annotations
 
@@ -28,8 +25,6 @@ _COLUMNS = ("ID", "SESSION", "GEN", "SAVED", "MEMORY", "STORED", "SHARED")
 
 
 class Row(msgspec.Struct, omit_defaults=True):
-    """A checkpoint, or one that cannot be read."""
-
     id: str
     info: CheckpointInfo | None = None
     problem: str = ""

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Read everything; exit code 1 if something is damaged."""
     store = open_store(args)
     _refuse_absent(store, args.ids)
     ids = args.ids or store.repository.ids()
@@ -179,13 +178,8 @@ def init(args: argparse.Namespace) -> int:
 def write_metrics(
     file: Path | str, read: int, seconds: float, damaged: int, now: float
 ) -> None:
-    """Write a verification down for Prometheus' node exporter (``*.prom`` in a folder).
-
-    It has ended long before it could be scraped.
-
-    Raises:
-        OSError: it could not be written.
-    """
+    """Write it for Prometheus' node exporter (``*.prom``); OSError: it could not be."""
+    # It has ended long before it could be scraped.
     registry = CollectorRegistry()
     for name, about, value in (
         ("verify_timestamp_seconds", "When the store was last verified.", now),

@@ -32,8 +32,6 @@ _OBJECTS = (layout.MANIFESTS, layout.PACKS, layout.INTENTS, layout.IDENTITY)
 
 
 class OpenStore(NamedTuple):
-    """An open store, without workers."""
-
     backend: Backend
     keys: Wrapper
     repository: Repository
@@ -71,11 +69,7 @@ def check_folder(settings: AgentApp, *, may_be_new: bool) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> AgentApp:
-    """The agent's settings; it is not started.
-
-    Raises:
-        BadRequest: they cannot be read, or the arguments contradict each other.
-    """
+    """The agent's settings, without starting it; BadRequest: they cannot be read."""
     try:
         return _read_settings(args)
     except TraitError as error:

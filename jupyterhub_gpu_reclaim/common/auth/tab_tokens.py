@@ -35,17 +35,12 @@ AHEAD = 300.0
 
 @dataclass(frozen=True)
 class Pass:
-    """The contents of a valid token."""
-
     key: SessionKey
     since: float  #: when its key was made, at a fresh start; whole seconds
 
 
 def session_key(secret: bytes, key: SessionKey, now: float) -> str:
-    """The key that a session's server is given at its start.
-
-    It is for the user, and for the start of the time ``now``.
-    """
+    """The key that a user's server gets at a start at the time ``now``."""
     since = str(math.ceil(now))
     return f"{since}.{_mac(secret, 'session', since, key.path)}.{key.path}"
 

@@ -1,8 +1,4 @@
-"""Shared HTTP client for unix sockets and TCP, with limits and errors of our own.
-
-Raises :class:`NoResponse` for a call without an answer in time; each caller maps it to
-its own error. It knows no particular API.
-"""
+"""HTTP client for unix sockets and TCP; raises :class:`NoResponse` for no answer."""
 
 from __future__ import annotations
 
@@ -78,7 +74,6 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def refusal(self) -> ReclaimError | None:
-        """The far part's error in its own words; None if it is not one of ours."""
         try:
             failure = codec.decode(self.body, Failure)
         except BadRequest:
@@ -101,8 +96,6 @@ class FixedResolver(Resolver):
 
 
 class _Dialler(TCPClient):
-    """Connects by TCP, or to the UNIX socket at ``path``."""
-
     def __init__(self, resolver: Resolver, path: Path | None) -> None:
         super().__init__(resolver=resolver)
         self._path = path
@@ -217,9 +210,7 @@ class Connection:
         )
 
     async def ask(self, method: str, path: str, *, limit: float, **more: Any) -> Answer:
-        """Send one request and return its whole answer.
-
-        ``limit``: seconds for all of it.
+        """Send one request, and return its whole answer within ``limit`` seconds.
 
         Raises:
             NoResponse: no answer in time.

@@ -62,8 +62,6 @@ def raise_file_limit() -> int:
 
 
 class Door(HTTPServer):
-    """The server; made by :func:`door`."""
-
     _most_waiting = MOST_WAITING
     _most = MOST
 

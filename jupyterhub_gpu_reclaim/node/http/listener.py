@@ -1,8 +1,4 @@
-"""Sets up the agent's listener: a socket file or TCP, the token, TLS.
-
-It refuses to listen, with a sentence that says why, by TCP without TLS, and where the
-token is not a secret.
-"""
+"""Sets up the agent's listener (socket file or TCP, token, TLS), or says why not."""
 
 from __future__ import annotations
 
@@ -118,11 +114,7 @@ def folder(path: Path) -> Path:
 
 
 def own_folder(path: Path) -> Path:
-    """Make a folder as :func:`folder` does, closed to other users, and return it.
-
-    Raises:
-        CannotStartError: it belongs to another user.
-    """
+    """As :func:`folder`, closed to others; CannotStartError: it is another user's."""
     status = folder(path).stat()
     if status.st_uid != os.geteuid():
         raise CannotStartError(f"{path} belongs to user id {status.st_uid}")

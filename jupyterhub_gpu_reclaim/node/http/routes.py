@@ -45,8 +45,6 @@ _REASONS = {401: Reason.FORBIDDEN, 404: Reason.INVALID, 405: Reason.INVALID}
 
 
 class Handler(RequestHandler):
-    """Common to all: the token check, JSON both ways, errors as ``Failure``."""
-
     node: LocalNode
 
     def initialize(self, node: LocalNode, token: str, term: KnownTerm) -> None:
@@ -55,10 +53,9 @@ class Handler(RequestHandler):
         self._token = token.encode()
 
     async def prepare(self) -> None:
-        """Refuse a caller without the token, and one of a former service.
+        """Refuse a caller without the token, who learns of nothing that exists.
 
         Raises:
-            HTTPError: 401; nothing about what exists is revealed.
             Refused: ``former_service``.
         """
         if not self.is_trusted:
@@ -76,7 +73,6 @@ class Handler(RequestHandler):
         return same and scheme.lower() in {"bearer", "token"}
 
     def set_default_headers(self) -> None:
-        """JSON, never cached, without the server's version."""
         self.set_header("Content-Type", "application/json")
         self.set_header("Cache-Control", "no-store")
         self.clear_header("Server")
@@ -86,15 +82,10 @@ class Handler(RequestHandler):
         self.finish(codec.encode(value))
 
     def body(self, kind: type[T]) -> T:
-        """The request's body as that value.
-
-        Raises:
-            BadRequest: it is not JSON or does not fit.
-        """
+        """The request's body; BadRequest: it is not JSON or does not fit."""
         return codec.decode(self.request.body or b"{}", kind)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Errors as ``Failure``; the traceback goes to the log alone."""
         error = kwargs.get("exc_info", (None, None, None))[1]
         if isinstance(error, ReclaimError):
             _log.info("%s %s: %s", self.request.method, self.request.path, error)
@@ -160,8 +151,6 @@ class GetReadiness(Handler):
 
 
 class GetAll(Handler):
-    """``GET`` of all that the node says of one subject."""
-
     subject: str  #: a method of the node
 
     async def get(self) -> None:
@@ -223,13 +212,10 @@ class GetIdentity(Handler):
 
 
 class NoSuchPath(Handler):
-    """Any other path: 404, after the same token check."""
-
     async def prepare(self) -> None:
         """After the token check there is nothing here.
 
         Raises:
-            HTTPError: 401 or 404.
             BadRequest: ``other_version``.
         """
         await super().prepare()

@@ -1,8 +1,4 @@
-"""A kernel's connection file: its ports, and the key that signs its messages.
-
-The file's path is in the command line of the kernel. The user has written both, so
-neither is trusted: anything that does not fit counts as missing.
-"""
+"""A kernel's connection file, of its user's making: what does not fit is missing."""
 
 from __future__ import annotations
 
@@ -25,8 +21,6 @@ _LOOK_SECONDS = 0.2
 
 
 class ConnectionFile(Value, frozen=True, kw_only=True):
-    """A kernel's connection file, as far as we need it."""
-
     shell_port: int
     control_port: int = 0
     stdin_port: int = 0
@@ -41,11 +35,7 @@ _NAMED_FILE = re.compile(rb"(?:^|=)(/[^\0]*/kernel-[^/\0]+\.json)$")
 
 
 def _path_in(pid: int, seconds: float = procfs.SECONDS) -> bytes | None:
-    """The path of the connection file that a process was started with.
-
-    Raises:
-        OSError: it has ended, or keeps its reader waiting (``TimeoutError``).
-    """
+    """The connection file a process was started with; OSError as of a read in /proc."""
     for word in procfs.words(pid, "cmdline", seconds=seconds):
         match = _NAMED_FILE.search(word)
         if match is not None:
@@ -58,11 +48,7 @@ def _id_in(path: bytes) -> str:
 
 
 def is_started_as_kernel(pid: int) -> bool:
-    """Whether a process has such a file in its command line, as a kernel does.
-
-    Raises:
-        OSError: it has ended, or keeps its reader waiting (``TimeoutError``).
-    """
+    """Whether its command line has such a file; OSError as of a read in /proc."""
     return _path_in(pid, seconds=_LOOK_SECONDS) is not None
 
 
@@ -81,11 +67,7 @@ def find_connection(init_pid: int, pid: int) -> ConnectionFile | None:
 def find_connections(
     init_pid: int, pids: Iterable[int], kernels: Iterable[str]
 ) -> dict[str, ConnectionFile]:
-    """The connections of kernels, by their ids; those not found are left out.
-
-    Each process of the tree is looked at once, however many kernels a server has named:
-    a kernel was started with its file's path.
-    """
+    """Connections of kernels by their ids, if found; each process is looked at once."""
     paths: dict[str, bytes] = {}
     for pid in pids:
         try:

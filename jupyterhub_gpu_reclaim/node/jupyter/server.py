@@ -42,20 +42,14 @@ _WORD = re.compile(r"[!-~]*")
 
 @dataclass(frozen=True, slots=True)
 class ServerLogin:
-    """Address, token and user of a session's own server.
+    """Address, token and user of a session's own server."""
 
-    Attributes:
-        port: its TCP port; 0 if the environment does not say.
-        prefix: path of its pages, with a slash at both ends.
-        token: its own API token; empty if there is none.
-        environment: the ``JUPYTERHUB_…`` variables, and the key for its tabs.
-    """
-
-    port: int
-    prefix: str
-    token: str = field(repr=False)
+    port: int  #: 0 if the environment does not say
+    prefix: str  #: with a slash at both ends
+    token: str = field(repr=False)  #: empty if there is none
     uid: int
     cwd: str
+    #: the ``JUPYTERHUB_…`` variables, and the key for its tabs
     environment: dict[str, str] = field(repr=False)
 
     @property
@@ -70,11 +64,7 @@ class ServerLogin:
 
 
 def read_login(pid: int) -> ServerLogin:
-    """The login of the session whose first program has that host pid.
-
-    Raises:
-        OSError: it has ended, may not be read, or keeps its reader waiting.
-    """
+    """The login of that host pid's session; OSError: it ended, or keeps us waiting."""
     process = Path(f"/proc/{pid}")
     environment = _environment(procfs.words(pid, "environ"))
     port, path = _port_and_path(environment.get("JUPYTERHUB_SERVICE_URL", ""))

@@ -57,11 +57,8 @@ _GREETING = (
 
 
 def kernel_greeting() -> bytes:
-    """A client's greeting.
-
-    More may follow only after the kernel's ``READY``: libzmq drops a connection whose
-    first message comes before its own handshake is out.
-    """
+    """A client's greeting."""
+    # libzmq drops a connection that says more before the kernel's ``READY``.
     ready = KERNEL_READY + _property(b"Socket-Type", b"DEALER")
     return _GREETING + _frame(ready, _COMMAND)
 
@@ -143,11 +140,8 @@ class WakeUp:
     def queue(
         self, kernels: Mapping[str, ConnectionFile], terminals: Iterable[str]
     ) -> None:
-        """Queue requests to the server, to kernels by their ids and to terminals.
-
-        A listener that accepts nothing is not an error: the session is then as it would
-        be without us.
-        """
+        """Queue requests to the server, to kernels by their ids and to terminals."""
+        # A listener that accepts nothing is no error: all is then as without us.
         port = self._address.port
         self._deadline = time.monotonic() + _QUEUE_SECONDS
         self._send(port, self._get("api/status", {}))
@@ -171,11 +165,9 @@ class WakeUp:
         return frozenset(self._names[one] for one in self._awaited)
 
     def wait(self, seconds: float) -> bool:
-        """Send every kernel its message, and wait; return whether all answered.
-
-        A kernel that computes answers later and is not culled for that, so it is not
-        waited for any longer. Another call continues where this one ended.
-        """
+        """Send every kernel its message, and wait; return whether all answered."""
+        # A kernel that computes answers later and is not culled: nobody waits for it.
+        # Another call continues where this one ended.
         deadline = time.monotonic() + seconds
         seen = self._awaited
         while seen:

@@ -61,8 +61,6 @@ class TooManyError(Exception):
 
 
 class InputKind(Enum):
-    """Kind of what can arrive at an input."""
-
     CHANNEL = auto()  #: messages to a Jupyter kernel
     LISTENER = auto()  #: new connections
     DATA = auto()
@@ -77,8 +75,6 @@ _UNCOUNTED: Final = frozenset({InputKind.LISTENER, InputKind.DATAGRAM})
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One descriptor that a program could read from."""
-
     process: Process
     fd: int
     target: str  #: what its link in /proc/<pid>/fd reads
@@ -155,13 +151,7 @@ def all_unread(inputs: Iterable[Input]) -> dict[str, int]:
 
 
 class Unread:
-    """Unread input of some programs; reports later what they have left unread.
-
-    Their inputs are found now, while they run.
-
-    Raises:
-        TooManyError: they have too many.
-    """
+    """Unread input of programs that run now; TooManyError: they have too many."""
 
     def __init__(self, find: Callable[[], list[Input]]) -> None:
         self._find = find
@@ -184,12 +174,9 @@ class Unread:
         }
 
     def left_by_driver(self) -> dict[str, int]:
-        """Unread amounts of inputs that the programs did not have when held.
-
-        The driver's own thread runs in them while it moves their memory, and they are
-        stopped when it is done: in between it has closed one end of a pipe of its own,
-        and not yet the other.
-        """
+        """Unread amounts of inputs that the programs did not have when held."""
+        # The driver's own thread has closed one end of a pipe of its own in them, and
+        # is stopped with them before it closes the other.
         with contextlib.suppress(TooManyError):
             self._inputs = self._find()
         return all_unread(

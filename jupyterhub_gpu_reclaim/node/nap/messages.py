@@ -32,8 +32,6 @@ _FOREIGN: Final = "data of another protocol"
 
 
 class Reading(NamedTuple):
-    """Result of looking through unread bytes."""
-
     kind: str  #: of the first message that wakes; empty: none does so far
     offset: int  #: where the first message begins that is not complete
 
@@ -50,10 +48,7 @@ class _Frame(NamedTuple):
 
 
 def read(data: bytes, offset: int = 0) -> Reading:
-    """Look for a message that wakes.
-
-    ``offset``: where a message begins, from an earlier reading.
-    """
+    """Look for a message that wakes; ``offset``: where one begins, from before."""
     while offset < len(data):
         kind, end = _read_message(data, offset)
         if kind:

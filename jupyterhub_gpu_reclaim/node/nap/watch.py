@@ -73,8 +73,6 @@ _SAID: Final = {
 
 
 class Watch:
-    """Watch on what can wake one session; closed by :meth:`close`."""
-
     def __init__(
         self, programs: Iterable[Process], standing: Mapping[str, int]
     ) -> None:

@@ -1,15 +1,13 @@
 """Room on this machine's cards: what is promised to whom, and who wakes and waits.
 
 A driver that runs out of memory midway loses the process, so memory is promised before
-it is filled.
+it is filled. Promises are in memory only: an agent that starts has none.
 
 Wakes that wait are served in a fair order (``common.fair_order``). One that waits goes
 before those that come later, for its first minute: by then others have been put to nap
 for it if they may be. Afterwards it does so only if it fits, so that one with large
 needs holds nobody up for ever. In that minute it also leaves a reserve to programs that
 run on the same card and may be growing.
-
-It is in memory only: after a restart of the agent the wakes that wait queue up afresh.
 """
 
 from __future__ import annotations
@@ -72,13 +70,9 @@ class CardRoom:
         now: float,
         waker: Waker | None = None,
     ) -> Shortage | None:
-        """Keep room for a claim, or say on which cards it is short.
-
-        What others are about to fill is not free, and some of it counts twice while
-        they do: they are done in seconds. A wake (``waker``) waits for its turn.
-        Without one it is for a session that goes on with what it had a moment ago, and
-        takes what is free.
-        """
+        """Keep room for a claim, or say on which cards it is short."""
+        # What others are about to fill is not free, and for seconds some counts twice.
+        # A session without a ``waker`` goes on with what it had; it takes what is free.
         with self._lock:
             self._forget_those_who_left(now)
             mine = self._waiting.get(waker.incarnation) if waker else None

@@ -1,7 +1,4 @@
-"""The files in a checkpoint: their names, the descriptions, CRIU's images as streams.
-
-It writes nothing.
-"""
+"""The files in a checkpoint: names, descriptions, CRIU's images. It writes nothing."""
 
 from __future__ import annotations
 
@@ -73,16 +70,12 @@ class CheckpointContents:
 
 
 class CheckpointImages:
-    """CRIU's images in a checkpoint (``saved_images.ImageSource``), for one operation.
-
-    Attributes:
-        bytes: handed out or written so far.
-    """
+    """CRIU's images in a checkpoint (``ImageSource``), for one operation."""
 
     def __init__(self, checkpoint: CheckpointReader) -> None:
         self._checkpoint = checkpoint
         self._lock = threading.Lock()
-        self.bytes = 0
+        self.bytes = 0  #: handed out or written so far
 
     def size(self, name: str) -> int | None:
         stored = IMAGES + name

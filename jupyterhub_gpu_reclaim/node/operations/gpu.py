@@ -190,12 +190,9 @@ class Accelerator:
     ) -> None:
         """Move its GPU memory into its processes', so that nothing holds a GPU.
 
-        What :meth:`to_stop` names is stopped afterwards. Their forked children have
-        given up what they inherited, also those that were forked after the survey.
-        ``standing`` is called when they stand still, before any memory moves.
-
-        Raises:
-            ReclaimError: it could not be; :meth:`fill` takes back what was done.
+        Forked children have given up what they inherited, also those forked since the
+        survey. ``standing`` is called before any memory moves; after an error
+        :meth:`fill` takes back what was done.
         """
 
         def settle() -> None:
@@ -262,15 +259,9 @@ class Accelerator:
         shells: Sequence[Process],
         cancel: Cancel | None,
     ) -> None:
-        """Check the tree again now that its GPU users are held, with their devices.
-
-        Whatever happened since the survey shows here, and none of the users can fork a
-        child or open another process's memory any more.
-
-        Raises:
-            ReclaimError: a process has begun to use a GPU or was stopped, memory of
-                others is open, or the operation was cancelled.
-        """
+        """Check the tree again now that its GPU users are held, with their devices."""
+        # What happened since the survey shows here: none of them can fork any more,
+        # nor open another process's memory.
         for _ in range(_ROUNDS):
             snapshot = look()
             now = gpu_survey.survey(self._driver, snapshot)
@@ -308,13 +299,8 @@ class Accelerator:
     def claim(
         self, gpus: Gpus, snapshot: Snapshot, claim: object, waker: Waker
     ) -> Shortage | None:
-        """Keep the room that a wake needs, or say what it lacks; waits for nothing.
-
-        ``claim`` is handed to :meth:`fill` then, or to :meth:`release`.
-
-        Raises:
-            ReclaimError: the cards do not answer.
-        """
+        """Keep the room that a wake needs, or say what it lacks; waits for nothing."""
+        # The claim is for :meth:`fill` or :meth:`release`.
         cards = self._look()
         needed = self._needed(gpus, snapshot, self._moves(gpus, snapshot, cards))
         return self._room.promise(claim, needed, cards, time.monotonic(), waker)
@@ -391,12 +377,7 @@ class Accelerator:
     def _await_room(
         self, needed: Counter[str], claim: object, cancel: Cancel | None
     ) -> None:
-        """Wait for memory: a driver that runs out of it midway loses the process.
-
-        Raises:
-            ReclaimError: others use the memory for longer than we wait, or it was
-                cancelled.
-        """
+        """Wait for memory: a driver that runs out of it midway loses the process."""
         deadline = time.monotonic() + self.room_seconds
         while short := self._room.promise(
             claim, needed, self._look(), time.monotonic()
@@ -408,11 +389,7 @@ class Accelerator:
             time.sleep(ROOM_PAUSE)  # memory comes free without a word
 
     def _look(self) -> list[CardUse]:
-        """The cards now; waits a moment if another reading is under way.
-
-        Raises:
-            Refused: they do not answer; nothing may be concluded from that.
-        """
+        """The cards now; Refused: no answer, from which nothing may be concluded."""
         deadline = time.monotonic() + self._look_seconds
         while (cards := self._nvml.measure(time.time())) is None:
             if time.monotonic() > deadline:
@@ -449,11 +426,7 @@ def no_room(shortage: Shortage) -> ReclaimError:
 
 
 def _at_most(use: ProcessUse, card: CardUse) -> int:
-    """Bytes that a process has on a card; where it is unknown, all that is in use.
-
-    Raises:
-        Refused: not even that is known.
-    """
+    """Bytes of a process on a card; where unknown, all in use. Refused: nor that."""
     if use.memory is not None:
         return use.memory
     if card.total is None:

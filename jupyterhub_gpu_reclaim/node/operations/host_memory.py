@@ -40,19 +40,12 @@ _LIMITED: Final = "below its memory limit, or one that it shares"
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The host memory that an operation is going to use.
+    """The host memory that an operation is going to use."""
 
-    Attributes:
-        bytes: at most, beside what is in use when it begins.
-        init_pid: of the session, whose control groups limit it.
-        lifted: limits of theirs that are taken off meanwhile.
-        taken: how much of it is in use by now.
-    """
-
-    bytes: int
-    init_pid: int
-    lifted: LimitRecord | None = None
-    taken: Callable[[], int] = int
+    bytes: int  #: at most, beside what is in use when it begins
+    init_pid: int  #: of the session, whose control groups limit it
+    lifted: LimitRecord | None = None  #: limits of theirs that are taken off meanwhile
+    taken: Callable[[], int] = int  #: how much of it is in use by now
 
     def headroom(self) -> dict[str, int]:
         return cgroups.headroom(self.init_pid, self.lifted)

@@ -38,10 +38,7 @@ _whose: ContextVar[Term | Literal["own"] | None] = ContextVar("whose", default="
 
 
 class KnownTerm:
-    """The highest term, on the event loop.
-
-    Without a folder it is not kept.
-    """
+    """The highest term, on the event loop; without a folder it is not kept."""
 
     def __init__(self, state: Path | None = None) -> None:
         self._file = state / FILE if state is not None else None
@@ -95,10 +92,8 @@ class KnownTerm:
             raise Refused(Reason.FORMER_SERVICE, term=term, obeyed=known.number)
 
     async def _keep(self, term: Term) -> None:
-        """Write it; where that fails, memory holds, and the next request tries again.
-
-        A session must not stay as it is because the agent's own disk is full.
-        """
+        """Write it; where that fails, memory holds, and the next request tries."""
+        # A session must not stay as it is because the agent's own disk is full.
         try:
             await asyncio.to_thread(self._write, term)
         except OSError as error:

@@ -73,8 +73,6 @@ MOST_LATE: Final = 4
 
 
 class Operation:
-    """One operation on one session: its events so far, and how to await the next."""
-
     def __init__(self, kind: str, key: SessionKey, checkpoint: str) -> None:
         self.kind = kind
         self.key = key
@@ -88,7 +86,6 @@ class Operation:
 
     @property
     def steps(self) -> list[Step]:
-        """The newest state of each step, in the order in which they began."""
         newest: dict[str, Step] = {}
         for event in self.events:
             if event.step is not None:
@@ -109,7 +106,6 @@ class Operation:
         self._wake()
 
     def fail(self, error: ReclaimError) -> None:
-        """Add its last event: why it failed."""
         self.error = error
         self.add(Event(failure=codec.failure_of(error)))
 
@@ -175,12 +171,10 @@ class Operations:
     def work_for(self, session: Session) -> None:
         """Say for which session this task, and what it begins, is at work.
 
-        A user's program, or a file system of his own, may keep a thread waiting for
-        ever. The agent has some hundreds, for all sessions.
-
         Raises:
             Refused: too many threads still wait for it (``operation_in_flight``).
         """
+        # A user's file system may keep a thread for ever; all share some hundreds.
         key = str(session.key)
         if self._late[key] >= MOST_LATE:
             what = "earlier ones wait for its programs or files"
@@ -205,7 +199,6 @@ class Operations:
         )
 
     def last(self, incarnation: str) -> Operation | None:
-        """The current operation, or the last one that ended."""
         return self._current.get(incarnation)
 
     def attach(self, incarnation: str, kind: str, checkpoint: str) -> Operation | None:
@@ -281,10 +274,7 @@ class Operations:
 
 
 def _may_go_better(operation: Operation) -> bool:
-    """Whether the same call tries again: a restore that failed has left nothing.
-
-    What hindered it may have been mended: memory came free, a file was put back.
-    """
+    """Whether the same call tries again: what hindered a restore may be mended."""
     return (
         operation.kind == orders.Restore.kind
         and operation.done
@@ -295,7 +285,6 @@ def _may_go_better(operation: Operation) -> bool:
 async def _run(
     operation: Operation, work: Callable[[Operation], AsyncIterator[Event]]
 ) -> None:
-    """Run to the end; whatever goes wrong becomes the last event."""
     try:
         async for event in work(operation):
             operation.add(event)
@@ -328,11 +317,8 @@ TICK_SECONDS = 0.5
 async def durably(
     steps: AsyncGenerator[Record | Event, None], records: Records
 ) -> AsyncIterator[Event]:
-    """Run an operation, each record saved before its next step is taken.
-
-    A record that cannot be saved is an error *inside* the operation, so that it undoes
-    what it has begun.
-    """
+    """Run an operation, each record saved before its next step is taken."""
+    # A record that cannot be saved is an error *inside*: the operation undoes itself.
     failure: ReclaimError | None = None
     while True:
         try:
@@ -470,11 +456,8 @@ class StepReporter:
         done: Callable[[], int] = int,
         total: Callable[[], int] = int,
     ) -> AsyncIterator[None]:
-        """Report one step, from ``begun`` to ``done`` or ``failed``.
-
-        ``done`` and ``total`` (0 while it is not known) are bytes; they are asked twice
-        a second, from this thread.
-        """
+        """Report a step; ``done`` and ``total`` (0: unknown) are bytes."""
+        # They are asked twice a second, from this thread.
         begun = self._clock.monotonic()
 
         def report(state: str) -> None:

@@ -56,8 +56,6 @@ ENDED = frozenset({Stage.RESTORED, Stage.FAILED, Stage.SETTLED})
 
 
 class NapStage(StrEnum):
-    """How far the programs of a nap are from their GPU memory."""
-
     FALLING = "falling"  #: some may be stopped, some of the memory away
     ASLEEP = "asleep"  #: all are stopped, and their memory is away
     WAKING = "waking"  #: they are to go on with it; some may do so already
@@ -71,18 +69,14 @@ class StoppedProgram(Value, frozen=True, kw_only=True):
 
 
 class NapRecord(Value, frozen=True, kw_only=True):
-    """Record of a nap: what it takes to wake a session's programs.
-
-    ``standing`` holds unread bytes by descriptor
-    ("pid/number") of what its programs had not read for a while before they were
-    stopped: it wakes nobody.
-    """
+    """What it takes to wake the programs of a nap."""
 
     stage: NapStage
     begun: Moment
     gpus: Gpus
     memory_limit: LimitRecord = LimitRecord()  #: lifted meanwhile
     programs: list[StoppedProgram]
+    #: by "pid/number": bytes unread long before the stop, which wake nobody
     standing: dict[str, int] = msgspec.field(default_factory=dict)
 
     def in_tree(self, snapshot: Snapshot) -> list[Process]:
@@ -101,14 +95,7 @@ class NapRecord(Value, frozen=True, kw_only=True):
 
 
 class Record(Value, frozen=True, kw_only=True):
-    """One incarnation's last operation, and what it takes to undo it.
-
-    ``stopped_before`` are the processes that were stopped (by their user) when the
-    tree was captured, by their pids in the session's own pid namespace, which a
-    restore keeps: they are not thawed. ``gpus`` are those that are emptied, and
-    ``memory_limit`` is lifted meanwhile. ``nap`` is not the operation's: it began
-    before, and lasts when the operation is undone.
-    """
+    """One incarnation's last operation, and what it takes to undo it."""
 
     version: int = codec.VERSION
     operation: str  #: capture, save, restore or nap
@@ -120,14 +107,16 @@ class Record(Value, frozen=True, kw_only=True):
     init_pid: Count
     init_start: Size
     begun: Moment
+    #: by their user, as pids in the session, which a restore keeps: never thawed
     stopped_before: list[Count] = msgspec.field(default_factory=list)
     steps: list[Step] = msgspec.field(default_factory=list)
     failure: Failure | None = None
-    gpus: Gpus | None = None
-    memory_limit: LimitRecord = LimitRecord()
+    gpus: Gpus | None = None  #: those that are emptied
+    memory_limit: LimitRecord = LimitRecord()  #: lifted meanwhile
     pod: str = ""  #: uid of its pod, or its container; empty for one without
     #: of a capture or nap: the checkpoint that the tree was restored from
     parent: str = ""
+    #: not the operation's: it began before, and lasts when that is undone
     nap: NapRecord | None = None
     image: str = ""  #: of its container, where it was told
     #: of a restore from a save point: the moment of that, and folders of newer files
@@ -179,11 +168,7 @@ class Record(Value, frozen=True, kw_only=True):
 
 
 class Records:
-    """The folder with the records; all calls are quick and synchronous.
-
-    An agent also goes by those that it could not write (:meth:`remember`), and tries
-    again (:meth:`write_remembered`); the next one starts from the folder alone.
-    """
+    """The folder with the records; all calls are quick and synchronous."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -194,11 +179,7 @@ class Records:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def save(self, record: Record) -> None:
-        """Replace that incarnation's record, durably.
-
-        Raises:
-            OSError: it could not be written; the former one stays.
-        """
+        """Replace that record, durably; OSError: the former one stays."""
         with self._lock:
             self._write(record)
             self._unwritten.pop(record.incarnation, None)
@@ -217,11 +198,8 @@ class Records:
             self.remember(record)
 
     def write_remembered(self) -> None:
-        """Try to write those that could not be written; what still cannot be, stays.
-
-        Else the next agent would take a session for frozen, or napping, that has run
-        since then.
-        """
+        """Try to write those that could not be; what still cannot be, stays."""
+        # Else the next agent takes a session that has run since for frozen or napping.
         with self._lock:
             for name, record in list(self._unwritten.items()):
                 try:
@@ -241,7 +219,6 @@ class Records:
         return list({**found, **self._unwritten}.values())
 
     def delete(self, incarnation: str) -> None:
-        """Forget that incarnation; idempotent."""
         with self._lock:
             self._unwritten.pop(incarnation, None)
             self._remove(incarnation)

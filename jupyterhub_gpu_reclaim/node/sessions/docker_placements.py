@@ -53,8 +53,6 @@ _PATIENCE = 10.0
 
 
 class _Container(msgspec.Struct, frozen=True, rename="pascal"):
-    """A container in Docker's list; unknown fields are left out."""
-
     id: str
     created: int  #: seconds since 1970
     image_id: str = msgspec.field(default="", name="ImageID")
@@ -106,8 +104,6 @@ class DockerEngine:
 
 
 class _Connection(http.client.HTTPConnection):
-    """HTTP over a UNIX socket."""
-
     def __init__(self, path: str) -> None:
         super().__init__("docker", timeout=_PATIENCE)
         self._path = path

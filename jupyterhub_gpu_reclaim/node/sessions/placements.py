@@ -48,8 +48,6 @@ _REMEMBERED = 4096
 
 
 class Placements(Protocol):
-    """Finder of this node's sessions. All calls only read; repeat at will."""
-
     def list(self) -> list[Session]:
         """Every session with an init on this node.
 
@@ -160,12 +158,10 @@ def as_told(session: Session, hint: PodHint) -> Session:
 
 
 class PodPlacements:
-    """Sessions of one realm in the containers of this node's pods.
+    """Sessions of one realm in the containers of this node's pods."""
 
-    ``proc`` must be that of the host (``hostPID``). A pod's first program has
-    ``patience`` seconds to become an init. ``owners`` finds who made the control groups
-    of a pod that a process is in.
-    """
+    # A pod's first program has ``patience`` seconds to become an init; ``proc`` is the
+    # host's (``hostPID``); ``owners`` finds who made a process's control groups.
 
     #: Reads the container from a /proc/<pid>/cgroup.
     parse = staticmethod(cgroups.parse_container)
@@ -275,11 +271,8 @@ class PodPlacements:
                 yield replace(claim, container=container.id)
 
     def _look(self, pid: int, pod: str) -> tuple[int, cgroups.ContainerCgroup] | None:
-        """When a process of (that) pod was started, and its container.
-
-        None for one of a nested pid namespace: a user who may make these could give a
-        program any environment there.
-        """
+        """When a process of (that) pod was started, and its container."""
+        # None for a nested pid namespace: whoever makes one could give any environment.
         try:
             start = _start_of_living(pid, self._proc)
             container = self.parse((self._proc / str(pid) / "cgroup").read_text())

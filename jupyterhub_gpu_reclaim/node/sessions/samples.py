@@ -1,8 +1,4 @@
-"""Samples every session of this node.
-
-It turns trees into targets of ``sampling.sampler``, and caches each server's address,
-so that it is read from the program only once.
-"""
+"""Samples every session of this node; a server's address is read only once."""
 
 from __future__ import annotations
 
@@ -75,7 +71,6 @@ class TreeSampler:
         return await self._sampler.sample_all([one.target for one in seen])
 
     async def cards(self) -> list[CardStatus] | None:
-        """The cards of this machine, as of some seconds ago; None: no answer."""
         cards = await self._sampler.cards()
         if cards is None:
             return None

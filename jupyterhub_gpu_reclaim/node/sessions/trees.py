@@ -37,11 +37,7 @@ _UNFINISHED = {Stage.CAPTURING, Stage.RESTORING, Stage.CONTINUING}
 def inspect(
     session: Session, children: Mapping[int, Sequence[int]] | None = None
 ) -> Snapshot:
-    """The session's processes now.
-
-    Raises:
-        NotFound: its init has ended.
-    """
+    """The session's processes now; NotFound: its init has ended."""
     return processes.snapshot(session.init_pid, session.init_start, children)
 
 
@@ -146,21 +142,13 @@ def _checkpoint(record: Record | None, operation: Operation | None) -> str:
 
 
 def has_programs(session: Session) -> bool:
-    """Whether anything runs below the session's init.
-
-    Raises:
-        NotFound: its init has ended.
-    """
+    """Whether anything runs below the session's init; NotFound: that has ended."""
     processes.snapshot_init(session.init_pid, session.init_start)
     return processes.has_children(session.init_pid)
 
 
 def is_running(session: Session) -> bool:
-    """Whether some of its programs run: then its saved state is older than they are.
-
-    Raises:
-        NotFound: its init has ended.
-    """
+    """Whether programs run, newer than its saved state; NotFound: its init ended."""
     alive = [p for p in inspect(session).processes if p.state not in processes.DEAD]
     return not all(process.stopped for process in alive)
 

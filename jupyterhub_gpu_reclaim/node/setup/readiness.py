@@ -64,11 +64,7 @@ class CheckedCriu:
         return criu.locate(self._folder)
 
     def version(self) -> str:
-        """CRIU's version, dotted.
-
-        Raises:
-            Refused: as :meth:`criu`.
-        """
+        """CRIU's version, dotted; Refused as :meth:`criu`."""
         return ".".join(str(number) for number in self.criu().version())
 
     def known_version(self) -> str:

@@ -1,9 +1,4 @@
-"""The agent's settings: every trait, with its effect and its cost.
-
-It reads the command line and the configuration file and rejects contradictions. It
-starts nothing and accesses neither disk nor network: ``setup.store`` opens the store
-that :class:`StoreSettings` describe. The command line ``store`` reads the same file.
-"""
+"""The agent's settings: every trait, with its effect and its cost; starts nothing."""
 
 from __future__ import annotations
 
@@ -36,8 +31,6 @@ from jupyterhub_gpu_reclaim.node.sessions import docker_placements, placement_ki
 
 
 class StoreSettings(Configurable):
-    """The store's part of ``c.AgentApp``."""
-
     store_url = Unicode(
         f"{state_folder.HOME}/store",
         help="""Where suspended sessions are kept: a folder's path or an object store.

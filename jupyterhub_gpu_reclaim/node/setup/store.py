@@ -129,11 +129,8 @@ def key_file(settings: StoreSettings, state: Path) -> Path | None:
 
 
 def _may_begin(file: Path, state: Path) -> bool:
-    """Whether this is the agent's first start, which makes key and store by itself.
-
-    One that has heard a service has worked before, and with a key: without it, a volume
-    is not mounted, or the key is lost. A first start that was cut off goes on.
-    """
+    """Whether this is the agent's first start, which makes key and store by itself."""
+    # One that has heard a service had a key: its volume is not mounted, or it is lost.
     if file.exists():
         return False
     return store_init.aside(file).exists() or not (state / known_term.FILE).exists()

@@ -74,11 +74,6 @@ def begin(
 
 
 def _refuse_begun(place: Backend, where: str, file: Path) -> None:
-    """Refuse a place that is a store already.
-
-    Raises:
-        StoreAbsent: it is one.
-    """
     found = store_at(place)
     if not found:
         return
