@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 class Decider:
-    """Asks the guards, then the policies, and last the administrator's own probe.
-
-    One denial of a guard is enough, and so is one policy that says "reclaim". A probe
-    that has not answered yet is a denial.
-    """
+    """Asks guards, policies, then the probe, whose missing answer is a denial."""
 
     def __init__(
         self, guards: Forbids, policies: Sequence[Policy], *, probed: bool = False
@@ -94,8 +90,6 @@ class Forbids(Protocol):
 
 
 class Policy(Protocol):
-    """A reason to suspend sessions, such as idleness or pressure."""
-
     def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Either one verdict, ``reclaim``, or every reason against it; not empty."""
 

@@ -1,8 +1,4 @@
-"""Guards: rules that forbid a suspend, and a nap, however idle the session is.
-
-Each gives a reason for the user, and the time when it ends if that can be known. They
-come before the policies: see ``decide.py``.
-"""
+"""Guards: rules that forbid a suspend, and a nap, however idle the session is."""
 
 from __future__ import annotations
 

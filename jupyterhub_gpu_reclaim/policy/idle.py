@@ -1,7 +1,4 @@
-"""Decides whether a session is idle: unused, and not working.
-
-Every reason against idleness is given. An unknown fact is one of them (law 5).
-"""
+"""Decides whether a session is idle: unused, and not working."""
 
 from __future__ import annotations
 

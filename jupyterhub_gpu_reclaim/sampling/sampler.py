@@ -467,7 +467,6 @@ def _as_timestamp(moment: datetime | None) -> float | None:
 
 
 def _terminals(answers: _Answers) -> list[TerminalSample] | None:
-    """The terminals with their last input."""
     # The API does not tell which name has which tty. Both are counted up, so in order
     # they belong together; if the numbers differ (a shell has just closed one),
     # each gets the newest input of all, which errs on the side of use.

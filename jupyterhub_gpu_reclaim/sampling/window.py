@@ -29,8 +29,6 @@ _COUNTED = ("cpu_work", "written", "moved", "paged")
 
 
 class Window:
-    """Samples of one session, in the order of their times."""
-
     def __init__(
         self,
         *,

@@ -1,7 +1,4 @@
-"""Labels that say whose session a container of Docker was made for.
-
-The Hub's spawner writes them, and the node's agent reads them from Docker.
-"""
+"""Labels of a Docker container: whose session it is, by the Hub for the agent."""
 
 from __future__ import annotations
 

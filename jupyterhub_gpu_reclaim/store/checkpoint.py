@@ -1,7 +1,4 @@
-"""A committed checkpoint opened for reading: names, sizes, authenticated bytes.
-
-Thread-safe. It returns only bytes whose tag was verified.
-"""
+"""A committed checkpoint opened for reading; only verified bytes. Thread-safe."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Deletes unneeded objects while others write (``FORMAT.md``, order of deleting).
-
-The repository's lock is held meanwhile; other processes write and remove at the same
-time. A pack stays while any manifest or intent names it, or while that is unknown.
-"""
+"""Deletes unneeded objects, under the repository's lock, while others write."""
 
 from __future__ import annotations
 

@@ -32,8 +32,6 @@ LIVE_SHARE = 0.25
 
 
 class DedupIndex:
-    """A sorted table of ids."""
-
     def __init__(self, table: NDArray[np.uint64]) -> None:
         #: Shape (3, n): first halves of the ids in rising order, second halves, refs in
         #: the index that they come from.

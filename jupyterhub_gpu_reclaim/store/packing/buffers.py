@@ -1,7 +1,4 @@
-"""Fills the buffers that a pack writer takes: from bytes, or from a pipe.
-
-It copies only what does not fill a buffer by itself.
-"""
+"""Fills a pack writer's buffers, and copies only what does not fill one itself."""
 
 from __future__ import annotations
 

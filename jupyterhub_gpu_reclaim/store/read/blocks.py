@@ -1,7 +1,4 @@
-"""Finds the blocks of a range of a file, and opens them.
-
-Every byte is authenticated before it is decompressed. Thread-safe.
-"""
+"""Finds the blocks of a range of a file, and opens them. Thread-safe."""
 
 from __future__ import annotations
 

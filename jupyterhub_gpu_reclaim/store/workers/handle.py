@@ -1,7 +1,4 @@
-"""One worker process as the agent sees it: its channel, and its end.
-
-A worker that dies makes the work fail with an error; the agent never waits for it.
-"""
+"""One worker process as the agent sees it: its channel, and its end."""
 
 from __future__ import annotations
 
@@ -88,7 +85,7 @@ class WorkerHandle:
 def hear_ready(
     waiting: dict[int, WorkerHandle], seconds: float | None
 ) -> list[tuple[channel.Message, list[int]]]:
-    """Messages of those that have sent one, by ``fileno``; they leave ``waiting``."""
+    """Messages of those that have sent one; they leave ``waiting``, by ``fileno``."""
     # The first is waited for that long; None: as long as they live. StoreError: one's.
     poll = select.poll()
     for descriptor in waiting:

@@ -48,8 +48,6 @@ _SETTLE_SECONDS = 1.0
 
 
 class PackWriters:
-    """All pack writers of a checkpoint: its workers for pipes, or our own threads."""
-
     def __init__(
         self,
         backend: Backend,
@@ -102,7 +100,6 @@ class PackWriters:
         return own + (self._group.counted(column) if self._group is not None else 0)
 
     def verdicts(self) -> NDArray[np.uint8]:
-        """Verdicts of all pack writers together on the last generation's blocks."""
         if self._group is None:
             return self._verdicts
         return np.maximum(self._verdicts, self._group.verdicts())

@@ -1,8 +1,4 @@
-"""The pool of worker processes, which a fork server starts within milliseconds.
-
-Thread-safe. A fork server that does not answer is replaced. Call :meth:`Pool.close` at
-the end; without it the kernel ends the processes.
-"""
+"""The pool of worker processes, which `Pool.close` or the kernel ends. Thread-safe."""
 
 from __future__ import annotations
 

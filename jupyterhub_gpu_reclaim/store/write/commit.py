@@ -141,9 +141,9 @@ def _check_kept(
 def _of_base(
     base: BaseCheckpoint, kept: NDArray[np.bool_], packs_before: int
 ) -> tuple[NDArray[np.void], NDArray[np.int64], list[PackRef], list[int]]:
-    """The blocks of the last generation that are still needed."""
-    # Their table; for each ref that is used its new place among their chunks, from 1;
-    # their packs, with new numbers of origins; which old origins these are.
+    # The blocks that are still needed: their table; for each ref that is used its new
+    # place among their chunks, from 1; their packs, with new numbers of origins; which
+    # old origins these are.
     index = base.index
     chunks = index.blocks["chunks"].astype(np.int64)
     block_of = np.repeat(np.arange(len(chunks)), chunks)
@@ -164,7 +164,6 @@ def _of_base(
 
 
 def write_index(backend: Backend, origin: Origin, index: ChunkIndex) -> IndexRef:
-    """Write the index of a checkpoint, and read it back."""
     key, name = origin.index_key(), layout.index(origin.id)
     encoded = encode_index(index, key)
     writer = backend.create(name)

@@ -1,9 +1,4 @@
-"""Writes a checkpoint, file by file; it is then committed or discarded.
-
-Thread-safe; each file is written by one thread. The manifest is published last, and
-only when everything that it names has been synced and read back (``FORMAT.md``, order
-of writing).
-"""
+"""Writes a checkpoint, file by file, each from one thread. Thread-safe."""
 
 from __future__ import annotations
 
