@@ -41,11 +41,8 @@ class SessionKey(msgspec.Struct, frozen=True, order=True):
 
     @property
     def path(self) -> str:
-        """The key as two segments of a URL's path.
-
-        The default server, which has no name, is ``-`` there; a name of dashes alone
-        gets one more of them (``-`` is ``--``), so that no two are the same.
-        """
+        """The key as two segments of a URL's path."""
+        # The default server is ``-``; a name of dashes alone gets one more of them.
         named = self.server if self.server.strip("-") else self.server + "-"
         return f"{quote(self.user, safe='')}/{quote(named, safe='')}"
 

@@ -30,10 +30,8 @@ class Reason(Enum):
         return cls.__members__.get(code.upper(), cls.INTERNAL)
 
     def sentence(self, **facts: Any) -> str:
-        """The sentence for a person; a fact that is missing shows as its name.
-
-        Names of files and programs may hold any bytes, and a sentence is sent as UTF-8.
-        """
+        """The sentence for a person; a fact that is missing shows as its name."""
+        # Names of files and programs may hold any bytes; a sentence is sent as UTF-8.
         words = self.template.format_map(_Facts(facts))
         words = re.sub(r"(?<!\.)\.\.$", ".", words)  # the last fact was a sentence
         return words.encode("utf-8", "surrogateescape").decode(

@@ -288,7 +288,7 @@ class HostRequirements(Value, frozen=True, kw_only=True):
     #: the service's own
     node_labels: dict[str, str] = msgspec.field(default_factory=dict)
     rights: Rights | None = None
-    #: by its container to its init, whose own comes first
+    #: those that its container gave its init, whose own comes first
     given_groups: list[UserId] = msgspec.field(default_factory=list)
     shares_network: bool = False  #: it lived in the agent's own network
 

@@ -64,10 +64,9 @@ def outcome(
 
 
 class Following:
-    """The sessions of an order, until each has ended.
+    """The sessions of an order, until each has ended."""
 
-    ``tell`` is called with a session, its step, bytes done and in all.
-    """
+    # ``tell`` is called with a session, its step, bytes done and in all.
 
     def __init__(
         self,

@@ -46,10 +46,8 @@ def save_all(args: argparse.Namespace) -> int:
 
 
 def is_safe(view: SessionView, name: str) -> bool:
-    """Whether it is known not to have been used since its save point of that name.
-
-    Empty: any name will do.
-    """
+    """Whether it is known to be unused since its save point of that name."""
+    # Empty: any name will do.
     newest, usage = view.last_suspend, view.usage
     if newest is None or usage is None or save_point_of(view) is None:
         return False

@@ -178,7 +178,8 @@ def init(args: argparse.Namespace) -> int:
 def write_metrics(
     file: Path | str, read: int, seconds: float, damaged: int, now: float
 ) -> None:
-    """Write it for Prometheus' node exporter (``*.prom``); OSError: it could not be."""
+    """Write a verification for Prometheus' node exporter (``*.prom``), or OSError."""
+    # It has ended long before it could be scraped.
     # It has ended long before it could be scraped.
     registry = CollectorRegistry()
     for name, about, value in (

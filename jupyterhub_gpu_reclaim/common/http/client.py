@@ -126,12 +126,7 @@ class _OneStream(_Dialler):
 
 
 async def _to_socket(path: Path) -> IOStream:
-    """Connect to a UNIX socket.
-
-    Raises:
-        OSError: there is no listener; or it is another user's, neither root nor ours,
-            so nothing may be sent.
-    """
+    """Connect to a UNIX socket whose listener is root's or ours; else OSError."""
     made = socket.socket(socket.AF_UNIX)
     made.setblocking(False)
     stream = IOStream(made)

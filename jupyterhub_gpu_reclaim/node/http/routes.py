@@ -135,10 +135,9 @@ class GetHealth(Handler):
 
 
 class GetReadiness(Handler):
-    """``GET /readyz``: whether this node can save sessions, and what is missing.
+    """``GET /readyz``: whether this node can save sessions, and what is missing."""
 
-    Without a token only whether: what a machine lacks is of use to who attacks it.
-    """
+    # Without a token only whether: what a machine lacks is of use to an attacker.
 
     async def prepare(self) -> None:
         """Allow it without a token."""
@@ -227,10 +226,8 @@ class NoSuchPath(Handler):
 def make_application(
     node: LocalNode, token: str, term: KnownTerm | None = None
 ) -> Application:
-    """The calls, bound to that node.
-
-    Without a ``term``, which one is obeyed is known to this application only.
-    """
+    """The calls, bound to that node."""
+    # Without a ``term``, which one is obeyed is known to this application only.
     name = f"({_IDENTIFIER.pattern})"
     bound = {
         "node": node,

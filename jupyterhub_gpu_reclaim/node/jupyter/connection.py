@@ -1,4 +1,4 @@
-"""A kernel's connection file, of its user's making: what does not fit is missing."""
+"""A kernel's connection file. Its user may write it: what does not fit is ignored."""
 
 from __future__ import annotations
 
@@ -53,10 +53,8 @@ def is_started_as_kernel(pid: int) -> bool:
 
 
 def find_connection(init_pid: int, pid: int) -> ConnectionFile | None:
-    """The connection of the kernel that a process was started as, if it is one.
-
-    Its path is looked up in the root of the session's init.
-    """
+    """The connection of the kernel that a process was started as, if it is one."""
+    # Its path is looked up in the root of the session's init.
     try:
         path = _path_in(pid)
     except OSError:

@@ -103,11 +103,7 @@ class Input:
 
 
 def find_inputs(init_pid: int, programs: Iterable[Process]) -> list[Input]:
-    """The inputs of programs, in the order of their descriptors.
-
-    Raises:
-        TooManyError: they have too many descriptors.
-    """
+    """The inputs of programs, by their descriptors; TooManyError: too many of them."""
     found: list[Input] = []
     left = MOST_DESCRIPTORS
     for process in programs:
@@ -118,12 +114,8 @@ def find_inputs(init_pid: int, programs: Iterable[Process]) -> list[Input]:
 
 
 def unread(there: Input, copy: int) -> int:
-    """Bytes that have come and were not read, or open requests of a listener.
-
-    Returns:
-        0 if a read would wait, and at the end of a connection; ``ENDED`` at the end of
-        a pipe.
-    """
+    """Bytes that have come and were not read, or open requests of a listener."""
+    # 0 also at the end of a connection; ``ENDED`` at the end of a pipe.
     poll = select.poll()
     poll.register(copy, select.POLLIN)
     ((_, events),) = poll.poll(0) or [(copy, 0)]
@@ -136,10 +128,8 @@ def unread(there: Input, copy: int) -> int:
 
 
 def all_unread(inputs: Iterable[Input]) -> dict[str, int]:
-    """Amount unread of each input, by its name; those without any are left out.
-
-    So are those whose number would not show that more has come.
-    """
+    """Amount unread of each input, by its name; those without any are left out."""
+    # So are those whose number would not show that more has come.
     found = {}
     for one in inputs:
         if one.kind in _UNCOUNTED:
@@ -192,11 +182,7 @@ def peek(copy: int) -> bytes:
 
 
 def _descriptors(pid: int, most: int) -> tuple[list[procfs.Descriptor], set[str]]:
-    """The inputs of a process, each by its first descriptor, and its pipes for writing.
-
-    Raises:
-        TooManyError: it has more.
-    """
+    """A process's inputs, each by its first descriptor, and its pipes for writing."""
     found: dict[str, procfs.Descriptor] = {}
     written: set[str] = set()
     with contextlib.suppress(OSError), os.scandir(f"{procfs.PROC}/{pid}/fd") as entries:

@@ -39,10 +39,7 @@ _UNFINISHED: Final = "a nap that did not hold"
 
 
 class Wakers:
-    """One watch for each session that naps.
-
-    ``wake`` wakes an incarnation for a reason, and returns at the end of it.
-    """
+    """One watch for each session that naps; ``wake`` returns at the end of a wake."""
 
     def __init__(
         self,

@@ -48,11 +48,9 @@ class _Waiting:
 
 
 class CardRoom:
-    """Promises of memory, and those who wait for one.
+    """Promises of memory, and those who wait for one."""
 
-    A wake leaves ``reserve`` bytes of each card free, in its first minute, while others
-    run there.
-    """
+    # In its first minute a wake leaves ``reserve`` bytes of a card free if others run.
 
     def __init__(self, reserve: int = 0) -> None:
         self._reserve = reserve

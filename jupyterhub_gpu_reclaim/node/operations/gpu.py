@@ -105,10 +105,8 @@ class Accelerator:
         return self._nvml.driver_version()
 
     def node_findings(self) -> Iterator[Finding]:
-        """Find what an administrator should know of the GPUs here; nothing is fatal.
-
-        It starts the driver's helper, so that the first session need not wait for it.
-        """
+        """Find what an administrator should know of the GPUs; nothing is fatal."""
+        # It starts the driver's helper, so that the first session need not wait for it.
         setting = host.huge_pages()
         if setting not in ("", "always") and self._driver.present():
             yield finding(Reason.GPU_SMALL_PAGES, fatal=False, setting=setting)
@@ -173,10 +171,8 @@ class Accelerator:
         )
 
     def held(self, gpus: Gpus | None, snapshot: Snapshot) -> Sequence[GpuSample]:
-        """The cards on which a session had memory, for the record of its checkpoint.
-
-        ``gpus`` is what :meth:`describe` said; the demo looks at the tree.
-        """
+        """The cards on which a session had memory, for its checkpoint's record."""
+        # ``gpus`` is what :meth:`describe` said; the demo looks at the tree.
         del snapshot
         return gpus.held() if gpus else ()
 
@@ -236,10 +232,8 @@ class Accelerator:
             raise Refused(Reason.GPU_DRIVER_SILENT, detail=str(error)) from error
 
     def to_stop(self, survey: Survey, snapshot: Snapshot) -> list[Process]:
-        """Processes that :meth:`empty` stops: the users, and the shells above them.
-
-        A shell would take the terminal away from its program when that stops.
-        """
+        """Processes that :meth:`empty` stops: the users, and the shells above them."""
+        # A shell would take the terminal away from its program when that stops.
         return [*_shells(snapshot, survey.users), *survey.users]
 
     def refuse_holders(self, snapshot: Snapshot) -> None:
@@ -282,11 +276,8 @@ class Accelerator:
             raise ReclaimError(shared.reason, **shared.facts)
 
     def compare(self, gpus: Gpus | None, init_pid: int) -> list[Finding]:
-        """Why a saved session's GPUs cannot be filled under that init; touches nothing.
-
-        Its container has to have as many cards of each kind as the session had, and as
-        much free memory on them.
-        """
+        """Why a session's GPUs cannot be filled under that init; touches nothing."""
+        # As many cards of each kind have to be there, with as much free memory.
         if gpus is None:
             return []
         if not self._driver.present():
@@ -426,7 +417,7 @@ def no_room(shortage: Shortage) -> ReclaimError:
 
 
 def _at_most(use: ProcessUse, card: CardUse) -> int:
-    """Bytes of a process on a card; where unknown, all in use. Refused: nor that."""
+    """Bytes that a process has on a card, at most; Refused: not even that is known."""
     if use.memory is not None:
         return use.memory
     if card.total is None:

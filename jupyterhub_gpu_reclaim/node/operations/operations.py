@@ -174,7 +174,7 @@ class Operations:
         Raises:
             Refused: too many threads still wait for it (``operation_in_flight``).
         """
-        # A user's file system may keep a thread for ever; all share some hundreds.
+        # A user's files may keep a thread for ever, of the hundreds that all share.
         key = str(session.key)
         if self._late[key] >= MOST_LATE:
             what = "earlier ones wait for its programs or files"

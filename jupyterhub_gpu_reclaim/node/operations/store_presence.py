@@ -26,10 +26,9 @@ _WAIT: Final = 2.0
 
 
 class StorePresence:
-    """Looks at the store's identity; any thread may call.
+    """Looks at the store's identity, from any thread; ``begin`` goes before each."""
 
-    ``begin`` is called before each look. ``key_file``: None if the keys are elsewhere.
-    """
+    # ``key_file``: None if the keys are elsewhere.
 
     def __init__(
         self,

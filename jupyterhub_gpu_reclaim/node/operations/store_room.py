@@ -51,10 +51,9 @@ class _Claim(NamedTuple):
 
 
 class StoreRoom:
-    """The room of the store; any thread may call.
+    """The room of the store; any thread may call."""
 
-    ``free``: bytes that captures may still take; None where that cannot be known.
-    """
+    # ``free``: bytes that captures may still take; None where that cannot be known.
 
     def __init__(self, free: Callable[[], int | None]) -> None:
         self._free = free

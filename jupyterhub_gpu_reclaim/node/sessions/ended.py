@@ -33,10 +33,8 @@ class EndedSessions:
         self._since: dict[str, float] = {}
 
     def among(self, known: Collection[Record], here: Collection[str]) -> list[Record]:
-        """The records without an init; those that were told long enough are deleted.
-
-        ``here``: incarnations that have an init.
-        """
+        """The records without an init; those told for long enough are deleted."""
+        # ``here``: incarnations that have an init.
         now = self._clock.monotonic()
         ended = [record for record in known if record.incarnation not in here]
         before = self._since

@@ -49,10 +49,7 @@ _REMEMBERED = 4096
 
 class Placements(Protocol):
     def list(self) -> list[Session]:
-        """Every session with an init on this node.
-
-        In Kubernetes these are claims, of which two may name the same incarnation.
-        """
+        """Every session here with an init; in Kubernetes claims, maybe two for one."""
 
     def find(self, incarnation: str, pod: str = "") -> Session:
         """The session of an incarnation.
@@ -70,11 +67,9 @@ class Placements(Protocol):
 
 
 class LocalPlacements:
-    """Sessions that run in namespaces on this machine, beside the Hub.
+    """Sessions that run in namespaces on this machine, beside the Hub."""
 
-    Only sessions of this realm are ours; two Hubs on one machine (or two tests) have an
-    agent each, and never touch each other's sessions.
-    """
+    # Only this realm's: two Hubs on one machine (or two tests) have an agent each.
 
     def __init__(self, realm: str = "", proc: Path = Path("/proc")) -> None:
         self._realm = realm
@@ -316,7 +311,6 @@ class PodPlacements:
 
 
 def _oldest(claims: Iterable[Session]) -> Iterable[Session]:
-    """The oldest of those in one pod that claim the same."""
     found: dict[tuple[str, str], Session] = {}
     for one in claims:
         first = found.setdefault((one.incarnation, one.hint.pod), one)

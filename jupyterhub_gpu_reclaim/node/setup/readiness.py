@@ -41,10 +41,9 @@ _BAD_SECONDS = 5.0
 
 
 class CheckedCriu:
-    """The CRIU of this machine, from any thread.
+    """The CRIU of this machine, from any thread."""
 
-    A kind of processor that has not been tried is only noted where ``untried`` says so.
-    """
+    # An untried kind of processor is only noted where ``untried`` says so.
 
     def __init__(self, folder: Path, clock: Clock, *, untried: bool) -> None:
         self._folder = folder
