@@ -107,7 +107,10 @@ class UserApi:
         return self._sessions.changes()
 
     def compare_account(self, key: SessionKey, made: float) -> None:
-        """Note that a session is of an account made before the name's present one."""
+        """Note that a session is of an account made before the name's present one.
+
+        ``made``: Unix time at which the Hub made that one; infinite: not known.
+        """
         row = self._sessions.row(key)
         later = made - owners.made(row.account) if made < math.inf else 0.0
         if later > ROUNDED_SECONDS and not row.claimed:
