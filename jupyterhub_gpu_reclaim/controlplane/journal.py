@@ -22,7 +22,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import BELIEVED
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import Term
@@ -265,11 +265,13 @@ class Journal:
             sessions = self.read(schema.sessions.select())
             kept = self.read(schema.checkpoints.select())
             found = self.read(schema.amounts.select())
-            self._known_cache = JournalCache(
-                [codec.decode(each["row"], SessionRow) for each in sessions],
-                [codec.decode(each["row"], CheckpointRow) for each in kept],
-                {each["name"]: each["value"] for each in found},
-            )
+            try:
+                rows = [codec.decode(each["row"], SessionRow) for each in sessions]
+                known = [codec.decode(each["row"], CheckpointRow) for each in kept]
+            except BadRequest as error:
+                raise _store_error(error) from None
+            amounts = {each["name"]: each["value"] for each in found}
+            self._known_cache = JournalCache(rows, known, amounts)
         return self._known_cache
 
     @contextmanager

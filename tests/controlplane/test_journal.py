@@ -157,6 +157,19 @@ def test_journal_that_cannot_be_opened_is_our_error(tmp_path):
     assert "missing" not in caught.value.message
 
 
+@pytest.mark.parametrize("table", ["sessions", "checkpoints"])
+def test_row_that_cannot_be_read_is_a_fault_of_the_journal(tmp_path, table):
+    url = f"sqlite:///{tmp_path / 'journal'}"
+    Journal(url).close()
+    with closing(sqlite3.connect(tmp_path / "journal")) as database, database:
+        names = {"sessions": "'ada', ''", "checkpoints": "'c1'"}[table]
+        database.execute(f"INSERT INTO {table} VALUES ({names}, '{{')")
+    journal = Journal(url)
+    with pytest.raises(StoreError, match=r"journal: .*Not understood"):
+        journal.sessions()
+    journal.close()
+
+
 def test_prune_audit_deletes_old_lines_in_small_portions(journal):
     lines = [
         msgspec.structs.replace(AUDIT, at=float(at)) for at in range(PRUNED_LINES + 5)
