@@ -6,12 +6,15 @@ doubles' own. It restores the behaviour of the defect in today's code, not its t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from simulation.mutants import hub, node, service
+from simulation.plan import draw
 
 if TYPE_CHECKING:
     from simulation.mutants.patch import Patch
+    from simulation.plan import Event, Plan
 
 
 class Mutant(NamedTuple):
@@ -21,6 +24,11 @@ class Mutant(NamedTuple):
     found_by: str  #: who or what found it first
     patches: tuple[Patch, ...]
     seed: int  #: one that finds it
+    events: tuple[Event, ...] = ()  #: by its plan with these, where it is too rare
+
+    def plan(self) -> Plan:
+        plan = draw(self.seed)
+        return replace(plan, events=self.events) if self.events else plan
 
 
 #: Never happened: shows that the checkers of naps can fail.
@@ -34,6 +42,7 @@ MUTANTS: dict[str, Mutant] = {
         _READING.format("B6"),
         node.FAILED_THAW,
         seed=5012244,
+        events=node.WOKEN_BEFORE_ITS_END,
     ),
     "an-older-journal-starts-cold": Mutant(
         "A journal from a backup did not know of a newer checkpoint: cold start.",

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.node.local_node import LocalNode
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations import operations
@@ -25,6 +26,7 @@ from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
 from jupyterhub_gpu_reclaim.node.workflows.release import Releases
 from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
 from simulation.mutants.patch import Patch, nothing
+from simulation.plan import Event
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.session import Session
@@ -52,6 +54,15 @@ def _forget_with_checkpoint(self: Recovery, sessions: list[Session]) -> None:
 FAILED_THAW: tuple[Patch, ...] = (
     (Releases, "undo_capture", _thaw_says_so_first),
     (Recovery, "_forget_gone", _forget_with_checkpoint),
+)
+_ADA = SessionKey("ada")
+#: The store is so slow that a release is still on its way.
+WOKEN_BEFORE_ITS_END = (
+    Event(4.4, "visit", _ADA),
+    Event(9.9, "the store is slow", _ADA, share=0.58, count=20),
+    Event(12.5, "suspend", _ADA),
+    Event(13.8, "the tree is woken", _ADA),
+    Event(20.8, "the machine loses power", _ADA, share=0.86),
 )
 
 

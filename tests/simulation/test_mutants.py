@@ -7,20 +7,20 @@ import pytest
 
 from simulation.mutants import MUTANTS
 from simulation.plan import draw
-from simulation.runner import run_plan, run_seed
+from simulation.runner import run_plan
 from tests.support.long_stories import but
 
 
 @pytest.mark.parametrize("name", but(sorted(MUTANTS), *sorted(MUTANTS)[::3]))
 def test_mutant_is_found_by_its_seed(name):
     mutant = MUTANTS[name]
-    assert run_seed(mutant.seed, mutant.patches).failed
+    assert run_plan(mutant.plan(), mutant.patches).failed
 
 
 @pytest.mark.long  # new seeds find nothing at each push (test_seeds.py)
 @pytest.mark.parametrize("name", sorted(MUTANTS))
 def test_seed_of_a_mutant_finds_nothing_else(name):
-    assert run_seed(MUTANTS[name].seed).violations == []
+    assert run_plan(MUTANTS[name].plan()).violations == []
 
 
 def test_plan_without_its_last_event_keeps_the_others():
