@@ -235,7 +235,10 @@ def test_strip_says_in_a_word_what_is_well_and_in_a_sentence_what_is_not():
 def test_strip_never_calls_a_closed_machine_ready():
     drain = Drain(node="", by="root", since=NOW)
     closed = NodeHealth(node="", status=UP, drain=drain)
-    assert parts([closed])["Agents"] == ("0 of 1 ready", "warn")
+    closed_since = "closed since 2023-11-14 22:13 UTC, until undrain"
+    assert parts([closed])["Agents"] == (f"0 of 1 ready, {closed_since}", "warn")
+    up = NodeHealth(node="a", status=UP)
+    assert parts([up, closed])["Agents"] == (f"1 of 2 ready, {closed_since}", "warn")
     (fault,) = closed.faults
     assert fault.code == "node_closed"
     assert "since 2023-11-14 22:13 UTC" in fault.message

@@ -1,6 +1,6 @@
 """The strip at the top of the managers' pages: agents, Hub, store and service.
 
-Pure. One word where all is well, and a sentence where something is not.
+Pure. Of agents a number; of the others a sentence where something is not well.
 """
 
 from __future__ import annotations
@@ -50,12 +50,15 @@ def strip(
 
 
 def _agents(nodes: Sequence[NodeHealth]) -> tuple[str, str]:
-    # What is wrong with which, and its cure, "Needs attention" and the nodes' page say.
+    # Which it is, and its cure, "Needs attention" and the page of the nodes say.
     ready = sum(node.ready and node.drain is None for node in nodes)
     if ready == len(nodes):
         return (f"{ready} ready", "good") if nodes else ("none seen yet", "warn")
+    told = f"{ready} of {len(nodes)} ready"
+    if drains := [node.drain.since for node in nodes if node.drain is not None]:
+        told += f", closed since {words.moment(min(drains))}, until undrain"
     silent = any(node.silent_since is not None for node in nodes)
-    return f"{ready} of {len(nodes)} ready", "bad" if silent else "warn"
+    return told, "bad" if silent else "warn"
 
 
 def _store(nodes: Sequence[NodeHealth], silent: Sequence[str]) -> tuple[str, str]:
