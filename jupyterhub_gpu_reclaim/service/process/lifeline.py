@@ -6,7 +6,6 @@ An orphan of a killed Hub would hold the port of its successor, and the journal.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import faulthandler
 import os
 import select
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,10 +37,7 @@ def die_with_parent(starter: int = 0) -> int:
     never end. Then the starter's pid is returned, as it has told it (0: unknown).
     """
     parent = os.getppid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+    checked(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0))
     ended = starter and starter != parent and not _exists(starter)
     return starter if ended else parent
 

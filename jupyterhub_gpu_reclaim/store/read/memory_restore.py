@@ -20,6 +20,7 @@ import numpy as np
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.libc import libc
 from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener
 from jupyterhub_gpu_reclaim.store.read.blocks import ZEROS, Blocks, BlockSource, extents
 
@@ -39,8 +40,7 @@ _THREADS = 2
 _LOOK_SECONDS = 0.1
 _MOST = 1024  #: IOV_MAX
 _VECTOR_BYTES = 16  #: of a struct iovec
-_libc = ctypes.CDLL(None, use_errno=True)
-_writev = _libc.process_vm_writev
+_writev = libc.process_vm_writev
 _writev.restype = ctypes.c_ssize_t
 _writev.argtypes = (
     ctypes.c_int,
