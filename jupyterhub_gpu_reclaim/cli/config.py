@@ -24,31 +24,29 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     actions = config.add_subparsers(required=True, metavar="ACTION")
     check = actions.add_parser(
         "check",
-        help="list the settings that the service would refuse, and hooks",
-        description="List the settings that the service would refuse, and the hooks"
-        " that the Hub has, with what they see of a suspend, a return and an end.",
+        help="list the settings that the service would refuse",
+        description="List the settings that the service would refuse.",
         epilog="The file is executed, as the Hub would, with whatever it does besides"
         " setting values, and for as long as that takes. What it prints goes to stderr."
         " Exit code 0: all settings make sense; 1: problems are printed to stdout, one"
-        " a line. Lines about hooks, which are not problems, follow.",
+        " a line.",
     )
     check.add_argument("file", metavar="FILE", help="a jupyterhub_config.py")
     check.set_defaults(run=_check)
 
 
 def _check(args: argparse.Namespace) -> int:
-    notes: list[str] = []
-    problems = problems_of(Path(args.file), notes)
-    for each in [*(problems or ["all settings make sense"]), *notes]:
+    problems = problems_of(Path(args.file))
+    for each in problems or ["all settings make sense"]:
         sys.stdout.write(plain(f"{args.file}: {each}") + "\n")
     return 1 if problems else 0
 
 
-def problems_of(file: Path, notes: list[str]) -> list[str]:
+def problems_of(file: Path) -> list[str]:
     """Mistakes in a configuration, in sentences; Refused: there is no such file."""
     if not file.is_file():
         raise Refused(Reason.INVALID, what=f"There is no file {file}.")
     # It imports the whole Hub.
     from jupyterhub_gpu_reclaim.hub import config_file  # noqa: PLC0415
 
-    return config_file.problems_of(file, notes)
+    return config_file.problems_of(file)

@@ -7,7 +7,7 @@ are missing.
 
 A mistake in its arguments does not keep the Hub from starting: it is reported in the
 Hub's log and on the service's page, and every session is left alone until it is
-corrected. ``strict=True``, or ``config check``, makes mistakes errors.
+corrected. ``config check`` finds it before.
 """
 
 from __future__ import annotations
@@ -79,7 +79,6 @@ def configure(
     cool_down: float | None = None,
     service_options: Mapping[str, Any] | None = None,
     service_environment: Mapping[str, str] | None = None,
-    strict: bool = False,
     **unknown: Any,
 ) -> None:
     """Add the service, its role, the spawner and the pages to a Hub's configuration.
@@ -104,13 +103,7 @@ def configure(
         service_options: further settings of the service by their full names, for
             example ``{"ReclaimService.grace": 3600}``.
         service_environment: added to the service's environment.
-        strict: whether a mistake is an error, which keeps the Hub from starting.
-            False: the Hub starts, its log and the service's page say what is wrong,
-            and every session is left alone until it is mended.
         unknown: a name that there is not is a mistake like any other.
-
-    Raises:
-        ValueError: with ``strict``: what is wrong, in sentences.
     """
     given = {
         name: value for name, value in locals().items() if name not in {"c", "unknown"}
@@ -138,7 +131,7 @@ def configure(
     if made_before is not None:
         what = f"There is a service {SERVICE_NAME!r} already; configure(c) runs once."
         problems.append(what)
-        say(problems, made_before, strict=strict)
+        say(problems, made_before)
         return
     spec = {
         "name": SERVICE_NAME,
@@ -161,7 +154,7 @@ def configure(
         "oauth_client_allowed_scopes": [MANAGE, STOPS_ALL],
         "oauth_no_confirm": True,
     }
-    say(problems, spec, strict=strict)
+    say(problems, spec)
     _add_to_lists(c, spec)
     default(c.JupyterHub, "spawner_class", _SPAWNERS[asked["placement"]])
     _spawner(c, folder)
@@ -195,7 +188,7 @@ def report(c: Any, problems: list[str]) -> None:
     """Show mistakes that ``configure`` cannot see; sessions are left alone."""
     service = service_of(c)
     if service is not None:
-        say(problems, service, strict=False)
+        say(problems, service)
 
 
 # --- parts ---------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from jupyterhub.spawner import Spawner
-from traitlets import Bool, Dict, Enum, HasTraits, Integer
+from traitlets import Dict, Enum, HasTraits, Integer
 from traitlets.config import Config
 from traitlets.config.loader import DeferredConfigString, LazyConfigValue
 
@@ -201,7 +201,6 @@ class _Arguments(HasTraits):
     service_environment = Dict(
         key_trait=_VariableName(), value_trait=_VariableValue(), allow_none=True
     ).tag(config=True)
-    strict = Bool().tag(config=True)
 
 
 def _judge(name: str, value: Any) -> str:

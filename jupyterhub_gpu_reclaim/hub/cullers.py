@@ -1,39 +1,24 @@
-"""Finds cullers of servers and kernels that would end them before they are saved.
+"""Finds cullers of servers that would end them before they are saved.
 
 jupyterhub-idle-culler is a service of the Hub; Zero to JupyterHub and TLJH configure
-it, too, each by its own keys, but all of it becomes words of a command. Jupyter's own
-cullers are settings of the server inside a session: they are seen here if the Hub sets
-them, by arguments or in files of this machine.
+it, too, each by its own keys, but all of it becomes words of a command. Of Jupyter's
+own cullers, inside a session, its server tells (``lab/status.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
 #: Names of jupyterhub-idle-culler, and of its predecessor, an example script, in a
 #: command.
 _CULLER = re.compile(r"idle[-_]culler|cull[-_]idle")
-#: Folders with the settings of servers on this machine, for all users.
-FOLDERS = ("/etc/jupyter", "/usr/local/etc/jupyter")
-#: Settings of a server that end kernels, or the server itself, for being idle.
-_INSIDE = {
-    "MappingKernelManager.cull_idle_timeout": "kernels",
-    "MultiKernelManager.cull_idle_timeout": "kernels",
-    "AsyncMappingKernelManager.cull_idle_timeout": "kernels",
-    "ServerApp.shutdown_no_activity_timeout": "the server",
-    "NotebookApp.shutdown_no_activity_timeout": "the server",
-}
-_SAID = re.compile(
-    rf"({'|'.join(map(re.escape, _INSIDE))})\s*[= ]\s*['\"]?(\d+(?:\.\d+)?)"
-)
 
 
 @dataclass(frozen=True)
@@ -97,25 +82,6 @@ def early(services: Iterable[Mapping[str, Any]], times: IdleTimes) -> list[str]:
     return found
 
 
-def inside_servers(
-    c: Any, idle_after: float, folders: Iterable[str] = FOLDERS
-) -> list[str]:
-    """Sentences about cullers of kernels and servers that act before ours.
-
-    ``idle_after`` is our idle time in seconds, 0 if no session is suspended for being
-    idle; ``folders`` are Jupyter's on this machine.
-    """
-    found = []
-    for where, name, seconds in [*_arguments(c), *_files(folders)]:
-        if 0 < seconds <= idle_after:
-            found.append(
-                f"{name} is {seconds:g} in {where}: it ends {_INSIDE[name]} before the"
-                f" session is suspended (IdlePolicy.idle_after is {idle_after:g}), and"
-                " nothing is saved. Take it out, or make it longer."
-            )
-    return found
-
-
 # --- reading -------------------------------------------------------------------------
 
 
@@ -155,42 +121,3 @@ def _number_in_python(text: str, trait: str) -> float | None:
         rf"^[^#]*IdleCuller\.{trait}\s*=\s*(\d+(?:\.\d+)?)", text, re.MULTILINE
     )
     return float(found[-1]) if found else None
-
-
-def _arguments(c: Any) -> Iterator[tuple[str, str, float]]:
-    for section, values in c.items():
-        if not section.endswith("Spawner") or not hasattr(values, "items"):
-            continue
-        for name in ("args", "cmd", "environment"):
-            said = values.get(name)
-            words = said.values() if isinstance(said, dict) else said
-            if not isinstance(words, str) and not hasattr(words, "__iter__"):
-                continue
-            text = words if isinstance(words, str) else " ".join(map(str, words))
-            for setting, seconds in _SAID.findall(text):
-                yield f"c.{section}.{name}", setting, float(seconds)
-
-
-def _files(folders: Iterable[str]) -> Iterator[tuple[str, str, float]]:
-    for folder in map(Path, folders):
-        for path in sorted(folder.glob("jupyter_*_config*")):
-            for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
-                with contextlib.suppress(OSError, ValueError):
-                    for name, seconds in _in_file(file):
-                        yield str(file), name, seconds
-
-
-def _in_file(file: Path) -> Iterator[tuple[str, float]]:
-    text = file.read_text()
-    if file.suffix == ".json":
-        said = json.loads(text)
-        for name in _INSIDE:
-            value = said
-            for word in name.split("."):
-                value = value.get(word) if isinstance(value, dict) else None
-            if isinstance(value, int | float):
-                yield name, float(value)
-        return
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    for name, seconds in _SAID.findall("\n".join(lines)):
-        yield name, float(seconds)

@@ -11,7 +11,6 @@ warnings are about the rest, and the service works.
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 from traitlets.log import get_logger
@@ -31,20 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _HOW_TO = "docs/how-to/another-spawner.md"
-#: Class of another spawner, or its base, and what to do about it.
-_OURS = {
-    "SwarmSpawner": "its containers may be on another machine than the agent, and Swarm"
-    " starts them again by itself; DockerSpawner's containers are for"
-    " placement='docker'",
-    "DockerSpawner": "take it out; with placement='docker' in the call of configure(c)"
-    " sessions start in its containers all the same",
-    "KubeSpawner": "take it out; with placement='kubernetes' in the call of"
-    " configure(c) sessions start in its pods all the same. A class of your own"
-    f" inherits from ReclaimKubeSpawner too ({_HOW_TO})",
-    "SystemdSpawner": f"have a class inherit from it and from ours ({_HOW_TO})",
-    "LocalProcessSpawner": "take it out; with placement='local' sessions start as with"
-    " LocalProcessSpawner all the same",
-}
 
 
 def look(hub: Any, environment: dict[str, str]) -> None:
@@ -55,23 +40,17 @@ def look(hub: Any, environment: dict[str, str]) -> None:
     if OPTIONS not in environment:
         return  # a service that configure(c) has not made
     environment[ANNOUNCEMENT] = str(hub.template_vars.get("announcement") or "")
-    say(late(hub.config, environment), {"environment": environment}, strict=False)
+    say(late(hub.config, environment), {"environment": environment})
     found = warnings(hub, environment)
     for each in found:
         get_logger().warning("gpu-reclaim: %s", each)
     environment[WARNINGS] = json.dumps(found)
 
 
-def say(problems: list[str], spec: dict[str, Any], *, strict: bool) -> None:
-    """Pass problems on to the service and the log.
-
-    Raises:
-        ValueError: there are some, and ``strict``.
-    """
+def say(problems: list[str], spec: dict[str, Any]) -> None:
+    """Pass problems on to the service and the log."""
     if not problems:
         return
-    if strict is True:
-        raise ValueError(" ".join(problems))
     for each in problems:
         get_logger().critical("gpu-reclaim: every session is left alone: %s", each)
     environment = spec.setdefault("environment", {})
@@ -98,18 +77,13 @@ def late(c: Any, environment: Mapping[str, str]) -> list[str]:
 
 def warnings(hub: Any, environment: Mapping[str, str]) -> list[str]:
     """Whatever in a Hub's configuration keeps sessions from being saved."""
-    options = _options(environment)
+    times = _idle_times(_options(environment))
     return [
         *_foreign_spawner(hub),
         *_ends(hub),
         *pages.hidden(hub.template_paths, f"{hub.data_files_path}/templates"),
-        *cullers.early(hub.services, _idle_times(options)),
-        *cullers.inside_servers(
-            hub.config,
-            _idle_times(options).idle_after,
-            cullers.FOLDERS if _starts_processes(hub.spawner_class) else (),
-        ),
-        *_contradictions(options),
+        *cullers.early(hub.services, times),
+        *_contradictions(times),
     ]
 
 
@@ -139,38 +113,14 @@ def _seconds(options: Mapping[str, str], name: str, default: float) -> float:
 def _foreign_spawner(hub: Any) -> list[str]:
     spawner = hub.spawner_class
     ancestry = [each.__name__ for each in spawner.__mro__]
-    inner = _started_by(hub)
+    wraps = hasattr(spawner, "child_class")  # as those of ``wrapspawner``
     # By name: what is imported here is imported by every Hub.
-    if "SwarmSpawner" not in ancestry and not inner and "ReclaimMixin" in ancestry:
+    if "ReclaimMixin" in ancestry and "SwarmSpawner" not in ancestry and not wraps:
         return []
-    what = next((advice for name, advice in _OURS.items() if name in ancestry), "")
-    what = what or f"make a class of it and ReclaimMixin ({_HOW_TO})"
-    if inner:
-        what = (
-            f"what it starts ({', '.join(inner)}) is not looked into, whichever class"
-            " that is. Have one of our spawners offer the choice, by its options_form"
-            f" or KubeSpawner's profile_list ({_HOW_TO})"
-        )
     called = f"{spawner.__module__}.{spawner.__qualname__}"
     problem = f"c.JupyterHub.spawner_class is {called}, which cannot suspend sessions"
-    return [f"{problem}, so none is ever suspended: {what}."]
-
-
-def _started_by(hub: Any) -> list[str]:
-    """The spawners that a wrapper starts, such as those of ``wrapspawner``, by name."""
-    if not hasattr(hub.spawner_class, "child_class"):
-        return []
-    names = [each.__name__ for each in hub.spawner_class.__mro__]
-    sections = [hub.config[name] for name in names if name in hub.config]
-    found = [each["child_class"] for each in sections if "child_class" in each]
-    for profiles in (each["profiles"] for each in sections if "profiles" in each):
-        found += [profile[2] for profile in profiles]
-    called = [getattr(each, "__qualname__", str(each)) for each in found]
-    return list(dict.fromkeys(called)) or ["another spawner"]
-
-
-def _starts_processes(spawner: type[Any]) -> bool:
-    return any(each.__name__ == "LocalProcessSpawner" for each in spawner.__mro__)
+    cure = f"see {_HOW_TO}, or take it out: configure(c) sets ours"
+    return [f"{problem}, so none is ever suspended: {cure}."]
 
 
 def _ends(hub: Any) -> list[str]:
@@ -189,26 +139,12 @@ def _ends(hub: Any) -> list[str]:
     return found
 
 
-def _contradictions(options: Mapping[str, str]) -> list[str]:
-    found, times = [], _idle_times(options)
+def _contradictions(times: cullers.IdleTimes) -> list[str]:
+    found = []
     if times.warn_for > times.idle_after > 0:
         found.append(
             f"ReclaimService.warn_for ({times.warn_for:g}) is longer than"
             f" IdlePolicy.idle_after ({times.idle_after:g}): a session is warned for"
             " longer than it has to be idle."
         )
-    path = options.get("ReclaimService.event_log") or "-"
-    if path != "-" and (why := _unwritable(path)):
-        found.append(f"ReclaimService.event_log: {path} {why}.")
     return found
-
-
-def _unwritable(path: str) -> str:
-    # Not by ``pathlib``, which raises where a folder above may not be looked into.
-    parent = os.path.dirname(path) or "."  # noqa: PTH120
-    if os.path.isdir(path):  # noqa: PTH112
-        return "is a folder"
-    if not os.path.isdir(parent):  # noqa: PTH112
-        return "is in a folder that is not there"
-    target = path if os.path.exists(path) else parent  # noqa: PTH110
-    return "" if os.access(target, os.W_OK) else "may not be written to"

@@ -1,9 +1,6 @@
 """What else ends idle servers or kernels is seen where a Hub sets it, and judged."""
 
-import json
-
 import pytest
-from traitlets.config import Config
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.hub import culler_hook, cullers
@@ -56,44 +53,8 @@ def test_other_services_are_none_and_no_idle_time_of_ours_comes_too_early():
     assert cullers.early([{"name": "c", "command": PROGRAM}], never) == []
 
 
-def test_cullers_inside_servers_are_seen_in_arguments_and_files(tmp_path):
-    c = Config()
-    c.Spawner.args = ["--MappingKernelManager.cull_idle_timeout=600"]
-    c.KubeSpawner.cmd = ["start.sh", "--ServerApp.shutdown_no_activity_timeout", "900"]
-    c.KubeSpawner.environment = {
-        "NOTEBOOK_ARGS": "--MappingKernelManager.cull_idle_timeout=5000"
-    }
-    file = tmp_path / "jupyter_server_config.py"
-    file.write_text(
-        "# c.ServerApp.shutdown_no_activity_timeout = 3\n"
-        "c.MultiKernelManager.cull_idle_timeout = 120\n"
-    )
-    folder = tmp_path / "jupyter_server_config.d"
-    folder.mkdir()
-    kernels = {"MappingKernelManager": {"cull_idle_timeout": 300}}
-    (folder / "site.json").write_text(json.dumps(kernels))
-    (folder / "broken.json").write_text("{")
-    found = cullers.inside_servers(c, 900, [str(tmp_path)])
-    assert [each.partition(":")[0] for each in found] == [
-        "MappingKernelManager.cull_idle_timeout is 600 in c.Spawner.args",
-        "ServerApp.shutdown_no_activity_timeout is 900 in c.KubeSpawner.cmd",
-        f"MappingKernelManager.cull_idle_timeout is 300 in {folder}/site.json",
-        f"MultiKernelManager.cull_idle_timeout is 120 in {file}",
-    ]
-    assert "ends the server before" in found[1]
-    assert cullers.inside_servers(c, 0, [str(tmp_path)]) == []
-
-
 def test_hook_knows_whose_server_it_is_also_from_an_older_hub():
     newer = {"name": "lab", "full_name": "ada@x/lab", "url": "/user/ada%40x/lab/"}
     older = {"name": "", "url": "/base/user/ada%40x/"}
     assert culler_hook._key(newer) == SessionKey("ada@x", "lab")
     assert culler_hook._key(older) == SessionKey("ada@x", "")
-
-
-@pytest.mark.parametrize(
-    "text", ["[]", "3", '{"ServerApp": "x"}', '{"ServerApp": [1]}', "{", "\x00"]
-)
-def test_file_of_a_server_that_is_no_configuration_is_passed_over(text, tmp_path):
-    (tmp_path / "jupyter_server_config.json").write_text(text)
-    assert cullers.inside_servers(Config(), 900, [tmp_path]) == []
