@@ -693,6 +693,7 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (capture, "Rehearsal", kernel.rehearsal),
         (capture, "tempfile", folder),
         (save, "ask_state", no_state),
+        (save, "Rehearsal", kernel.rehearsal),
         (save, "Staging", lambda _, grant: Staging(0, grant)),
         (save.Save, "_keep_files", nothing),
         (save.Save, "_as_it_stands", lambda _, dumped: dumped._replace(memory={})),

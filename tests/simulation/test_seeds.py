@@ -90,6 +90,8 @@ FOUND = (
     *(4140000465, 5160001111),
     # A captured tree that somebody woke, beside a card that is full.
     21016000264,
+    # The store failed beside a rehearsal that had said no: nobody remembered that.
+    1124806042010,
 )
 
 

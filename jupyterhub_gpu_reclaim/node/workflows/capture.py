@@ -182,7 +182,7 @@ class Capture(Workflow):
         # at the next start what is unfinished then.
         except Exception as error:
             why = reported(error, RolledBack, Reason.CAPTURE_FAILED)
-            self._learn(why, snapshot)
+            self._learn(why)
             yield self._note(Stage.ROLLING_BACK, failure=codec.failure_of(why))
             stage = await self._roll_back()
             if stage is not Stage.CAPTURED:
@@ -211,15 +211,11 @@ class Capture(Workflow):
             memory_limit=limit,
         )
 
-    def _learn(self, why: ReclaimError, snapshot: Snapshot) -> None:
+    def _learn(self, why: ReclaimError) -> None:
         """Keep a failure from stopping the session again for nothing."""
-        tools, incarnation = self._tools, self._session.incarnation
         if why.reason is Reason.STORE_FULL and self._writer is not None:
-            stored = self._writer.stored_bytes
-            tools.store_room.ran_out(incarnation, self._most, stored)
-        elif why.reason is Reason.WOULD_NOT_RETURN:
-            now, failure = tools.clock.monotonic(), codec.failure_of(why)
-            tools.refusals.remember(incarnation, snapshot, failure, now)
+            stored, incarnation = self._writer.stored_bytes, self._session.incarnation
+            self._tools.store_room.ran_out(incarnation, self._most, stored)
 
     def _stopped_before(self, snapshot: Snapshot) -> frozenset[int]:
         # Not those that nap.
@@ -283,7 +279,7 @@ class Capture(Workflow):
         frozen = self._tools.clock.monotonic()
         await self._empty(survey)
         cut = await self._cut(snapshot)
-        with self._rehearsal() as rehearsal:
+        with self._rehearsal(snapshot) as rehearsal:
             async with self._dumping(writer, snapshot):
                 dumped = await self._image(writer, login, Told(state, cut))
                 rehearsal.begin(dumped)
@@ -356,8 +352,13 @@ class Capture(Workflow):
         found = self._tools.ports.findings(self._session.key.user, count)
         refuse_fatal(found, RolledBack)
 
-    def _rehearsal(self) -> Rehearsal:
-        return Rehearsal(self._tools, self._session, self._operation)
+    def _rehearsal(self, snapshot: Snapshot) -> Rehearsal:
+        def refused(why: RolledBack) -> None:
+            now, failure = self._tools.clock.monotonic(), codec.failure_of(why)
+            incarnation = self._session.incarnation
+            self._tools.refusals.remember(incarnation, snapshot, failure, now)
+
+        return Rehearsal(self._tools, self._session, self._operation, refused)
 
     async def _commit(
         self, writer: CheckpointWriter, rehearsal: Rehearsal, seconds: float

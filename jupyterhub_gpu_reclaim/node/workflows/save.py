@@ -48,6 +48,7 @@ from jupyterhub_gpu_reclaim.node.workflows.capture import (
     thaw_limit,
     thaw_tree,
 )
+from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.operations.records import Record
     from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
-    from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
 T = TypeVar("T")
@@ -230,7 +230,8 @@ class Save(Capture):
         writer, staging = self._writer, self._staging
         assert writer is not None
         assert staging is not None
-        with self._rehearsal() as rehearsal:
+        # What it says of a tree that has gone on is forgotten: a suspend finds out.
+        with Rehearsal(self._tools, self._session, self._operation) as rehearsal:
             rehearsal.begin(dumped)
             await self._step(
                 "save",
@@ -277,7 +278,3 @@ class Save(Capture):
             return self._tree().root is not None
         except NotFound:
             return False
-
-    def _learn(self, why: ReclaimError, snapshot: Snapshot) -> None:
-        # A suspend finds out for itself.
-        ...
