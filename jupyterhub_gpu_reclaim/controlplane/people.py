@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import unicodedata
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,8 @@ _log = logging.getLogger(__name__)
 ROUNDED_SECONDS = 2.0
 #: Most characters of a save point's name.
 LONGEST_NAME = 80
+#: Letters and a symbol without ink: of Hangul, and the empty pattern of Braille.
+_FILLERS = frozenset("\u115f\u1160\u3164\uffa0\u2800")
 #: Most named save points of a session: each is kept for days, and costs every look.
 MOST_NAMED = 50
 #: Reasons why a checkpoint remains after its user has deleted all that can be deleted.
@@ -549,13 +552,21 @@ def _checked_name(text: str) -> str:
     """Return a name for people, as one line.
 
     Raises:
-        BadRequest: it is too long, or has a character that no line has.
+        BadRequest: it is too long, has a character that no line has, or looks empty.
     """
     name = text.strip()
     if len(name) > LONGEST_NAME or not name.isprintable():
         what = f"A name is one line of at most {LONGEST_NAME} characters."
         raise BadRequest(Reason.INVALID, what=what)
+    if name and not any(map(_shows, name)):
+        raise BadRequest(Reason.INVALID, what="A name has a character that shows.")
     return name
+
+
+def _shows(character: str) -> bool:
+    # A mark alone (accents, variation selectors) shows only on a letter before it.
+    unseen = character in _FILLERS or unicodedata.category(character)[0] in "MZ"
+    return not unseen
 
 
 def _wrong_phase(row: SessionRow, happened: SessionEvent) -> Refused:

@@ -301,7 +301,13 @@ async def test_name_of_one_that_was_called_off_is_not_given_to_a_later_one(world
     assert row(controller).save_name == ""
 
 
-@pytest.mark.parametrize("name", ["x" * 81, "two\nlines", "\x1b[31m"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("x" * 81, "two\nlines", "\x1b[31m"),
+        *("\u3164", "\u2800 \u2800", "\u115f\u1160\uffa0", "\u034f\ufe0f"),
+    ],
+)
 async def test_what_is_no_name_is_refused(world, name):
     controller, _ = await world.started()
     with pytest.raises(BadRequest):
