@@ -68,8 +68,10 @@ answer = [hasattr(found[name], "start") for name in names]
 from traitlets.config import Config
 from {PACKAGE}.hub.config import configure
 from {PACKAGE}.hub.pages import TEMPLATES
+from {PACKAGE}.hub.self_check import found_wrong
 c = Config()
-configure(c, state_dir=STATE, strict=True)
+configure(c, state_dir=STATE)
+assert found_wrong(c) == []
 (service,) = c.JupyterHub.services
 answer = [str(TEMPLATES), service["command"][0]]
 """,
