@@ -34,6 +34,8 @@ def test_programs_never_wake_a_suspended_server(hub, service, suspended):
     page = suspended.http.get(f"{hub.url}{server.prefix}lab", timeout=30)
     assert page.status_code == 424
     assert f"/hub/spawn/{suspended.name}" in page.text
+    # The person's browser goes on before it has the page's styles and scripts.
+    assert page.text.index('gpuReclaimVisit("resume"') < page.text.index("<link")
     assert not service.called("plan-start")
 
 
