@@ -368,7 +368,7 @@ def test_t9_visit_after_a_cancelled_resume_waits_until_its_place_has_ended(
     """The Hub makes another spawner meanwhile, and what still runs could be adopted."""
     name = suspended.name
     held(hub, service, name)
-    service.late["cancelled"] = 3.0
+    service.late["cancelled"] = 1.5  # less than the Hub waits for the service here
     hub.api("DELETE", f"users/{name}/server")
     settled(hub, name)
     service.hold_restore.set()
