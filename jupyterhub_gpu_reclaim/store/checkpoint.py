@@ -13,13 +13,11 @@ import numpy as np
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.store.format.index import chunks_of, damaged
 from jupyterhub_gpu_reclaim.store.format.layout import ALL, Subset
-from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener
+from jupyterhub_gpu_reclaim.store.packing.blocks import Blocks, BlockSource, is_far
 from jupyterhub_gpu_reclaim.store.read import memory_restore
-from jupyterhub_gpu_reclaim.store.read.blocks import (
+from jupyterhub_gpu_reclaim.store.read.extents import (
     ZERO_BYTES,
     ZEROS,
-    Blocks,
-    BlockSource,
     Extent,
     extents,
     rest_of,
@@ -67,9 +65,9 @@ class CheckpointReader:
         self._chunk = body.chunk_bytes
         self._source = BlockSource(backend, body, index.blocks)
         self._blocks = Blocks(self._source)
+        #: Of small files, with their last blocks, the last that was needed at the end.
         self._lock = threading.Lock()
-        #: Blocks of small files, the last that was needed at the end.
-        self._few: OrderedDict[int, Future[Buffer]] = OrderedDict()
+        self._few: OrderedDict[int, Buffer] = OrderedDict()
         self._files = index.places(self._chunk)
         #: Bytes that :meth:`verify` has read and found whole.
         self.verified_bytes = 0
@@ -141,7 +139,7 @@ class CheckpointReader:
     def _copiers(self, plan: memory_restore.CopyPlan) -> memory_restore.Copiers:
         spec = self._backend.spec()
         if self._pool is None or spec is None or len(plan.tickets) <= _FEW_TICKETS:
-            return memory_restore.CopyThreads(self._source, plan)
+            return memory_restore.CopyHere(Blocks(self._source), plan)
         return CopyGroup(self._pool, self._source, spec, plan)
 
     def verify(
@@ -158,16 +156,15 @@ class CheckpointReader:
         the store does not work, which says nothing of the checkpoint.
         """
         problems = []
-        opener = BlockOpener(self._backend)
-        blocks = self._blocks_of(part)
-        for done, block in enumerate(blocks, 1):
-            problems += self._verify(block, opener, whole)
+        blocks, wanted = Blocks(self._source), self._blocks_of(part)
+        for done, block in enumerate(wanted, 1):
+            problems += self._verify(block, blocks, whole)
             if progress is not None:
-                progress(done, len(blocks))
+                progress(done, len(wanted))
         return problems
 
     def _verify(
-        self, block: int, opener: BlockOpener, whole: set[tuple[str, int]] | None
+        self, block: int, blocks: Blocks, whole: set[tuple[str, int]] | None
     ) -> list[Problem]:
         row = self._index.blocks[block]
         pack = self._body.pack_name(self._body.packs[int(row["pack"])])
@@ -175,7 +172,7 @@ class CheckpointReader:
         if whole is not None and name in whole:
             return []
         try:
-            self._blocks.plain(block, opener)
+            blocks.plain(block)
         except StoreError as error:
             if error.reason is not damaged("").reason:
                 raise
@@ -202,22 +199,33 @@ class CheckpointReader:
         ]
 
     def _stream(self, name: str, wanted: Iterator[Extent]) -> Iterator[Buffer]:
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="store-read") as readers:
+        own = threading.local()
+
+        def begin() -> None:
+            own.blocks = Blocks(self._source)
+
+        def read(block: int) -> Buffer:
+            return _read(own.blocks, block, name)
+
+        # Two would each read all of what a far store gives at once.
+        count = 1 if is_far(self._backend) else _READERS
+        with ThreadPoolExecutor(count, "store-read", begin) as readers:
             kept: OrderedDict[int, Future[Buffer]] = OrderedDict()
             queue: list[Extent] = []
             try:
                 while True:
                     while len(queue) < _AHEAD and (extent := next(wanted, None)):
                         queue.append(extent)
-                        if extent.block != ZEROS and extent.block not in kept:
-                            kept[extent.block] = readers.submit(
-                                self._blocks.plain, extent.block
-                            )
-                        if extent.block != ZEROS:
-                            kept.move_to_end(extent.block)
+                        if extent.block == ZEROS:
+                            continue
+                        if extent.block not in kept:
+                            kept[extent.block] = readers.submit(read, extent.block)
+                        kept.move_to_end(extent.block)
                     if not queue:
                         return
-                    yield self._bytes(name, queue.pop(0), kept)
+                    extent = queue.pop(0)
+                    zeros = extent.block == ZEROS
+                    yield _part(b"" if zeros else kept[extent.block].result(), extent)
                     while len(kept) > _KEPT:
                         kept.popitem(last=False)
             finally:
@@ -227,38 +235,34 @@ class CheckpointReader:
     def _small(self, name: str, extent: Extent) -> Buffer:
         # Its block holds other small files, and is kept.
         if extent.block == ZEROS:
-            return self._bytes(name, extent, {})
+            return _part(b"", extent)
         with self._lock:
-            kept = self._few.pop(extent.block, None)
-            if kept is None:
-                kept = Future()
-                try:
-                    kept.set_result(self._blocks.plain(extent.block))
-                except StoreError as error:
-                    kept.set_exception(error)
-            self._few[extent.block] = kept
+            plain = self._few.pop(extent.block, None)
+            if plain is None:
+                plain = _read(self._blocks, extent.block, name)
+            self._few[extent.block] = plain
             while len(self._few) > _FEW_BLOCKS:
                 self._few.popitem(last=False)
-        return self._bytes(name, extent, {extent.block: kept})
-
-    def _bytes(
-        self, name: str, extent: Extent, kept: dict[int, Future[Buffer]]
-    ) -> memoryview:
-        if extent.block == ZEROS:
-            return memoryview(_ZEROS)[: extent.length]
-        try:
-            plain = kept[extent.block].result()
-        except StoreError as error:
-            if "why" in error.facts:
-                error = StoreError(
-                    error.reason,
-                    detail=error.detail,
-                    why=f"{error.facts['why']} ({name})",
-                )
-            raise error from None
-        return memoryview(plain)[extent.start : extent.start + extent.length]
+        return _part(plain, extent)
 
     def _file(self, name: str) -> tuple[int, int]:
         if name not in self._files:
             raise damaged(f"it has no file {name}")
         return self._files[name]
+
+
+def _read(blocks: Blocks, block: int, name: str) -> Buffer:
+    try:
+        plain = blocks.plain(block)
+        return bytes(plain) if isinstance(plain, memoryview) else plain
+    except StoreError as error:
+        if "why" in error.facts:
+            why = f"{error.facts['why']} ({name})"
+            error = StoreError(error.reason, detail=error.detail, why=why)
+        raise error from None
+
+
+def _part(plain: Buffer, extent: Extent) -> memoryview:
+    if extent.block == ZEROS:
+        return memoryview(_ZEROS)[: extent.length]
+    return memoryview(plain)[extent.start : extent.start + extent.length]

@@ -6,16 +6,12 @@ import pytest
 
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.backends.proxies import (
-    BackendProxy,
-    ReadAhead,
-    patient,
-)
+from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy, patient
 from simulation.doubles.memory_backend import MemoryBackend
 from tests.support.faulty_backend import FailsEveryThird
 from tests.support.object_store import served
 
-BACKENDS = ["folder", "memory", "s3", "retried", "ahead"]
+BACKENDS = ["folder", "memory", "s3", "retried"]
 _numbers = itertools.count()
 
 
@@ -39,7 +35,5 @@ def backend(request, tmp_path):
             return MemoryBackend()
         case "s3":
             return open_backend(request.getfixturevalue("spec_of_s3"))
-        case "ahead":
-            return ReadAhead(MemoryBackend())
     call = patient(60.0, pause=lambda seconds: None)
     return BackendProxy(FailsEveryThird(MemoryBackend()), call)

@@ -10,7 +10,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.format import index as format_index
 from jupyterhub_gpu_reclaim.store.format.compression import Kind
 from jupyterhub_gpu_reclaim.store.format.index import BLOCKS, ChunkIndex, is_name
-from jupyterhub_gpu_reclaim.store.read.blocks import extents, rest_of
+from jupyterhub_gpu_reclaim.store.read.extents import extents, rest_of
 
 KEY = b"k" * 32
 CHUNK = 4096

@@ -35,6 +35,33 @@ def commit_one(begin, checkpoint="c1", **contents):
 # --- writing and reading -------------------------------------------------------------
 
 
+class FarBackend(MemoryBackend):
+    reads = 0
+
+    def spec(self):
+        return {"kind": "objects"}
+
+    def read_into(self, name, offset, buffer):
+        self.reads += 1
+        return super().read_into(name, offset, buffer)
+
+
+def test_far_store_is_asked_once_for_many_blocks(clock):
+    backend = FarBackend()
+    repository = Repository(backend, clock=clock, keys=KEYS)
+    writer = repository.begin(
+        id="c1", key=SessionKey("u"), incarnation="i", generation=1
+    )
+    plain = os.urandom(16 << 20)
+    writer.add("pages.img", plain)
+    writer.commit()
+    checkpoint, backend.reads = repository.open("c1"), 0
+    assert b"".join(checkpoint.stream("pages.img")) == plain
+    assert backend.reads <= 6
+    assert checkpoint.verify() == []
+    assert backend.reads <= 11
+
+
 def test_writer_with_many_threads_and_odd_buffers_keeps_every_byte(root, clock):
     repository = Repository(
         FolderBackend(root), clock=clock, keys=KEYS, pack_bytes=1_000_000

@@ -10,11 +10,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.backends.object_options import ObjectOptions
 from jupyterhub_gpu_reclaim.store.backends.objects import ObjectsBackend
-from jupyterhub_gpu_reclaim.store.backends.proxies import (
-    BackendProxy,
-    ReadAhead,
-    patient,
-)
+from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy, patient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,5 +52,5 @@ def open_backend(spec: Spec) -> Backend:
             options = ObjectOptions.from_spec(spec)
             options.all()  # a file that cannot be read is said now, not at first use
             objects = ObjectsBackend(options, patience=patience)
-            return ReadAhead(BackendProxy(objects, patient(2 * patience)))
+            return BackendProxy(objects, patient(2 * patience))
     raise BadRequest(Reason.INVALID, what="That does not describe a store.")

@@ -1,23 +1,14 @@
-"""Backends around another one: each call through a function, retries, read-ahead.
+"""A backend around another one: each call through a function, or repeated.
 
-Only ``Unavailable`` is retried, up to a time limit: after any other error it is not
+Only ``Unavailable`` is repeated, up to a time limit: after any other error it is not
 known what the call has written.
-
-Read-ahead is for backends where every request has a high latency: blocks are read in
-their order in a pack, by one thread or several in turns, and with a request for each a
-store that answers within 30 ms gives a reader 8 MB/s. Packs never change, so a window
-may be read twice; but not for long, and not across a publish: a writer that begins a
-checkpoint must see what is in a pack now.
 """
 
 from __future__ import annotations
 
 import random
-import threading
 import time
-from collections import OrderedDict
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
 
@@ -35,12 +26,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _FIRST_SECONDS = 0.1
 _LONGEST_SECONDS = 10.0
-WINDOW_BYTES = 4 * 1024 * 1024
-#: So many windows are kept: 32 MiB.
-_WINDOWS = 8
-_WINDOW_SECONDS = 30.0
-#: So many ends of reads are remembered, to see which read goes on from one.
-_ENDS = 64
 
 
 class Caller(Protocol):
@@ -139,84 +124,3 @@ def patient(
             longest = min(2 * longest, _LONGEST_SECONDS)
 
     return call
-
-
-class _Window(NamedTuple):
-    """Bytes of an object that have been read, or are being read."""
-
-    name: str
-    begin: int
-    data: Future[bytes]
-    until: float  #: on the clock of the :class:`ReadAhead`
-
-    def holds(self, name: str, offset: int, length: int) -> bool:
-        return (
-            name == self.name
-            and self.begin <= offset
-            and offset + length <= self.begin + WINDOW_BYTES
-        )
-
-
-class ReadAhead(BackendProxy):
-    """A backend that reads a whole window where reads are consecutive."""
-
-    def __init__(self, backend: Backend) -> None:
-        super().__init__(backend)
-        #: Held for moments only, never while something is read.
-        self._lock = threading.Lock()
-        self._windows: list[_Window] = []
-        self._ends: OrderedDict[tuple[str, int], None] = OrderedDict()
-
-    def publish(self, name: str, data: bytes) -> None:
-        super().publish(name, data)
-        with self._lock:
-            self._windows = []
-
-    def read(self, name: str, offset: int, length: int) -> bytes:
-        if not 0 < length < WINDOW_BYTES:
-            return super().read(name, offset, length)
-        with self._lock:
-            goes_on = self._goes_on(name, offset, length)
-            window = self._find(name, offset, length) if goes_on else None
-            mine = goes_on and window is None
-            if mine:
-                until = time.monotonic() + _WINDOW_SECONDS
-                window = _Window(name, offset, Future(), until)
-                self._windows = [*self._windows, window][-_WINDOWS:]
-        if window is None:
-            return super().read(name, offset, length)
-        if mine:
-            self._fill(window)
-        at = offset - window.begin
-        return window.data.result()[at : at + length]
-
-    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        if len(buffer) >= WINDOW_BYTES:
-            return super().read_into(name, offset, buffer)
-        data = self.read(name, offset, len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def _goes_on(self, name: str, offset: int, length: int) -> bool:
-        # Consecutive: another read has ended, or will end, at this offset.
-        self._ends[name, offset + length] = None
-        while len(self._ends) > _ENDS:
-            self._ends.popitem(last=False)
-        return (name, offset) in self._ends
-
-    def _find(self, name: str, offset: int, length: int) -> _Window | None:
-        now = time.monotonic()
-        for window in self._windows:
-            if window.holds(name, offset, length) and now < window.until:
-                return window
-        return None
-
-    def _fill(self, window: _Window) -> None:
-        try:
-            data = super().read(window.name, window.begin, WINDOW_BYTES)
-        except BaseException as error:
-            with self._lock:
-                self._windows = [each for each in self._windows if each is not window]
-            window.data.set_exception(error)
-            raise
-        window.data.set_result(data)

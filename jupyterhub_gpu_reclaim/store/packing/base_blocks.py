@@ -16,7 +16,7 @@ import numpy as np
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
 from jupyterhub_gpu_reclaim.store.format import crypto
-from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener, BlockRow
+from jupyterhub_gpu_reclaim.store.packing.blocks import Blocks, BlockSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,9 +90,6 @@ class Verdict(IntEnum):
     DAMAGED = 2  #: or it cannot be read
 
 
-#: Bytes asked for at once in a store where each request takes a while. Pack writers
-#: take turns at a file, so that none of them would go on where it was.
-FAR_BYTES = 4 * 1024 * 1024
 #: Verdicts where nothing may be referenced.
 NO_VERDICTS = np.zeros(0, np.uint8)
 
@@ -121,7 +118,7 @@ class BaseChunks:
     ) -> None:
         self._base = base
         self._verdicts = verdicts
-        self._blocks = Blocks(backend, base.body)
+        self._blocks = Blocks(BlockSource(backend, base.body, base.table))
         self._ends = np.cumsum(base.table["chunks"], dtype=np.int64)
 
     def find(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -139,50 +136,22 @@ class BaseChunks:
 
     def _look(self, block: int) -> None:
         """Check it, and those behind it that were read with it."""
-        table = self._base.table
-        row = BlockRow(*table[block].tolist())
+        verdicts = self._verdicts
         while True:
             # Damage that another pack writer has found stays found.
-            self._verdicts[block] = max(self._verdicts[block], self._verdict(row))
+            verdicts[block] = max(verdicts[block], self._verdict(block))
             block += 1
-            if block == len(table) or self._verdicts[block] != Verdict.UNSEEN:
+            if block == len(verdicts) or verdicts[block] != Verdict.UNSEEN:
                 return
-            row = BlockRow(*table[block].tolist())
-            if not self._blocks.has_read(row):
+            if not self._blocks.has_read(block):
                 return
 
-    def _verdict(self, row: BlockRow) -> Verdict:
+    def _verdict(self, block: int) -> Verdict:
         try:
-            self._blocks.stored(row)
+            self._blocks.stored(block)
         except Unavailable:
             raise
         except (crypto.Forged, StoreError):
             # Gone, or on a disk that fails there: storing it again is as good.
             return Verdict.DAMAGED
         return Verdict.WHOLE
-
-
-class Blocks:
-    """Opens blocks of a checkpoint, of any origin; for one thread."""
-
-    def __init__(self, backend: Backend, body: Body) -> None:
-        self._body = body
-        spec = backend.spec()
-        far = spec is not None and spec["kind"] != "folder"
-        self._opener = BlockOpener(backend, least=FAR_BYTES if far else 0)
-        self._sealers: dict[int, crypto.Sealer] = {}
-
-    def stored(self, row: BlockRow) -> memoryview:
-        """See :meth:`BlockOpener.open`; ``row.pack`` counts in the manifest's list."""
-        ref = self._body.packs[row.pack]
-        if row.pack not in self._sealers:
-            key = self._body.origins[ref.origin].pack_key(ref.number)
-            self._sealers[row.pack] = crypto.Sealer(key)
-        name = self._body.pack_name(ref)
-        return self._opener.open(name, self._sealers[row.pack], row)
-
-    def has_read(self, row: BlockRow) -> bool:
-        """Whether it was read with the one that was opened before."""
-        return self._opener.has_read(
-            self._body.pack_name(self._body.packs[row.pack]), row
-        )

@@ -16,13 +16,14 @@ from jupyterhub_gpu_reclaim.store.format import compression as codec
 from jupyterhub_gpu_reclaim.store.format import crypto
 from jupyterhub_gpu_reclaim.store.format.crypto import Origin  # noqa: TC001 - msgspec's
 from jupyterhub_gpu_reclaim.store.format.index import BLOCKS
-from jupyterhub_gpu_reclaim.store.packing.packs import BlockRow, Packs
+from jupyterhub_gpu_reclaim.store.packing.packs import Packs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.packing.base_blocks import BaseChunks
+    from jupyterhub_gpu_reclaim.store.packing.blocks import BlockRow
 
 #: Bytes that a pack writer takes at once: a multiple of every chunk size.
 BUFFER_BYTES = 1 << 20

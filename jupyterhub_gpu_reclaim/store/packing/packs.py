@@ -12,36 +12,23 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.format import crypto, layout
-from jupyterhub_gpu_reclaim.store.format.compression import MAX_BLOCK_BYTES, Kind
+from jupyterhub_gpu_reclaim.store.format.compression import MAX_BLOCK_BYTES
+from jupyterhub_gpu_reclaim.store.packing.blocks import BlockOpener, BlockRow
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
+    from jupyterhub_gpu_reclaim.store.format.compression import Kind
     from jupyterhub_gpu_reclaim.store.format.crypto import Origin
 
 #: Large enough for few objects, small enough to be settled while the next one fills.
 PACK_BYTES = 64 * 1024 * 1024
-#: Blocks that stand side by side are read in one go, as far as this.
-READ_BYTES = 560 * 1024
 #: A pack writer's packs are numbered from its own number times this.
 PACKS_PER_WRITER = 1 << 16
-
-
-class BlockRow(NamedTuple):
-    pack: int  #: number of the pack
-    number: int  #: in the pack
-    offset: int
-    stored: int  #: bytes in the pack, with the tag
-    chunks: int
-    kind: int
-
-    def bound(self) -> bytes:
-        length = self.stored - crypto.TAG_BYTES
-        return crypto.bound_block(self.number, Kind(self.kind), self.chunks, length)
 
 
 class Packs:
@@ -180,47 +167,3 @@ class _Pack:
     def _differs(self) -> NoReturn:
         why = f"{self.name} reads back differently"
         raise StoreError(Reason.STORE_FAILED, why=why) from None
-
-
-class BlockOpener:
-    """Opens blocks into buffers of its own, ``least`` bytes a read; for one thread."""
-
-    def __init__(self, backend: Backend, *, least: int = 0) -> None:
-        self._backend = backend
-        self._least = least
-        most = max(READ_BYTES, least, MAX_BLOCK_BYTES + crypto.TAG_BYTES)
-        self._sealed = memoryview(bytearray(most))
-        self._plain = memoryview(bytearray(MAX_BLOCK_BYTES))
-        # Which bytes of which pack are in the buffer, and where the last block ended.
-        self._name, self._begin, self._end, self._next = "", 0, 0, 0
-
-    def open(self, name: str, sealer: crypto.Sealer, row: BlockRow) -> memoryview:
-        """The stored bytes, decrypted; valid until the next call; or Forged."""
-        if not crypto.TAG_BYTES <= row.stored <= MAX_BLOCK_BYTES + crypto.TAG_BYTES:
-            raise crypto.Forged
-        sealed = self._read(name, row.offset, row.stored)
-        length = row.stored - crypto.TAG_BYTES
-        plain = self._plain[:length]
-        sealer.open_into(row.number, sealed, row.bound(), plain)
-        return plain
-
-    def has_read(self, name: str, row: BlockRow) -> bool:
-        """Whether that block can be opened without another read."""
-        begins, ends = row.offset, row.offset + row.stored
-        return name == self._name and self._begin <= begins and ends <= self._end
-
-    def _read(self, name: str, offset: int, length: int) -> memoryview:
-        same = name == self._name
-        if not (same and self._begin <= offset and offset + length <= self._end):
-            goes_on = same and offset == self._next
-            least = READ_BYTES if goes_on else self._least
-            wanted = self._sealed[: max(least, length)]
-            # Void while it is filled: a read that fails leaves nothing to be taken.
-            self._name = ""
-            count = self._backend.read_into(name, offset, wanted)
-            if count < length:
-                raise crypto.Forged
-            self._name, self._begin, self._end = name, offset, offset + count
-        self._next = offset + length
-        at = offset - self._begin
-        return self._sealed[at : at + length]

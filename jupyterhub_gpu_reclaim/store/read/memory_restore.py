@@ -1,8 +1,8 @@
 """Copies areas of a checkpoint straight into stopped processes, in parallel.
 
 The plan lists, block by block, which bytes go where, so that every block is read and
-opened once, whatever the order of the addresses. Worker processes carry it out, or
-threads where there are none. The caller must ensure that the processes are stopped and
+opened once, whatever the order of the addresses. Worker processes carry it out, or the
+caller itself what is little. The caller must ensure that the processes are stopped and
 that these areas may be filled.
 """
 
@@ -12,8 +12,6 @@ import ctypes
 import errno
 import itertools
 import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -21,8 +19,7 @@ import numpy as np
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.libc import libc
-from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener
-from jupyterhub_gpu_reclaim.store.read.blocks import ZEROS, Blocks, BlockSource, extents
+from jupyterhub_gpu_reclaim.store.read.extents import ZEROS, extents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,12 +28,12 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.store.backend import Buffer
     from jupyterhub_gpu_reclaim.store.format.index import ChunkIndex
+    from jupyterhub_gpu_reclaim.store.packing.blocks import Blocks
 
 #: Plain bytes of a ticket: what one worker takes at a time.
 TICKET_BYTES = 8 << 20
 #: Most tickets, because all of them wait in one pipe.
 _MOST_TICKETS = 8192
-_THREADS = 2
 _LOOK_SECONDS = 0.1
 _MOST = 1024  #: IOV_MAX
 _VECTOR_BYTES = 16  #: of a struct iovec
@@ -136,57 +133,36 @@ def oversee(
     progress(copiers.done() - told)
 
 
-def work(
-    blocks: Blocks,
-    opener: BlockOpener,
-    rows: NDArray[np.int64],
-    counters: NDArray[np.int64],
-) -> None:
+def work(blocks: Blocks, rows: NDArray[np.int64], counters: NDArray[np.int64]) -> None:
     """Do one ticket: open each block once, and write its parts."""
     for pid in np.unique(rows[:, 3]).tolist():
         mine = rows[rows[:, 3] == pid]
         new = np.flatnonzero(np.diff(mine[:, 0], prepend=-1))
         target = MemoryWriter(pid, mine[:, 1], mine[:, 2], mine[:, 4], new)
         for number, block in enumerate(mine[new, 0].tolist()):
-            counters[0] += target.write(number, blocks.plain(block, opener))
+            counters[0] += target.write(number, blocks.plain(block))
 
 
-class CopyThreads:
-    def __init__(self, source: BlockSource, planned: CopyPlan) -> None:
-        self._source = source
+class CopyHere:
+    """Copies in the calling thread, a ticket at a time."""
+
+    def __init__(self, blocks: Blocks, planned: CopyPlan) -> None:
+        self._blocks = blocks
         self._rows = planned.rows
-        self._tickets = iter(list(itertools.pairwise(planned.tickets)))
-        self._lock = threading.Lock()
-        self._counters = np.zeros((_THREADS, 1), np.int64)
-        self._stop = False
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="store-copy")
-        self._futures = [
-            self._threads.submit(self._run, counters) for counters in self._counters
-        ]
+        self._tickets = itertools.pairwise(planned.tickets)
+        self._counters = np.zeros(1, np.int64)
 
     def wait(self, seconds: float) -> bool:
-        for future in self._futures:
-            try:
-                future.result(seconds)
-            except TimeoutError:
-                return False
+        del seconds
+        for ticket in self._tickets:
+            work(self._blocks, self._rows[slice(*ticket)], self._counters)
+            return False
         return True
 
     def done(self) -> int:
-        return int(self._counters.sum())
+        return int(self._counters[0])
 
-    def end(self) -> None:
-        self._stop = True
-        self._threads.shutdown()
-
-    def _run(self, counters: NDArray[np.int64]) -> None:
-        blocks, opener = Blocks(self._source), BlockOpener(self._source.backend)
-        while not self._stop:
-            with self._lock:
-                ticket = next(self._tickets, None)
-            if ticket is None:
-                return
-            work(blocks, opener, self._rows[slice(*ticket)], counters)
+    def end(self) -> None: ...
 
 
 class MemoryWriter:

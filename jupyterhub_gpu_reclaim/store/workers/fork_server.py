@@ -26,7 +26,6 @@ from jupyterhub_gpu_reclaim.store.workers.handle import WorkerHandle
 
 #: One that has forked before does it within milliseconds; a new one has to import.
 _FORK_SECONDS, _BEGIN_SECONDS = 5.0, 30.0
-_END_SECONDS = 30.0
 _ENV = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 _PR_SET_PDEATHSIG = 1
 
@@ -44,7 +43,6 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **_ENV},
             )
-        self._workers: list[WorkerHandle] = []
         #: Seconds in which a worker that was asked for must be there.
         self.patience = _BEGIN_SECONDS
 
@@ -56,12 +54,6 @@ class ForkServer:
     def lives(self) -> bool:
         """It may hang."""
         return self._process.poll() is None
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether a worker of it is busy, which would die with it."""
-        self._workers = [each for each in self._workers if not each.ended]
-        return bool(self._workers)
 
     def answered(self) -> None:
         # A worker came, so it has imported everything.
@@ -76,24 +68,13 @@ class ForkServer:
             except BaseException:
                 ours.close()
                 raise
-        handle = WorkerHandle(ours)
-        self._workers.append(handle)
-        return handle
+        return WorkerHandle(ours)
 
     def kill(self) -> None:
         """End it and its workers now, even if it hangs."""
-        with contextlib.suppress(OSError):
-            self._process.kill()
-        self.end()
-
-    def end(self) -> None:
-        """Let it end; its workers end with it."""
+        self._process.kill()
+        self._process.wait()
         self._control.close()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 def main() -> None:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.store.backend import Spec
     from jupyterhub_gpu_reclaim.store.packing.base_blocks import BaseBlocks
+    from jupyterhub_gpu_reclaim.store.packing.blocks import BlockSource
     from jupyterhub_gpu_reclaim.store.packing.pack_writer import Recipe
-    from jupyterhub_gpu_reclaim.store.read.blocks import BlockSource
     from jupyterhub_gpu_reclaim.store.read.memory_restore import CopyPlan
     from jupyterhub_gpu_reclaim.store.workers.handle import WorkerHandle
     from jupyterhub_gpu_reclaim.store.workers.pool import Pool

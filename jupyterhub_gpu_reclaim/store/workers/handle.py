@@ -35,10 +35,6 @@ class WorkerHandle:
         self._pidfd = os.pidfd_open(received[0].pid)
         self._end.settimeout(None)
 
-    @property
-    def ended(self) -> bool:
-        return self._end.fileno() < 0
-
     def fileno(self) -> int:
         """Readable when it has sent a message, or is gone."""
         return self._end.fileno()

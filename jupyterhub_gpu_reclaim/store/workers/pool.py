@@ -26,8 +26,6 @@ class Pool:
         self.size = min(workers or cores, MOST_WORKERS)
         self._lock = threading.Lock()
         self._server: ForkServer | None = None
-        #: Servers that hang, while workers of theirs are at work.
-        self._given_up: list[ForkServer] = []
         #: Requested, not yet in use.
         self._spare: list[WorkerHandle] = []
 
@@ -35,22 +33,20 @@ class Pool:
         """Request workers that will be wanted soon, without waiting for them."""
         try:
             with self._lock:
-                server = self._ready()
-                while len(self._spare) < self.size:
-                    self._spare.append(server.fork())
+                self._ask(self.size)
         except OSError as error:
             raise _cannot(error) from error
 
     def start(self, count: int | None = None) -> list[WorkerHandle]:
         """New workers, which wait for their first message; None: as many as it has."""
-        wanted = count or self.size
         workers: list[WorkerHandle] = []
         try:
             try:
-                self._fetch(workers, wanted)
+                self._fetch(workers, count or self.size)
             except TimeoutError:
-                # It lives and does not answer: another one is tried, once.
-                self._fetch(workers, wanted)
+                # The server did not answer, and was ended with them: another one, once.
+                workers.clear()
+                self._fetch(workers, count or self.size)
         except OSError as error:
             for worker in workers:
                 worker.end()
@@ -60,81 +56,52 @@ class Pool:
     def close(self) -> None:
         with self._lock:
             self._end()
-            for server in self._given_up:
-                server.kill()
-            self._given_up.clear()
 
     def _fetch(self, workers: list[WorkerHandle], wanted: int) -> None:
-        """TimeoutError: it hangs, and is not used again; OSError: they do not come."""
+        """TimeoutError: the server hangs, and was ended with its workers."""
         with self._lock:
-            server = self._ready()
-            count = wanted - len(workers)
-            asked, self._spare = self._spare[:count], self._spare[count:]
-        until = time.monotonic() + server.patience
-        try:
-            while len(workers) < wanted:
-                if asked:
-                    # One that died while it was spare is no more than one too few.
-                    found = _came(asked.pop(), until)
-                    workers += [found] if found else []
-                    continue
-                with self._lock:
-                    worker = server.fork()
-                asked.append(worker)
-                worker.greet(_left(until))
-                workers.append(asked.pop())
-        except TimeoutError:
+            server = self._ask(wanted)
+        until, died = time.monotonic() + server.patience, 0
+        while len(workers) < wanted:
             with self._lock:
-                self._give_up(server)
-            raise
-        finally:
-            for worker in asked:
-                worker.end()
+                if not self._spare:
+                    server = self._ask(1)
+                worker = self._spare.pop(0)
+            try:
+                worker.greet(max(0.01, until - time.monotonic()))
+            except TimeoutError:
+                for each in [*workers, worker]:
+                    each.end()
+                with self._lock:
+                    if server is self._server:
+                        self._end()
+                raise
+            except OSError:
+                worker.end()  # it died while it was spare; another one is asked for
+                died += 1
+                if died > self.size:
+                    raise
+            else:
+                workers.append(worker)
         server.answered()
 
-    def _ready(self) -> ForkServer:
-        for server in [each for each in self._given_up if not each.is_needed]:
-            self._given_up.remove(server)
-            server.kill()
+    def _ask(self, count: int) -> ForkServer:
+        """Have so many workers on their way; OSError: they cannot be had."""
         if self._server is not None and not self._server.lives:
             self._end()
         if self._server is None:
             self._server = ForkServer()
+        while len(self._spare) < count:
+            self._spare.append(self._server.fork())
         return self._server
 
-    def _give_up(self, server: ForkServer) -> None:
-        if server is self._server:
-            self._given_up.append(server)
-            self._drop_spare()
-
     def _end(self) -> None:
-        if self._server is not None:
-            server = self._server
-            self._drop_spare()
-            server.end()
-
-    def _drop_spare(self) -> None:
-        self._server = None
+        server, self._server = self._server, None
         spare, self._spare = self._spare, []
         for worker in spare:
             worker.end()
-
-
-def _came(worker: WorkerHandle, until: float) -> WorkerHandle | None:
-    """A spare worker that has started; None, and released, when it has died."""
-    try:
-        worker.greet(_left(until))
-    except TimeoutError:
-        worker.end()
-        raise
-    except OSError:
-        worker.end()
-        return None
-    return worker
-
-
-def _left(until: float) -> float:
-    return max(0.01, until - time.monotonic())
+        if server is not None:
+            server.kill()
 
 
 def _cannot(error: Exception) -> StoreError:

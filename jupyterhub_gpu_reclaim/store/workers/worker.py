@@ -24,11 +24,10 @@ from jupyterhub_gpu_reclaim.store.packing.base_blocks import (
     BaseChunks,
     DedupIndex,
 )
+from jupyterhub_gpu_reclaim.store.packing.blocks import Blocks, BlockSource
 from jupyterhub_gpu_reclaim.store.packing.buffers import Splicer
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import BUFFER_BYTES, PackWriter
-from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener
 from jupyterhub_gpu_reclaim.store.read import memory_restore
-from jupyterhub_gpu_reclaim.store.read.blocks import Blocks, BlockSource
 from jupyterhub_gpu_reclaim.store.workers import channel
 from jupyterhub_gpu_reclaim.store.workers.channel import (
     END,
@@ -124,12 +123,11 @@ def _copy(message: channel.BeginCopy, descriptors: list[int]) -> None:
     head, (table, all_rows) = channel.shared(job, channel.CopyJob, *kinds)
     counters = channel.map_counters(shared)[message.row]
     close_all([job, shared])
-    source = BlockSource(open_backend(head.spec), head.body, table)
-    blocks, opener = Blocks(source), BlockOpener(source.backend)
+    blocks = Blocks(BlockSource(open_backend(head.spec), head.body, table))
     while ticket := os.read(tickets, TICKET_BYTES):
         number = int.from_bytes(ticket, "little")
         rows = all_rows[slice(*head.tickets[number : number + 2])]
-        memory_restore.work(blocks, opener, rows, counters)
+        memory_restore.work(blocks, rows, counters)
     close_all([tickets])
 
 

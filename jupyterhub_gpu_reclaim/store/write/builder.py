@@ -212,7 +212,7 @@ class CheckpointBuilder:
             # Before the session stands still: its first start takes a while.
             self._pool.warm()
             group = CaptureGroup(
-                self._pool, spec, recipe, known, first=pack_writers.OWN
+                self._pool, spec, recipe, known, first=pack_writers.OWN + 1
             )
         return CheckpointWriter(
             self._backend,

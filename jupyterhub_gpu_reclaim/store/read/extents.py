@@ -1,28 +1,18 @@
-"""Finds the blocks of a range of a file, and opens them. Thread-safe."""
+"""Finds the blocks of a range of a file. Pure."""
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from jupyterhub_gpu_reclaim.store.format import crypto
-from jupyterhub_gpu_reclaim.store.format.compression import Garbled, Kind, unpack
-from jupyterhub_gpu_reclaim.store.format.index import damaged
-from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener, BlockRow
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import Any
 
     from numpy.typing import NDArray
 
-    from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
     from jupyterhub_gpu_reclaim.store.format.index import ChunkIndex
-    from jupyterhub_gpu_reclaim.store.format.manifest import Body
 
-_NOT_WRITTEN = "is not what was written"
 #: Block of an extent of zeros.
 ZEROS = -1
 #: Longest extent of zeros.
@@ -99,46 +89,3 @@ def _cuts(
         # A long extent of zeros is cut at round places, which is often enough.
         new[1:] |= zeros & (np.arange(1, len(blocks)) % most_zeros == 0)
     return np.flatnonzero(new)
-
-
-class BlockSource(NamedTuple):
-    backend: Backend
-    body: Body
-    table: NDArray[Any]  #: of ``index.BLOCKS``, checked
-
-
-class Blocks:
-    def __init__(self, source: BlockSource) -> None:
-        self._source = source
-        self._lock = threading.Lock()
-        self._sealers: dict[int, crypto.Sealer] = {}
-
-    def plain(self, block: int, opener: BlockOpener | None = None) -> Buffer:
-        """Read all chunks of a block.
-
-        Raises:
-            StoreError: ``CHECKPOINT_DAMAGED``; nothing of it may be used.
-        """
-        # It may be in the opener's buffer, and is valid until that opens the next.
-        backend, body, table = self._source
-        row = BlockRow(*table[block].tolist())
-        name = body.pack_name(body.packs[row.pack])
-        sealer = self._sealer(row.pack)
-        try:
-            if opener is not None:
-                data: Buffer = opener.open(name, sealer, row)
-            else:
-                sealed = backend.read(name, row.offset, row.stored)
-                data = sealer.open(row.number, sealed, row.bound())
-            return unpack(Kind(row.kind), data, row.chunks * body.chunk_bytes)
-        except (crypto.Forged, Garbled):
-            why = f"block {row.number} of {name} {_NOT_WRITTEN}"
-            raise damaged(why) from None
-
-    def _sealer(self, pack: int) -> crypto.Sealer:
-        with self._lock:
-            if pack not in self._sealers:
-                ref = self._source.body.packs[pack]
-                origin = self._source.body.origins[ref.origin]
-                self._sealers[pack] = crypto.Sealer(origin.pack_key(ref.number))
-            return self._sealers[pack]
