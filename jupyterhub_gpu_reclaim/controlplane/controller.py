@@ -12,9 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.controlplane import metrics
-from jupyterhub_gpu_reclaim.controlplane.decide.draining import Draining, NodeApi
+from jupyterhub_gpu_reclaim.controlplane.decide.draining import NodeApi
 from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue
-from jupyterhub_gpu_reclaim.controlplane.decide.jobs import JobWakes
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge, Probing
 from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
 from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
@@ -26,15 +25,9 @@ from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.loops import ControlLoops
 from jupyterhub_gpu_reclaim.controlplane.naps import Napper, WakeFollower
 from jupyterhub_gpu_reclaim.controlplane.observer import Observer
-from jupyterhub_gpu_reclaim.controlplane.operations import Operations
 from jupyterhub_gpu_reclaim.controlplane.people import UserApi
-from jupyterhub_gpu_reclaim.controlplane.plans import (
-    Questions,
-    StartPlanner,
-    StopPlanner,
-)
+from jupyterhub_gpu_reclaim.controlplane.plans import Planner
 from jupyterhub_gpu_reclaim.controlplane.resume import Resumer
-from jupyterhub_gpu_reclaim.controlplane.save_points import Saver
 from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 from jupyterhub_gpu_reclaim.controlplane.suspend import Suspender
 from jupyterhub_gpu_reclaim.controlplane.taking import Taker
@@ -100,27 +93,23 @@ class Controller:
         probe: Ask | None = None,
     ) -> None:
         sessions = Sessions(journal, clock, settings, policies)
-        self._deletions = deletions = Deletions(sessions, agent, folder)
+        sessions.agent, sessions.hub, sessions.new_id = agent, hub, new_id
+        self._deletions = deletions = Deletions(sessions, folder)
         together = Together(sessions, decide)
-        jobs = JobWakes(sessions)
-        operations = Operations(sessions, agent)
-        suspender = Suspender(sessions, agent, operations, hub, new_id, together, jobs)
-        line = GpuQueue(sessions, agent)
-        napper = Napper(sessions, operations)
-        saver = Saver(sessions, operations, new_id)
-        observer = Observer(sessions, agent, hub, deletions)
-        sampler = SessionSampler(sessions, agent, window)
-        turns = Turns(sessions)
-        draining = Draining(sessions, turns)
+        suspender = Suspender(sessions, together)
+        line = GpuQueue(sessions)
+        observer = Observer(sessions, deletions)
+        sampler = SessionSampler(sessions, window)
         probing = Probing(sessions, probe)
-        judge = Judge(sessions, decide, draining, naps, together, probing)
-        resumer = Resumer(sessions, operations, hub, line)
-        warnings = Warnings(sessions, sampler, judge, draining, together)
-        taker = Taker(sessions, agent, suspender, resumer, napper)
-        room = RoomMaker(sessions, line, agent, judge)
+        judge = Judge(sessions, decide, naps, together, probing)
+        resumer = Resumer(sessions, line)
+        warnings = Warnings(sessions, sampler, judge, together)
+        room = RoomMaker(sessions, line, judge)
+        wakes = WakeFollower(sessions, room)
+        napper = Napper(sessions, wakes)
+        taker = Taker(sessions, suspender, resumer, napper)
         worker = Worker(
             sessions=sessions,
-            agent=agent,
             observer=observer,
             deletions=deletions,
             judge=judge,
@@ -129,41 +118,30 @@ class Controller:
             suspender=suspender,
             resumer=resumer,
             napper=napper,
-            saver=saver,
             room=room,
-            draining=draining,
-            turns=turns,
+            turns=Turns(sessions),
             together=together,
         )
         queue = WorkQueue(worker.work, clock=clock, workers=settings.workers)
         self._sessions, self._queue = sessions, queue
         sessions.look = queue.add
         #: calls about sessions
-        self.users = UserApi(sessions, agent, deletions, judge)
+        self.users = UserApi(sessions, deletions, judge)
         #: calls about nodes
         self.nodes = NodeApi(sessions)
-        questions = Questions(sessions, agent, observer, worker)
-        self._starts = starts = StartPlanner(
-            sessions, agent, deletions, questions, resumer, together
-        )
-        stops = StopPlanner(sessions, agent, deletions, resumer, questions)
-        wakes = WakeFollower(sessions, agent, room)
-        napper.naps = wakes.refresh
+        planner = Planner(sessions, observer, deletions, resumer, together, worker)
         self._loops = ControlLoops(
             sessions=sessions,
-            agent=agent,
             observer=observer,
             deletions=deletions,
             sampler=sampler,
             judge=judge,
-            saver=saver,
             warnings=warnings,
             queue=queue,
             preemption=Preemption(sessions, choose, together) if choose else None,
             line=line,
             room=room,
             wakes=wakes,
-            jobs=jobs,
             taker=taker,
         )
         self.metrics_snapshot = partial(metrics.snapshot, sessions, sampler, room)
@@ -175,13 +153,13 @@ class Controller:
         self.gpus = partial(metrics.gpus, sessions)
         self.gpu_seconds = partial(metrics.gpu_seconds, sessions)
         self.store_use = partial(metrics.store_use, sessions)
-        self.lately_culled = stops.lately_culled
+        self.lately_culled = planner.lately_culled
         # the spawner in the Hub's process
-        self.plan_start, self.placed = starts.plan, starts.placed
-        self.progress, self.cancelled = starts.progress, starts.cancelled
-        self.login_revoked = starts.login_revoked
-        self.plan_stop, self.release = stops.plan, stops.release
-        self.stopped, self.forget = stops.stopped, stops.forget
+        self.plan_start, self.placed = planner.plan_start, planner.placed
+        self.progress, self.cancelled = planner.progress, planner.cancelled
+        self.login_revoked = planner.login_revoked
+        self.plan_stop, self.release = planner.plan_stop, planner.release
+        self.stopped, self.forget = planner.stopped, planner.forget
 
     async def start(self) -> None:
         self._loops.start()

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
     from jupyterhub_gpu_reclaim.common.models import AuditLine, CheckpointInfo, Tree
-    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.phase import Observed
     from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
@@ -59,7 +58,6 @@ class DeletionOrder(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(eq=False)
 class Deletions:
     sessions: Sessions
-    agent: Agent
     folder: Path | None = None
     _orders: dict[SessionKey, DeletionOrder] | None = field(default=None, init=False)
     #: the term of the reading; a higher one raises some orders
@@ -217,7 +215,7 @@ class Deletions:
         order = self.pending(key)
         if order is None:
             return False
-        trees = await self.agent.trees(key)
+        trees = await self.sessions.agent.trees(key)
         left = [
             tree
             for tree in trees
@@ -225,7 +223,7 @@ class Deletions:
         ]
         for tree in left:
             await self._end_tree(tree)
-        saved = await self.agent.checkpoints(key)
+        saved = await self.sessions.agent.checkpoints(key)
         if self.pending(key) is not order:
             return True  # ordered anew, or raised with a term that the store knows
         to_delete = {info.id for info in saved if self._is_saved(order, info)}
@@ -239,7 +237,7 @@ class Deletions:
             line = self._line(order, "forget", _DELETED)
             self.sessions.journal.write(*_told(line))
         for checkpoint in sorted(to_delete):
-            await self.agent.order(checkpoint, orders.Discard())
+            await self.sessions.agent.order(checkpoint, orders.Discard())
             self.sessions.journal.drop(checkpoint)
             _log.info("%s: checkpoint %s deleted (forgotten)", key, checkpoint)
         if left or to_delete or self.pending(key) is not order:
@@ -250,9 +248,9 @@ class Deletions:
     async def _end_tree(self, tree: Tree) -> None:
         try:
             if tree.state is TreeState.CAPTURING:
-                await self.agent.order(tree.incarnation, orders.Cancel())
+                await self.sessions.agent.order(tree.incarnation, orders.Cancel())
             else:
-                await self.agent.order(tree.incarnation, orders.Kill())
+                await self.sessions.agent.order(tree.incarnation, orders.Kill())
         except NotFound:
             return
         _log.info("%s: what is left of a deleted session is ended", tree.key)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey
-    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
     from jupyterhub_gpu_reclaim.policy.retention import Retention
@@ -55,7 +54,7 @@ def to_delete(sessions: Sessions, checkpoint: str) -> list[CheckpointRow]:
     return [each.kept(Keeping.TO_DELETE) for each in (row, *gone)]
 
 
-async def collect(sessions: Sessions, agent: Agent) -> None:
+async def collect(sessions: Sessions) -> None:
     """Delete expired checkpoints; a failed deletion is tried again.
 
     For a session that was not found to be as the journal says, only a person's order is
@@ -75,7 +74,7 @@ async def collect(sessions: Sessions, agent: Agent) -> None:
             continue
         superseded = due.keeping is Keeping.SUPERSEDED
         runs = living.incarnation if superseded and living else ""
-        if runs and not await _is_running(agent, runs):
+        if runs and not await _is_running(sessions, runs):
             stuck.add(due.key)
             continue
         if row is not None and superseded and due.name:
@@ -83,7 +82,7 @@ async def collect(sessions: Sessions, agent: Agent) -> None:
             continue
         try:
             # It may end before a late order arrives: its agent looks once more.
-            await agent.order(due.id, orders.Discard(runs=runs))
+            await sessions.agent.order(due.id, orders.Discard(runs=runs))
         except Unreachable:
             return
         except ReclaimError as error:
@@ -127,9 +126,9 @@ def _due(sessions: Sessions) -> list[CheckpointRow]:
     ]
 
 
-async def _is_running(agent: Agent, incarnation: str) -> bool:
+async def _is_running(sessions: Sessions, incarnation: str) -> bool:
     try:
-        return (await agent.tree(incarnation)).lives
+        return (await sessions.agent.tree(incarnation)).lives
     except ReclaimError:
         return False
 

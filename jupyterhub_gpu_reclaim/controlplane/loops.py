@@ -16,7 +16,8 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.logs import News
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane import expiry
+from jupyterhub_gpu_reclaim.controlplane import expiry, save_points
+from jupyterhub_gpu_reclaim.controlplane.decide import jobs
 from jupyterhub_gpu_reclaim.controlplane.marks import Marks
 from jupyterhub_gpu_reclaim.controlplane.session import (
     LIVE,
@@ -30,18 +31,15 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
     from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue
-    from jupyterhub_gpu_reclaim.controlplane.decide.jobs import JobWakes
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
     from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
     from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
     from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
     from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
-    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.naps import WakeFollower
     from jupyterhub_gpu_reclaim.controlplane.observer import ObservedState, Observer
     from jupyterhub_gpu_reclaim.controlplane.phase import Observed
-    from jupyterhub_gpu_reclaim.controlplane.save_points import Saver
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
     from jupyterhub_gpu_reclaim.controlplane.taking import Taker
     from jupyterhub_gpu_reclaim.controlplane.workqueue import WorkQueue
@@ -68,25 +66,22 @@ _UNREAD = {
 @dataclass(eq=False)
 class ControlLoops:
     sessions: Sessions
-    agent: Agent
     observer: Observer
     deletions: Deletions
     sampler: SessionSampler
     judge: Judge
-    saver: Saver
     warnings: Warnings
     queue: WorkQueue
     line: GpuQueue
     preemption: Preemption | None
     room: RoomMaker
     wakes: WakeFollower
-    jobs: JobWakes
     taker: Taker
     _prune_at: float = field(default=0.0, init=False)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        self._marks = Marks(self.sessions, self.agent)
+        self._marks = Marks(self.sessions)
         self._news = News()
 
     def start(self) -> None:
@@ -145,10 +140,10 @@ class ControlLoops:
                 missed[key] = error
         self._tell_missed(missed)
         self.wakes.refresh()
-        self.jobs.refresh()
+        jobs.refresh(self.sessions)
         self.room.refresh()
         expiry.retain(self.sessions, settings.retention)
-        await expiry.collect(self.sessions, self.agent)
+        await expiry.collect(self.sessions)
         await self._marks.settle(state.checkpoints())
         self._forget_gone(state)
         self._do_rare_work(self.sessions.clock.now())
@@ -235,7 +230,7 @@ class ControlLoops:
             reclaim = self.judge.reclaims(row)
             reclaim = self.judge.naps(row) or reclaim
             wished = row.intent is not Intent.NONE or row.phase is Phase.WARNED
-            due = self.saver.is_due(row)
+            due = save_points.is_due(self.sessions, row)
             return reclaim or wished or due or row.stop_asked is not None
         wished = row.intent is not Intent.NONE
         untold = self.sessions.runtime(row.key).end_untold

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
-    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
@@ -43,9 +42,8 @@ class _Word(NamedTuple):
 
 
 class Marks:
-    def __init__(self, sessions: Sessions, agent: Agent) -> None:
+    def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._agent = agent
         #: numbers of the service's words in its term, so that a late one does not count
         self._words = itertools.count(1)
         self._last = ""  #: the checkpoint tried last: the others come first
@@ -67,7 +65,7 @@ class Marks:
             self._last = checkpoint
             try:
                 order = orders.Mark(said, next(self._words))
-                await self._agent.order(checkpoint, order)
+                await self._sessions.agent.order(checkpoint, order)
             except Unreachable as error:
                 _log.debug("%s: mark of %s: %s", key, checkpoint, error)
                 return

@@ -21,6 +21,7 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
+from jupyterhub_gpu_reclaim.controlplane import operations
 from jupyterhub_gpu_reclaim.controlplane.runtime import NapTrouble
 from jupyterhub_gpu_reclaim.controlplane.session import (
     LIVE,
@@ -33,8 +34,6 @@ from jupyterhub_gpu_reclaim.controlplane.session import (
 from jupyterhub_gpu_reclaim.controlplane.sessions import MAKES_ROOM, SERVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jupyterhub_gpu_reclaim.common.models import (
         Decision,
         Event,
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
         Tree,
     )
     from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
-    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
-    from jupyterhub_gpu_reclaim.controlplane.operations import Operations
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
 
@@ -58,9 +55,7 @@ SHORT_NAP = 60.0
 @dataclass(eq=False)
 class Napper:
     sessions: Sessions
-    operations: Operations
-    #: called when a session has begun to nap
-    naps: Callable[[], None] = lambda: None
+    wakes: WakeFollower
 
     async def nap(self, row: SessionRow, by: str, why: Decision | None = None) -> None:
         """Move a session's GPU memory out; it then is NAPPING, or runs as before."""
@@ -68,7 +63,9 @@ class Napper:
         runtime.moving_out = runtime.cards(row.incarnation)
         seen = runtime.seen if why is not None else None
         try:
-            end = await self.operations.end_of(row, orders.Nap(seen=seen), "nap")
+            end = await operations.end_of(
+                self.sessions, row, orders.Nap(seen=seen), "nap"
+            )
         finally:
             runtime.moving_out = None
             runtime.makes_room_for = None
@@ -101,7 +98,7 @@ class Napper:
 
     async def wake(self, row: SessionRow, by: str) -> float:
         """Move a session's GPU memory back; return the seconds until the next try."""
-        end = await self.operations.end_of(row, orders.Wake(), "wake")
+        end = await operations.end_of(self.sessions, row, orders.Wake(), "wake")
         now = self.sessions.row(row.key)
         if not _still_runs(row, now):
             return 0.0
@@ -156,7 +153,7 @@ class Napper:
             row.key, event, by=by, why=why, note=moved, failure=row.failure, **order
         )
         if event is SessionEvent.NAPS:
-            self.naps()
+            self.wakes.refresh()
 
     def _note_failure(self, row: SessionRow, by: str, failure: Failure) -> None:
         self.sessions.runtime(row.key).nap_trouble = self._next_trouble(row, failure)
@@ -198,7 +195,6 @@ _USUAL_SPEED = 5.0 * 2**30
 @dataclass(eq=False)
 class WakeFollower:
     sessions: Sessions
-    agent: Agent
     room: RoomMaker
     _tasks: dict[SessionKey, tuple[str, asyncio.Task[None]]] = field(
         default_factory=dict, init=False
@@ -231,7 +227,9 @@ class WakeFollower:
         while True:
             wait = self.sessions.settings.pace
             try:
-                async for event in self.agent.follow(incarnation, orders.NextWake()):
+                async for event in self.sessions.agent.follow(
+                    incarnation, orders.NextWake()
+                ):
                     await self._take_event(key, incarnation, event)
             except NotFound:
                 return
@@ -257,7 +255,7 @@ class WakeFollower:
             known = runtime.shortage_of(incarnation) is not None
             if not known or now - runtime.napping_seen >= self.sessions.settings.pace:
                 self._note_waiting(
-                    key, incarnation, await self.agent.tree(incarnation), now
+                    key, incarnation, await self.sessions.agent.tree(incarnation), now
                 )
         elif event.tree is not None:
             self._note_waiting(key, incarnation, event.tree)

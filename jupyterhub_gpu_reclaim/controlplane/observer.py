@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey, Tree
     from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
-    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
 
@@ -64,8 +63,6 @@ class ObservedState:
 @dataclass(eq=False)
 class Observer:
     sessions: Sessions
-    agent: Agent
-    hub: Hub
     deletions: Deletions
     _silent: set[str] = field(default_factory=set, init=False)
     _saved: list[CheckpointInfo] | None = field(default=None, init=False)
@@ -79,9 +76,9 @@ class Observer:
         """Observe everything; the store's answer may be so many seconds old."""
         asked = self.sessions.clock.monotonic()
         trees, saved, servers = await asyncio.gather(
-            self._ask("agent", self.agent.trees),
+            self._ask("agent", self.sessions.agent.trees),
             self._stored(store_every),
-            self._ask("Hub", self.hub.servers),
+            self._ask("Hub", self.sessions.hub.servers),
         )
         return ObservedState(trees, saved, servers, asked)
 
@@ -94,7 +91,9 @@ class Observer:
             for runtime in self.sessions.runtimes.values():
                 runtime.deleted = frozenset()
                 runtime.told = {}
-            self._saved = await self._ask("agent's store", self.agent.checkpoints)
+            self._saved = await self._ask(
+                "agent's store", self.sessions.agent.checkpoints
+            )
             self._listed = now
             if self._saved is not None:
                 self._list = _by_key(in_order(self._saved))
@@ -119,9 +118,9 @@ class Observer:
 
     async def observe(self, key: SessionKey) -> Observed:
         trees, saved, hub = await asyncio.gather(
-            self._ask("agent", lambda: self.agent.trees(key)),
-            self._ask("agent's store", lambda: self.agent.checkpoints(key)),
-            self._ask("Hub", lambda: self.hub.server(key)),
+            self._ask("agent", lambda: self.sessions.agent.trees(key)),
+            self._ask("agent's store", lambda: self.sessions.agent.checkpoints(key)),
+            self._ask("Hub", lambda: self.sessions.hub.server(key)),
         )
         observed = Observed(
             trees=None if trees is None else tuple(trees),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import codec
@@ -21,65 +20,60 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder
-    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
 
-@dataclass(eq=False)
-class Operations:
-    sessions: Sessions
-    agent: Agent
+async def end_of(
+    sessions: Sessions,
+    row: SessionRow,
+    order: AgentOrder,
+    name: str,
+    *,
+    hear: Callable[[Event], bool] = lambda _: True,
+    is_over: Callable[[SessionRow], bool] | None = None,
+) -> Event:
+    """Give an order, or attach to it; its last event, a refusal as its failure.
 
-    async def end_of(
-        self,
-        row: SessionRow,
-        order: AgentOrder,
-        name: str,
-        *,
-        hear: Callable[[Event], bool] = lambda _: True,
-        is_over: Callable[[SessionRow], bool] | None = None,
-    ) -> Event:
-        """Give an order, or attach to it; its last event, a refusal as its failure.
+    ``hear`` is told of each event, and returns whether its step counts. Once
+    ``is_over`` says so of the row, the order is called off.
 
-        ``hear`` is told of each event, and returns whether its step counts. Once
-        ``is_over`` says so of the row, the order is called off.
+    Raises:
+        Unreachable: the agent was lost on the way, or has taken too long; the
+            operation may go on there.
+    """
+    calling = is_over and asyncio.create_task(_call_off_once(sessions, row, is_over))
+    limit = sessions.settings.operation_limit
+    try:
+        async with asyncio.timeout(limit):
+            async for event in sessions.agent.follow(row.incarnation, order):
+                counts = hear(event)
+                if event.step is None:
+                    return event
+                if counts:
+                    sessions.counters.step(name, event.step)
+    except TimeoutError:
+        if not order.cancellable:
+            late = Refused(Reason.TIMED_OUT, step=order.kind, seconds=limit)
+            return Event(failure=codec.failure_of(late))
+        await sessions.agent.order(row.incarnation, Cancel())
+        raise Unreachable(Reason.AGENT_UNREACHABLE, detail=order.kind) from None
+    except Unreachable:
+        raise
+    except ReclaimError as error:
+        return Event(failure=codec.failure_of(error))
+    finally:
+        if calling:
+            calling.cancel()
+    raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
 
-        Raises:
-            Unreachable: the agent was lost on the way, or has taken too long; the
-                operation may go on there.
-        """
-        calling = is_over and asyncio.create_task(self._call_off_once(row, is_over))
-        limit = self.sessions.settings.operation_limit
-        try:
-            async with asyncio.timeout(limit):
-                async for event in self.agent.follow(row.incarnation, order):
-                    counts = hear(event)
-                    if event.step is None:
-                        return event
-                    if counts:
-                        self.sessions.counters.step(name, event.step)
-        except TimeoutError:
-            if not order.cancellable:
-                late = Refused(Reason.TIMED_OUT, step=order.kind, seconds=limit)
-                return Event(failure=codec.failure_of(late))
-            await self.agent.order(row.incarnation, Cancel())
-            raise Unreachable(Reason.AGENT_UNREACHABLE, detail=order.kind) from None
-        except Unreachable:
-            raise
-        except ReclaimError as error:
-            return Event(failure=codec.failure_of(error))
-        finally:
-            if calling:
-                calling.cancel()
-        raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
 
-    async def _call_off_once(
-        self, row: SessionRow, is_over: Callable[[SessionRow], bool]
-    ) -> None:
-        """Cancel again and again: an order may have come before the agent had begun."""
-        limit = self.sessions.settings.operation_limit
-        while await self.sessions.until(row.key, is_over, limit):
-            with suppress(ReclaimError):
-                await self.agent.order(row.incarnation, Cancel())
-            await self.sessions.clock.sleep(self.sessions.settings.pace)
+async def _call_off_once(
+    sessions: Sessions, row: SessionRow, is_over: Callable[[SessionRow], bool]
+) -> None:
+    """Cancel again and again: an order may have come before the agent had begun."""
+    limit = sessions.settings.operation_limit
+    while await sessions.until(row.key, is_over, limit):
+        with suppress(ReclaimError):
+            await sessions.agent.order(row.incarnation, Cancel())
+        await sessions.clock.sleep(sessions.settings.pace)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey, Tree
-    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
@@ -138,20 +137,20 @@ def row_of(sessions: Sessions, placement: Placement) -> SessionRow:
     return next(own, rows[0])
 
 
-async def names_of(agent: Agent, *ids: str) -> set[SessionKey]:
+async def names_of(sessions: Sessions, *ids: str) -> set[SessionKey]:
     """Return the names by which the agents, or else the store, know these ids."""
     known = set(ids) - {""}
-    trees = [t for t in await agent.trees() if t.state is not TreeState.GONE]
+    trees = [t for t in await sessions.agent.trees() if t.state is not TreeState.GONE]
     if names := {t.key for t in trees if known & {t.session, t.incarnation}}:
         return names
     return {
         info.key
-        for info in await agent.checkpoints()
+        for info in await sessions.agent.checkpoints()
         if info.id in known or (info.aside is None and info.session in known)
     }
 
 
-async def check_names(sessions: Sessions, agent: Agent, placement: Placement) -> None:
+async def check_names(sessions: Sessions, placement: Placement) -> None:
     """Check that its user has no session under a former name.
 
     Raises:
@@ -160,7 +159,7 @@ async def check_names(sessions: Sessions, agent: Agent, placement: Placement) ->
     mine = sessions.row(placement.key)
     if placement.former in mine.ids or mine.phase is not Phase.STOPPED:
         return
-    for key in sorted(await _names(sessions, agent, placement) - {mine.key}):
+    for key in sorted(await _names(sessions, placement) - {mine.key}):
         there = sessions.row(key).ids
         named = {placement.former, placement.checkpoint, *there} - {""}
         told = sessions.journal.all_noted(NoteKind.RENAMED).keys()
@@ -174,14 +173,12 @@ async def check_names(sessions: Sessions, agent: Agent, placement: Placement) ->
         raise error
 
 
-async def _names(
-    sessions: Sessions, agent: Agent, placement: Placement
-) -> set[SessionKey]:
+async def _names(sessions: Sessions, placement: Placement) -> set[SessionKey]:
     rows = sessions.journal.sessions()
     there = [row for row in rows if row.phase is not Phase.STOPPED]
     if hubs := {placement.former, placement.checkpoint} - {""}:
         found = {row.key for row in there if hubs & row.ids}
-        if found := found or await names_of(agent, *hubs):
+        if found := found or await names_of(sessions, *hubs):
             return found
     if sessions.row(placement.key).since or not placement.owner:
         return set()  # something was begun under this name

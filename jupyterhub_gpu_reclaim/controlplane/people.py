@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.orders import Order
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
-    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
@@ -83,12 +82,9 @@ class UserApi:
     ``manages`` may say that another account of that name is the same person.
     """
 
-    def __init__(
-        self, sessions: Sessions, agent: Agent, deletions: Deletions, judge: Judge
-    ) -> None:
+    def __init__(self, sessions: Sessions, deletions: Deletions, judge: Judge) -> None:
         self._sessions = sessions
         self._settings = sessions.settings
-        self._agent = agent
         self._deletions = deletions
         self._judge = judge
 
@@ -361,7 +357,7 @@ class UserApi:
         journal = self._sessions.journal
         there = True
         try:
-            infos = tuple(await self._agent.checkpoints(key))
+            infos = tuple(await self._sessions.agent.checkpoints(key))
         except (Unreachable, StoreError):
             if journal.checkpoint(checkpoint) is None:
                 raise
@@ -420,14 +416,14 @@ class UserApi:
             Refused: ``wrong_phase``: it is the session itself.
         """
         row = self._known_row(key)
-        trees = await self._agent.trees(key)
+        trees = await self._sessions.agent.trees(key)
         if incarnation not in {tree.incarnation for tree in trees}:
             raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
         if incarnation == row.incarnation and row.phase is not Phase.STOPPED:
             raise Refused(
                 Reason.WRONG_PHASE, phase=row.phase.value, action="be ended like this"
             )
-        await taking.end(self._sessions, self._agent, key, incarnation)
+        await taking.end(self._sessions, key, incarnation)
         line = self._sessions.audit_line(key, by, "end second tree", incarnation)
         self._sessions.update(key, line, failure=None)
         self._sessions.look(key)
@@ -466,7 +462,7 @@ class UserApi:
             raise _wrong_phase(row, SessionEvent.DISCARDED)
         else:
             self._discard_other(row, checkpoint, by)
-        await expiry.collect(self._sessions, self._agent)
+        await expiry.collect(self._sessions)
         journal = self._sessions.journal
         rows = [each for name in before if (each := journal.checkpoint(name))]
         gone = set(before) - {each.id for each in rows}
@@ -545,7 +541,7 @@ class UserApi:
         drained = self._sessions.drains.of_session(row) is not None
         if row.phase is Phase.SUSPENDING and not drained:
             with suppress(NotFound):
-                await self._agent.order(row.incarnation, orders.Cancel())
+                await self._sessions.agent.order(row.incarnation, orders.Cancel())
 
 
 def _checked_name(text: str) -> str:

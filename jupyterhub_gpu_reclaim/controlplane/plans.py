@@ -73,15 +73,22 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Failure, Identity, Tree
     from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
     from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
-    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.observer import Observer
     from jupyterhub_gpu_reclaim.controlplane.resume import Resumer
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
     from jupyterhub_gpu_reclaim.controlplane.worker import Worker
 
 
+_log = logging.getLogger(__name__)
+
 #: Most looks at a session that moves, or for which something was done first.
 _LOOKS = 12
+#: Most attempts to make a plan while the session moves.
+_ATTEMPTS = 5
+#: Seconds for which an order to renew a login holds.
+RENEWAL_SECONDS = 86400.0
+#: Seconds for which it is told that somebody ends sessions for being idle.
+_LATELY = 86400.0
 
 
 class Answer(NamedTuple):
@@ -91,19 +98,22 @@ class Answer(NamedTuple):
 
 
 @dataclass(eq=False)
-class Questions:
+class Planner:
     sessions: Sessions
-    agent: Agent
     observer: Observer
+    deletions: Deletions
+    resumer: Resumer
+    together: Together
     worker: Worker
 
+    # --- questions
     async def call_off(self, key: SessionKey) -> None:
         row = self.sessions.row(key)
         if row.phase is not Phase.SUSPENDING:
             return
         if self.sessions.drains.of_session(row) is None:
             with suppress(Refused, NotFound):
-                await self.agent.order(row.incarnation, orders.Cancel())
+                await self.sessions.agent.order(row.incarnation, orders.Cancel())
         self.sessions.look(key)
         await self.moved(key, lambda now: now.phase is not Phase.SUSPENDING)
 
@@ -170,12 +180,14 @@ class Questions:
         return answer, silence
 
     async def _ask_for_trees(self, key: SessionKey, observed: Observed) -> Observed:
-        return observed._replace(trees=tuple(await self.agent.trees(key)))
+        return observed._replace(trees=tuple(await self.sessions.agent.trees(key)))
 
     async def _ask_for_checkpoints(
         self, key: SessionKey, observed: Observed
     ) -> Observed:
-        return observed._replace(saved=in_order(await self.agent.checkpoints(key)))
+        return observed._replace(
+            saved=in_order(await self.sessions.agent.checkpoints(key))
+        )
 
     def _settle(self, row: SessionRow, observed: Observed, asked: Asked) -> Answer:
         observed = observed._replace(hub=HubState.SPAWNING)
@@ -200,23 +212,8 @@ class Questions:
             if not await self._moved_on(row):
                 raise
 
-
-_log = logging.getLogger(__name__)
-
-#: Most attempts to make a plan while the session moves.
-_ATTEMPTS = 5
-
-
-@dataclass(eq=False)
-class StartPlanner:
-    sessions: Sessions
-    agent: Agent
-    deletions: Deletions
-    questions: Questions
-    resumer: Resumer
-    together: Together
-
-    async def plan(self, placement: Placement) -> StartPlan:
+    # --- starts
+    async def plan_start(self, placement: Placement) -> StartPlan:
         """Plan how to start a session; ``placement.incarnation`` is the new one.
 
         Never ``cold`` while a checkpoint is known. A capture under way is cancelled
@@ -230,9 +227,9 @@ class StartPlanner:
             # The check may give it a former one's.
             owned = self.sessions.row(key).account == placement.owner != ""
             owners.check(self.sessions, placement)
-            await self.questions.call_off(key)
+            await self.call_off(key)
             for _ in range(_ATTEMPTS):
-                answer = await self.questions.answer(key, Want.START, placement)
+                answer = await self.answer(key, Want.START, placement)
                 # More may have been found.
                 owners.check(self.sessions, placement)
                 plan = await self._plan(answer, placement)
@@ -271,17 +268,19 @@ class StartPlanner:
             self._check_open()
         match action.kind:
             case ActionKind.COLD:
-                await owners.check_names(self.sessions, self.agent, placement)
+                await owners.check_names(self.sessions, placement)
                 moved = self.sessions.row(row.key) != row
                 return None if moved else StartPlan(action="cold")
             case ActionKind.JOIN if action.tree is not None:
                 return await self._adopt_running(answer, action.tree, placement)
             case ActionKind.RETURN if row.phase is Phase.RESUMING:
-                return self._restore(row, await self.agent.identity(row.checkpoint))
+                return self._restore(
+                    row, await self.sessions.agent.identity(row.checkpoint)
+                )
             case ActionKind.RETURN:
                 return await self._begin_restore(answer, placement)
             case ActionKind.MISSING:
-                await owners.check_names(self.sessions, self.agent, placement)
+                await owners.check_names(self.sessions, placement)
                 if self.sessions.row(row.key) == row:  # its user has to choose
                     gone = placement.checkpoint
                     failure = failure_of(Reason.CHECKPOINT_MISSING, checkpoint=gone)
@@ -313,7 +312,7 @@ class StartPlanner:
     ) -> StartPlan | None:
         key, row = answer.row.key, answer.row
         try:
-            identity = await self.agent.identity(row.checkpoint)
+            identity = await self.sessions.agent.identity(row.checkpoint)
         except Unreachable:
             raise
         except ReclaimError as error:
@@ -354,7 +353,7 @@ class StartPlanner:
         if tree.ending:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="stop")
         if taking.is_ordered(self.sessions, tree.key, tree.incarnation):
-            await taking.end(self.sessions, self.agent, tree.key, tree.incarnation)
+            await taking.end(self.sessions, tree.key, tree.incarnation)
             return None
         if not renewal_ordered(self.sessions, row.key):
             owners.refuse_anothers(self.sessions, tree, placement)
@@ -427,7 +426,7 @@ class StartPlanner:
             return
         tree = await self._unknown_return(row)
         if tree is None and row.phase in LIVE:
-            tree = await self.agent.tree(row.incarnation)
+            tree = await self.sessions.agent.tree(row.incarnation)
         if tree is None:
             yield Event(failure=row.failure or failure_of(Reason.CANCELLED))
         elif tree.state is not TreeState.RESTORING:  # else it is asked again
@@ -438,7 +437,7 @@ class StartPlanner:
 
         It may be all that there is, if the store was put back with the journal.
         """
-        for tree in await self.agent.trees(row.key):
+        for tree in await self.sessions.agent.trees(row.key):
             back = tree.runs or tree.state is TreeState.RESTORING
             ordered = taking.is_ordered(self.sessions, row.key, tree.incarnation)
             if back and tree.incarnation != row.incarnation and not ordered:
@@ -458,9 +457,7 @@ class StartPlanner:
         if row.incarnation == placement.incarnation:
             self._cancel(row, placement)
         with suppress(Unreachable, Refused):
-            await taking.end(
-                self.sessions, self.agent, placement.key, placement.incarnation
-            )
+            await taking.end(self.sessions, placement.key, placement.incarnation)
         self.sessions.look(placement.key)
 
     def _cancel(self, row: SessionRow, placement: Placement) -> None:
@@ -475,40 +472,8 @@ class StartPlanner:
         elif row.phase in LIVE:
             sessions.apply(row.key, SessionEvent.STOPPED, checkpoint="")
 
-
-#: Seconds for which an order holds.
-RENEWAL_SECONDS = 86400.0
-
-
-def order_renewal(sessions: Sessions, key: SessionKey, by: str) -> None:
-    until = sessions.clock.now() + RENEWAL_SECONDS
-    sessions.journal.note(NoteKind.LOGIN_RENEWAL, key.path, until)
-    sessions.update(key, sessions.audit_line(key, by, "renew login"))
-
-
-def renewal_ordered(sessions: Sessions, key: SessionKey) -> bool:
-    until = sessions.journal.noted(NoteKind.LOGIN_RENEWAL, key.path)
-    return until is not None and sessions.clock.now() < until
-
-
-def end_renewal(sessions: Sessions, key: SessionKey) -> None:
-    if sessions.journal.noted(NoteKind.LOGIN_RENEWAL, key.path) is not None:
-        sessions.journal.forget_notes(NoteKind.LOGIN_RENEWAL, key.path)
-
-
-#: Seconds for which such a mark is told.
-_LATELY = 86400.0
-
-
-@dataclass(eq=False)
-class StopPlanner:
-    sessions: Sessions
-    agent: Agent
-    deletions: Deletions
-    resumer: Resumer
-    questions: Questions
-
-    async def plan(self, placement: Placement) -> StopPlan:
+    # --- stops
+    async def plan_stop(self, placement: Placement) -> StopPlan:
         """Answer ``release`` if that incarnation is (now) suspended, else ``stop``.
 
         A capture under way is cancelled or finished first. Idempotent.
@@ -524,11 +489,9 @@ class StopPlanner:
         if placement.checked:
             # A restarted Hub stops a server only because it found it frozen: nobody
             # asked for that stop, so the capture is finished.
-            await self.questions.moved(
-                key, lambda row: row.phase is not Phase.SUSPENDING
-            )
+            await self.moved(key, lambda row: row.phase is not Phase.SUSPENDING)
         with suppress(Unreachable):
-            await self.questions.call_off(key)
+            await self.call_off(key)
         row = self.sessions.row(key)
         mine = row.incarnation == placement.incarnation
         if mine and row.stop_asked is not None and row.phase in LIVE:
@@ -537,10 +500,10 @@ class StopPlanner:
                 # Nobody but us has asked for the end of what is not saved.
                 raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
         ids = placement.incarnation, placement.session
-        names = set() if mine else await owners.names_of(self.agent, *ids)
+        names = set() if mine else await owners.names_of(self.sessions, *ids)
         if names and key not in names:  # it is its user's, of before a new name
             return StopPlan(action="keep")
-        answer = await self.questions.answer(key, Want.STOP, placement)
+        answer = await self.answer(key, Want.STOP, placement)
         match answer.action.kind:
             case ActionKind.REFUSE if answer.action.failure is not None:
                 raise codec.error_of(answer.action.failure, Refused)
@@ -581,7 +544,7 @@ class StopPlanner:
             raise Refused(Reason.NOT_CAPTURED)
         try:
             release = orders.Release(row.checkpoint)
-            await self.agent.order(row.incarnation, release)
+            await self.sessions.agent.order(row.incarnation, release)
         finally:
             self.sessions.look(row.key)
 
@@ -608,7 +571,7 @@ class StopPlanner:
         }
         if placement.failure is not None:
             ended = placement.failure
-            taking.vanished(self.sessions, self.agent, row, ended, **changes)
+            taking.vanished(self.sessions, row, ended, **changes)
             return
         by = placement.by or of_user(row.key.user)
         why = self._note_culler(by) if placement.culled else None
@@ -653,3 +616,19 @@ class StopPlanner:
         line = self.sessions.audit_line(key, program, "user deleted")
         self.sessions.update(key, line, checkpoints=kept, claimed=claimed)
         self.sessions.look(key)
+
+
+def order_renewal(sessions: Sessions, key: SessionKey, by: str) -> None:
+    until = sessions.clock.now() + RENEWAL_SECONDS
+    sessions.journal.note(NoteKind.LOGIN_RENEWAL, key.path, until)
+    sessions.update(key, sessions.audit_line(key, by, "renew login"))
+
+
+def renewal_ordered(sessions: Sessions, key: SessionKey) -> bool:
+    until = sessions.journal.noted(NoteKind.LOGIN_RENEWAL, key.path)
+    return until is not None and sessions.clock.now() < until
+
+
+def end_renewal(sessions: Sessions, key: SessionKey) -> None:
+    if sessions.journal.noted(NoteKind.LOGIN_RENEWAL, key.path) is not None:
+        sessions.journal.forget_notes(NoteKind.LOGIN_RENEWAL, key.path)

@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Event, Failure, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, moment
+from jupyterhub_gpu_reclaim.controlplane import operations
 from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.session import (
     NO_ORDER,
@@ -29,8 +30,6 @@ from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Tree
     from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue
-    from jupyterhub_gpu_reclaim.controlplane.interfaces import Hub
-    from jupyterhub_gpu_reclaim.controlplane.operations import Operations
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
 
@@ -40,8 +39,6 @@ _log = logging.getLogger(__name__)
 @dataclass(eq=False)
 class Resumer:
     sessions: Sessions
-    operations: Operations
-    hub: Hub
     line: GpuQueue
     _asking: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
@@ -77,7 +74,7 @@ class Resumer:
 
     async def _ask_for_start(self, row: SessionRow) -> None:
         try:
-            await self.hub.start(row.key)
+            await self.sessions.hub.start(row.key)
         except Refused as error:
             asked, row = row, self.sessions.row(row.key)
             if row.intent is not Intent.RESUME or row.since != asked.since:
@@ -127,7 +124,7 @@ class Resumer:
                 self._note_moment(row, event.tree)
             return True
 
-        return await self.operations.end_of(row, order, "resume", hear=hear)
+        return await operations.end_of(self.sessions, row, order, "resume", hear=hear)
 
     def _note_moment(self, row: SessionRow, tree: Tree) -> None:
         note = f"It is as it was at {moment(tree.as_of)}; outputs may be newer."

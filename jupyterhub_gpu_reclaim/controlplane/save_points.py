@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
@@ -20,15 +20,12 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
-from jupyterhub_gpu_reclaim.controlplane import retention
+from jupyterhub_gpu_reclaim.controlplane import operations, retention
 from jupyterhub_gpu_reclaim.controlplane.session import LIVE, NO_ORDER, Intent
 from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure, Usage
-    from jupyterhub_gpu_reclaim.controlplane.operations import Operations
     from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
@@ -41,106 +38,111 @@ LULL: Final = 30.0
 _PUT_OFF: Final = 1 / 3
 
 
-@dataclass(eq=False)
-class Saver:
-    sessions: Sessions
-    operations: Operations
-    new_id: Callable[[], str]
+async def save(sessions: Sessions, row: SessionRow, by: str) -> None:
+    """Save a running session; an order to do so in its row is then carried out.
 
-    async def save(self, row: SessionRow, by: str) -> None:
-        """Save a running session; an order to do so in its row is then carried out.
+    Raises:
+        Unreachable: the agent was lost on the way; it may go on there.
+        Refused: ``operation_in_flight``: another one has to end first.
+    """
+    _note_tried(sessions, row)
+    generation = sessions.next_generation(row.key)
+    order = orders.Save(sessions.new_id(), generation, name=row.save_name)
+    end = await operations.end_of(
+        sessions, row, order, "save", is_over=partial(_is_wanted_otherwise, sessions)
+    )
+    if end.checkpoint is not None:
+        _note_saved(sessions, row, by, end.checkpoint)
+    elif end.failure is not None:
+        if end.failure.code == Reason.OPERATION_IN_FLIGHT.value:
+            raise codec.error_of(end.failure, Refused)
+        _note_failed(sessions, row, by, end.failure)
 
-        Raises:
-            Unreachable: the agent was lost on the way; it may go on there.
-            Refused: ``operation_in_flight``: another one has to end first.
-        """
-        self._note_tried(row)
-        generation = self.sessions.next_generation(row.key)
-        order = orders.Save(self.new_id(), generation, name=row.save_name)
-        end = await self.operations.end_of(
-            row, order, "save", is_over=self._is_wanted_otherwise
-        )
-        if end.checkpoint is not None:
-            self._note_saved(row, by, end.checkpoint)
-        elif end.failure is not None:
-            if end.failure.code == Reason.OPERATION_IN_FLIGHT.value:
-                raise codec.error_of(end.failure, Refused)
-            self._note_failed(row, by, end.failure)
 
-    def _is_wanted_otherwise(self, row: SessionRow) -> bool:
-        ordered = row.intent not in {Intent.NONE, Intent.SAVE}
-        return ordered or self.sessions.drains.of_session(row) is not None
+def _is_wanted_otherwise(sessions: Sessions, row: SessionRow) -> bool:
+    ordered = row.intent not in {Intent.NONE, Intent.SAVE}
+    return ordered or sessions.drains.of_session(row) is not None
 
-    def _note_saved(self, row: SessionRow, by: str, info: CheckpointInfo) -> None:
-        sessions, now = self.sessions, self.sessions.row(row.key)
-        self.sessions.counters.ended("save", "ok")
-        if now.incarnation != row.incarnation or now.phase not in LIVE:
-            return  # it is found in the store
-        note = (
-            f"{size(info.logical_bytes)}, {size(info.stored_bytes)} of it newly"
-            f" written; it stood still for {duration(info.frozen_seconds)}."
-        )
-        if info.not_kept:
-            note += f" No copy is kept of {info.not_kept}."
-        sessions.counters.still.observe(info.frozen_seconds)
-        sessions.update(
-            row.key,
-            sessions.audit_line(row.key, by, "save point", note),
-            checkpoints=sessions.found([info]),
-            checkpoint=info.id,
-            failure=None,
-            **retention.highest(now, [info]),
-            **_cleared_order(row, now),
-        )
 
-    def _note_failed(self, row: SessionRow, by: str, failure: Failure) -> None:
-        sessions, now = self.sessions, self.sessions.row(row.key)
-        self.sessions.counters.ended("save", "failed", failure.code)
-        if failure.code == Reason.CANCELLED.value:
-            return  # where nobody wants anything else, it is tried again
-        if now.incarnation != row.incarnation or now.phase not in LIVE:
-            return
-        _log.info("%s: not saved: %s", row.key, failure.message)
-        line = sessions.audit_line(row.key, by, "save point failed", failure.message)
-        shown = now.failure if by == SERVICE else failure
-        sessions.update(row.key, line, failure=shown, **_cleared_order(row, now))
+def _note_saved(
+    sessions: Sessions, row: SessionRow, by: str, info: CheckpointInfo
+) -> None:
+    now = sessions.row(row.key)
+    sessions.counters.ended("save", "ok")
+    if now.incarnation != row.incarnation or now.phase not in LIVE:
+        return  # it is found in the store
+    note = (
+        f"{size(info.logical_bytes)}, {size(info.stored_bytes)} of it newly"
+        f" written; it stood still for {duration(info.frozen_seconds)}."
+    )
+    if info.not_kept:
+        note += f" No copy is kept of {info.not_kept}."
+    sessions.counters.still.observe(info.frozen_seconds)
+    sessions.update(
+        row.key,
+        sessions.audit_line(row.key, by, "save point", note),
+        checkpoints=sessions.found([info]),
+        checkpoint=info.id,
+        failure=None,
+        **retention.highest(now, [info]),
+        **_cleared_order(row, now),
+    )
 
-    # --- by rule
-    def is_due(self, row: SessionRow) -> bool:
-        every = self.sessions.saved_every(row.key)
-        if not every or row.phase not in LIVE or row.phase is Phase.WARNED:
-            return False
-        now, runtime = self.sessions.clock.now(), self.sessions.runtime(row.key)
-        last = last_saved(self.sessions, row)
-        tried = runtime.save_tried
-        if tried is not None and now - tried < min(every, self._pause(row)):
-            return False
-        nap = runtime.nap_of(row.incarnation)
-        if nap is not None:
-            return last is None or last < nap.begun
-        if runtime.usage is None or runtime.cards(row.incarnation):
-            return False
-        if last is None:
-            last = row.resumed_at or row.started_at or row.since
-        used = runtime.usage.used_since(last)
-        return used and is_time(now, last, every, runtime.usage)
 
-    def _note_tried(self, row: SessionRow) -> None:
-        """Note that a save begins, however it ends: no rule repeats it at once."""
-        runtime = self.sessions.runtime(row.key)
-        runtime.saves_failed = self._failures(row)
-        runtime.save_tried = self.sessions.clock.now()
+def _note_failed(
+    sessions: Sessions, row: SessionRow, by: str, failure: Failure
+) -> None:
+    now = sessions.row(row.key)
+    sessions.counters.ended("save", "failed", failure.code)
+    if failure.code == Reason.CANCELLED.value:
+        return  # where nobody wants anything else, it is tried again
+    if now.incarnation != row.incarnation or now.phase not in LIVE:
+        return
+    _log.info("%s: not saved: %s", row.key, failure.message)
+    line = sessions.audit_line(row.key, by, "save point failed", failure.message)
+    shown = now.failure if by == SERVICE else failure
+    sessions.update(row.key, line, failure=shown, **_cleared_order(row, now))
 
-    def _failures(self, row: SessionRow) -> int:
-        runtime, last = self.sessions.runtime(row.key), last_saved(self.sessions, row)
-        tried = runtime.save_tried
-        if tried is None or (last is not None and last >= tried):
-            return 0
-        return runtime.saves_failed + 1
 
-    def _pause(self, row: SessionRow) -> float:
-        failures = self._failures(row)
-        return self.sessions.settings.pause_after(failures) if failures else math.inf
+# --- by rule
+def is_due(sessions: Sessions, row: SessionRow) -> bool:
+    every = sessions.saved_every(row.key)
+    if not every or row.phase not in LIVE or row.phase is Phase.WARNED:
+        return False
+    now, runtime = sessions.clock.now(), sessions.runtime(row.key)
+    last = last_saved(sessions, row)
+    tried = runtime.save_tried
+    if tried is not None and now - tried < min(every, _pause(sessions, row)):
+        return False
+    nap = runtime.nap_of(row.incarnation)
+    if nap is not None:
+        return last is None or last < nap.begun
+    if runtime.usage is None or runtime.cards(row.incarnation):
+        return False
+    if last is None:
+        last = row.resumed_at or row.started_at or row.since
+    used = runtime.usage.used_since(last)
+    return used and is_time(now, last, every, runtime.usage)
+
+
+def _note_tried(sessions: Sessions, row: SessionRow) -> None:
+    """Note that a save begins, however it ends: no rule repeats it at once."""
+    runtime = sessions.runtime(row.key)
+    runtime.saves_failed = _failures(sessions, row)
+    runtime.save_tried = sessions.clock.now()
+
+
+def _failures(sessions: Sessions, row: SessionRow) -> int:
+    runtime, last = sessions.runtime(row.key), last_saved(sessions, row)
+    tried = runtime.save_tried
+    if tried is None or (last is not None and last >= tried):
+        return 0
+    return runtime.saves_failed + 1
+
+
+def _pause(sessions: Sessions, row: SessionRow) -> float:
+    failures = _failures(sessions, row)
+    return sessions.settings.pause_after(failures) if failures else math.inf
 
 
 def _cleared_order(row: SessionRow, now: SessionRow) -> dict[str, Any]:

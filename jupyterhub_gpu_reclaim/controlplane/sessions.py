@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.phase import Observed
     from jupyterhub_gpu_reclaim.controlplane.session import SessionEvent
@@ -74,6 +75,11 @@ SERVICE = OURSELVES
 
 
 class Sessions:
+    # Given by the controller, for whoever works on sessions; nothing here calls them.
+    agent: Agent
+    hub: Hub
+    new_id: Callable[[], str]  #: makes ids for checkpoints
+
     def __init__(
         self,
         journal: Journal,

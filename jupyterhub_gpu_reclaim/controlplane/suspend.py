@@ -19,7 +19,8 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
-from jupyterhub_gpu_reclaim.controlplane import retention
+from jupyterhub_gpu_reclaim.controlplane import operations, retention
+from jupyterhub_gpu_reclaim.controlplane.decide import jobs
 from jupyterhub_gpu_reclaim.controlplane.session import (
     SAVED,
     Intent,
@@ -38,10 +39,7 @@ if TYPE_CHECKING:
         SessionKey,
         Tree,
     )
-    from jupyterhub_gpu_reclaim.controlplane.decide.jobs import JobWakes
     from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
-    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent, Hub
-    from jupyterhub_gpu_reclaim.controlplane.operations import Operations
     from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
@@ -55,12 +53,7 @@ _PAUSED_PART = 0.25
 @dataclass(eq=False)
 class Suspender:
     sessions: Sessions
-    agent: Agent
-    operations: Operations
-    hub: Hub
-    new_id: Callable[[], str]
     together: Together
-    jobs: JobWakes
 
     async def run(
         self,
@@ -80,10 +73,10 @@ class Suspender:
             Unreachable: the agent was lost on the way; the capture may go on there.
         """
         before = self.sessions.row(key)
-        told = self.jobs.told(before)
+        told = jobs.told(self.sessions, before)
         if why is not None and told not in why.message:
             why = msgspec.structs.replace(why, message=f"{why.message} {told}")
-        self.jobs.note(before)
+        jobs.note(self.sessions, before)
         ordered: dict[str, Any] = {}
         if back:
             ordered = {"intent": Intent.RESUME, "intent_by": by}
@@ -93,7 +86,7 @@ class Suspender:
             by=by,
             why=why,
             note=told,
-            attempt=self.new_id(),
+            attempt=self.sessions.new_id(),
             **ordered,
         )
         self.sessions.counters.causes[why.code if why else "request"] += 1
@@ -119,8 +112,8 @@ class Suspender:
             self.sessions.step(row.key, "suspend", event)
             return True
 
-        end = await self.operations.end_of(
-            row, order, "suspend", hear=hear, is_over=self._is_over(row)
+        end = await operations.end_of(
+            self.sessions, row, order, "suspend", hear=hear, is_over=self._is_over(row)
         )
         if not self._still(row):
             return
@@ -211,7 +204,7 @@ class Suspender:
         if row.stop_asked is None:
             self.sessions.update(row.key, stop_asked=self.sessions.clock.now())
         try:
-            await self.hub.stop(row.key)
+            await self.sessions.hub.stop(row.key)
         except Refused as error:
             if not error.retryable:
                 raise
@@ -219,13 +212,13 @@ class Suspender:
 
     async def tell_end(self, row: SessionRow) -> None:
         self.sessions.runtime(row.key).end_untold = False
-        await self.hub.stop(row.key)
+        await self.sessions.hub.stop(row.key)
 
     async def release(self, row: SessionRow) -> None:
         """End the captured tree; idempotent. If thawed meanwhile, it is RUNNING."""
         try:
             release = orders.Release(row.checkpoint)
-            await self.agent.order(row.incarnation, release)
+            await self.sessions.agent.order(row.incarnation, release)
         except NotFound as error:
             _log.info("%s: nothing left to release: %s", row.key, error)
         except Refused as error:
@@ -240,7 +233,7 @@ class Suspender:
             self.sessions.apply(row.key, SessionEvent.RELEASED)
 
     async def thaw(self, row: SessionRow) -> None:
-        await self.agent.order(row.incarnation, orders.Thaw())
+        await self.sessions.agent.order(row.incarnation, orders.Thaw())
         if self.sessions.row(row.key) == row and row.phase is Phase.RELEASING:
             alone = self.together.breaks(row) or self.together.waits(row)
             failure = alone or failure_of(Reason.HUB_UNREACHABLE)

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         SessionKey,
         Tree,
     )
-    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.naps import Napper
     from jupyterhub_gpu_reclaim.controlplane.phase import Observed
     from jupyterhub_gpu_reclaim.controlplane.resume import Resumer
@@ -49,9 +48,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.suspend import Suspender
 
 
-async def end(
-    sessions: Sessions, agent: Agent, key: SessionKey, incarnation: str
-) -> None:
+async def end(sessions: Sessions, key: SessionKey, incarnation: str) -> None:
     """End an incarnation; one that is not there has ended.
 
     Raises:
@@ -61,7 +58,7 @@ async def end(
     before = is_ordered(sessions, key, incarnation)
     sessions.runtime(key).ending |= {incarnation}
     try:
-        await agent.order(incarnation, orders.Kill())
+        await sessions.agent.order(incarnation, orders.Kill())
     except NotFound:
         pass
     except Refused:
@@ -82,14 +79,13 @@ def forget(sessions: Sessions, key: SessionKey, incarnation: str) -> None:
 
 def vanished(
     sessions: Sessions,
-    agent: Agent,
     row: SessionRow,
     told: Failure | None = None,
     **changes: Any,
 ) -> SessionRow:
     """Note a session's end, with what the cluster or its spawner says of it."""
     unknown = codec.failure_of(endings.by_itself("how is not known"))
-    failure = agent.ending(row.incarnation) or told or unknown
+    failure = sessions.agent.ending(row.incarnation) or told or unknown
     sessions.counters.ends[failure.code] += 1
     return sessions.apply(
         row.key,
@@ -102,7 +98,6 @@ def vanished(
 @dataclass(eq=False)
 class Taker:
     sessions: Sessions
-    agent: Agent
     suspender: Suspender
     resumer: Resumer
     napper: Napper
@@ -135,7 +130,7 @@ class Taker:
 
     def _take_ending(self, row: SessionRow, action: Action) -> None:
         if action.phase is Phase.STOPPED:
-            vanished(self.sessions, self.agent, row)
+            vanished(self.sessions, row)
         elif action.phase is Phase.SUSPENDING and action.tree is not None:
             self.suspender.found(row, action.tree)
         elif row.phase is Phase.SUSPENDING and action.saved is not None:
@@ -157,7 +152,7 @@ class Taker:
         elif current is not None and current.stamp > row.stamp:
             self._found(row, current, observed, remembered)
         elif current is not None:
-            ended = self.agent.ending(row.incarnation)
+            ended = self.sessions.agent.ending(row.incarnation)
             lost(self.sessions, row, current, ended)
 
     def _take_running(

@@ -23,7 +23,8 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane import taking
+from jupyterhub_gpu_reclaim.controlplane import save_points, taking
+from jupyterhub_gpu_reclaim.controlplane.decide import draining
 from jupyterhub_gpu_reclaim.controlplane.session import (
     LIVE,
     NO_ORDER,
@@ -41,19 +42,16 @@ from jupyterhub_gpu_reclaim.controlplane.settle import (
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.drain import Drain
     from jupyterhub_gpu_reclaim.common.models import Decision, Tree
-    from jupyterhub_gpu_reclaim.controlplane.decide.draining import Draining
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
     from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
     from jupyterhub_gpu_reclaim.controlplane.decide.turns import Turns
     from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
     from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
-    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.naps import Napper
     from jupyterhub_gpu_reclaim.controlplane.observer import Observer
     from jupyterhub_gpu_reclaim.controlplane.phase import Observed
     from jupyterhub_gpu_reclaim.controlplane.resume import Resumer
-    from jupyterhub_gpu_reclaim.controlplane.save_points import Saver
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
     from jupyterhub_gpu_reclaim.controlplane.suspend import Suspender
     from jupyterhub_gpu_reclaim.controlplane.taking import Taker
@@ -75,7 +73,6 @@ class Worker:
     """Does what the reconciler says; ``work`` is idempotent and may be cancelled."""
 
     sessions: Sessions
-    agent: Agent
     observer: Observer
     deletions: Deletions
     judge: Judge
@@ -84,17 +81,13 @@ class Worker:
     suspender: Suspender
     resumer: Resumer
     napper: Napper
-    saver: Saver
     room: RoomMaker
-    draining: Draining
     turns: Turns
     together: Together
 
     def __post_init__(self) -> None:
         self._handlers: dict[ActionKind, Handler] = {
-            ActionKind.NOTHING: self._nothing,
             ActionKind.WAIT: self._wait,
-            ActionKind.READY: self._act_when_ready,
             ActionKind.FOLLOW: self._follow,
             ActionKind.CALL_OFF: self._call_off,
             ActionKind.STOP_AT_HUB: self._stop_at_hub,
@@ -152,7 +145,7 @@ class Worker:
         if action.kind in self._handlers:
             return await self._handlers[action.kind](row, action)
         if action.phase in LIVE and self._is_to_end(row, observed):
-            await taking.end(self.sessions, self.agent, row.key, row.incarnation)
+            await taking.end(self.sessions, row.key, row.incarnation)
             return await self._kill(row, action._replace(tree=None))
         self.taker.take(row, action, observed, remembered)
         taken = self.sessions.row(row.key) != row
@@ -220,10 +213,9 @@ class Worker:
             if observed.hub is HubState.STOPPED and not observed.silent:
                 await self.suspender.tell_end(row)
             return None
-        return await self._nothing(row, action)
+        return self._look_later(row)
 
-    async def _nothing(self, row: SessionRow, action: Action) -> float | None:
-        del action
+    def _look_later(self, row: SessionRow) -> float | None:
         wished = row.phase in LIVE and row.intent is not Intent.NONE
         return (
             self.sessions.settings.pace if wished or row.phase in _UNDER_WAY else None
@@ -250,7 +242,7 @@ class Worker:
 
     async def _save_or_nap(self, row: SessionRow) -> float | None:
         self.warnings.spare(row)
-        if self.saver.is_due(row):
+        if save_points.is_due(self.sessions, row):
             return await self._save(row, SERVICE)
         return await self._nap_when_idle(row)
 
@@ -283,9 +275,11 @@ class Worker:
         return 0.0
 
     async def _drain(self, row: SessionRow, drain: Drain) -> float:
-        if not self.draining.has_turn(row):
+        # The first request waits, so that others ask, too.
+        rank = draining.rank(self.sessions, row)
+        if not self.turns.has(row, rank, first=False):
             return self.sessions.settings.pace
-        back, why = self.draining.comes_back(row), self.judge.why(row.key)
+        back, why = draining.comes_back(self.sessions, row), self.judge.why(row.key)
         self.together.take_along(row, drain.by)
         await self.suspender.run(row.key, drain.by, why, in_use=True, back=back)
         return 0.0
@@ -293,7 +287,7 @@ class Worker:
     async def _save(self, row: SessionRow, by: str) -> float:
         if self.turns.is_free(row):
             with self.turns.saving(row):
-                await self.saver.save(row, by)
+                await save_points.save(self.sessions, row, by)
         return self.sessions.settings.pace
 
     async def _follow(self, row: SessionRow, action: Action) -> float:
@@ -343,10 +337,12 @@ class Worker:
     async def _thaw(self, row: SessionRow, action: Action) -> float:
         tree = action.tree
         if tree is not None and tree.state is TreeState.CAPTURING:
-            await self.agent.order(tree.incarnation, orders.Cancel())
+            await self.sessions.agent.order(tree.incarnation, orders.Cancel())
             return self.sessions.settings.pace
         if tree is not None and tree.incarnation != row.incarnation:
-            await self.agent.order(tree.incarnation, orders.Thaw())  # nobody knows it
+            await self.sessions.agent.order(
+                tree.incarnation, orders.Thaw()
+            )  # nobody knows it
             return self.sessions.settings.pace
         try:
             await self.suspender.thaw(row)
@@ -402,7 +398,7 @@ class Worker:
     async def _kill(self, row: SessionRow, action: Action) -> float:
         tree = action.tree
         if tree is not None:
-            await taking.end(self.sessions, self.agent, row.key, tree.incarnation)
+            await taking.end(self.sessions, row.key, tree.incarnation)
         if row.phase is not Phase.RESUMING:
             return self.sessions.settings.pace
         failure = tree.failure if tree is not None else None

@@ -48,7 +48,8 @@ class Desk:
         self.clock = SimpleNamespace(now=lambda: 0.0)
         self.settings = model.SETTINGS
         self.tab_keys = SimpleNamespace(forget=lambda key: ())
-        self.deletions = Deletions(self, self)  # type: ignore[arg-type]
+        self.agent = self
+        self.deletions = Deletions(self)  # type: ignore[arg-type]
         self.deletions._read_in = state.term
         order = state.row.deletion
         self.deletions._orders = {} if order is None else {order.key: order}
@@ -251,7 +252,7 @@ def carried_out(state: State) -> State:
     """What is left of a deleted session is ended and deleted."""
     desk = Desk(state)
     agent = _AgentOf(state)
-    desk.deletions.agent = agent  # type: ignore[assignment]
+    desk.agent = agent
     run(desk.deletions.carry_out(model.KEY))
     done = desk.settled()
     return done._replace(trees=agent.state.trees, store=agent.state.store)
@@ -259,10 +260,11 @@ def carried_out(state: State) -> State:
 
 def told_of_another_name(state: State) -> bool:
     """Whether a renamed user is told, before anything is started, what is there."""
-    desk, agent = Desk(state), _AgentOf(state)
+    desk = Desk(state)
+    desk.agent = _AgentOf(state)
     asked = placement(state, EVE)
     try:
-        run(owners.check_names(desk, agent, asked))  # type: ignore[arg-type]
+        run(owners.check_names(desk, asked))  # type: ignore[arg-type]
     except Refused:
         return True
     return False

@@ -33,7 +33,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import Term
 from jupyterhub_gpu_reclaim.controlplane import phase, retention, taking
 from jupyterhub_gpu_reclaim.controlplane.phase import Observed
-from jupyterhub_gpu_reclaim.controlplane.plans import Answer, Questions
+from jupyterhub_gpu_reclaim.controlplane.plans import Answer, Planner
 from jupyterhub_gpu_reclaim.controlplane.session import (
     LIVE,
     SAVED,
@@ -876,7 +876,7 @@ def _answer(state: State, asked: Asked, decide: Decide) -> Action:
     raise AssertionError
 
 
-class _Parts(Questions):
+class _Parts(Planner):
     """The product's questions to parts some of which are silent."""
 
     def __init__(self, state: State, decide: Decide) -> None:

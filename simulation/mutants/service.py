@@ -173,12 +173,12 @@ async def _once(self: Deletions, key: Any) -> bool:
     if order is None:
         return False
     with suppress(Exception):
-        trees = await self.agent.trees(key)
+        trees = await self.sessions.agent.trees(key)
         for tree in trees:
             if tree.state is not TreeState.GONE and self._is_old(order, tree):
                 await self._end_tree(tree)
         for row in self.sessions.journal.checkpoints(key):
-            await self.agent.order(row.id, Discard())
+            await self.sessions.agent.order(row.id, Discard())
             self.sessions.journal.drop(row.id)
     self._note_done(order)
     return False

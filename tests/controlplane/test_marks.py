@@ -17,6 +17,11 @@ from tests.support.simulated import KEY
 UNSAID = Saved._field_defaults["mark"]
 
 
+def keeper_of(sessions, agent):
+    sessions.agent = agent
+    return marks.Marks(sessions)
+
+
 def word(world, checkpoint):
     return world.node.said(checkpoint).aside
 
@@ -303,7 +308,7 @@ async def test_word_that_is_refused_does_not_keep_the_others_from_being_said(
         c1=Refused(Reason.FORMER_SERVICE, term=1, obeyed=1),
         c2=NotFound(Reason.CHECKPOINT_MISSING, checkpoint="c2"),
     )
-    keeper = marks.Marks(quiet._sessions, agent)
+    keeper = keeper_of(quiet._sessions, agent)
     for _ in range(2):
         await keeper.settle(infos(world))
     assert [each[0] for each in agent.words] == ["c1", "c2", "c3", "c1"]
@@ -312,7 +317,7 @@ async def test_word_that_is_refused_does_not_keep_the_others_from_being_said(
 
 async def test_word_that_was_taken_is_not_said_again_before_the_next_list(world, quiet):
     agent = Recorded()
-    keeper = marks.Marks(quiet._sessions, agent)
+    keeper = keeper_of(quiet._sessions, agent)
     for _ in range(3):
         await keeper.settle(infos(world))
     assert [each[0] for each in agent.words] == ["c1", "c2", "c3"]
@@ -324,7 +329,7 @@ async def test_nothing_is_said_of_what_no_person_has_set_aside(world, quiet, sec
     aside = row(quiet, "c2").said(aside=None).kept(Keeping.ASIDE, seconds)
     quiet._sessions.journal.keep([aside])
     agent = Recorded()
-    await marks.Marks(quiet._sessions, agent).settle(infos(world))
+    await keeper_of(quiet._sessions, agent).settle(infos(world))
     assert [each[0] for each in agent.words] == ["c1", "c3"]
 
 
@@ -335,7 +340,7 @@ async def test_return_that_only_the_store_knows_of_stays_and_another_is_told(
     listed, _, _ = infos(world)
     suspended_in(sessions, listed)
     shown = GoneOn(incarnation="i2", since=5.0)
-    keeper = marks.Marks(sessions, agent)
+    keeper = keeper_of(sessions, agent)
     await keeper.settle([msgspec.structs.replace(listed, gone_on=shown)])
     assert agent.words == []
     suspended_in(sessions, listed, gone_on=GoneOn(incarnation="i3", since=6.0))
@@ -351,7 +356,7 @@ async def test_return_is_told_late_only_where_the_session_still_goes_back_to_tha
     first, *_ = infos(world)
     suspended_in(sessions, first, gone_on=GoneOn(incarnation="i3", since=6.0))
     sessions.update(KEY, checkpoint="")
-    await marks.Marks(sessions, agent).settle(infos(world))
+    await keeper_of(sessions, agent).settle(infos(world))
     assert [each[0] for each in agent.words] == ["c2", "c3"]
 
 
@@ -362,7 +367,7 @@ async def test_what_people_say_is_told_before_what_has_come_back(
     sessions, agent = quiet._sessions, Recorded()
     first, *_ = infos(world)
     suspended_in(sessions, first, gone_on=GoneOn(incarnation="i3", since=6.0))
-    keeper = marks.Marks(sessions, agent)
+    keeper = keeper_of(sessions, agent)
     for _ in range(4):
         await keeper.settle(infos(world))
     assert [each[:2] for each in agent.words] == [
@@ -375,7 +380,7 @@ async def test_what_people_say_is_told_before_what_has_come_back(
 async def test_nothing_is_said_of_a_session_that_was_not_compared(world, quiet):
     quiet._sessions.runtime(KEY).compared = False
     agent = Recorded()
-    await marks.Marks(quiet._sessions, agent).settle(infos(world))
+    await keeper_of(quiet._sessions, agent).settle(infos(world))
     assert agent.words == []
 
 
@@ -391,7 +396,7 @@ async def test_older_one_that_is_chosen_is_said_to_be_after_what_was_left(world,
     older = msgspec.structs.replace(older, gone_on=GoneOn(incarnation="i2", since=5.0))
     suspended_in(sessions, older, gone_on=None)
     agent = Recorded()
-    keeper = marks.Marks(sessions, agent)
+    keeper = keeper_of(sessions, agent)
     await keeper.settle([older, newer])
     await keeper.settle([older, newer])
     assert agent.words == [("c3", True, 1), ("c1", False, 2)]
@@ -416,5 +421,5 @@ async def test_older_one_is_not_said_to_be_chosen_before_what_was_left(world, qu
     )
     suspended_in(sessions, older)
     agent = Recorded(c3=Refused(Reason.FORMER_SERVICE, term=1, obeyed=1))
-    await marks.Marks(sessions, agent).settle([older, newer])
+    await keeper_of(sessions, agent).settle([older, newer])
     assert agent.words == [("c3", True, 1)]

@@ -20,7 +20,7 @@ async def test_term_is_above_all_in_the_store_though_no_agent_knows_of_it(world)
 
 async def test_term_of_the_store_is_no_higher_one_for_who_has_given_it_out(world):
     controller = await world.suspended()
-    await controller._starts.agent.checkpoints()
+    await controller._sessions.agent.checkpoints()
     assert controller._sessions.journal.term == 1
 
 

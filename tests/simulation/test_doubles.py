@@ -6,7 +6,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
 from jupyterhub_gpu_reclaim.controlplane.controller import Controller
-from jupyterhub_gpu_reclaim.controlplane.plans import StartPlanner, StopPlanner
+from jupyterhub_gpu_reclaim.controlplane.plans import Planner
 from simulation.mutants import MUTANTS
 from simulation.mutants.patch import nothing, yes
 from simulation.programs import PortsHeld
@@ -34,8 +34,8 @@ def test_held_ports_take_the_calls_of_the_real_ones():
 def test_sessions_in_memory_take_every_call_of_the_api():
     of_the_program_itself = {"culled_inside", "start", "stop"}
     assert set(unlike(SessionsInMemory, Controller)) == of_the_program_itself
-    assert set(unlike(SessionsInMemory, StartPlanner)) == {"plan"}  # by another name
-    assert set(unlike(SessionsInMemory, StopPlanner)) == {"plan", "lately_culled"}
+    of_the_worker = {"act", "answer", "call_off", "moved"}
+    assert set(unlike(SessionsInMemory, Planner)) == {"lately_culled", *of_the_worker}
 
 
 @pytest.mark.parametrize("name", sorted(MUTANTS))

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.controlplane.save_points import Saver
+from jupyterhub_gpu_reclaim.controlplane import save_points
 from simulation.doubles.hub import ServerRow
 from simulation.loop import VirtualLoop
 from simulation.plan import Plan
@@ -45,11 +45,11 @@ def test_agents_write_the_term_of_the_service_that_orders_a_capture():
 
 def test_save_points_are_made_in_simulated_runs():
     """A double once lacked what one needs, and no law that is about them could fail."""
-    made, real = [], Saver._note_saved
+    made, real = [], save_points._note_saved
 
-    def note(saver, row, by, info):
+    def note(sessions, row, by, info):
         made.append(info.id)
-        real(saver, row, by, info)
+        real(sessions, row, by, info)
 
-    assert not run_seed(10700000064, ((Saver, "_note_saved", note),)).failed
+    assert not run_seed(10700000064, ((save_points, "_note_saved", note),)).failed
     assert made

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.drain import DrainOrder, DrainReport, NodeNotice
     from jupyterhub_gpu_reclaim.common.models import Decision
-    from jupyterhub_gpu_reclaim.controlplane.decide.turns import Rank, Turns
+    from jupyterhub_gpu_reclaim.controlplane.decide.turns import Rank
     from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
@@ -108,48 +108,43 @@ WARNED_PART = 0.25
 SHORT = 60.0
 
 
-@dataclass(eq=False)
-class Draining:
-    sessions: Sessions
-    turns: Turns
+def decision(sessions: Sessions, row: SessionRow) -> Decision | None:
+    drain = sessions.drains.of_session(row)
+    if drain is None:
+        return None
+    now = sessions.clock.now()
+    return allow(Reason.NODE_DRAINS, now, node=drain.name, why=drain.because)
 
-    def decision(self, row: SessionRow) -> Decision | None:
-        drain = self.sessions.drains.of_session(row)
-        if drain is None:
-            return None
-        now = self.sessions.clock.now()
-        return allow(Reason.NODE_DRAINS, now, node=drain.name, why=drain.because)
 
-    def warn_for(self, row: SessionRow, usually: float) -> float:
-        """With a deadline, only a session in use is warned, if there is time enough."""
-        drain = self.sessions.drains.of_session(row)
-        if drain is None or drain.until is None:
-            return usually
-        if not self.is_in_use(row):
-            return 0.0
-        left = drain.until - self.sessions.clock.now()
-        return min(usually, left * WARNED_PART) if left > SHORT else 0.0
+def warn_for(sessions: Sessions, row: SessionRow, usually: float) -> float:
+    """With a deadline, only a session in use is warned, if there is time enough."""
+    drain = sessions.drains.of_session(row)
+    if drain is None or drain.until is None:
+        return usually
+    if not is_in_use(sessions, row):
+        return 0.0
+    left = drain.until - sessions.clock.now()
+    return min(usually, left * WARNED_PART) if left > SHORT else 0.0
 
-    def has_turn(self, row: SessionRow) -> bool:
-        """Whether it is saved now. The first request waits, so that others ask, too."""
-        return self.turns.has(row, self._rank(row), first=False)
 
-    def comes_back(self, row: SessionRow) -> bool:
-        """Whether it starts again at once, elsewhere: once, not for ever."""
-        drain = self.sessions.drains.of_session(row)
-        if drain is None or not drain.comes_back:
-            return False
-        returned = row.resumed_at is not None and row.resumed_at >= drain.since
-        return not returned and self.is_in_use(row)
+def comes_back(sessions: Sessions, row: SessionRow) -> bool:
+    """Whether it starts again at once, elsewhere: once, not for ever."""
+    drain = sessions.drains.of_session(row)
+    if drain is None or not drain.comes_back:
+        return False
+    returned = row.resumed_at is not None and row.resumed_at >= drain.since
+    return not returned and is_in_use(sessions, row)
 
-    def is_in_use(self, row: SessionRow) -> bool:
-        usage = self.sessions.runtime(row.key).usage
-        return usage is None or usage.used_since(self.sessions.clock.now() - IN_USE)
 
-    def _rank(self, row: SessionRow) -> Rank:
-        """Sort key: in use last; of the others saved ones first, then small ones."""
-        usage = self.sessions.runtime(row.key).usage
-        saved = last_saved(self.sessions, row)
-        safe = saved is not None and usage is not None and not usage.used_since(saved)
-        held = usage.held if usage else 0
-        return self.is_in_use(row), safe, held
+def is_in_use(sessions: Sessions, row: SessionRow) -> bool:
+    usage = sessions.runtime(row.key).usage
+    return usage is None or usage.used_since(sessions.clock.now() - IN_USE)
+
+
+def rank(sessions: Sessions, row: SessionRow) -> Rank:
+    """Sort key: in use last; of the others saved ones first, then small ones."""
+    usage = sessions.runtime(row.key).usage
+    saved = last_saved(sessions, row)
+    safe = saved is not None and usage is not None and not usage.used_since(saved)
+    held = usage.held if usage else 0
+    return is_in_use(sessions, row), safe, held

@@ -24,7 +24,6 @@ from jupyterhub_gpu_reclaim.controlplane.settle import no_room
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Shortage
-    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
@@ -38,7 +37,6 @@ _OLD = 60.0
 @dataclass(eq=False)
 class GpuQueue:
     sessions: Sessions
-    agent: Agent
 
     def refresh(self) -> list[Waiting]:
         """Return the queue in its order; tell readers of changed places."""
@@ -46,7 +44,9 @@ class GpuQueue:
         since = ((key, row.waiting_since or 0.0) for key, row in rows.items())
         order = fair(since, self._gpu_holders() if rows else {})
         found = [self._waiting(rows[key]) for key in order]
-        found += [each for each in self.agent.waiting() if each.key not in rows]
+        found += [
+            each for each in self.sessions.agent.waiting() if each.key not in rows
+        ]
         found = [
             msgspec.structs.replace(each, place=place)
             for place, each in enumerate(found, start=1)

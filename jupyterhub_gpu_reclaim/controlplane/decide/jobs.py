@@ -7,7 +7,6 @@ runs when its user comes back, as it would without us.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -25,38 +24,35 @@ AHEAD = 120.0
 _ON_THE_WAY = {Phase.SUSPENDING, Phase.RELEASING}
 
 
-@dataclass(eq=False)
-class JobWakes:
-    sessions: Sessions
+def told(sessions: Sessions, row: SessionRow) -> str:
+    usage = sessions.runtime(row.key).usage
+    return job_told(usage, wakes=_is_woken(sessions, row))
 
-    def told(self, row: SessionRow) -> str:
-        usage = self.sessions.runtime(row.key).usage
-        return job_told(usage, wakes=self._is_woken(row))
 
-    def note(self, row: SessionRow) -> None:
-        usage, subject = self.sessions.runtime(row.key).usage, row.key.path
-        due = usage.job_due if usage is not None else None
-        if due and self._is_woken(row):
-            self.sessions.journal.note(NoteKind.JOB, subject, due)
-        else:
-            self.sessions.journal.forget_notes(NoteKind.JOB, subject)
+def note(sessions: Sessions, row: SessionRow) -> None:
+    usage, subject = sessions.runtime(row.key).usage, row.key.path
+    due = usage.job_due if usage is not None else None
+    if due and _is_woken(sessions, row):
+        sessions.journal.note(NoteKind.JOB, subject, due)
+    else:
+        sessions.journal.forget_notes(NoteKind.JOB, subject)
 
-    def refresh(self) -> None:
-        now, journal = self.sessions.clock.now(), self.sessions.journal
-        for path, due in journal.all_noted(NoteKind.JOB).items():
-            row = self.sessions.row(SessionKey.of_path(*map(unquote, path.split("/"))))
-            if row.phase in _ON_THE_WAY or (
-                row.phase is Phase.SUSPENDED and now < due - AHEAD
-            ):
-                continue
-            journal.forget_notes(NoteKind.JOB, path)
-            if row.phase is Phase.SUSPENDED:
-                self.sessions.order_return(row, "A scheduled job is due.")
 
-    def _is_woken(self, row: SessionRow) -> bool:
-        return (
-            mode_for_jobs(
-                self.sessions.policy_of(row), self.sessions.settings.wake_for_jobs
-            )
-            == "wake"
-        )
+def refresh(sessions: Sessions) -> None:
+    now, journal = sessions.clock.now(), sessions.journal
+    for path, due in journal.all_noted(NoteKind.JOB).items():
+        row = sessions.row(SessionKey.of_path(*map(unquote, path.split("/"))))
+        if row.phase in _ON_THE_WAY or (
+            row.phase is Phase.SUSPENDED and now < due - AHEAD
+        ):
+            continue
+        journal.forget_notes(NoteKind.JOB, path)
+        if row.phase is Phase.SUSPENDED:
+            sessions.order_return(row, "A scheduled job is due.")
+
+
+def _is_woken(sessions: Sessions, row: SessionRow) -> bool:
+    return (
+        mode_for_jobs(sessions.policy_of(row), sessions.settings.wake_for_jobs)
+        == "wake"
+    )

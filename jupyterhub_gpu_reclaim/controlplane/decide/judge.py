@@ -16,6 +16,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common.models import Phase, SessionPolicy
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.decide import draining
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import snapshot_of
 from jupyterhub_gpu_reclaim.policy import probe
 from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot, deny
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
-    from jupyterhub_gpu_reclaim.controlplane.decide.draining import Draining
     from jupyterhub_gpu_reclaim.controlplane.decide.sampler import Decide, DecideNap
     from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
     from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent, HubFacts
@@ -61,7 +61,6 @@ class SessionPolicies:
 class Judge:
     sessions: Sessions
     decide: Decide
-    draining: Draining
     decide_nap: DecideNap | None  #: None: by order only
     together: Together
     probing: Probing
@@ -76,7 +75,7 @@ class Judge:
         if decisions and decisions[0].reclaim:
             against = self.together.against(row, now, wanted)
             decisions = decisions if against is None else [against]
-        goes = self.draining.decision(row)
+        goes = draining.decision(self.sessions, row)
         if goes is not None:
             waits = row.backoff_until is not None and row.backoff_until > now
             decisions = decisions if waits else [goes, *decisions]

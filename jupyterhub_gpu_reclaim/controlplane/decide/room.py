@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Shortage
     from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
-    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
     from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
@@ -46,7 +45,6 @@ class CrowdedCard(NamedTuple):
 class RoomMaker:
     sessions: Sessions
     line: GpuQueue
-    agent: Agent
     judge: Judge
     #: times of the wakes for which none could nap, by card; and the cards' names
     _unserved: dict[str, deque[float]] = field(default_factory=dict, init=False)
@@ -80,7 +78,7 @@ class RoomMaker:
         if key is None:
             return False
         waiter, asked = self.sessions.row(key), self.sessions.clock.monotonic()
-        tree = await self.agent.tree(waiter.incarnation)
+        tree = await self.sessions.agent.tree(waiter.incarnation)
         if self.sessions.row(key).incarnation != waiter.incarnation:
             return False
         self.sessions.note_nap(key, tree, asked)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from jupyterhub_gpu_reclaim.common.models import Decision, Sample, SessionKey
-    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
     from jupyterhub_gpu_reclaim.sampling.window import Window
@@ -38,7 +37,6 @@ LATE_SECONDS = 5.0
 @dataclass(eq=False)
 class SessionSampler:
     sessions: Sessions
-    agent: Agent
     window: Callable[[], Window]
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     #: the last answer, by incarnation, and when it was asked for (monotonic)
@@ -90,7 +88,7 @@ class SessionSampler:
 
     async def _ask(self, key: SessionKey | None = None) -> None:
         asked = self.sessions.clock.monotonic()
-        samples = await self.agent.samples(key)
+        samples = await self.sessions.agent.samples(key)
         if key is None:
             self.sampled = self.sessions.clock.now()
         others = {

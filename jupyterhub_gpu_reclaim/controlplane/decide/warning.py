@@ -13,11 +13,11 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.text import duration
+from jupyterhub_gpu_reclaim.controlplane.decide import draining
 from jupyterhub_gpu_reclaim.controlplane.session import SessionEvent
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey
-    from jupyterhub_gpu_reclaim.controlplane.decide.draining import Draining
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
     from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
@@ -30,7 +30,6 @@ class Warnings:
     sessions: Sessions
     sampler: SessionSampler
     judge: Judge
-    draining: Draining
     together: Together
 
     def spared(self) -> list[SessionKey]:
@@ -62,7 +61,7 @@ class Warnings:
         if row.phase is Phase.WARNED:
             self.sessions.touch(row.key)
         else:
-            goes = self.draining.decision(row) is not None
+            goes = draining.decision(self.sessions, row) is not None
             unless = "" if goes else " unless somebody uses it"
             more = f" It is suspended in {duration(warn_for)}{unless}."
             self._note(row, SessionEvent.WARNED, more)
@@ -70,7 +69,9 @@ class Warnings:
 
     def _seconds(self, row: SessionRow) -> float:
         all_of_them = [row, *self.together.members(row)]
-        return self.draining.warn_for(row, max(map(self._usually, all_of_them)))
+        return draining.warn_for(
+            self.sessions, row, max(map(self._usually, all_of_them))
+        )
 
     def _usually(self, row: SessionRow) -> float:
         policy = self.sessions.policy_of(row)
