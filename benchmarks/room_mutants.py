@@ -69,7 +69,7 @@ MUTANTS = (
     Mutant(
         "browser",
         "test_admin",
-        f"{PACKAGE}/service/web/static/admin/login.js",
+        f"{PACKAGE}/service/web/static/admin.js",
         'method: "DELETE",',
         'method: "HEAD",',
         "The Hub's admin page does not hand its token back when it is left.",
@@ -212,10 +212,10 @@ MUTANTS = (
     Mutant(
         "ui",
         "test_admin_words",
-        f"{PACKAGE}/service/web/static/admin/words.js",
+        f"{PACKAGE}/service/web/static/words.js",
         "Math.abs(value) >= 999.5",
         "Math.abs(value) >= 1000",
-        "The admin page says 1000 MB where all others say 1.0 GB.",
+        "The managers' page says 1000 MB where all others say 1.0 GB.",
     ),
     Mutant(
         "monitoring",

@@ -1,4 +1,4 @@
-"""The admin panel's words are the package's own: the same sizes and durations."""
+"""The managers' pages' words are the package's own: the same sizes and durations."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ import jupyterhub_gpu_reclaim
 from jupyterhub_gpu_reclaim.common import text
 
 STATIC = Path(jupyterhub_gpu_reclaim.__file__).parent / "service" / "web" / "static"
-WORDS = STATIC / "admin" / "words.js"
+WORDS = STATIC / "words.js"
 SIZES = [0, 999, 1_000, 9_940, 9_950, 412_000_000, 999_400_000, 999_600_000, 41.2e9]
 #: Seconds; minutes are not told with their seconds here, so whole minutes.
 TIMES = [0, 12, 59, 600, 3_540, 3_600, 3_660, 86_400, 172_740, 172_800, 176_400]

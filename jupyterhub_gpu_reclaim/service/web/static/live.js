@@ -2,15 +2,6 @@
 // and sending forms without leaving the page. The pages work without it.
 import { inLocalTime } from "./times.js";
 
-/** The URL of a session's pages below a prefix, of its key "user/server". */
-export const urlOf = (prefix, session) => {
-  // user names may hold no slash, server names neither; "-" is the default server,
-  // and a name of dashes gets one more (models.SessionKey.path)
-  const cut = session.indexOf("/");
-  const server = session.slice(cut + 1).replace(/^-*$/, "$&-");
-  return `${prefix}sessions/${encodeURIComponent(session.slice(0, cut))}/${encodeURIComponent(server)}`;
-};
-
 /** Ask the service, with the proof that stands in the page. It has no cookie here: the
     page has an origin of its own, so that no other page can look into it. */
 export async function ask(url, xsrf, signal) {

@@ -7,8 +7,8 @@ import {
   nowAndThen,
   replaced,
   sendForms,
-  urlOf,
 } from "./live.js";
+import { urlOf } from "./words.js";
 
 const mine = document.getElementById("mine");
 const { prefix, xsrf, user } = mine.dataset;

@@ -1,7 +1,7 @@
 // One session in words: its state, its cards, and what it is at work with. The managers'
 // page and the Hub's admin page say the same of it.
 
-import { clock, duration, size } from "./admin/words.js";
+import { clock, duration, size } from "./words.js";
 import { ORDERS } from "./orders.js"; // common/orders.py, as the service sends it
 
 export const STATES = {

@@ -1,6 +1,6 @@
 // What needs attention, above every view: sessions that cannot get back, nodes that are
 // closed, agents that are gone. Each line leads to its cure.
-import { duration } from "../admin/words.js";
+import { duration } from "../words.js";
 import { inLocalTime, said } from "../times.js";
 import { button, codeOf, count, el, page } from "./dom.js";
 import { faultsOf, undrain } from "./nodes.js";

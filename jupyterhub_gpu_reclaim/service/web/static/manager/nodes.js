@@ -1,6 +1,6 @@
 // The nodes, and what is held on their cards by whom.
-import { shown } from "../admin/dialogs.js";
-import { duration, keyOf, size } from "../admin/words.js";
+import { shown } from "../dialogs.js";
+import { duration, keyOf, size } from "../words.js";
 import { RUNS, workOf } from "../session.js";
 import { said } from "../times.js";
 import { button, codeOf, count, el, page, several, svg, told } from "./dom.js";

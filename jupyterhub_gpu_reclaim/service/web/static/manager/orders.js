@@ -1,9 +1,9 @@
 // Orders from the managers' page: calls of the API, one session's or many sessions'.
-import { ask } from "../admin/dialogs.js";
-import { keyOf } from "../admin/words.js";
-import { ask as get, say, urlOf } from "../live.js";
+import { ask } from "../dialogs.js";
+import { ask as get, say } from "../live.js";
 import { ORDERS } from "../orders.js";
 import { STOPS, workOf } from "../session.js";
+import { keyOf, urlOf } from "../words.js";
 import { count, several } from "./dom.js";
 
 const { prefix, xsrf } = document.getElementById("manager").dataset;

@@ -1,6 +1,6 @@
 // The managers' page: all sessions, the nodes or the store, as its address says, with
 // what needs attention above. It reads the API, and follows its stream of changes.
-import { keyOf } from "../admin/words.js";
+import { keyOf } from "../words.js";
 import { ask as get, calmly, fetched, follow, nowAndThen, replaced } from "../live.js";
 import { ORDERS } from "../orders.js";
 import { RUNS, STATES } from "../session.js";

@@ -1,6 +1,5 @@
 // The table of all sessions: what each is at, what it holds for nothing, and why.
-import { duration, keyOf, size } from "../admin/words.js";
-import { urlOf } from "../live.js";
+import { duration, keyOf, size, urlOf } from "../words.js";
 import { busiest, cardsOf, detailOf, offered, RUNS, STATES, workOf, worksOnGpu } from "../session.js";
 import { button, codeOf, count, el, page, several, told } from "./dom.js";
 import { order, orderAll, pathOf } from "./orders.js";

@@ -1,6 +1,6 @@
 // The checkpoints of all sessions: how large, how old, why each is kept.
-import { ask } from "../admin/dialogs.js";
-import { duration, keyOf, size } from "../admin/words.js";
+import { ask } from "../dialogs.js";
+import { duration, keyOf, size } from "../words.js";
 import { say } from "../live.js";
 import { button, count, el } from "./dom.js";
 import { each, pathOf, send } from "./orders.js";

@@ -1,6 +1,5 @@
-// The panel's dialogs: every reason of a session, a question, a refusal. They are
-// the browser's own <dialog>: it keeps the focus inside, Escape closes it, and the
-// focus goes back to where it was.
+// Questions of the managers' page, in the browser's own <dialog>: it keeps the focus
+// inside, Escape closes it, and the focus goes back to where it was.
 
 function element(name, className, ...children) {
   const made = document.createElement(name);
@@ -37,25 +36,6 @@ function button(label, className, value) {
   return made;
 }
 
-/** Whether one of them is open. */
-export const isOpen = () => Boolean(document.querySelector("dialog.gpu-reclaim-dialog"));
-
-/** Tells one sentence, with the code of its reason, where it has one. */
-export const tell = (title, sentence, code) =>
-  shown(title, [element("p", "", ...explained(sentence, code))], { no: "Close" });
-
 /** Asks before something that cannot be undone. */
 export const ask = (title, sentences, yes, others) =>
   shown(title, sentences.map((one) => element("p", "", one)), { yes, others, no: "Cancel" });
-
-const explained = (sentence, code) =>
-  code ? [sentence, " ", element("code", "", code)] : [sentence];
-
-/** Lists reasons as [sentence, code] each, the deciding one first. */
-export function reasons(title, told) {
-  const items = told.map((one) => element("li", "", ...explained(...one)));
-  const content = items.length
-    ? element("ul", "", ...items)
-    : element("p", "", "There is no reason that is known.");
-  return shown(title, [content], { no: "Close" });
-}

@@ -1,4 +1,4 @@
-// Sizes and durations as a person reads them, as words.py has them.
+// Sizes and durations as a person reads them, as words.py has them; and sessions' names.
 
 const SIZES = ["B", "kB", "MB", "GB", "TB", "PB"];
 
@@ -25,6 +25,15 @@ export function duration(seconds) {
 export const keyOf = ({ user, server }) => `${user}/${server ?? ""}`;
 
 export const nameOf = ({ user, server }) => (server ? `${user}/${server}` : user);
+
+/** The URL of a session's pages below a prefix, of its key "user/server". */
+export const urlOf = (prefix, session) => {
+  // user names may hold no slash, server names neither; "-" is the default server,
+  // and a name of dashes gets one more (models.SessionKey.path)
+  const cut = session.indexOf("/");
+  const server = session.slice(cut + 1).replace(/^-*$/, "$&-");
+  return `${prefix}sessions/${encodeURIComponent(session.slice(0, cut))}/${encodeURIComponent(server)}`;
+};
 
 /** Until when, on this browser's clock. */
 export const clock = (seconds) =>
