@@ -65,7 +65,9 @@ def test_every_page_is_in_the_table_of_contents() -> None:
 def test_setting_has_help_that_says_something(
     configured: str, name: str, trait: object
 ) -> None:
-    assert len(str(trait.help)) > 40, f"{configured}.{name}"  # type: ignore[attr-defined]
+    text = str(trait.help).rstrip()  # type: ignore[attr-defined]
+    assert len(text) > 40, f"{configured}.{name}"
+    assert text.endswith("."), f"{configured}.{name}"
 
 
 def test_most_used_settings_are_there_and_in_the_how_tos() -> None:

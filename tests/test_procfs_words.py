@@ -47,9 +47,9 @@ def test_words_that_never_come_end_in_time_and_are_awaited_once(proc):
     begun = time.monotonic()
     for _ in range(20):
         with pytest.raises(TimeoutError):
-            procfs.words(7, "environ", seconds=5.0, proc=proc)
+            procfs.words(7, "environ", seconds=1.0, proc=proc)
     assert len(readers() - before) == 1
-    assert time.monotonic() - begun < 50
+    assert time.monotonic() - begun < 10
     (proc / "7" / "environ").write_bytes(b"A=b\0")  # the reader is let go
 
 

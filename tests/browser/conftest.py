@@ -7,12 +7,11 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from demo.admin import Admin
 from demo.user import User
@@ -59,16 +58,7 @@ def admin(stack: Stack) -> Admin:
 
 @pytest.fixture(scope="module")
 def chromium() -> Browser:
-    @contextmanager
-    def begin() -> Iterator[Browser]:
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(
-                executable_path=chromium_program.PATH, args=chromium_program.ARGUMENTS
-            )
-            yield browser
-            browser.close()
-
-    return SHARED.get(begin)
+    return SHARED.get(chromium_program.started)
 
 
 @pytest.fixture

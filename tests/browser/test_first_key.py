@@ -172,14 +172,6 @@ def test_first_key_twenty_times_runs_in_the_old_kernel(
 
 
 @pytest.mark.long
-def test_first_key_without_the_extension_and_a_late_list_runs_in_the_old_kernel(
-    without_extension: None, somebody: Somebody
-) -> None:
-    """The session's server keeps it; see ``lab/kernel_keeper.py``."""
-    rounds_without(somebody, "lab", 8000, 1)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(("page", "slow"), CASES)
 def test_first_key_without_the_extension_runs_in_the_old_kernel(
     without_extension: None, somebody: Somebody, page: str, slow: int

@@ -3,8 +3,6 @@
 import asyncio
 
 import pytest
-from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_unix_socket
 from tornado.web import Application, RequestHandler
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
@@ -12,6 +10,7 @@ from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
+from tests.support.served import served_at
 from tests.support.simulated_node import TOKEN, simulated_nodes
 
 KEY = SessionKey("ada")
@@ -76,16 +75,14 @@ class _Strange(RequestHandler):
 
 
 async def test_agent_that_is_something_else_or_falls_silent_is_unreachable(tmp_path):
-    server = HTTPServer(Application([(".*", _Strange)]))
-    server.add_socket(bind_unix_socket(str(tmp_path / "agent.sock"), 0o600))
-    client = AgentClient(f"unix:{tmp_path}/agent.sock", TOKEN, quick=1, silence=0.3)
-    with pytest.raises(Unreachable):
-        await client.trees()
-    events = client.follow("i1", orders.Capture("c1", 1))
-    assert (await anext(events)).step.step == "a"
-    with pytest.raises(Unreachable) as caught:
-        await anext(events)
-    assert "silent" in caught.value.detail
-    client.close()
-    server.stop()
-    await server.close_all_connections()
+    strange = Application([(".*", _Strange)])
+    async with served_at(tmp_path / "agent.sock", strange) as address:
+        client = AgentClient(address, TOKEN, quick=1, silence=0.3)
+        with pytest.raises(Unreachable):
+            await client.trees()
+        events = client.follow("i1", orders.Capture("c1", 1))
+        assert (await anext(events)).step.step == "a"
+        with pytest.raises(Unreachable) as caught:
+            await anext(events)
+        assert "silent" in caught.value.detail
+        client.close()

@@ -3,8 +3,6 @@
 import ssl
 
 import pytest
-from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
@@ -14,6 +12,7 @@ from jupyterhub_gpu_reclaim.node.http.routes import make_application
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from jupyterhub_gpu_reclaim.service.settings.placement import AGENT_NAME as NAME
 from tests.support.certificates import certificate
+from tests.support.served import served
 from tests.support.simulated_node import TOKEN, simulated_nodes
 
 
@@ -25,12 +24,9 @@ async def agent(tmp_path, request):
     with simulated_nodes() as nodes:
         node = nodes.add()
         node.run(SessionKey("ada"), incarnation="i1")
-        server = HTTPServer(make_application(node.agent, TOKEN), ssl_options=context)
-        sockets = bind_sockets(0, "127.0.0.1")
-        server.add_sockets(sockets)
-        yield sockets[0].getsockname()[1]
-    server.stop()
-    await server.close_all_connections()
+        made = make_application(node.agent, TOKEN)
+        async with served(made, ssl_options=context) as port:
+            yield port
 
 
 async def answer(port, name, ca_file, at="127.0.0.1"):

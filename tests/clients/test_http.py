@@ -5,11 +5,10 @@ import gc
 import logging
 
 import pytest
-from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
 from jupyterhub_gpu_reclaim.common.http.client import Connection
+from tests.support.served import served
 
 
 class Drip(RequestHandler):
@@ -34,15 +33,10 @@ class Drip(RequestHandler):
 @pytest.fixture
 async def connection():
     Drip.left = asyncio.Event()
-    server = HTTPServer(Application([(".*", Drip)]))
-    sockets = bind_sockets(0, "127.0.0.1")
-    server.add_sockets(sockets)
-    port = sockets[0].getsockname()[1]
-    connection = Connection(f"http://127.0.0.1:{port}", dict)
-    yield connection
-    connection.close()
-    server.stop()
-    await server.close_all_connections()
+    async with served(Application([(".*", Drip)])) as port:
+        connection = Connection(f"http://127.0.0.1:{port}", dict)
+        yield connection
+        connection.close()
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 import json
 
 import pytest
-from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
 from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.models import HubState, SessionKey
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
+from tests.support.served import served
 
 KEY = SessionKey("ada@x", "big one")
 
@@ -33,16 +32,11 @@ async def hub():
     answers: dict = {}
     asked: list = []
     bound = {"answers": answers, "asked": asked}
-    server = HTTPServer(Application([(".*", HubThatAnswers, bound)]))
-    sockets = bind_sockets(0, "127.0.0.1")
-    server.add_sockets(sockets)
-    port = sockets[0].getsockname()[1]
-    client = HubClient(f"http://127.0.0.1:{port}/hub/api", "t", quick=2, slow=2)
-    client.answers, client.asked = answers, asked
-    yield client
-    client.close()
-    server.stop()
-    await server.close_all_connections()
+    async with served(Application([(".*", HubThatAnswers, bound)])) as port:
+        client = HubClient(f"http://127.0.0.1:{port}/hub/api", "t", quick=2, slow=2)
+        client.answers, client.asked = answers, asked
+        yield client
+        client.close()
 
 
 @pytest.mark.parametrize(

@@ -3,28 +3,24 @@
 import contextlib
 import gzip
 import json
-import os
 import tracemalloc
 
 import msgspec
 import pytest
-from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError, RequestHandler
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
-from jupyterhub_gpu_reclaim.common.http import unix_sockets
 from jupyterhub_gpu_reclaim.common.http.client import Connection, NoResponse
 from jupyterhub_gpu_reclaim.common.models import Sample, SessionKey
 from jupyterhub_gpu_reclaim.node.http import routes
 from jupyterhub_gpu_reclaim.node.jupyter import connection
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
-from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
+from tests.support.served import sampled_here, served, served_at
 
 KERNEL = {"id": "k", "last_activity": "2026-01-01T00:00:00Z"}
 FINE = {
@@ -51,28 +47,14 @@ class Told(RequestHandler):
         self.finish(answer if isinstance(answer, bytes) else json.dumps(answer))
 
 
-@contextlib.asynccontextmanager
-async def serving(answers, **headers):
+def serving(answers, **headers):
     asked = {"answers": answers, "headers": headers}
-    server = HTTPServer(Application([("/(.*)", Told, asked)]))
-    sockets = bind_sockets(0, "127.0.0.1")
-    server.add_sockets(sockets)
-    try:
-        yield sockets[0].getsockname()[1]
-    finally:
-        server.stop()
-        await server.close_all_connections()
-
-
-def session(port: int, name: str = "eve") -> SampleTarget:
-    me = os.getpid()
-    address = ServerAddress(port, "/", "secret")
-    return SampleTarget(name, SessionKey(name), me, me, [me], address)
+    return served(Application([("/(.*)", Told, asked)]))
 
 
 async def sampled(*ports: int, rounds: int = 1) -> list[Sample]:
     sampler = Sampler(SystemClock(), answer_seconds=60.0)
-    targets = [session(port, f"user{n}") for n, port in enumerate(ports)]
+    targets = [sampled_here(port, f"user{n}") for n, port in enumerate(ports)]
     try:
         for _ in range(rounds):
             taken = await sampler.sample_all(targets)
@@ -142,7 +124,7 @@ async def test_answers_that_are_remembered_have_a_limit():
     """A server that names other notebooks each time fills nobody's memory."""
     sampler, answers = Sampler(SystemClock(), answer_seconds=60.0), dict(FINE)
     async with serving(answers) as port:
-        target = session(port)
+        target = sampled_here(port)
         for turn in range(10):
             answers["api/sessions"] = [
                 {"kernel": None, "path": f"{turn}-{n}", "type": "notebook"}
@@ -205,13 +187,11 @@ async def test_sample_that_is_too_large_is_told_as_missing_among_the_others(tmp_
                 ]
             ]
 
-    server = HTTPServer(routes.make_application(Node(), "token"))
-    server.add_socket(unix_sockets.listening(tmp_path / "agent.sock"))
-    client = AgentClient(f"unix:{tmp_path}/agent.sock", "token")
-    taken = await client.samples()
-    client.close()
-    server.stop()
-    await server.close_all_connections()
+    node = routes.make_application(Node(), "token")
+    async with served_at(tmp_path / "agent.sock", node) as address:
+        client = AgentClient(address, "token")
+        taken = await client.samples()
+        client.close()
     assert [(one.incarnation, one.problem == "") for one in taken] == [
         ("ada", True),
         ("eve", False),

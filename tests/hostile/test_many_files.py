@@ -5,14 +5,9 @@ A suspend looks at each open file of each program several times.
 
 import time
 
-from tests.node import conftest as node_tests
+from tests.node.conftest import agent, folder, jupyter, places
 
-folder, agent, places, jupyter = (
-    node_tests.folder,
-    node_tests.agent,
-    node_tests.places,
-    node_tests.jupyter,
-)
+__all__ = ["agent", "folder", "jupyter", "places"]
 
 #: Some 90,000; with a limit of its user's own, a hundred million are no more work.
 MANY = """

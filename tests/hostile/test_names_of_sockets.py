@@ -13,14 +13,9 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets import held
 from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import Name
 from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
 from tests.hostile.test_ports import suspend
-from tests.node import conftest as node_tests
+from tests.node.conftest import agent, folder, jupyter, places
 
-folder, agent, places, jupyter = (
-    node_tests.folder,
-    node_tests.agent,
-    node_tests.places,
-    node_tests.jupyter,
-)
+__all__ = ["agent", "folder", "jupyter", "places"]
 
 
 @contextlib.contextmanager

@@ -7,14 +7,10 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.term import HIGHEST, TERM
 from jupyterhub_gpu_reclaim.node.operations.known_term import FILE
-from tests.node import conftest as agent_tests
+from tests.node.conftest import agent, counter, folder, places, shared_agent
 from tests.support.agent import goes_on, wait_for
 
-shared_agent = agent_tests.shared_agent
-folder = agent_tests.folder
-agent = agent_tests.agent
-places = agent_tests.places
-counter = agent_tests.counter
+__all__ = ["agent", "counter", "folder", "places", "shared_agent"]
 
 pytestmark = pytest.mark.shares_an_agent
 

@@ -15,8 +15,6 @@ import pytest_asyncio
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from playwright.async_api import async_playwright
-
 from demo.stack import free_port
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.common.models import SessionKey
@@ -127,12 +125,8 @@ def world(tmp_path_factory):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def chromium():
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(
-            executable_path=chromium_program.PATH, args=chromium_program.ARGUMENTS
-        )
+    async with chromium_program.started_here() as browser:
         yield browser
-        await browser.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

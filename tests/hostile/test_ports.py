@@ -11,15 +11,10 @@ import textwrap
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
-from tests.node import conftest as node_tests
+from tests.node.conftest import agent, folder, jupyter, places
 from tests.support.agent import wait_for
 
-folder, agent, places, jupyter = (
-    node_tests.folder,
-    node_tests.agent,
-    node_tests.places,
-    node_tests.jupyter,
-)
+__all__ = ["agent", "folder", "jupyter", "places"]
 
 #: Binds what it can of the ports on its command line, in every way, until it is killed.
 THIEF = """

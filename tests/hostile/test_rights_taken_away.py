@@ -32,7 +32,7 @@ from jupyterhub_gpu_reclaim.session_init.command_line import (
     written,
 )
 from tests.checkpoint import conftest as engine_tests
-from tests.node import conftest as agent_tests
+from tests.node.conftest import agent, folder, places, shared_agent
 from tests.support.agent import goes_on, wait_for
 from tests.support.attacker import (
     GID,
@@ -42,12 +42,7 @@ from tests.support.attacker import (
     save_session,
 )
 
-shared_agent, folder, agent, places = (
-    agent_tests.shared_agent,
-    agent_tests.folder,
-    agent_tests.agent,
-    agent_tests.places,
-)
+__all__ = ["agent", "folder", "places", "shared_agent"]
 #: No groups of this machine, and the session's own.
 STAFF, DATA, OWN = 40001, 40002, 0
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -50,10 +49,9 @@ def test_user_deleted_while_the_service_is_away_is_written_down(hub, service, na
 def test_user_deleted_while_the_service_hangs_is_deleted_at_once(hub, service, name):
     """Else a visit meanwhile starts a session that the Hub forgets at the end."""
     assert hub.api("POST", f"users/{name}").ok
-    service.late["forget"] = 12.0
-    begun = time.monotonic()
+    service.late["forget"] = 6.0
     assert hub.api("DELETE", f"users/{name}").status_code == 204
-    assert time.monotonic() - begun < 10
+    assert not service.called("forget")
     assert name in [order["user"] for order in _orders(service)]
     wait_until(lambda: service.called("forget") == 1, 30, hub.log)
     service.late.clear()

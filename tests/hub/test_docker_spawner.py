@@ -207,14 +207,6 @@ async def test_what_a_former_start_has_left_is_removed(docker, host):
     assert docker.names() == []
 
 
-async def test_container_that_dockerspawner_itself_has_started_goes_on(docker):
-    identity = docker.add("jupyter-ann")
-    spawner = made()
-    spawner.load_state({"object_id": identity, "object_name": "jupyter-ann"})
-    assert await spawner.poll() is None
-    assert spawner.object_id == identity
-
-
 async def test_container_is_found_by_who_made_it_and_when(docker):
     spawner = made(network_name="host")
     first = docker.add("jupyter-ann", labels(), created=1)

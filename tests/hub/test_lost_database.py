@@ -1,26 +1,12 @@
 """A Hub whose database is lost, or is a backup: who may let sessions back in."""
 
-import sqlite3
-
 import pytest
 
 from demo.user import User
+from tests.hub.test_traps import tokens
 from tests.support.hub import PASSWORD, wait_until
 
 REVOKED = "does not know the login"
-
-
-def rows(hub, query, *values):
-    with sqlite3.connect(hub.folder / "jupyterhub.sqlite") as db:
-        return db.execute(query, values).fetchall()
-
-
-def tokens(hub, user):
-    query = (
-        "select t.note from api_tokens t join users u on u.id = t.user_id"
-        " where u.name = ? and t.note like 'Server at%'"
-    )
-    return [note for (note,) in rows(hub, query, user)]
 
 
 def start(hub, name):

@@ -1,7 +1,6 @@
 """The Hub's pages in a real browser: a person's visit resumes, nothing else does."""
 
 import pytest
-from playwright.sync_api import sync_playwright
 
 from tests.support import chromium as chromium_program
 from tests.support.axe import problems
@@ -14,12 +13,8 @@ FAILED = {"code": "file_missing", "message": "The file /home/x is gone."}
 
 @pytest.fixture(scope="module")
 def chromium():
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=chromium_program.PATH, args=chromium_program.ARGUMENTS
-        )
+    with chromium_program.started() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ class Caller(threading.Thread):
 
 
 @pytest.mark.timeout(360)  # ten starts beside other tests
-@pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.long)])
 def test_service_that_is_killed_is_back_each_time(stack, times):
     hub = stack.hub.process.pid
     with Caller(stack) as caller:

@@ -292,21 +292,6 @@ def test_t8_stopped_tree_is_kept_without_the_service_and_adopted_later(
     assert len(tokens(hub, amy.name)) == 1
 
 
-@pytest.mark.long  # spawner/test_stop_without_a_plan.py has it without a Hub
-def test_t8_tree_that_goes_on_while_no_plan_comes_is_kept(hub, service, amy):
-    """The stop was the service's, to release it; what runs now is not saved."""
-    service.capture(amy.name)
-    init = service.init(amy.name)
-    service.late["plan-stop"] = 1.5
-    service.unanswered.add("plan-stop")
-    waker = threading.Timer(0.8, service.thaw, [amy.name])
-    waker.start()
-    assert stopped_by_our_service(hub, amy.name) == "unknown"
-    waker.join()
-    assert service.called("plan-stop")
-    assert service.init(amy.name) == init
-
-
 @pytest.mark.long  # likewise
 def test_t28_stop_that_our_service_asks_for_ends_nothing_without_its_plan(
     hub, service, amy

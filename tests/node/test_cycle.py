@@ -11,28 +11,6 @@ from tests.support.ranks import PROGRAM as RANKS
 pytestmark = pytest.mark.shares_an_agent
 
 
-def test_capture_release_restore_keeps_kernel_and_variables(agent, jupyter, places):
-    server = jupyter()
-    kernel = server.start_kernel()
-    server.run(kernel, "import os; x = [1, 2, 3]; pid = os.getpid()")
-    pid = server.run(kernel, "pid")
-
-    captured = agent.capture(server.place, "cp-1")
-
-    assert captured[-1]["checkpoint"]["id"] == "cp-1", captured[-1]
-    assert agent.tree(server.place)["state"] == "captured"
-    agent.release(server.place, "cp-1")
-    assert not server.place.alive
-
-    holding = places("hold")
-    assert agent.tree(holding)["state"] == "holding"
-    restored = agent.restore(holding, "cp-1")
-
-    assert restored[-1]["tree"]["state"] == "running", restored[-1]
-    assert [one["id"] for one in server.kernels()] == [kernel]
-    assert server.run(kernel, "x, os.getpid()") == f"([1, 2, 3], {pid})"
-
-
 @pytest.mark.long
 def test_programs_that_a_cell_left_behind_are_saved_each_time(agent, jupyter, places):
     server = jupyter()

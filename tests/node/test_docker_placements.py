@@ -1,9 +1,7 @@
 """Who is believed to be a container's session, and what Docker's silence means."""
 
-import http.server
 import json
-import socketserver
-import threading
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -18,6 +16,7 @@ from jupyterhub_gpu_reclaim.node.sessions.docker_placements import (
     DockerPlacements,
 )
 from tests.node.test_pods import Proc
+from tests.support.unix_server import Answers, UnixServer
 
 ANNS, BOBS = "a" * 64, "b" * 64
 ANN = SessionKey("ann", "gpu")
@@ -28,13 +27,11 @@ def group(container):
     return f"4:memory:/docker/{container}\n0::/docker/{container}\n"
 
 
-class Docker(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    daemon_threads = True
-
+class Docker(UnixServer):
     def __init__(self, path):
         self.containers = [self.container(ANNS, "inc-1", "ann")]
         self.asked = 0
-        super().__init__(str(path), _Answer)
+        super().__init__(path, _Answer)
 
     @staticmethod
     def container(identity, incarnation, user, *, realm="", created=1):
@@ -50,32 +47,19 @@ class Docker(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         return {"Id": identity, "Labels": labels, **facts}
 
 
-class _Answer(http.server.BaseHTTPRequestHandler):
+class _Answer(Answers, BaseHTTPRequestHandler):
     def do_GET(self):
         query = parse_qs(urlsplit(self.path).query)
         assert json.loads(query["filters"][0]) == {"label": ["gpu-reclaim.incarnation"]}
         self.server.asked += 1
-        body = json.dumps(self.server.containers).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def address_string(self):
-        return "agent"
-
-    def log_message(self, *_):
-        pass
+        self.answer(200, json.dumps(self.server.containers).encode())
 
 
 @pytest.fixture
 def docker(tmp_path):
-    with Docker(tmp_path / "d.sock") as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+    server = Docker(tmp_path / "d.sock")
+    yield server
+    server.close()
 
 
 @pytest.fixture

@@ -105,7 +105,9 @@ async def test_speaks_server_that_answers_in_plain_http_does_not(plain):
     client.close()
 
 
-async def test_speaks_server_that_does_not_answer_is_judged_by_its_address():
+async def test_speaks_server_that_does_not_answer_is_judged_by_its_address(monkeypatch):
+    asking = "jupyterhub_gpu_reclaim.node.jupyter.server._ASK_SECONDS"
+    monkeypatch.setattr(asking, 0.2)
     client = jupyter_api.make_client()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         where = jupyter_api.ServerAddress(silent.getsockname()[1], "/", "")

@@ -18,10 +18,6 @@ CULL_EVERY = 1
 LAST = ("answer", "done")
 
 
-def suspend_and_resume(agent, server, places, seconds: float):
-    return resumed(agent, server, places, seconds)[0]
-
-
 def resumed(agent, server, places, seconds: float = 0):
     """Suspend and resume; the new place, and what the resume has told."""
     agent.suspend(server.place, "cp")
@@ -44,7 +40,7 @@ def test_restore_kernel_idle_for_longer_than_its_culler_allows_lives(
     kernel = server.start_kernel()
     server.run(kernel, "x = 42")
 
-    log = suspend_and_resume(agent, server, places, CULL_AFTER).output
+    log = resumed(agent, server, places, CULL_AFTER)[0].output
 
     wait_for(lambda: "for kernels idle >" in log.read_text(errors="replace"))
     wait_for(lambda: "last_activity" in log.read_text(errors="replace"))
@@ -53,17 +49,19 @@ def test_restore_kernel_idle_for_longer_than_its_culler_allows_lives(
 
 
 @pytest.mark.long
-def test_restore_idle_kernel_counts_as_used_at_its_return(agent, jupyter, places):
+def test_output_kept_for_a_disconnected_client_is_still_there(agent, jupyter, places):
+    """The server keeps output for the session id of a client that went away."""
     server = jupyter()
     kernel = server.start_kernel()
-    before = server.kernels()[0]["last_activity"]
+    session = server.run_and_leave(
+        kernel, "import time; time.sleep(2); print('buffered')"
+    )
+    wait_for(lambda: server.kernels()[0]["execution_state"] == "busy")
+    wait_for(lambda: server.kernels()[0]["execution_state"] == "idle")
 
-    suspend_and_resume(agent, server, places, 0)
+    resumed(agent, server, places)
 
-    after = server.kernels()[0]
-    assert after["last_activity"] > before
-    assert after["execution_state"] == "idle"
-    assert server.run(kernel, "1") == "1"
+    assert "buffered" in server.listen(kernel, session)
 
 
 def test_restore_does_not_wait_for_a_kernel_that_computes(agent, jupyter, places):

@@ -23,12 +23,6 @@ def decider():
     return Decider(Guards(), [IdlePolicy()])
 
 
-def test_idle_session_without_veto_is_reclaimed(decider, snapshot):
-    (verdict,) = decider(snapshot(), NOW)
-    assert verdict.reclaim
-    assert verdict.code == "idle"
-
-
 def test_veto_of_a_guard_wins_over_idleness(decider, snapshot):
     (verdict,) = decider(snapshot(kept_until=NOW + 60), NOW)
     assert not verdict.reclaim

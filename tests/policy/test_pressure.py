@@ -59,10 +59,6 @@ def names(chosen):
     return [key.user for key in chosen]
 
 
-def test_nobody_waits_nobody_is_chosen():
-    assert choose([session("ada")]) == {}
-
-
 def test_only_as_many_as_are_needed_go_and_for_whom_is_told():
     chosen = choose([session("ada"), session("bob"), session("eve")], ZOE)
     assert chosen == {SessionKey("ada"): ZOE.key}

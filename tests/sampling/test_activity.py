@@ -21,8 +21,6 @@ from typing import ClassVar
 
 import httpx
 import pytest
-from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 from websockets.sync.client import connect
 
@@ -37,6 +35,7 @@ from tests.support import bridge
 from tests.support.agent import Jupyter, Place, free_port, wait_for
 from tests.support.long_stories import but
 from tests.support.other_machine import ADDRESS, OUR_ADDRESS, PORT, other_machine
+from tests.support.served import sampled_here, served
 
 EXTENSION = "jupyterhub_gpu_reclaim.lab.server_extension"
 PROXY = "jupyter_server_proxy"
@@ -122,26 +121,17 @@ def sample(*sessions: SampleTarget, seconds: float = 60.0) -> list[Sample]:
 
 
 @asynccontextmanager
-async def sampled_here(page):
+async def samples_of(page):
     """Takes samples of this process, whose server is that page."""
-    server = HTTPServer(Application([page]))
-    sockets = bind_sockets(0, "127.0.0.1")
-    server.add_sockets(sockets)
-    address = ServerAddress(sockets[0].getsockname()[1], "/", "secret")
-    me = os.getpid()
-    one = SampleTarget("i", SessionKey("ann"), me, me, [me], address)
     sampler = Sampler(SystemClock(), answer_seconds=60.0)
+    async with served(Application([page])) as port:
 
-    async def take() -> Sample:
-        (taken,) = await sampler.sample_all([one])
-        return taken
+        async def take() -> Sample:
+            (taken,) = await sampler.sample_all([sampled_here(port)])
+            return taken
 
-    try:
         yield take
-    finally:
         sampler.close()
-        server.stop()
-        await server.close_all_connections()
 
 
 class Heard(RequestHandler):
@@ -177,7 +167,7 @@ class Proxied(RequestHandler):
 async def test_sample_of_one_proxied_program_says_so_and_counts_its_own_work(status):
     """Its processor time is the server's, which is not looked at elsewhere."""
     Proxied.status = status
-    async with sampled_here(("/.*", Proxied)) as take:
+    async with samples_of(("/.*", Proxied)) as take:
         taken = await take()
     assert not taken.jupyter
     assert (taken.kernels, taken.terminals) == ([], [])
@@ -189,7 +179,7 @@ async def test_sample_of_an_idle_server_only_asks_whether_all_is_as_before():
     """JupyterHub notes all but a 304 in the log of the user's session."""
     kernel = {"id": "k", "last_activity": "2026-01-01T00:00:00Z"}
     states = []
-    async with sampled_here(("/api/(.*)", Heard)) as take:
+    async with samples_of(("/api/(.*)", Heard)) as take:
         for state in ("idle", "idle", "busy"):
             Heard.kernels[:] = [kernel | {"execution_state": state}]
             Heard.said.clear()

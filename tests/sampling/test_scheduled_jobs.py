@@ -3,25 +3,20 @@
 The answers are those of jupyter-scheduler 2.12.1, shortened.
 """
 
-import os
 from datetime import datetime
 from typing import ClassVar
 
 import pytest
-from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
-from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
-from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
 from jupyterhub_gpu_reclaim.sampling.scheduled_jobs import (
     Definition,
     next_due,
     next_run,
 )
+from tests.support.served import sampled_here, served
 
 #: A Sunday.
 NOW = datetime.fromisoformat("2026-11-29T16:21:10+00:00").timestamp()
@@ -95,24 +90,12 @@ async def samples_of(answers, count=1):
     status = {"connections": 0, "started": "2026-11-29T16:21:08.401707Z"}
     Server.asked.clear()
     Server.answers = {"api/status": status, **answers}
-    server = HTTPServer(Application([("/(.*)", Server)]))
-    sockets = bind_sockets(0, "127.0.0.1")
-    server.add_sockets(sockets)
-    address = ServerAddress(sockets[0].getsockname()[1], "/", "secret")
-    me = os.getpid()
     sampler = Sampler(SystemClock(), answer_seconds=60.0)
-    try:
-        return [
-            (
-                await sampler.sample_all(
-                    [SampleTarget("i", SessionKey("ann"), me, me, [me], address)]
-                )
-            )[0]
-            for _ in range(count)
-        ]
-    finally:
+    async with served(Application([("/(.*)", Server)])) as port:
+        targets = [sampled_here(port)]
+        taken = [(await sampler.sample_all(targets))[0] for _ in range(count)]
         sampler.close()
-        server.stop()
+        return taken
 
 
 def scheduler(definitions, jobs):

@@ -54,7 +54,7 @@ from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY, application
 from tests.support.commands import Command
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
@@ -100,6 +100,32 @@ def checkpoint(key: SessionKey, name: str = "c1") -> CheckpointInfo:
     )
 
 
+def _noted(name: str, then: Any = None) -> Any:
+    """An order that is noted; what ``then`` makes of the session is its answer."""
+
+    async def order(
+        self: SessionsInMemory,
+        key: SessionKey,
+        by: str,
+        *,
+        manages: bool = False,
+        **facts: object,
+    ) -> SessionView:
+        self.calls.append((name, key, *facts.values(), by))
+        return then(self, key) if then else self.session(key)
+
+    return order
+
+
+def _told(name: str) -> Any:
+    """What the spawner tells, which is noted alone."""
+
+    async def told(self: SessionsInMemory, placement: Placement) -> None:
+        self.calls.append((name, placement))
+
+    return told
+
+
 class SessionsInMemory:
     """Sessions without anything behind them: only the phases change."""
 
@@ -115,12 +141,12 @@ class SessionsInMemory:
         self.tab_starts: dict[SessionKey, float] = {}
         self.users_since: dict[str, float] = {}
         self.accounts_made: dict[SessionKey, float] = {}
-        self.crowded_known: dict[str, CrowdedCard] = {}
-        self.gpus_known: list[GpuCount] = []
-        self.gpu_seconds_known = 0.0
-        self.store_known: list[StoreUse] = []
         self.nodes_known: list[NodeHealth] = []
-        self.silent_known: list[str] = []
+        self.silent_parts: Callable[[], list[str]] = list
+        self.crowded: Callable[[], dict[str, CrowdedCard]] = dict
+        self.gpus: Callable[[], list[GpuCount]] = list
+        self.gpu_seconds: Callable[[], float] = float
+        self.store_use: Callable[[], list[StoreUse]] = list
 
     def put(self, user: str, server: str = "", **changes: Any) -> SessionView:
         key = SessionKey(user, server)
@@ -174,9 +200,6 @@ class SessionsInMemory:
         """When the Hub has made that user; 0 where a test says nothing."""
         return self.users_since.get(user, 0.0)
 
-    def silent_parts(self) -> list[str]:
-        return self.silent_known
-
     def why(self, key: SessionKey) -> list[Decision]:
         self.session(key)
         return [
@@ -208,29 +231,24 @@ class SessionsInMemory:
             return self.session(key)
         return self._phase(key, Phase.RUNNING, Phase.SUSPENDING, "be suspended")
 
-    async def resume(
-        self, key: SessionKey, by: str, *, manages: bool = False
-    ) -> SessionView:
-        self.calls.append(("resume", key, by))
-        return self._phase(key, Phase.SUSPENDED, Phase.RESUMING, "be resumed")
+    resume = _noted("resume", lambda self, key: self._resumed(key))
+    put_files_back = _noted("put_files_back", lambda self, key: self._resumed(key))
+    nap = _noted("nap", lambda self, key: self._ordered(key, "nap"))
+    wake = _noted("wake", lambda self, key: self._ordered(key, "wake"))
+    end_tree, renew_login = _noted("end_tree"), _noted("renew_login")
+    opt_out, rename = _noted("opt_out"), _noted("rename")
+    placed, cancelled = _told("placed"), _told("cancelled")
+    login_revoked, stopped = _told("login_revoked"), _told("stopped")
 
-    async def put_files_back(
-        self, key: SessionKey, by: str, *, manages: bool = False
-    ) -> SessionView:
-        self.calls.append(("put_files_back", key, by))
+    async def forget(self, deletion: Deletion) -> None:
+        self.calls.append(("forget", deletion))
+
+    def _resumed(self, key: SessionKey) -> SessionView:
         return self._phase(key, Phase.SUSPENDED, Phase.RESUMING, "be resumed")
 
     async def save(self, key: SessionKey, by: str, name: str = "") -> SessionView:
         self.calls.append(("save", key, by, *([name] if name else [])))
         return self._ordered(key, "save")
-
-    async def nap(self, key: SessionKey, by: str) -> SessionView:
-        self.calls.append(("nap", key, by))
-        return self._ordered(key, "nap")
-
-    async def wake(self, key: SessionKey, by: str) -> SessionView:
-        self.calls.append(("wake", key, by))
-        return self._ordered(key, "wake")
 
     def _ordered(self, key: SessionKey, order: str) -> SessionView:
         view = self.session(key)
@@ -254,10 +272,6 @@ class SessionsInMemory:
     def longest_keep(self, *, manages: bool = False) -> float:
         return LONGEST_KEEP if manages else 2 * 3600.0
 
-    async def end_tree(self, key: SessionKey, incarnation: str, by: str) -> SessionView:
-        self.calls.append(("end_tree", key, incarnation, by))
-        return self.session(key)
-
     async def revoke_tabs(self, key: SessionKey, by: str) -> SessionView:
         self.calls.append(("revoke_tabs", key, by))
         self.tab_starts[key] = -1.0
@@ -265,14 +279,6 @@ class SessionsInMemory:
 
     def tab_counts(self, key: SessionKey, made: float) -> bool:
         return self.tab_starts.get(key, made) == made
-
-    async def renew_login(self, key: SessionKey, by: str) -> SessionView:
-        self.calls.append(("renew_login", key, by))
-        return self.session(key)
-
-    async def opt_out(self, key: SessionKey, out: bool, by: str) -> SessionView:
-        self.calls.append(("opt_out", key, out, by))
-        return self.session(key)
 
     def audit(self, key: SessionKey, limit: int = 100) -> list[AuditLine]:
         row = AuditLine(at=1_700_000_000.0, key=key, who="ada", what="suspend")
@@ -323,30 +329,9 @@ class SessionsInMemory:
             raise Refused(Reason.SESSION_RUNS)
         return self.session(key)
 
-    async def rename(
-        self, key: SessionKey, checkpoint: str, name: str, by: str
-    ) -> SessionView:
-        self.calls.append(("rename", key, checkpoint, name, by))
-        return self.session(key)
-
-    def crowded(self) -> dict[str, CrowdedCard]:
-        return self.crowded_known
-
-    def gpus(self) -> list[GpuCount]:
-        return self.gpus_known
-
-    def gpu_seconds(self) -> float:
-        return self.gpu_seconds_known
-
-    def store_use(self) -> list[StoreUse]:
-        return self.store_known
-
     async def plan_start(self, placement: Placement) -> StartPlan:
         self.calls.append(("plan_start", placement))
         return self.plan
-
-    async def placed(self, placement: Placement) -> None:
-        self.calls.append(("placed", placement))
 
     async def progress(self, key: SessionKey, after: int) -> AsyncIterator[Event]:
         self.session(key)
@@ -355,23 +340,11 @@ class SessionsInMemory:
                 raise event
             yield event
 
-    async def cancelled(self, placement: Placement) -> None:
-        self.calls.append(("cancelled", placement))
-
-    async def login_revoked(self, placement: Placement) -> None:
-        self.calls.append(("login_revoked", placement))
-
     async def plan_stop(self, placement: Placement) -> StopPlan:
         return StopPlan(action="stop")
 
     async def release(self, placement: Placement) -> None:
         raise Refused(Reason.NOT_CAPTURED)
-
-    async def stopped(self, placement: Placement) -> None:
-        self.calls.append(("stopped", placement))
-
-    async def forget(self, deletion: Deletion) -> None:
-        self.calls.append(("forget", deletion))
 
 
 class HubThatKnowsTokens(RequestHandler):

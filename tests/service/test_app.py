@@ -1,39 +1,16 @@
 """The program by itself: what keeps it from working is one sentence to every caller."""
 
 import contextlib
-import multiprocessing
-import os
-import socket
-import sys
-from pathlib import Path
 
 import pytest
 import requests
 
-from jupyterhub_gpu_reclaim.service.settings.environment import (
-    SPAWNER_SOCKET,
-    SPAWNER_TOKEN,
-)
+from tests.support.service_program import SPAWNER_TOKEN, ServiceProgram, preloaded
 
 
 @pytest.fixture(scope="module")
 def programs():
-    """Makes processes that have imported the program already, which takes a second."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["jupyterhub_gpu_reclaim.service.app"])
-    return context
-
-
-def become_the_program(environment: dict[str, str], words: list[str], told: str):
-    """In a process of its own: what the console script does, its words in a file."""
-    with Path(told).open("wb") as stderr:
-        os.dup2(stderr.fileno(), 2)
-    os.environ.update(environment)
-    sys.argv = ["jupyterhub-gpu-reclaim-service", *words]
-    from jupyterhub_gpu_reclaim.service import app
-
-    app.AGAIN_SECONDS = 1.0
-    sys.exit(app.main())
+    return preloaded()
 
 
 @pytest.fixture
@@ -41,43 +18,21 @@ def run(tmp_path, programs):
     """Runs the program until it gives up; what it answers, and what it has logged."""
 
     def started(*arguments: str, **changes: str) -> tuple[str, str]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        environment = {
-            "JUPYTERHUB_API_TOKEN": "t" * 32,
-            "JUPYTERHUB_API_URL": "http://127.0.0.1:1/hub/api",
-            "JUPYTERHUB_SERVICE_URL": f"http://127.0.0.1:{port}",
-            "JUPYTERHUB_SERVICE_PREFIX": "/services/gpu-reclaim/",
-            "JUPYTERHUB_SERVICE_NAME": "gpu-reclaim",
-            SPAWNER_TOKEN: "s" * 32,
-            SPAWNER_SOCKET: f"{tmp_path}/spawner.sock",
-            **changes,
-        }
-        words = [
-            f"--ReclaimService.state_dir={tmp_path / 'state'}",
-            f"--ReclaimService.agent_token_file={tmp_path / 'agent.token'}",
-            *arguments,
-        ]
-        told = tmp_path / "told"
-        process = programs.Process(
-            target=become_the_program, args=(environment, words, str(told))
-        )
-        process.start()
+        token = f"--ReclaimService.agent_token_file={tmp_path / 'agent.token'}"
+        program = ServiceProgram(programs, tmp_path, token, *arguments, **changes)
         heard = ""
-        while process.is_alive():
+        while program.process.is_alive():
             with contextlib.suppress(requests.RequestException):
-                url = f"http://127.0.0.1:{port}/services/gpu-reclaim/readyz"
-                answer = requests.get(url, timeout=60)
+                answer = requests.get(f"{program.url}readyz", timeout=60)
                 assert answer.status_code == 503
                 if answer.json()["code"] == "service_broken":
                     heard = answer.json()["message"]
-            process.join(0.1)
-        assert process.exitcode == 1
-        process.close()
-        text = told.read_text()
+            program.process.join(0.1)
+        assert program.process.exitcode == 1
+        program.process.close()
+        text = program.told()
         assert "Traceback" not in text
-        for secret in ("t" * 32, "s" * 32):
+        for secret in ("t" * 32, SPAWNER_TOKEN):
             assert secret not in text + heard
         return heard, text
 

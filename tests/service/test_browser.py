@@ -32,7 +32,7 @@ from jupyterhub_gpu_reclaim.controlplane.accounting import GpuCount
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from playwright.async_api import async_playwright, expect
+from playwright.async_api import expect
 
 from tests.service.conftest import checkpoint, running
 from tests.support import axe
@@ -59,12 +59,8 @@ async def service():
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def chromium():
     """The browser; each tab has a profile of its own."""
-    async with async_playwright() as playwright:
-        chromium = await playwright.chromium.launch(
-            executable_path=chromium_program.PATH, args=chromium_program.ARGUMENTS
-        )
-        yield chromium
-        await chromium.close()
+    async with chromium_program.started_here() as browser:
+        yield browser
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -171,12 +167,12 @@ def fill(service) -> None:
             )
         put(user, server, **told)
     model = "NVIDIA A100"
-    service.control.gpus_known = [
+    service.control.gpus = lambda: [
         GpuCount("", model, "in_use", 14),
         GpuCount("", model, "idle", 3),
         GpuCount("", model, "freed", 15),
     ]
-    service.control.gpu_seconds_known = 9e6
+    service.control.gpu_seconds = lambda: 9e6
 
 
 async def test_page_follows_changes_and_an_open_confirmation_stays_open(service, tab):

@@ -47,20 +47,20 @@ async def test_managers_pages_are_for_managers(service, path):
 
 
 async def test_card_that_needs_fewer_seats_is_named(service, root):
-    service.control.crowded_known = {"f00d": CrowdedCard(name="NVIDIA A100", wakes=3)}
+    service.control.crowded = lambda: {"f00d": CrowdedCard(name="NVIDIA A100", wakes=3)}
     page = (await root.get("all")).body.decode()
     assert "GPU NVIDIA A100 (f00d) has too many sessions: 3 times in the last" in page
 
 
 async def test_summary_shows_the_present_and_what_was_given_back(service, root):
-    service.control.gpus_known = [
+    service.control.gpus = lambda: [
         GpuCount("a", "H200", "in_use", 4),
         GpuCount("b", "H200", "in_use", 3),
         GpuCount("a", "H200", "idle", 1),
         GpuCount("a", "H200", "kept", 1),
         GpuCount("a", "H200", "freed", 1.5),
     ]
-    service.control.gpu_seconds_known = 7200.0
+    service.control.gpu_seconds = lambda: 7200.0
     part = (await root.part("all")).body.decode()
     found = re.findall(r"<dt>([^<]*).*?</dt>\s*<dd>([^<]*)</dd>", part)
     assert [(words.strip(), value) for words, value in found[:4]] == [
@@ -76,7 +76,7 @@ async def test_summary_counts_every_checkpoint_that_is_in_the_store(service, roo
         StoreUse(user=user, checkpoints=2, logical_bytes=9, stored_bytes=size)
         for user, size in (("ada", 2 * 10**9), ("bob", 10**9))
     ]
-    service.control.store_known = uses
+    service.control.store_use = lambda: uses
     part = (await root.part("all")).body.decode()
     assert "<dd>3.0 GB</dd>" in part
 

@@ -1,7 +1,6 @@
 """The pages, as a browser without JavaScript uses them, and their safety."""
 
 import json
-import re
 import sys
 from dataclasses import replace
 from html import unescape
@@ -39,7 +38,7 @@ async def test_visit_without_access_is_a_page_that_says_so(service):
 async def test_page_shows_ones_own_sessions_only(service, browser):
     service.control.put("ada", "train")
     service.control.put("bob", "secret-project")
-    page = (await browser.get()).body.decode()
+    page = await browser.text()
     assert "train" in page
     assert "secret-project" not in page
     assert "All sessions" not in page
@@ -53,7 +52,7 @@ async def test_page_of_a_manager_leads_to_all_sessions(service):
         302,
         "/services/gpu-reclaim/all",
     )
-    assert "secret-project" not in (await root.get("mine")).body.decode()
+    assert "secret-project" not in await root.text("mine")
 
 
 async def test_announcement_of_the_hub_is_on_every_page(service, browser):
@@ -65,7 +64,7 @@ async def test_announcement_of_the_hub_is_on_every_page(service, browser):
 
 
 async def test_page_without_a_session_says_what_to_do(browser):
-    page = (await browser.get()).body.decode()
+    page = await browser.text()
     assert "You have no sessions." in page
 
 
@@ -88,8 +87,7 @@ async def test_button_does_it_and_leads_back(
     service, browser, phase, action, fields, called
 ):
     service.control.put("ada", phase=phase)
-    xsrf = await browser.xsrf()
-    response = await browser.post(f"sessions/ada/-/{action}", _xsrf=xsrf, **fields)
+    response = await browser.press(action, **fields)
     assert response.code == 303
     assert response.headers["Location"] == f"/services/gpu-reclaim/mine?done={action}"
     assert service.control.calls == [called]
@@ -122,8 +120,7 @@ async def test_button_on_somebody_elses_session_is_not_found(service, browser):
 
 async def test_button_that_is_refused_gives_a_page_with_the_reason(service, browser):
     service.control.put("ada", phase=Phase.RESUMING)
-    xsrf = await browser.xsrf()
-    response = await browser.post("sessions/ada/-/suspend", _xsrf=xsrf)
+    response = await browser.press("suspend")
     assert response.code == 409
     assert "cannot be suspended" in response.body.decode()
 
@@ -131,8 +128,7 @@ async def test_button_that_is_refused_gives_a_page_with_the_reason(service, brow
 @pytest.mark.parametrize("seconds", ["", "x", "nan", "inf", "-1", "1e99"])
 async def test_keep_for_no_sensible_time_is_a_bad_request(service, browser, seconds):
     service.control.put("ada")
-    xsrf = await browser.xsrf()
-    response = await browser.post("sessions/ada/-/keep", _xsrf=xsrf, seconds=seconds)
+    response = await browser.press("keep", seconds=seconds)
     assert response.code == 400
     assert service.control.calls == []
 
@@ -150,20 +146,46 @@ async def test_fragment_without_a_login_is_not_led_to_one(service):
     assert response.code == 401
 
 
-async def test_fresh_page_says_what_is_kept_and_starts_fresh(service, browser):
-    failure = Failure(code="file_missing", message="The file /x is gone.")
-    service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="c1", failure=failure)
-    page = (await browser.get("sessions/ada/-/fresh")).body.decode()
-    assert "The file /x is gone." in page
-    assert "kept for 7 days" in re.sub(r"\s+", " ", page)
-    assert service.control.calls == []
-    xsrf = await browser.xsrf()
-    response = await browser.post(
-        "sessions/ada/-/start-fresh", _xsrf=xsrf, page="start"
+@pytest.mark.parametrize(
+    ("failure", "says", "not_says", "order", "called"),
+    [
+        ("file_missing", "kept for 7 days", None, "start-fresh", "start_fresh"),
+        ("saved_found", "sessions/ada/-/resume", "Try again", "resume", "resume"),
+        (
+            "files_newer",
+            "sessions/ada/-/put-files-back",
+            "sessions/ada/-/resume",
+            "put-files-back",
+            "put_files_back",
+        ),
+        (
+            "renamed",
+            "stays as it is, under its former name",
+            "kept for",
+            "start-fresh",
+            "start_fresh",
+        ),
+    ],
+)
+async def test_fresh_page_says_what_is_there_and_its_button_leads_to_the_start(
+    service, browser, failure, says, not_says, order, called
+):
+    renamed = failure == "renamed"
+    service.control.put(
+        "ada",
+        phase=Phase.STOPPED if renamed else Phase.SUSPENDED,
+        checkpoint="" if renamed else "c1",
+        failure=Failure(code=failure, message="It is as it is."),
     )
-    assert response.code == 303
+    page = await browser.text("sessions/ada/-/fresh")
+    assert "It is as it is." in page
+    assert says in page
+    assert not_says is None or not_says not in page
+    assert service.control.calls == []
+    response = await browser.press(order, page="start")
+    assert response.code == 303, response.body
     assert response.headers["Location"] == "/hub/spawn/ada"
-    assert service.control.calls == [("start_fresh", ADA, "ada")]
+    assert service.control.calls == [(called, ADA, "ada")]
 
 
 async def test_page_lists_other_states_and_brings_one_back(service, browser):
@@ -172,75 +194,24 @@ async def test_page_lists_other_states_and_brings_one_back(service, browser):
         KeptState(id="c1", generation=1, created=1.6e9, keeping="aside"),
     ]
     service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="c2", kept=kept)
-    page = (await browser.get("sessions/ada/-")).body.decode()
+    page = await browser.text("sessions/ada/-")
     assert "Checkpoint of 2020-09-13 12:26 UTC" in page
     assert page.count("Checkpoint of ") == 1  # what it is in is no other state
-    xsrf = await browser.xsrf()
-    response = await browser.post(
-        "sessions/ada/-/bring-back", _xsrf=xsrf, checkpoint="c1", page="start"
-    )
+    response = await browser.press("bring-back", checkpoint="c1", page="start")
     assert response.code == 303
     assert response.headers["Location"].endswith("spawn/ada")
     assert service.control.calls == [("bring_back", ADA, "c1", "ada", False)]
     service.control.put("ada", phase=Phase.RUNNING)
-    page = (await browser.get("sessions/ada/-")).body.decode()
+    page = await browser.text("sessions/ada/-")
     assert "is saved first" in page
-
-
-async def test_fresh_page_asks_what_comes_back_where_a_visit_is_no_answer(
-    service, browser
-):
-    failure = Failure(code="saved_found", message="A checkpoint was found.")
-    service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="c2", failure=failure)
-    page = (await browser.get("sessions/ada/-/fresh")).body.decode()
-    assert "Try again" not in page
-    xsrf = await browser.xsrf()
-    response = await browser.post("sessions/ada/-/resume", _xsrf=xsrf, page="start")
-    assert response.headers["Location"].endswith("spawn/ada")
-    assert service.control.calls == [("resume", ADA, "ada")]
-
-
-async def test_fresh_page_asks_whether_files_are_put_back(service, browser):
-    failure = Failure(code="files_newer", message="data.sqlite has changed.")
-    service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="cp", failure=failure)
-    page = (await browser.get("sessions/ada/-/fresh")).body.decode()
-    assert "data.sqlite has changed." in page
-    assert "sessions/ada/-/put-files-back" in page
-    assert "sessions/ada/-/resume" not in page
-    xsrf = await browser.xsrf()
-    response = await browser.post(
-        "sessions/ada/-/put-files-back", _xsrf=xsrf, page="start"
-    )
-    assert response.headers["Location"].endswith("spawn/ada")
-    assert service.control.calls == [("put_files_back", ADA, "ada")]
-
-
-async def test_fresh_page_of_a_renamed_user_says_what_stays_and_starts_fresh(
-    service, browser
-):
-    failure = Failure(code="renamed", message="The session is ann/.")
-    service.control.put("ada", phase=Phase.STOPPED, failure=failure)
-    page = re.sub(
-        r"\s+", " ", (await browser.get("sessions/ada/-/fresh")).body.decode()
-    )
-    assert "The session is ann/." in page
-    assert "stays as it is, under its former name" in page
-    assert "kept for" not in page
-    xsrf = await browser.xsrf()
-    response = await browser.post(
-        "sessions/ada/-/start-fresh", _xsrf=xsrf, page="start"
-    )
-    assert response.code == 303, response.body
-    assert response.headers["Location"] == "/hub/spawn/ada"
-    assert service.control.calls == [("start_fresh", ADA, "ada")]
 
 
 async def test_fresh_page_of_a_running_session_offers_nothing_of_the_kind(
     service, browser
 ):
     service.control.put("ada")
-    page = (await browser.get("sessions/ada/-/fresh")).body.decode()
-    assert "There is no suspended session to put aside" in re.sub(r"\s+", " ", page)
+    page = await browser.text("sessions/ada/-/fresh")
+    assert "There is no suspended session to put aside" in page
     assert not Tags(page).all("form")
 
 
@@ -249,7 +220,7 @@ async def test_names_and_reasons_are_escaped(service):
     failure = Failure(code="x", message=evil, hint=evil)
     view = service.control.put(evil, evil, failure=failure)
     root = Browser(service, "token-root")
-    page = (await root.get(f"sessions/{view.key.path}")).body.decode()
+    page = await root.text(f"sessions/{view.key.path}")
     sources = [one.get("src") for one in Tags(page).all("script")]
     scripts = ["times.js", "health.js", "one.js"]
     assert sources == [f"/services/gpu-reclaim/static/{one}" for one in scripts]
@@ -271,7 +242,7 @@ async def test_pages_have_no_inline_script_and_forbid_it(service, browser):
 async def test_every_form_carries_the_token_and_every_button_a_name(service, browser):
     service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="c1")
     service.control.put("ada", "two")
-    page = (await browser.get()).body.decode()
+    page = await browser.text()
     tags = Tags(page)
     forms = tags.all("form")
     tokens = [one for one in tags.all("input") if one.get("name") == "_xsrf"]
@@ -303,8 +274,7 @@ async def test_form_of_each_kind_is_answered_with_its_sentence(service, kind):
     fields = {"seconds": "60", "out": "1", "checkpoint": "c1", "incarnation": "i2"}
     fields |= {"save_running": "1", "everything": "0", "name": "mine"}
     mine = {name: fields[name] for name in KINDS[kind].__struct_fields__}
-    sent = {"accept": "application/json", "_xsrf": await root.xsrf(), **mine}
-    answer = await root.post(f"sessions/ada/-/{kind}", **sent)
+    answer = await root.press(kind, accept="application/json", **mine)
     assert (answer.code, json.loads(answer.body)) == (200, KINDS[kind].done)
 
 
@@ -345,42 +315,40 @@ async def test_button_of_a_report_is_for_who_manages(
 ):
     service.control.put("ada", phase=phase, failure=failure)
     root = Browser(service, "token-root")
-    shown = Tags((await root.get(page)).body.decode())
+    shown = Tags(await root.text(page))
     address = f"/services/gpu-reclaim/sessions/ada/-/{action}"
     assert address in {form["action"] for form in shown.all("form")}
     inputs = {field.get("name"): field.get("value") for field in shown.all("input")}
     assert fields.items() <= inputs.items()
-    own = (await browser.get("sessions/ada/-")).body.decode()
+    own = await browser.text("sessions/ada/-")
     assert action not in own
     service.control.calls.clear()
-    path = f"sessions/ada/-/{action}"
-    refused = await browser.post(path, _xsrf=await browser.xsrf(), **fields)
+    refused = await browser.press(action, **fields)
     assert refused.code == 403
     assert service.control.calls == []
-    done = await root.post(path, _xsrf=await root.xsrf(), page="one", **fields)
+    done = await root.press(action, page="one", **fields)
     assert done.code == 303
     assert service.control.calls == [called]
-    back = (await root.get(f"sessions/ada/-?done={action}")).body.decode()
+    back = await root.text(f"sessions/ada/-?done={action}")
     assert KINDS[action].done in unescape(back)
 
 
 async def test_page_of_a_session_revokes_the_key_of_its_tabs(service, browser):
     service.control.put("ada")
     path = "sessions/ada/-/revoke-tabs"
-    shown = Tags((await browser.get("sessions/ada/-")).body.decode())
+    shown = Tags(await browser.text("sessions/ada/-"))
     assert f"/services/gpu-reclaim/{path}" in {f["action"] for f in shown.all("form")}
-    done = await browser.post(path, _xsrf=await browser.xsrf(), page="one")
+    done = await browser.press("revoke-tabs", page="one")
     assert done.code == 303
     assert ("revoke_tabs", ADA, "ada") in service.control.calls
-    back = (await browser.get("sessions/ada/-?done=revoke-tabs")).body.decode()
+    back = await browser.text("sessions/ada/-?done=revoke-tabs")
     assert KINDS["revoke-tabs"].done in unescape(back)
 
 
 async def test_save_point_is_named_on_the_sessions_page(service):
     service.control.put("ada")
     ada = Browser(service, "token-ada")
-    page = (await ada.get("sessions/ada/-")).body.decode()
+    page = await ada.text("sessions/ada/-")
     assert "Save point with a name" in page
-    proof = await ada.xsrf()
-    await ada.post("sessions/ada/-/save", _xsrf=proof, name="mine", page="one")
+    await ada.press("save", name="mine", page="one")
     assert ("save", SessionKey("ada"), "ada", "mine") in service.control.calls

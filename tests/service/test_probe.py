@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from demo.processes import alive
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.service.probe import asking
 
@@ -49,14 +50,14 @@ async def test_function_is_asked_for_both_names():
 
 
 async def test_what_a_hanging_command_has_started_is_ended_with_it(tmp_path):
-    mark = tmp_path / "alive"
+    told = tmp_path / "pid"
     script = tmp_path / "probe"
-    script.write_text(f"#!/bin/sh\n(sleep 2; touch {mark}) &\nwait\n")
+    script.write_text(f"#!/bin/sh\nsleep 3000 &\necho $! > {told}\nwait\n")
     script.chmod(0o700)
     with pytest.raises(TimeoutError):
-        await asking(str(script), 0.3)(KEY)
-    await asyncio.sleep(2.5)
-    assert not mark.exists()
+        await asking(str(script), 1.0)(KEY)
+    while alive(int(told.read_text())):
+        await asyncio.sleep(0.02)
 
 
 def test_no_probe_asks_nothing():

@@ -59,13 +59,6 @@ def test_surroundings_with_a_guessable_spawner_token_are_refused():
     assert "guess" not in caught.value.message
 
 
-@pytest.mark.parametrize("name", sorted(Options.class_own_traits(config=True)))
-def test_every_setting_says_what_it_does(name):
-    help_text = Options.class_own_traits()[name].help
-    assert len(help_text) > 40
-    assert help_text.endswith(".")
-
-
 def test_settings_without_a_wish_are_the_orchestrators_own():
     assert Options().settings() == Settings()
 

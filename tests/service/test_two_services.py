@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import os
 import signal
-import socket
 import sqlite3
-import sys
 import time
 from contextlib import closing
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
@@ -29,69 +26,42 @@ from jupyterhub_gpu_reclaim.hub.client import ServiceClient
 from simulation.doubles.kernel import replaced
 from simulation.doubles.spawner import substitutes
 from tests.support import simulated_hub
+from tests.support.service_program import ServiceProgram, preloaded
 from tests.support.simulated_node import TOKEN, Nodes, simulated_nodes
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 KEY = SessionKey("ada")
-SPAWNER_TOKEN = "spawner-secret-of-the-tests"
-PREFIX = "/services/gpu-reclaim/"
 
 
 @pytest.fixture(scope="module")
 def programs():
-    """Makes processes that have imported the program already, which takes seconds."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["jupyterhub_gpu_reclaim.service.app"])
-    return context
+    return preloaded()
 
 
-def become_the_program(environment: dict[str, str], words: list[str], told: str):
-    """In a process of its own: what the console script does, its words in a file."""
-    with Path(told).open("wb") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    os.environ.update(environment)
-    sys.argv = ["jupyterhub-gpu-reclaim-service", *words]
-    from jupyterhub_gpu_reclaim.service import app
-
-    sys.exit(app.main())
-
-
-class Service:
+class Service(ServiceProgram):
     """One service as a program, with a state folder of its own."""
 
     def __init__(self, world: World, name: str) -> None:
-        self.folder = world.folder / name
-        self.folder.mkdir(exist_ok=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}{PREFIX}"
-        self.log = self.folder / "log"
-        self.client = ServiceClient(f"unix:{self.folder}/spawner.sock")
-        environment = {
-            "JUPYTERHUB_API_TOKEN": "hub-token",
-            "JUPYTERHUB_API_URL": world.hub_url,
-            "JUPYTERHUB_SERVICE_URL": f"http://127.0.0.1:{self.port}",
-            "JUPYTERHUB_SERVICE_PREFIX": PREFIX,
-            "JUPYTERHUB_SERVICE_NAME": "gpu-reclaim",
-            "GPU_RECLAIM_SPAWNER_TOKEN": SPAWNER_TOKEN,
-            "GPU_RECLAIM_SPAWNER_SOCKET": f"{self.folder}/spawner.sock",
-        }
+        self.name = name
+        folder = world.folder / name
+        folder.mkdir(exist_ok=True)
         words = [
-            f"--ReclaimService.state_dir={self.folder}/state",
             f"--ReclaimService.journal_url={world.journal_url}",
             f"--ReclaimService.agent={world.agent_url}",
             f"--ReclaimService.agent_token_file={world.folder}/agent.token",
             "--ReclaimService.sample_interval=0.5",
             "--IdlePolicy.idle_after=0",
         ]
-        self.process = world.programs.Process(
-            target=become_the_program, args=(environment, words, str(self.log))
+        super().__init__(
+            world.programs,
+            folder,
+            *words,
+            JUPYTERHUB_API_TOKEN="hub-token",
+            JUPYTERHUB_API_URL=world.hub_url,
         )
-        self.process.start()
-
-    def told(self) -> str:
-        return self.log.read_text() if self.log.exists() else ""
+        self.client = ServiceClient(self.spawner)
 
     async def get(self, path: str) -> tuple[int, str]:
         """Status and body; 0 where nobody listens."""
@@ -164,8 +134,7 @@ class World:
             if value:
                 return value
             assert time.monotonic() < deadline, "\n".join(
-                f"--- {each.folder.name}\n{each.told()[-3000:]}"
-                for each in self.services
+                f"--- {each.name}\n{each.told()[-3000:]}" for each in self.services
             )
             await asyncio.sleep(0.05)
 
@@ -226,7 +195,7 @@ async def test_second_service_waits_ends_nothing_and_takes_over_at_once(world):
     status, text = await first.ask("suspend")
     assert status == 202, text
     await world.until(lambda: world.phase() == "suspended")
-    for _ in range(30):
+    for _ in range(15):  # as it was three times the interval of its looks
         await asyncio.sleep(0.1)
         assert world.phase() == "suspended", second.told()[-3000:]
     assert await world.hub.server(KEY) is HubState.STOPPED

@@ -1,9 +1,14 @@
 """Debian's Chromium, as the tests start it."""
 
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.async_api import Browser as AsyncBrowser
+from playwright.async_api import async_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 from demo.user import User
 
@@ -18,6 +23,23 @@ ARGUMENTS = [
     "--disable-sync",
     "--js-flags=--single-threaded",  # JupyterLab in four fifths of the processor time
 ]
+
+
+@contextmanager
+def started() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=PATH, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@asynccontextmanager
+async def started_here() -> AsyncIterator[AsyncBrowser]:
+    """In the running event loop."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=PATH, args=ARGUMENTS)
+        yield browser
+        await browser.close()
 
 
 def cookies(user: User) -> list[dict[str, Any]]:

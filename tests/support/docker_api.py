@@ -6,6 +6,8 @@ import re
 import threading
 from urllib.parse import parse_qs, urlsplit
 
+from tests.support.unix_server import Answers
+
 _PATH = re.compile(r"(?:/v[\d.]+)?(/[^?]*)")
 
 
@@ -51,7 +53,7 @@ def serving():
         thread.join()
 
 
-class _Answer(http.server.BaseHTTPRequestHandler):
+class _Answer(Answers, http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         path = self._path()
         if path == "/version":
@@ -70,7 +72,7 @@ class _Answer(http.server.BaseHTTPRequestHandler):
                 self._answer(200, found)
 
     def do_POST(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self.body()
         query = parse_qs(urlsplit(self.path).query)
         if self._path() == "/containers/create":
             [name] = query["name"]
@@ -121,12 +123,4 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         return _PATH.match(self.path)[1]
 
     def _answer(self, status, body=None):
-        data = b"" if body is None else json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_):
-        pass
+        self.answer(status, b"" if body is None else json.dumps(body).encode())

@@ -36,6 +36,16 @@ class Browser:
         headers = {"Content-Type": kind, "Accept": accept}
         return await self._call(path, "POST", urlencode(fields), headers)
 
+    async def press(self, order: str, **fields: str):
+        """A button for an order, of a page with its proof."""
+        return await self.post(
+            f"sessions/ada/-/{order}", _xsrf=await self.xsrf(), **fields
+        )
+
+    async def text(self, path: str = "") -> str:
+        """A page, with its words as a line shows them."""
+        return re.sub(r"\s+", " ", (await self.get(path)).body.decode())
+
     async def xsrf(self) -> str:
         page = (await self.get("mine")).body.decode()
         return re.search(r'data-xsrf="([^"]+)"', page)[1]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
-from tests.support.unix_server import UnixServer
+from tests.support.unix_server import Answers, UnixServer
 
 #: What the agent shares with the service.
 TOKEN = "token-of-the-agent"
@@ -22,26 +22,17 @@ class AgentThatOnlyKeeps(UnixServer):
         super().__init__(folder / "agent.sock", _Handler)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Answers, BaseHTTPRequestHandler):
     server: AgentThatOnlyKeeps
 
     def do_GET(self) -> None:
         keeps = self.path.startswith("/v1/checkpoints")
         saved = list(self.server.saved.values()) if keeps else []
-        self._answer(200, codec.encode(saved))
+        self.answer(200, codec.encode(saved))
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.body()
         *_, checkpoint, order = self.path.split("/")
         assert order == "discard"
         self.server.saved.pop(checkpoint, None)
-        self._answer(204, b"")
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        """Keep the tests' output clean."""
+        self.answer(204)

@@ -23,7 +23,7 @@ from jupyterhub_gpu_reclaim.linux import processes, procfs
 from jupyterhub_gpu_reclaim.node.sessions.placements import LocalPlacements
 from jupyterhub_gpu_reclaim.session_init import session_init
 from tests.support.hub import wait_until
-from tests.support.unix_server import UnixServer
+from tests.support.unix_server import Answers, UnixServer
 
 TOKEN = "spawner-token-of-the-tests"
 Key = tuple[str, str]
@@ -234,11 +234,11 @@ class RelaunchingService:
         }
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Answers, BaseHTTPRequestHandler):
     service: RelaunchingService
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.body())
         call = self.path.rpartition("/")[2]
         try:
             status, answer = self.service.answer(call, body)
@@ -246,14 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
             status, answer = 409, {"code": "internal", "message": repr(error)}
         if call in self.service.unanswered:
             return
-        self._send(status, b"" if answer is None else json.dumps(answer).encode())
-
-    def _send(self, status: int, data: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        with contextlib.suppress(OSError):
-            self.wfile.write(data)
+        self.answer(status, b"" if answer is None else json.dumps(answer).encode())
 
     def do_GET(self) -> None:
         user, server = self.path.partition("?")[0].split("/")[-2:]
@@ -264,9 +257,6 @@ class _Handler(BaseHTTPRequestHandler):
             for event in self.service.events(key):
                 self.wfile.write(json.dumps(event).encode() + b"\n")
                 self.wfile.flush()
-
-    def log_message(self, *_: object) -> None:
-        """Quiet."""
 
 
 def _key(body: dict[str, Any]) -> Key:

@@ -1,11 +1,29 @@
-"""A threaded HTTP server at a UNIX socket, for doubles of our own programs."""
+"""A threaded HTTP server at a UNIX socket, and what it answers with: for doubles."""
 
+import contextlib
 import os
 import socketserver
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import AF_UNIX
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Quiet, and who asks may have gone."""
+
+    def body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def answer(self, status: int, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Keep the tests' output clean."""
 
 
 class UnixServer(ThreadingHTTPServer):
