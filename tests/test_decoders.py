@@ -1,7 +1,8 @@
 """Many threads that meet a type for the first time at once do not crash the program."""
 
-import subprocess
 import sys
+
+from tests.support.ran import ran
 
 RACE = """
 import sys, threading
@@ -30,11 +31,5 @@ print(*found)
 
 def test_type_met_by_many_threads_at_once_is_understood_by_all():
     for _ in range(12):  # a third of them ended with a segmentation fault
-        done = subprocess.run(
-            [sys.executable, "-c", RACE],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = ran([sys.executable, "-c", RACE], timeout=60)
         assert (done.returncode, done.stdout) == (0, "ann ann ann ann ann ann\n"), done

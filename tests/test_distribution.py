@@ -15,13 +15,15 @@ from typing import Any
 
 import pytest
 
+from tests.support.ran import ran
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = "jupyterhub_gpu_reclaim"
 PROGRAMS = ["jupyterhub-gpu-reclaim", "jupyterhub-gpu-reclaim-agent"]
 
 
 def tool(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
+    return ran(command, cwd="/")
 
 
 def run(*command: object) -> str:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ran import ran
+
 ROOT = Path(__file__).parents[1]
 DIGEST = "sha256:" + "ab" * 32
 CHART = "sha256:" + "cd" * 32
@@ -86,13 +88,7 @@ def release(folder, *words, tag="0.1.0", **more):
         "GITHUB_OUTPUT": str(folder / "output"),
         **more,
     }
-    done = subprocess.run(
-        [folder / "scripts" / "release", *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([folder / "scripts" / "release", *words], env=environment)
     log = folder / "log"
     asked = log.read_text().splitlines() if log.exists() else []
     log.unlink(missing_ok=True)
@@ -158,9 +154,7 @@ def test_page_has_every_file_and_the_sums_of_all(folder):
     release(folder, "chart")
     assert release(folder, "sums")[0].returncode == 0
     check = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
-    done = subprocess.run(
-        check, cwd=folder / "dist", capture_output=True, text=True, check=False
-    )
+    done = ran(check, cwd=folder / "dist")
     assert done.returncode == 0, done.stderr
     files = {path.name for path in (folder / "dist").iterdir()}
     sums = {line.rpartition(":")[0] for line in done.stdout.splitlines()}
@@ -298,8 +292,6 @@ def test_version_without_a_day_is_the_last_thing_to_do_and_no_tag_is_without(
 
 
 def test_tag_that_is_no_version_is_refused():
-    done = subprocess.run(
-        [sys.executable, CHECK, "v1"], capture_output=True, text=True, check=False
-    )
+    done = ran([sys.executable, CHECK, "v1"])
     assert done.returncode == 1
     assert done.stdout == "v1 is not a version such as 0.1.0 or 0.1.0-rc1.\n"

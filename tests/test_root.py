@@ -1,11 +1,11 @@
 """What needs root is marked, so that a contributor's command leaves it out."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.ran import ran
 from tests.support.root import FILES, FOLDERS, TESTS
 
 
@@ -22,13 +22,7 @@ def test_marker_is_given_by_fixture_by_reason_and_by_file() -> None:
     ]
     plain = "policy/test_idle.py"
     options = ["--collect-only", "-q", "-p", "no:cacheprovider", "-m", "not root"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *marked, plain],
-        cwd=TESTS,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([sys.executable, "-m", "pytest", *options, *marked, plain], cwd=TESTS)
     lines = [line for line in done.stdout.splitlines() if "::" in line]
     assert lines, done.stdout
     assert all(Path(line.partition("::")[0]).name == "test_idle.py" for line in lines)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.ran import ran
+
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 #: Steps that are no script of ours: they make a bare container one with git and make.
@@ -29,7 +31,7 @@ def actionlint() -> list[str]:
 
 def check(*workflows: Path) -> subprocess.CompletedProcess[str]:
     command = [*actionlint(), *map(str, workflows)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return ran(command)
 
 
 def test_actions_are_pinned_and_a_job_may_do_no_more_than_it_needs() -> None:
@@ -38,7 +40,7 @@ def test_actions_are_pinned_and_a_job_may_do_no_more_than_it_needs() -> None:
     if not program.exists():
         pytest.skip("needs zizmor: scripts/bootstrap test")
     command = [program, "--offline", "--no-progress", "--quiet", ROOT / ".github"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = ran(command)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

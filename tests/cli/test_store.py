@@ -4,7 +4,6 @@ import base64
 import json
 import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +12,7 @@ from jupyterhub_gpu_reclaim.cli.main import main
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.format import identity
 from jupyterhub_gpu_reclaim.store.format.keys import new_key_line
+from tests.support.ran import ran
 
 
 def test_ls_prints_a_line_for_each_oldest_first(run):
@@ -262,7 +262,7 @@ def test_program_ends_with_a_sentence_never_a_traceback(store):
     line = [sys.executable, "-c", program + "sys.exit(main(sys.argv[1:]))"]
     line += ["store", "show", "x", f"--store={store.root}"]
     line += [f"--key-file={store.key_file}"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    done = ran(line)
     assert done.returncode == 1
     assert done.stderr == (
         "Error: There is no checkpoint x. (checkpoint_missing)\n"
@@ -278,12 +278,7 @@ def test_somebody_else_than_root_gets_a_sentence(store, tmp_path):
     program += "from jupyterhub_gpu_reclaim.cli.main import main; "
     program += "os.setgid(65534); os.setuid(65534); sys.exit(main(sys.argv[1:]))"
     line = ["store", "ls", f"--store={store.root}", f"--key-file={store.key_file}"]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *line],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([sys.executable, "-c", program, *line])
     assert done.returncode == 1
     assert "Are you root?" in done.stderr
     assert "Traceback" not in done.stderr

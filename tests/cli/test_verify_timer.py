@@ -3,11 +3,12 @@
 import configparser
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.ran import ran
 
 FOLDER = Path(__file__).parents[2] / "etc" / "systemd"
 UNIT = FOLDER / "jupyterhub-gpu-reclaim-verify.service"
@@ -36,9 +37,7 @@ def test_unit_reads_the_store_leaves_metrics_and_fails_where_it_is_damaged(
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    done = subprocess.run(
-        shlex.split(line), capture_output=True, text=True, env=environment, check=False
-    )
+    done = ran(shlex.split(line), env=environment)
     assert done.returncode == int(damaged), done.stderr
     assert ("bob-1" in done.stdout) == damaged
     assert f"verify_damaged_checkpoints {int(damaged)}.0" in metrics.read_text()

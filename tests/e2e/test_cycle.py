@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import time
 from typing import Any
 
@@ -13,6 +12,7 @@ from demo.check import terminal_lives, terminal_pids
 from demo.processes import alive
 from demo.stack import BIN
 from demo.user import Kernel, User
+from tests.support.ran import ran
 from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(240)
@@ -79,13 +79,10 @@ def stop_is_a_real_stop(admin: Admin, user: User, init_pid: int) -> None:
 
 
 def by_command(stack: Stack, admin: Admin, *line: str) -> list[dict[str, Any]]:
-    done = subprocess.run(
+    done = ran(
         [BIN / "jupyterhub-gpu-reclaim", *line, "--json", f"--url={stack.url}"],
         env={**os.environ, "JUPYTERHUB_API_TOKEN": admin.headers["Authorization"][6:]},
-        capture_output=True,
-        text=True,
         timeout=90,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return list(json.loads(done.stdout))

@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.service.app import ReclaimService
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from jupyterhub_gpu_reclaim.service.settings import validation
 from tests.service.conftest import service
+from tests.support.ran import ran
 from tests.support.simulated_node import TOKEN
 
 __all__ = ["service"]
@@ -133,7 +134,7 @@ async def test_impostor_of_an_agent_hears_no_token_and_no_order(impostor, open_f
 
 def asked_by_a_stranger(path) -> str:
     words = [sys.executable, "-c", STRANGER, str(path)]
-    return subprocess.run(words, capture_output=True, text=True, check=False).stderr
+    return ran(words).stderr
 
 
 async def test_socket_in_a_closed_folder_cannot_be_replaced_nor_asked(tmp_path):

@@ -9,7 +9,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import threading
 
 import pytest
@@ -27,6 +26,7 @@ from tests.support.attacker import (
     make_folder,
     start_session,
 )
+from tests.support.ran import ran
 
 CHILD = "child = subprocess.Popen(['sleep', '1000']); data = os.urandom(3 << 20); 1"
 
@@ -45,11 +45,9 @@ def session(criu):
 
 def signal_as_user(number: int, *pids: int) -> set[int]:
     words = [f"/bin/kill -{number} {pid} 2>/dev/null && echo {pid}" for pid in pids]
-    done = subprocess.run(
+    done = ran(
         ["/bin/sh", "-c", "; ".join([*words, "true"])],
         check=True,
-        capture_output=True,
-        text=True,
         user=UID,
         group=GID,
         extra_groups=[],

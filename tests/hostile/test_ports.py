@@ -13,6 +13,7 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 from tests.node.conftest import agent, folder, jupyter, places
 from tests.support.agent import wait_for
+from tests.support.ran import ran
 
 __all__ = ["agent", "folder", "jupyter", "places"]
 
@@ -172,11 +173,5 @@ except OSError:
 
 def test_neighbour_on_the_same_port_of_another_address_does_not_free_it():
     """What listens on the machine's own address (Ray, Dask) comes back there."""
-    done = subprocess.run(
-        ["unshare", "--net", sys.executable, "-c", NEIGHBOUR],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = ran(["unshare", "--net", sys.executable, "-c", NEIGHBOUR], timeout=60)
     assert done.stdout == "held\n", done.stderr

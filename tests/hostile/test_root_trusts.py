@@ -33,16 +33,12 @@ from tests.support.attacker import (
     start_session,
     system_python,
 )
+from tests.support.ran import ran
 
 
 def in_mounts_of(place, command: str) -> str:
     init = str(place.init_pid)
-    done = subprocess.run(
-        ["nsenter", "-t", init, "-m", "sh", "-c", command],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    done = ran(["nsenter", "-t", init, "-m", "sh", "-c", command], check=True)
     return done.stdout
 
 

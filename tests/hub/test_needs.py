@@ -1,11 +1,11 @@
 """A Hub whose packages are not of our choice says what it lacks."""
 
-import subprocess
 import sys
 
 import pytest
 
 from jupyterhub_gpu_reclaim.hub.needs import check, lacking
+from tests.support.ran import ran
 
 
 def test_nothing_is_missing_here():
@@ -37,8 +37,6 @@ sys.modules["msgspec"] = None
 from jupyterhub_gpu_reclaim.hub.needs import check
 check("docker")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
+    done = ran([sys.executable, "-c", code])
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert f"which lacks msgspec for Python {python}. Take another" in done.stderr

@@ -2,13 +2,13 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.hub import BIN
+from tests.support.ran import ran
 
 REPOSITORY = Path(__file__).parents[2]
 PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout", "tests.support.upstream")
@@ -46,9 +46,7 @@ def test_jupyterhubs_own_tests_pass_but_for_the_listed_ones(
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
     env = {name: value for name, value in env.items() if "PYTEST_XDIST" not in name}
-    ended = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-    )
+    ended = ran(command, cwd=tmp_path, env=env)
     assert ended.returncode == 0, ended.stdout[-8000:] + ended.stderr[-2000:]
     passed = re.search(r"(\d+) passed", ended.stdout)
     assert passed is not None

@@ -1,7 +1,6 @@
 """``charts/jupyterhub-gpu-reclaim``: what Helm makes of values, and what it refuses."""
 
 import json
-import subprocess
 
 import pytest
 import yaml
@@ -12,6 +11,7 @@ from jupyterhub_gpu_reclaim.node.app import AgentApp
 from tests.kube.schemas import problems
 from tests.support import helm
 from tests.support.helm import FOLDER, LEAST, agents, merged, refusal, rendered
+from tests.support.ran import ran
 
 SCHEMA = json.loads((FOLDER / "values.schema.json").read_text())
 DEFAULTS = yaml.safe_load((FOLDER / "values.yaml").read_text())
@@ -117,12 +117,7 @@ def test_the_chart_is_of_our_version():
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_helm_lint_has_nothing_to_say(name):
     example = FOLDER / "examples" / f"{name}.yaml"
-    done = subprocess.run(
-        [helm.PROGRAM, "lint", "--strict", FOLDER, "-f", example],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([helm.PROGRAM, "lint", "--strict", FOLDER, "-f", example])
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -6,7 +6,6 @@ The images themselves are built nowhere in these tests: there is no registry her
 import fnmatch
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 from importlib.metadata import requires
@@ -15,6 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+
+from tests.support.ran import ran
 
 ROOT = Path(__file__).parents[2]
 HUB = ROOT / "etc" / "containers" / "hub"
@@ -35,12 +36,7 @@ def recipe(request):
 
 def test_hadolint_has_nothing_to_say(recipe):
     program = Path(sys.executable).with_name("hadolint")
-    done = subprocess.run(
-        [program, "--no-color", "--failure-threshold", "style", recipe],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([program, "--no-color", "--failure-threshold", "style", recipe])
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -109,13 +105,7 @@ def test_the_hubs_own_packages_come_before_ours(tmp_path):
     for name in ("yaml", "of_ours_alone"):
         (tmp_path / "packages" / f"{name}.py").write_text("OURS = True\n")
     code = "import of_ours_alone, yaml; print(hasattr(yaml, 'OURS'))"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        env={"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([sys.executable, "-P", "-c", code], env={"PYTHONPATH": str(tmp_path)})
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 

@@ -3,7 +3,6 @@
 import base64
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
 from tests.cluster.options import ROLES, pytest_addoption
 from tests.support import helm
+from tests.support.ran import ran
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "kubernetes.md"
 ROOT = PAGE.parents[2]
@@ -69,13 +69,10 @@ def test_the_command_that_begins_the_store_passes_as_it_is_written(tmp_path):
     line = line.replace("--options-file /etc/gpu-reclaim/store/options.json", "")
     line = line.replace("/etc/gpu-reclaim/master-keys", str(keys))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
+    done = ran(
         ["sh", "-c", line],
         env={**os.environ, "PATH": path, "STORE_URL": str(tmp_path / "store")},
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"The store {(keys / 'store-id').read_text()[:8]}")
@@ -101,13 +98,7 @@ def test_the_hubs_file_is_made_by_what_the_notes_say(page):
     said = helm.notes()
     assert line.strip() in said
     pipe = line.partition(" | ")[2].partition(" > ")[0]
-    done = subprocess.run(
-        ["sh", "-c", pipe],
-        input=f"NOTES:\n{said}\n",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = ran(["sh", "-c", pipe], input=f"NOTES:\n{said}\n", check=True)
     assert yaml.safe_load(done.stdout) == helm.hub_values()
 
 

@@ -8,7 +8,6 @@ import itertools
 import json
 import re
 import shlex
-import subprocess
 
 import yaml
 from jsonschema import Draft7Validator
@@ -16,6 +15,7 @@ from jsonschema import Draft7Validator
 from tests.kubernetes_manifests.test_values import CHART
 from tests.support import helm
 from tests.support.helm import ROOT, merged
+from tests.support.ran import ran
 
 PAGE = ROOT / "docs" / "tutorial" / "kubernetes.md"
 BLOCKS = re.findall(r"^```\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
@@ -79,13 +79,8 @@ def test_the_images_are_built_under_the_names_that_the_chart_asks_for():
 @helm.needed
 def test_the_agents_are_installed_by_the_command_as_it_is_written():
     words = one(f"helm install gpu-reclaim {AGENT}")
-    done = subprocess.run(
-        [str(helm.PROGRAM), *words[1:], "--dry-run=client"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+    done = ran(
+        [str(helm.PROGRAM), *words[1:], "--dry-run=client"], cwd=ROOT, timeout=60
     )
     assert done.returncode == 0, done.stderr
     assert "kind: DaemonSet" in done.stdout

@@ -4,7 +4,6 @@ import functools
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from jupyterhub_gpu_reclaim.controlplane.accounting import (
     MetricsSnapshot,
 )
 from jupyterhub_gpu_reclaim.service import metrics
+from tests.support.ran import ran
 
 ROOT = Path(__file__).parents[2]
 RULES = {
@@ -196,7 +196,5 @@ def test_alerts_fire_for_what_they_say_and_for_nothing_else(tmp_path):
 
 
 def _promtool(*line: object) -> None:
-    done = subprocess.run(
-        [str(PROMTOOL), *map(str, line)], capture_output=True, text=True, check=False
-    )
+    done = ran([str(PROMTOOL), *map(str, line)])
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,7 +1,8 @@
 """The agent's program where only the Hub's side is installed."""
 
-import subprocess
 import sys
+
+from tests.support.ran import ran
 
 WITHOUT = """
 import sys
@@ -13,9 +14,7 @@ main()
 
 def run(*arguments):
     command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=60
-    )
+    return ran(command, timeout=60)
 
 
 def test_program_without_the_agents_packages_says_what_to_install():

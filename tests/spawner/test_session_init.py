@@ -12,6 +12,7 @@ import pytest
 
 import jupyterhub_gpu_reclaim.session_init
 from jupyterhub_gpu_reclaim.session_init import command_line
+from tests.support.ran import ran
 
 INIT = Path(jupyterhub_gpu_reclaim.session_init.__file__).with_name("session_init.py")
 NAMES = ("--incarnation", "test", "--user", "ann", "--server", "", "--realm", "si")
@@ -287,12 +288,7 @@ def test_hold_outside_of_a_namespace_is_refused():
     "words", [["start"], ["hold", "--", "true"], ["start", "--groups", "x", "--", "a"]]
 )
 def test_bad_arguments_are_a_usage_message(words):
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", str(INIT), words[0], *NAMES, *words[1:]],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([sys.executable, "-I", "-S", str(INIT), words[0], *NAMES, *words[1:]])
     assert done.returncode == 2
     assert done.stderr.startswith("usage:")
     assert "Traceback" not in done.stderr
@@ -315,12 +311,9 @@ def test_names_that_look_like_options_are_names(name):
 def inline(*command, entry_point=(), **env):
     """Run as in a container: what it said, line by line."""
     words = [*UNSHARE, *entry_point, *command_line.inline(sys.executable), "start"]
-    done = subprocess.run(
+    done = ran(
         [*words, *NAMES, "--", *command],
         env={**os.environ, **command_line.inline_environment(), **env},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     return done.returncode, done.stdout.splitlines()
 

@@ -20,6 +20,7 @@ from jupyterhub_gpu_reclaim.node.sessions.placements import PodPlacements
 from jupyterhub_gpu_reclaim.session_init import command_line
 from tests.support import light_modules
 from tests.support.agent import PATIENCE, SERVER, Agent, Jupyter, wait_for
+from tests.support.ran import ran
 
 #: What Docker and containerd leave to a container's root.
 CAPABILITIES = [
@@ -44,9 +45,7 @@ PLACEMENT = "--AgentApp.placement=kubernetes"
 
 
 def run(*words: object) -> str:
-    done = subprocess.run(
-        [str(word) for word in words], capture_output=True, text=True, check=False
-    )
+    done = ran([str(word) for word in words])
     assert done.returncode == 0, (words, done.stderr)
     return done.stdout
 

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.ran import ran
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "charts" / "jupyterhub-gpu-reclaim"
 OURS = ROOT / ".cache" / "helm"
@@ -42,14 +44,7 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 def asked(*words: str, values: str) -> subprocess.CompletedProcess[str]:
     assert PROGRAM is not None, "needs Helm: scripts/helm"
-    return subprocess.run(
-        [PROGRAM, *words, "-f", "-"],
-        input=values,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    return ran([PROGRAM, *words, "-f", "-"], input=values, timeout=60)
 
 
 @cache

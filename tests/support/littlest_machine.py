@@ -20,6 +20,7 @@ from typing import Any
 
 from demo.admin import Admin
 from demo.user import Kernel, User, UserError
+from tests.support.ran import ran
 
 URL = os.environ.get("GPU_RECLAIM_TLJH_URL", "http://127.0.0.1")
 PLAIN, BOSS, SAVED, LATE = (
@@ -141,7 +142,7 @@ class Machine:
 
     def processes(self, name: str) -> str:
         words = ["pgrep", "--euid", f"jupyter-{name}"]
-        return subprocess.run(words, capture_output=True, text=True, check=False).stdout
+        return ran(words).stdout
 
     def restart(self, unit: str) -> None:
         subprocess.run(["systemctl", "restart", unit], check=True)

@@ -1,11 +1,11 @@
 """The managers' pages' words are the package's own: the same sizes and durations."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import jupyterhub_gpu_reclaim
 from jupyterhub_gpu_reclaim.common import text
+from tests.support.ran import ran
 
 STATIC = Path(jupyterhub_gpu_reclaim.__file__).parent / "service" / "web" / "static"
 WORDS = STATIC / "words.js"
@@ -24,15 +24,8 @@ def test_sizes_and_durations_are_those_of_the_package() -> None:
           [nameOf({{user: "ada", server: ""}}), nameOf({{user: "ada", server: "x"}})],
         ]));
     """
-    ran = subprocess.run(
-        ["node", "--input-type=module", "-"],
-        input=code,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert json.loads(ran.stdout) == [
+    done = ran(["node", "--input-type=module", "-"], input=code, timeout=60, check=True)
+    assert json.loads(done.stdout) == [
         [text.size(one) for one in SIZES],
         [text.duration(one) for one in TIMES],
         ["ada/", "ada/x"],

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.service.web import pages
+from tests.support.ran import ran
 
 STATIC = (
     Path(__file__).parents[2]
@@ -30,9 +30,7 @@ MODULES = sorted(STATIC.rglob("*.js"))
 
 def node(code: str, *arguments: str) -> str:
     command = ["node", "--input-type=module", *arguments, "-"]
-    answer = subprocess.run(
-        command, input=code, capture_output=True, text=True, timeout=60, check=False
-    )
+    answer = ran(command, input=code, timeout=60)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
 
