@@ -50,9 +50,8 @@ def said(tree: ast.AST) -> list[tuple[Reason, ast.Call]]:
         reason = reason_of(node.args[0]) if node.args else None
         if isinstance(node.func, ast.Attribute) and node.func.attr == "sentence":
             reason = reason_of(node.func.value)
-        if ast.unparse(node.func).endswith(".tells"):
-            continue  # it asks for the reason of a failure that was told before
-        if reason is not None:
+        # What asks whether a failure has that reason gives it no facts.
+        if reason is not None and not ast.unparse(node.func).endswith(".tells"):
             found.append((reason, node))
     return found
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.hub.test_lost_database import REVOKED, rows, start, tokens
+from tests.hub.test_lost_database import REVOKED, start
+from tests.hub.test_traps import rows, tokens
 from tests.support.hub import wait_until
 
 

@@ -198,7 +198,9 @@ def test_session_that_ends_behind_its_copy_is_saved(agent, jupyter, places):
     assert server.run(kernel, "len(much)") == str(300 << 20)
 
 
-@pytest.mark.parametrize("step", but(STEPS, "save"))
+# In the packs one of ``test_store_that_hangs`` is called off.
+@pytest.mark.long
+@pytest.mark.parametrize("step", STEPS)
 def test_wake_calls_the_save_point_of_a_nap_off(agent, start, step):
     session = start()
     computes(session)
