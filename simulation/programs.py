@@ -49,9 +49,6 @@ from jupyterhub_gpu_reclaim.node.operations.operations import Operations, TimeLi
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records
 from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
 from jupyterhub_gpu_reclaim.node.session import Session
-from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
-from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
-from jupyterhub_gpu_reclaim.node.workflows.release import Releases
 from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
@@ -343,22 +340,12 @@ def agent_node(
         room_seconds=10.0,
         visible=lambda _: None,
     )
-    operations = Operations()
-    releases = Releases(
-        records=records,
-        store=repository,
-        ports=ports,
-        accelerator=accelerator,
-        clock=clock,
-        limits=LIMITS,
-    )
     criu: Any = CheckedCriu()
     client: Any = None
     sampler: Any = MachineSampler(machine, clock)
-    presence: Any = None  # the service here asks no node how it is
     return LocalNode(
         placements=placements,
-        operations=operations,
+        operations=Operations(),
         sampler=sampler,
         tools=WorkflowTools(
             records=records,
@@ -373,12 +360,6 @@ def agent_node(
             store_room=StoreRoom(repository.free_bytes),
             ports=ports,
         ),
-        releases=releases,
-        recovery=Recovery(
-            placements=placements, operations=operations, releases=releases
-        ),
-        outcomes=Outcomes(placements=placements, records=records, store=repository),
-        presence=presence,
         term=TermOnDisk(machine, program),
         look=list,
         describe=lambda: NodeStatus(host=machine.name, version=__version__),

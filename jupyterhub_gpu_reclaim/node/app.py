@@ -54,9 +54,6 @@ from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
 from jupyterhub_gpu_reclaim.node.setup.store import open_store
 from jupyterhub_gpu_reclaim.node.state_folder import RECORDS, LastStart
 from jupyterhub_gpu_reclaim.node.workflows import rescue
-from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
-from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
-from jupyterhub_gpu_reclaim.node.workflows.release import Releases
 from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
@@ -201,32 +198,23 @@ class AgentApp(AgentSettings):
         opened: Opened,
         ports: HeldPorts,
     ) -> LocalNode:
-        limits, store = self.limits(), opened.repository
-        accelerator, operations = self.accelerator(), Operations()
+        store = opened.repository
+        accelerator = self.accelerator()
         work = folder(state / "work")
         for rest in work.iterdir():
             _remove(rest)
-        records = Records(folder(state / RECORDS))
         criu = CheckedCriu(Path(self.criu_dir), clock, untried=self.try_architecture)
-        releases = Releases(
-            records=records,
-            store=store,
-            ports=ports,
-            accelerator=accelerator,
-            clock=clock,
-            limits=limits,
-        )
         return LocalNode(
             placements=placements,
-            operations=operations,
+            operations=Operations(),
             sampler=TreeSampler(placements, Sampler(clock, accelerator.cards)),
             tools=WorkflowTools(
-                records=records,
+                records=Records(folder(state / RECORDS)),
                 store=store,
                 criu=criu,
                 client=jupyter_api.make_client(),
                 clock=clock,
-                limits=limits,
+                limits=self.limits(),
                 work=work,
                 accelerator=accelerator,
                 memory=HostMemory(),
@@ -235,14 +223,6 @@ class AgentApp(AgentSettings):
                 trusted_capabilities=tuple(self.trusted_capabilities),
                 save_point_file_bytes=self.save_point_file_bytes,
             ),
-            releases=releases,
-            recovery=Recovery(
-                placements=placements,
-                operations=operations,
-                releases=releases,
-            ),
-            outcomes=Outcomes(placements=placements, records=records, store=store),
-            presence=opened.presence,
             term=KnownTerm(state),
             look=partial(
                 readiness.node_findings, criu, accelerator, opened.presence, ports, work

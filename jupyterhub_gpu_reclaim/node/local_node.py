@@ -32,6 +32,9 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.sessions.ended import EndedSessions
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap, save
+from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
+from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
+from jupyterhub_gpu_reclaim.node.workflows.release import Releases
 from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
 from jupyterhub_gpu_reclaim.node.workflows.tools import looking_again
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
@@ -50,14 +53,10 @@ if TYPE_CHECKING:
     )
     from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
     from jupyterhub_gpu_reclaim.node.operations.records import Record
-    from jupyterhub_gpu_reclaim.node.operations.store_presence import StorePresence
     from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
     from jupyterhub_gpu_reclaim.node.sessions.samples import TreeSampler
     from jupyterhub_gpu_reclaim.node.workflows.capture import Capture
-    from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
-    from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
-    from jupyterhub_gpu_reclaim.node.workflows.release import Releases
     from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 
 _log = logging.getLogger(__name__)
@@ -88,10 +87,6 @@ class LocalNode:
     operations: Operations
     sampler: TreeSampler
     tools: WorkflowTools
-    releases: Releases
-    recovery: Recovery
-    outcomes: Outcomes
-    presence: StorePresence
     #: Asked once more right before each effect: the order may have waited.
     term: KnownTerm
     #: Looks for what keeps this node from working; it blocks.
@@ -103,6 +98,11 @@ class LocalNode:
     _fatal: list[str] = field(default_factory=list)  #: found at the last look
 
     def __post_init__(self) -> None:
+        self.releases = Releases(self.tools)
+        self.outcomes = Outcomes(placements=self.placements, tools=self.tools)
+        self.recovery = Recovery(
+            placements=self.placements, operations=self.operations, tools=self.tools
+        )
         self._ended = EndedSessions(
             self.tools.records, self.operations, self.tools.clock
         )

@@ -36,19 +36,19 @@ _settle = Recovery._settle
 
 
 def _thaw_says_so_first(self: Releases, session: Session, record: Record) -> None:
-    self.records.note(record.at(Stage.ROLLING_BACK, record.steps))
+    self.tools.records.note(record.at(Stage.ROLLING_BACK, record.steps))
     _undo_capture(self, session, record)
 
 
 def _forget_with_checkpoint(self: Recovery, sessions: list[Session]) -> None:
     by_name = {session.incarnation: session for session in sessions}
-    for record in self.releases.records.list():
+    for record in self.tools.records.list():
         session = by_name.get(record.incarnation)
         if session is None or not trees.matches(record, session):
             if record.stage is Stage.ROLLING_BACK:
                 with suppress(StoreError):
-                    self.releases.store.delete(record.checkpoint)
-            self.releases.records.delete(record.incarnation)
+                    self.tools.store.delete(record.checkpoint)
+            self.tools.records.delete(record.incarnation)
 
 
 FAILED_THAW: tuple[Patch, ...] = (
@@ -75,7 +75,7 @@ WOKEN: tuple[Patch, ...] = ((Releases, "_refuse_if_it_went_on", nothing),)
 
 
 def _go_on_anyway(self: Recovery, session: Session) -> None:
-    record = self.releases.records.find(session.incarnation)
+    record = self.tools.records.find(session.incarnation)
     if record is not None and record.stage is Stage.RESTORING:
         self._settle_continuing(session, record)
         return

@@ -12,11 +12,13 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
+from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.operations import Operations, TimeLimits
 from jupyterhub_gpu_reclaim.node.operations.records import Records
+from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
 from jupyterhub_gpu_reclaim.node.sessions.placements import LocalPlacements
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
-from jupyterhub_gpu_reclaim.node.workflows.release import Releases
+from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
@@ -146,12 +148,18 @@ def recovery(folder):
         pytest.skip("needs root: sessions have namespaces")
     (folder / "ports").mkdir()
     clock = SystemClock()
+    store = Repository(FolderBackend(folder / "store"), clock=clock, keys=KEYS)
     return Recovery(
         placements=LocalPlacements(folder.name),
         operations=Operations(),
-        releases=Releases(
+        tools=WorkflowTools(
             records=Records(folder / "records"),
-            store=Repository(FolderBackend(folder / "store"), clock=clock, keys=KEYS),
+            store=store,
+            criu=None,
+            client=None,
+            work=None,
+            memory=HostMemory(),
+            store_room=StoreRoom(store.free_bytes),
             ports=HeldPorts(folder / "ports"),
             accelerator=Accelerator(
                 gpu.AbsentDriver(), Nvml(), lock_seconds=1, seconds=1

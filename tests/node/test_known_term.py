@@ -2,13 +2,11 @@
 
 import asyncio
 import json
-from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
-from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
@@ -139,11 +137,7 @@ def node(recovery):
         placements=recovery.placements,
         operations=recovery.operations,
         sampler=None,
-        tools=SimpleNamespace(records=recovery.releases.records, clock=SystemClock()),
-        releases=recovery.releases,
-        recovery=recovery,
-        outcomes=None,
-        presence=None,
+        tools=recovery.tools,
         term=KnownTerm(),
         look=list,
         describe=lambda: NodeStatus(host="here", version="1"),

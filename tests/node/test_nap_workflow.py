@@ -5,6 +5,7 @@ They have no room, or others have it: for the session's memory, and at its wake.
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -34,16 +35,13 @@ from jupyterhub_gpu_reclaim.node.nap import wakers as wakers_module
 from jupyterhub_gpu_reclaim.node.nap.inputs import ENDED
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
-from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage
-from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
 from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus, GpuUse
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import capture, save
 from jupyterhub_gpu_reclaim.node.workflows import nap as workflow
-from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
 from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from jupyterhub_gpu_reclaim.sampling.gpu import CardUse, ProcessUse
@@ -106,20 +104,7 @@ class FullCards:
 
 
 def tools_of(recovery, cards, client=None) -> WorkflowTools:
-    releases = recovery.releases
-    return WorkflowTools(
-        records=releases.records,
-        store=releases.store,
-        criu=None,
-        client=client,
-        clock=releases.clock,
-        limits=releases.limits,
-        work=None,
-        accelerator=cards,
-        memory=HostMemory(),
-        store_room=StoreRoom(releases.store.free_bytes),
-        ports=releases.ports,
-    )
+    return dataclasses.replace(recovery.tools, client=client, accelerator=cards)
 
 
 async def run(recovery, place, cards, kind: str, client=None) -> ReclaimError | None:
@@ -143,7 +128,7 @@ async def test_nap_that_the_machine_has_no_memory_for_is_refused_untouched(
     cards = FullCards(counter.tree.server, 1 << 60)
     error = await run(recovery, counter, cards, "nap")
     assert error.reason is Reason.NOT_ENOUGH_MEMORY
-    assert recovery.releases.records.list() == []
+    assert recovery.tools.records.list() == []
     assert goes_on(counter)
 
 
@@ -201,7 +186,7 @@ async def test_tree_tells_what_its_nap_has_moved_out_of_which_card(recovery, cou
         await run(recovery, counter, FullCards(counter.tree.server, 7), "nap") is None
     )
     session = recovery.placements.find(counter.incarnation)
-    record = trees.record_of(recovery.releases.records, session)
+    record = trees.record_of(recovery.tools.records, session)
     nap = trees.tree_of(session, record, None).nap
     assert nap.gpus == [GpuSample(uuid="a" * 32, name="Card", memory=7)]
     assert (nap.bytes, nap.begun) == (7, record.nap.begun)
@@ -211,7 +196,7 @@ async def test_wake_counts_as_a_nap_until_it_has_ended(recovery, counter):
     """Who sees it run orders something at once: not refused because of the wake."""
     session = recovery.placements.find(counter.incarnation)
     operation = Operation(orders.Wake.kind, session.key, "")
-    record = trees.record_of(recovery.releases.records, session)
+    record = trees.record_of(recovery.tools.records, session)
     assert trees.tree_of(session, record, operation).state is TreeState.NAPPING
     operation.end()
     assert trees.tree_of(session, record, operation).state is TreeState.RUNNING
@@ -222,7 +207,7 @@ async def test_wake_that_finds_the_card_full_naps_on_and_is_made_up_for(
 ):
     cards = FullCards(counter.tree.server, 1)
     assert await run(recovery, counter, cards, "nap") is None
-    records = recovery.releases.records
+    records = recovery.tools.records
     assert records.find(counter.incarnation).nap.stage is NapStage.ASLEEP
     error = await run(recovery, counter, cards, "wake")
     assert error.reason is Reason.GPU_MEMORY
@@ -254,7 +239,7 @@ async def waker_of(recovery, place, monkeypatch):
     monkeypatch.setattr(workflow, "ROOM_PAUSE", 0.01)
     cards = FullCards(place.tree.server, 60)
     assert await run(recovery, place, cards, "nap") is None
-    record = recovery.releases.records.find(place.incarnation)
+    record = recovery.tools.records.find(place.incarnation)
     there = Gpus(
         driver="580",
         cards=[GpuCard(uuid=gpu.CARD.uuid, name=gpu.CARD.name)],
@@ -262,7 +247,7 @@ async def waker_of(recovery, place, monkeypatch):
         uses=[GpuUse(pid=record.nap.gpus.users[0], uuid=gpu.CARD.uuid, bytes=60)],
     )
     nap = record.nap_at(NapStage.ASLEEP, gpus=there)
-    recovery.releases.records.save(nap)
+    recovery.tools.records.save(nap)
     accelerator = Accelerator(card, card, lock_seconds=1, seconds=9, room_seconds=0.1)
     return card, accelerator
 
@@ -309,24 +294,15 @@ async def test_wake_that_is_called_off_while_it_waits_gives_its_turn_up(
     recovery.operations.running(counter.incarnation).cancel.set()
     assert (await waiting).reason is Reason.CANCELLED
     assert accelerator.shortage_of(counter.incarnation) is None
-    assert recovery.releases.records.find(counter.incarnation).naps
+    assert recovery.tools.records.find(counter.incarnation).naps
 
 
 def node_of(recovery, cards) -> LocalNode:
-    releases = recovery.releases
     return LocalNode(
         placements=recovery.placements,
         operations=recovery.operations,
         sampler=None,
         tools=tools_of(recovery, cards),
-        releases=releases,
-        recovery=recovery,
-        outcomes=Outcomes(
-            placements=recovery.placements,
-            records=releases.records,
-            store=releases.store,
-        ),
-        presence=None,
         look=list,
         term=KnownTerm(),
         describe=lambda: NodeStatus(host="here", version="1"),
@@ -404,7 +380,7 @@ async def test_nap_that_fails_while_the_card_is_taken_is_ended_later(
     monkeypatch.setattr(cards, "empty", empty)
     error = await run(recovery, counter, cards, "nap")
     assert error.reason is Reason.GPU_MEMORY
-    records = recovery.releases.records
+    records = recovery.tools.records
     assert records.find(counter.incarnation).naps
 
     tries = 0
@@ -446,7 +422,7 @@ async def test_cell_that_a_kernel_has_taken_in_before_it_was_stopped_ends_the_na
     client = jupyter_api.make_client()
     cards = LastMoment(process, 1)
     assert await run(recovery, server.place, cards, "nap", client) is None
-    record = recovery.releases.records.find(server.place.incarnation)
+    record = recovery.tools.records.find(server.place.incarnation)
     assert record.nap.stage is NapStage.WAKING
     client.close()
 
@@ -480,7 +456,7 @@ print(listener.getsockname()[1])"""
     client = jupyter_api.make_client()
     cards = DataMeanwhile(process, 1)
     assert await run(recovery, server.place, cards, "nap", client) is None
-    nap = recovery.releases.records.find(server.place.incarnation).nap
+    nap = recovery.tools.records.find(server.place.incarnation).nap
     assert nap.stage is NapStage.ASLEEP
     first, second = (nap.standing.get(f"{process.ns_pid}/{fd}") for fd in numbers)
     assert (first, second) == (len("left lying"), None)
@@ -510,7 +486,7 @@ async def test_pipe_that_the_driver_has_not_closed_when_it_is_stopped_wakes_nobo
     client = jupyter_api.make_client()
     cards = PipeLeft(process, 1)
     assert await run(recovery, server.place, cards, "nap", client) is None
-    nap = recovery.releases.records.find(server.place.incarnation).nap
+    nap = recovery.tools.records.find(server.place.incarnation).nap
     assert nap.stage is NapStage.ASLEEP
     assert nap.standing.get(f"{process.ns_pid}/{ends[0]}") == ENDED
     client.close()

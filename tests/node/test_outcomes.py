@@ -30,11 +30,13 @@ def outcomes(tmp_path):
     info = checkpoint("cp", KEY, "inc-0")
     store = SimpleNamespace(info=lambda checkpoint: info)
     records = Records(tmp_path / "records")
-    return Outcomes(placements=None, records=records, store=store)
+    return Outcomes(
+        placements=None, tools=SimpleNamespace(records=records, store=store)
+    )
 
 
 def _ended(outcomes, session, code) -> None:
-    outcomes.records.save(
+    outcomes.tools.records.save(
         Record(
             operation="restore",
             incarnation=session.incarnation,

@@ -37,7 +37,7 @@ async def test_recovery_of_one_that_hangs_delays_no_other(recovery, places, coun
     hung = places("start", "sh", "-c", HANGS, env={"PATH": os.environ["PATH"]})
     wait_for(lambda: hung.output.stat().st_size)
     for place in (hung, counter):
-        recovery.releases.records.save(captured_in_part(place))
+        recovery.tools.records.save(captured_in_part(place))
     for process in counter.tree.processes:
         os.kill(process.pid, signal.SIGSTOP)
     operations = recovery.operations
@@ -45,7 +45,7 @@ async def test_recovery_of_one_that_hangs_delays_no_other(recovery, places, coun
     await recovery.recover(patience=0.5)
 
     assert goes_on(counter)
-    assert recovery.releases.records.find(counter.incarnation).stage is Stage.FAILED
+    assert recovery.tools.records.find(counter.incarnation).stage is Stage.FAILED
     running = operations.running(hung.incarnation)
     assert running.kind == trees.RECOVER
     with pytest.raises(Refused) as refused:
@@ -79,9 +79,9 @@ async def test_session_stays_busy_until_the_store_answers(
     """Nobody may call it running while it is stopped, and its fate is not known."""
     monkeypatch.setattr(recovery_module, "_FIRST_PAUSE", 0.05)
     monkeypatch.setattr(recovery_module, "_SWEEP_SECONDS", 0.05)
-    store = StoreThatIsAway(recovery.releases.store)
-    recovery = with_releases(recovery, store=store)
-    recovery.releases.records.save(captured_in_part(counter))
+    store = StoreThatIsAway(recovery.tools.store)
+    recovery = with_tools(recovery, store=store)
+    recovery.tools.records.save(captured_in_part(counter))
     for process in counter.tree.processes:
         os.kill(process.pid, signal.SIGSTOP)
     operations = recovery.operations
@@ -93,7 +93,7 @@ async def test_session_stays_busy_until_the_store_answers(
     store.back = True
     await operations.running(counter.incarnation).wait(60)
     assert tree_of(recovery, counter, operations).state is TreeState.RUNNING
-    assert recovery.releases.records.find(counter.incarnation).stage is Stage.FAILED
+    assert recovery.tools.records.find(counter.incarnation).stage is Stage.FAILED
     assert goes_on(counter)
 
 
@@ -106,9 +106,9 @@ async def test_store_that_was_away_is_swept_when_it_is_back(
     remains = folder / "store" / "packs" / "dead" / "00000000"
     remains.parent.mkdir(parents=True)
     remains.write_bytes(b"remains")
-    store = StoreThatIsAway(recovery.releases.store)
+    store = StoreThatIsAway(recovery.tools.store)
 
-    await with_releases(recovery, store=store).recover(patience=0.1)
+    await with_tools(recovery, store=store).recover(patience=0.1)
 
     assert remains.exists()
     store.back = True
@@ -140,8 +140,8 @@ async def test_what_has_gone_on_from_a_checkpoint_is_not_ended_for_it(
     """
     monkeypatch.setattr(recovery_module, "_FIRST_PAUSE", 0.05)
     card = CardThatIsStuck()
-    recovery = with_releases(recovery, accelerator=card)
-    records = recovery.releases.records
+    recovery = with_tools(recovery, accelerator=card)
+    records = recovery.tools.records
     records.save(in_the_middle(counter, "restore", Stage.CONTINUING))
 
     await recovery.recover(patience=0.3)
@@ -156,8 +156,8 @@ async def test_what_has_gone_on_from_a_checkpoint_is_not_ended_for_it(
 
 
 async def test_what_has_not_gone_on_yet_ends_for_another_attempt(recovery, counter):
-    recovery = with_releases(recovery, accelerator=CardThatIsStuck())
-    records = recovery.releases.records
+    recovery = with_tools(recovery, accelerator=CardThatIsStuck())
+    records = recovery.tools.records
     records.save(in_the_middle(counter, "restore", Stage.CONTINUING))
     while not all(process.stopped for process in counter.tree.processes):
         for process in counter.tree.processes:  # one may have begun another meanwhile
@@ -177,17 +177,17 @@ async def test_what_came_back_as_its_agent_died_has_its_ports_itself(
     recovery, counter, stage, monkeypatch
 ):
     """A holder of the next agent would take datagrams from it, or call them taken."""
-    monkeypatch.setattr(recovery.releases.store, "sweep", out_of_reach)
-    recovery.releases.records.save(in_the_middle(counter, "restore", stage))
+    monkeypatch.setattr(recovery.tools.store, "sweep", out_of_reach)
+    recovery.tools.records.save(in_the_middle(counter, "restore", stage))
     with socket.socket(type=socket.SOCK_DGRAM) as one:
         one.bind(("127.0.0.1", 0))
         port = Port("udp", one.getsockname()[1], "127.0.0.1", shared=True)
-    ports = recovery.releases.ports
+    ports = recovery.tools.ports
     ports.hold("cp", "ann", [port])
 
     await recovery.recover(patience=5)
 
-    assert recovery.releases.records.find(counter.incarnation).stage is Stage.RESTORED
+    assert recovery.tools.records.find(counter.incarnation).stage is Stage.RESTORED
     assert ports.checkpoints() == []
 
 
@@ -213,7 +213,7 @@ async def test_engine_that_is_away_keeps_no_recorded_session_frozen(recovery, co
     placements = NodeWithoutItsEngine(recovery.placements)
     recovery = dataclasses.replace(recovery, placements=placements)
     record = captured_in_part(counter)
-    recovery.releases.records.save(
+    recovery.tools.records.save(
         msgspec.structs.replace(record, pod="a" * 64, image="sha256:1")
     )
     for process in counter.tree.processes:
@@ -247,12 +247,12 @@ def in_the_middle(place, operation, stage) -> Record:
     )
 
 
-def with_releases(recovery, **changes):
-    releases = dataclasses.replace(recovery.releases, **changes)
-    return dataclasses.replace(recovery, releases=releases)
+def with_tools(recovery, **changes):
+    tools = dataclasses.replace(recovery.tools, **changes)
+    return dataclasses.replace(recovery, tools=tools)
 
 
 def tree_of(recovery, place, operations):
     session = recovery.placements.find(place.incarnation)
-    record = recovery.releases.records.find(place.incarnation)
+    record = recovery.tools.records.find(place.incarnation)
     return trees.tree_of(session, record, operations.last(place.incarnation))

@@ -70,12 +70,11 @@ class StoreWithoutDeletes:
 
 @pytest.fixture
 def recovery(recovery):
-    releases = recovery.releases
     return dataclasses.replace(
         recovery,
-        releases=dataclasses.replace(
-            releases,
-            store=StoreWithoutDeletes(releases.store),
+        tools=dataclasses.replace(
+            recovery.tools,
+            store=StoreWithoutDeletes(recovery.tools.store),
             accelerator=TakenCards(),
         ),
     )
@@ -104,12 +103,12 @@ def stands_as(recovery, place, stage: Stage) -> Record:
         begun=0.0,
         gpus=Gpus(driver="580", cards=[CARD], users=[], uses=[]),
     )
-    recovery.releases.records.save(record)
+    recovery.tools.records.save(record)
     return record
 
 
 def commit(recovery, incarnation: str) -> None:
-    writer = recovery.releases.store.begin(
+    writer = recovery.tools.store.begin(
         id="cp", key=KEY, incarnation=incarnation, generation=1, expected_bytes=10
     )
     identity = Identity(api_token="token", port=0)
@@ -138,32 +137,32 @@ async def thawed(recovery, record: Record) -> ReclaimError | None:
 async def test_thaw_that_fails_leaves_the_tree_captured(
     recovery, counter, captured, cards_free, code
 ):
-    recovery.releases.accelerator.free = cards_free
+    recovery.tools.accelerator.free = cards_free
 
     error = await thawed(recovery, captured)
 
     assert error.reason.value == code
-    assert recovery.releases.records.find(counter.incarnation).stage is Stage.CAPTURED
-    assert recovery.releases.store.exists("cp")
+    assert recovery.tools.records.find(counter.incarnation).stage is Stage.CAPTURED
+    assert recovery.tools.store.exists("cp")
     assert all(process.stopped for process in counter.tree.processes)
     assert recovery.releases._committed(
         recovery.placements.find(counter.incarnation), "cp"
     )
 
-    recovery.releases.accelerator.free = recovery.releases.store.well = True
+    recovery.tools.accelerator.free = recovery.tools.store.well = True
     assert await thawed(recovery, captured) is None
     assert goes_on(counter)
-    assert not recovery.releases.store.exists("cp")
+    assert not recovery.tools.store.exists("cp")
 
 
 async def test_checkpoint_of_a_tree_that_dies_as_it_is_thawed_is_kept(
     recovery, counter, captured
 ):
     """Its GPU memory comes back into host memory, and there is not enough of that."""
-    recovery.releases.store.well = True
-    recovery.releases.accelerator.fill = lambda *_: counter.kill()
+    recovery.tools.store.well = True
+    recovery.tools.accelerator.fill = lambda *_: counter.kill()
     assert await thawed(recovery, captured) is not None
-    assert recovery.releases.store.exists("cp")
+    assert recovery.tools.store.exists("cp")
 
 
 @pytest.mark.parametrize("stage", [Stage.ROLLING_BACK, Stage.CAPTURED])
@@ -172,13 +171,13 @@ async def test_checkpoint_of_a_tree_that_has_died_is_kept_by_the_next_start(
 ):
     """A failed thaw, or a roll-back whose commit had won; then the machine restarts."""
     stands_as(recovery, counter, stage)
-    recovery.releases.store.well = True
+    recovery.tools.store.well = True
     counter.kill()
 
     await recovery.recover(patience=5)
 
-    assert recovery.releases.records.list() == []
-    assert recovery.releases.store.exists("cp")
+    assert recovery.tools.records.list() == []
+    assert recovery.tools.store.exists("cp")
 
 
 async def test_next_start_calls_a_committed_tree_captured(recovery, counter):
@@ -187,15 +186,15 @@ async def test_next_start_calls_a_committed_tree_captured(recovery, counter):
 
     await recovery.recover(patience=5)
 
-    assert recovery.releases.records.find(counter.incarnation).stage is Stage.CAPTURED
-    assert recovery.releases.store.exists("cp")
+    assert recovery.tools.records.find(counter.incarnation).stage is Stage.CAPTURED
+    assert recovery.tools.store.exists("cp")
     assert all(process.stopped for process in counter.tree.processes)
 
 
 async def test_release_that_had_begun_is_finished_and_not_thawed(recovery, counter):
     """Its connections may be gone: what would go on is not what was captured."""
     record = stands_as(recovery, counter, Stage.RELEASING)
-    recovery.releases.accelerator.free = recovery.releases.store.well = True
+    recovery.tools.accelerator.free = recovery.tools.store.well = True
 
     error = await thawed(recovery, record)
     assert isinstance(error, Refused)
@@ -203,7 +202,7 @@ async def test_release_that_had_begun_is_finished_and_not_thawed(recovery, count
 
     await recovery.recover(patience=5)
     assert not counter.alive
-    assert recovery.releases.store.exists("cp")
+    assert recovery.tools.store.exists("cp")
 
 
 async def test_roll_back_that_finds_its_cards_taken_leaves_a_nap(recovery, places):
@@ -214,10 +213,10 @@ async def test_roll_back_that_finds_its_cards_taken_leaves_a_nap(recovery, place
     record = stands_as(recovery, place, Stage.ROLLING_BACK)
     (user,) = [p for p in place.tree.processes if p.name == "tail"]
     record = record.at(record.stage, [], gpus=gpus_of(user.ns_pid))
-    recovery.releases.records.save(record)
-    recovery.releases.store.well = True
-    recovery.releases.store.delete("cp")  # nothing was committed
-    operations, records = recovery.operations, recovery.releases.records
+    recovery.tools.records.save(record)
+    recovery.tools.store.well = True
+    recovery.tools.store.delete("cp")  # nothing was committed
+    operations, records = recovery.operations, recovery.tools.records
     operation = Operation("capture", KEY, "cp")
     operations.begin(record.incarnation, operation, fails)
     session = recovery.placements.find(record.incarnation)
@@ -232,8 +231,8 @@ async def test_roll_back_that_finds_its_cards_taken_leaves_a_nap(recovery, place
     assert left.gpus is None
     assert trees.tree_of(session, left, None).state is TreeState.NAPPING
 
-    recovery.releases.accelerator.free = True
-    nap.end_nap(recovery.releases.accelerator, session, left)
+    recovery.tools.accelerator.free = True
+    nap.end_nap(recovery.tools.accelerator, session, left)
 
     assert goes_on(place)
 
@@ -314,18 +313,18 @@ async def test_roll_back_after_a_commit_that_won_keeps_what_may_be_all_that_is_l
     """Its tree has ended meanwhile, or could not be given its GPU memory back."""
     record = stands_as(recovery, counter, Stage.ROLLING_BACK)
     session = recovery.placements.find(record.incarnation)
-    tools = tools_of(recovery, recovery.releases.accelerator)
+    tools = tools_of(recovery, recovery.tools.accelerator)
     operation = Operation("capture", KEY, "cp")
     taken_back = capture.Capture(tools, session, operation, (1, 1))
     taken_back._writer, taken_back._committing = CommitHadWon(), True
     taken_back._record = record
-    recovery.releases.store.well = True
+    recovery.tools.store.well = True
     if ended:
         counter.kill()
 
     stage = await taken_back._roll_back()
 
     assert stage is (Stage.CAPTURED if ended else Stage.ROLLING_BACK)
-    assert recovery.releases.store.exists("cp")
+    assert recovery.tools.store.exists("cp")
     if not ended:
         assert all(process.stopped for process in counter.tree.processes)

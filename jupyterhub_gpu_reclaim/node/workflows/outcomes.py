@@ -13,10 +13,9 @@ from jupyterhub_gpu_reclaim.node.sessions import trees
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.operations import Operations
-    from jupyterhub_gpu_reclaim.node.operations.records import Records
     from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
-    from jupyterhub_gpu_reclaim.store.repository import Repository
+    from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 
 _SAVED = frozenset({Stage.CAPTURED, Stage.RELEASING})
 _NEEDED = _SAVED | {Stage.RESTORING, Stage.CONTINUING}
@@ -27,25 +26,24 @@ class Outcomes:
     """How orders have ended, and which checkpoints are still needed."""
 
     placements: Placements
-    records: Records
-    store: Repository
+    tools: WorkflowTools
 
     def captured(self, incarnation: str, checkpoint: str) -> Event | None:
         """How that capture ended, if it has."""
-        record = self.records.find(incarnation)
+        record = self.tools.records.find(incarnation)
         if record is not None and record.checkpoint == checkpoint:
             if record.stage is Stage.FAILED and record.failure is not None:
                 return Event(failure=record.failure)
             if record.stage not in _SAVED:
                 return None
-        if not self.store.exists(checkpoint):
+        if not self.tools.store.exists(checkpoint):
             return None
-        info = self.store.info(checkpoint)
+        info = self.tools.store.info(checkpoint)
         return Event(checkpoint=info) if info.incarnation == incarnation else None
 
     def restored(self, session: Session, checkpoint: str) -> Event | None:
         """How that restore ended, if it has; refuses one that cannot begin."""
-        record = self.records.find(session.incarnation)
+        record = self.tools.records.find(session.incarnation)
         record = record if trees.matches(record, session) else None
         tree = trees.tree_of(session, record, None)
         if record is not None and record.checkpoint == checkpoint:
@@ -56,7 +54,7 @@ class Outcomes:
                 return Event(failure=failure)
             if record.stage is Stage.RESTORED:
                 return Event(tree=tree)
-        info = self.store.info(checkpoint)
+        info = self.tools.store.info(checkpoint)
         if tree.state is not TreeState.HOLDING:
             raise Refused(
                 Reason.WRONG_PHASE,
@@ -78,7 +76,7 @@ class Outcomes:
         busy = Refused(Reason.CHECKPOINT_BUSY)
         if operations.restoring(checkpoint):
             raise busy
-        for record in self.records.list():
+        for record in self.tools.records.list():
             if record.incarnation == incarnation or not _holds(record, checkpoint):
                 continue
             if self._stands(record):
@@ -90,7 +88,7 @@ class Outcomes:
         Raises:
             Refused: ``wrong_phase``.
         """
-        for record in self.records.list():
+        for record in self.tools.records.list():
             if record.checkpoint != checkpoint or record.stage not in _NEEDED:
                 continue
             if self._stands(record):

@@ -42,6 +42,7 @@ from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.sessions.placements import LocalPlacements
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap
+from jupyterhub_gpu_reclaim.node.workflows.release import Releases
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.records import Records
     from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
-    from jupyterhub_gpu_reclaim.node.workflows.release import Releases
+    from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 
 _log = logging.getLogger(__name__)
 
@@ -91,9 +92,13 @@ _kept: set[asyncio.Task[None]] = set()
 class Recovery:
     placements: Placements
     operations: Operations  #: where a session is busy until it is settled
-    releases: Releases
+    tools: WorkflowTools
     #: incarnations that went on before the store had said what is committed
     _unasked: set[str] = field(default_factory=set)
+
+    @property
+    def releases(self) -> Releases:
+        return Releases(self.tools)
 
     async def recover(self, *, patience: float = PATIENCE) -> None:
         """Settle every session of this node, all at once; repeat at will.
@@ -128,7 +133,7 @@ class Recovery:
         async def settle() -> None:
             await operation.wait()
             record = await asyncio.to_thread(
-                self.releases.records.find, session.incarnation
+                self.tools.records.find, session.incarnation
             )
             if record is None or not trees.matches(record, session):
                 return
@@ -161,14 +166,14 @@ class Recovery:
         except Unreachable as error:
             _log.warning("- sessions without a record are not known: %s", error)
         found = []
-        for record in self.releases.records.list():
+        for record in self.tools.records.list():
             with suppress(NotFound):
                 found.append(self.placements.find(record.incarnation))
         return found
 
     def _remember_pods(self) -> None:
         """Register the former agent's pods; the service names them again only later."""
-        for record in self.releases.records.list():
+        for record in self.tools.records.list():
             if record.pod:
                 hint = PodHint(
                     pod=record.pod,
@@ -189,29 +194,29 @@ class Recovery:
         while not await asyncio.to_thread(_attempt, work, key):
             if cancel is not None and cancel.is_set:
                 return
-            await self.releases.clock.sleep(pause)
+            await self.tools.clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _forget_gone(self, sessions: list[Session]) -> None:
         # A checkpoint that they had to undo stays if it is committed: with the tree
         # gone it is the newest state that there is. An uncommitted one is swept.
         by_name = {session.incarnation: session for session in sessions}
-        for record in self.releases.records.list():
+        for record in self.tools.records.list():
             session = by_name.get(record.incarnation)
             # One that lives and is not found belongs to an agent of other settings.
             lives = processes.start_time(record.init_pid) == record.init_start
             gone = not lives if session is None else not trees.matches(record, session)
             if gone:
-                self.releases.records.delete(record.incarnation)
+                self.tools.records.delete(record.incarnation)
 
     def _sweep(self) -> None:
-        swept = self.releases.store.sweep()
+        swept = self.tools.store.sweep()
         if swept.removed:
             _log.info("- removed unfinished checkpoints: %s", ", ".join(swept.removed))
-        ports = self.releases.ports
+        ports = self.tools.ports
         ports.settle()
         held = ports.checkpoints()  # before the list: a release may add one meanwhile
-        saved = self.releases.store.list()
+        saved = self.tools.store.list()
         there = {info.id for info in saved}
         for checkpoint in set(held) - there:
             ports.let_go(checkpoint)
@@ -221,7 +226,7 @@ class Recovery:
     def _hold_forgotten(self, saved: list[CheckpointInfo]) -> None:
         """Hold ports of suspended sessions that a restored state folder lacks."""
         # Sessions that run here have theirs.
-        known = set(self.releases.ports.checkpoints())
+        known = set(self.tools.ports.checkpoints())
         here = {session.key for session in self.placements.list()}
         saved = sorted(saved, key=lambda info: info.stamp)
         newest = {info.key: info.id for info in saved if info.key not in here}
@@ -232,13 +237,13 @@ class Recovery:
                 _log.warning("- the ports of %s are not held: %s", checkpoint, error)
 
     def _settle(self, session: Session) -> None:
-        record = self.releases.records.find(session.incarnation)
-        end_criu(session, self.releases.limits.criu)
+        record = self.tools.records.find(session.incarnation)
+        end_criu(session, self.tools.limits.criu)
         if record is None:
             self._settle_unknown(session)
             return
         match record.stage:
-            case Stage.RELEASING if self.releases.store.exists(record.checkpoint):
+            case Stage.RELEASING if self.tools.store.exists(record.checkpoint):
                 self.releases.finish_release(session, record)
                 _log.info(
                     "%s released, suspended as %s", session.key, record.checkpoint
@@ -254,24 +259,24 @@ class Recovery:
             case Stage.CONTINUING:
                 self._settle_continuing(session, record)
             case Stage.RESTORED:
-                self.releases.ports.let_go(record.checkpoint)
+                self.tools.ports.let_go(record.checkpoint)
             case Stage.FAILED | Stage.SETTLED:
                 pass  # what naps is held, or woken, by ``nap.wakers``
 
     def _let_go_on(self, session: Session, operation: Operation) -> None:
         """Let a captured tree go on: the store does not say whether it is committed."""
         # Nothing can be released or brought back then; its checkpoint is dropped later.
-        releases = self.releases
-        record = trees.record_of(releases.records, session)
+        records = self.tools.records
+        record = trees.record_of(records, session)
         if operation.done or record is None or record.stage is not Stage.CAPTURED:
             return
         self._unasked.add(session.incarnation)
-        if undo_unasked(session, record, releases.records, releases.accelerator):
+        if undo_unasked(session, record, records, self.tools.accelerator):
             _log.warning("%s goes on: the store does not answer", session.key)
 
     def _settle_capture(self, session: Session, record: Record) -> None:
         """Settle a capture by the store: committed, or it does not exist."""
-        capturing, store = record.stage in UNCOMMITTED, self.releases.store
+        capturing, store = record.stage in UNCOMMITTED, self.tools.store
         if store.exists(record.checkpoint):
             if capturing and trees.is_running(session):
                 # It was rolled back, and neither the store nor the record took note.
@@ -279,13 +284,13 @@ class Recovery:
                 self._fail(record)
                 return
             if record.stage is not Stage.CAPTURED:
-                self.releases.records.save(
+                self.tools.records.save(
                     record.at(Stage.CAPTURED, record.steps, failure=None)
                 )
             _log.info("%s is captured as %s", session.key, record.checkpoint)
             return
-        now = self.releases.clock.now()
-        record = nap.thawed(self.releases.accelerator, session, record, now)
+        now = self.tools.clock.now()
+        record = nap.thawed(self.tools.accelerator, session, record, now)
         self._remove_remains(record)
         self._fail(record)
 
@@ -301,7 +306,7 @@ class Recovery:
                 it.
         """
         try:
-            self.releases.store.delete(record.checkpoint)
+            self.tools.store.delete(record.checkpoint)
         except ReclaimError as error:
             if error.reason is Reason.OPERATION_IN_FLIGHT:
                 raise
@@ -316,7 +321,7 @@ class Recovery:
         """End what has come back and never went on; its checkpoint exists."""
         robust_lists.forget(trees.inspect(session))
         processes.kill_tree(
-            session.init_pid, session.init_start, timeout=self.releases.limits.end
+            session.init_pid, session.init_start, timeout=self.tools.limits.end
         )
 
     def _settle_continuing(self, session: Session, record: Record) -> None:
@@ -326,7 +331,7 @@ class Recovery:
             self._fail(record)
             return
         try:
-            self.releases.accelerator.fill(record.gpus, record.memory_limit, tree)
+            self.tools.accelerator.fill(record.gpus, record.memory_limit, tree)
         except ReclaimError as error:
             if trees.is_running(session):
                 raise  # it had gone on: what it did since then is saved nowhere
@@ -337,8 +342,8 @@ class Recovery:
             self._fail(failed)
             return
         engine.proceed(engine.RestoreResult(tree, 0.0), record.stopped_before)
-        self.releases.records.save(record.at(Stage.RESTORED, record.steps))
-        self.releases.ports.let_go(record.checkpoint)
+        self.tools.records.save(record.at(Stage.RESTORED, record.steps))
+        self.tools.ports.let_go(record.checkpoint)
         _log.info("%s continues from %s", session.key, record.checkpoint)
 
     def _settle_unknown(self, session: Session) -> None:
@@ -349,7 +354,7 @@ class Recovery:
             return
         if trees.is_running(session):
             return
-        infos = self.releases.store.list()
+        infos = self.tools.store.list()
         own = [
             info
             for info in infos
@@ -362,21 +367,19 @@ class Recovery:
             stage=Stage.CAPTURED,
             checkpoint=saved.id if saved else "",
             generation=saved.generation if saved else 0,
-            begun=self.releases.clock.now(),
+            begun=self.tools.clock.now(),
         )
         if saved:
-            self.releases.records.save(record)
+            self.tools.records.save(record)
             _log.warning("%s found captured as %s", session.key, record.checkpoint)
             return
-        capture.thaw_tree(self.releases.accelerator, session, record)
+        capture.thaw_tree(self.tools.accelerator, session, record)
         _log.warning("%s found frozen without a checkpoint; thawed", session.key)
 
     def _fail(self, record: Record) -> None:
         restarted = codec.failure_of(ReclaimError(Reason.AGENT_RESTARTED))
         failure = record.failure or restarted
-        self.releases.records.save(
-            record.at(Stage.FAILED, record.steps, failure=failure)
-        )
+        self.tools.records.save(record.at(Stage.FAILED, record.steps, failure=failure))
         _log.warning("%s %s undone: agent restarted", record.key, record.operation)
 
 

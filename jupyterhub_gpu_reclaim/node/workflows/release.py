@@ -35,15 +35,11 @@ from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import filesystem, nap
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
+    from collections.abc import AsyncIterator, Callable, Collection
 
-    from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
-    from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
-    from jupyterhub_gpu_reclaim.node.operations.operations import Operation, TimeLimits
-    from jupyterhub_gpu_reclaim.node.operations.records import Records
+    from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.session import Session
-    from jupyterhub_gpu_reclaim.store.repository import Repository
+    from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 
 _log = logging.getLogger(__name__)
 
@@ -53,16 +49,11 @@ _STOP_SECONDS = 2.0
 _SAVED = frozenset({Stage.CAPTURED, Stage.RELEASING})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Releases:
     """Ends captured sessions, kills any, and undoes captures."""
 
-    records: Records
-    store: Repository
-    ports: HeldPorts
-    accelerator: Accelerator
-    clock: Clock
-    limits: TimeLimits
+    tools: WorkflowTools
 
     async def release(
         self, session: Session, operation: Operation
@@ -85,11 +76,9 @@ class Releases:
             self._refuse_if_it_went_on(session, record, there)
             self._note_release(record)
             self._end_held(session, there)
-            self.records.delete(session.incarnation)
+            self.tools.records.delete(session.incarnation)
 
-        progress = StepReporter(operation, self.clock)
-        async with progress.step("release", "Ending the suspended programs"):
-            await in_thread(work, step="release", limit=self._limit())
+        await self._step(operation, "release", "Ending the suspended programs", work)
         yield Event(tree=trees.gone(session, checkpoint))
 
     async def kill(
@@ -100,15 +89,13 @@ class Releases:
         Raises:
             ReclaimError: it did not end in time (``release_failed``).
         """
-        record = self.records.find(session.incarnation)
+        record = self.tools.records.find(session.incarnation)
 
         def work() -> None:
             self._end(session, saved=record is not None and record.stage in _SAVED)
-            self.records.delete(session.incarnation)
+            self.tools.records.delete(session.incarnation)
 
-        progress = StepReporter(operation, self.clock)
-        async with progress.step("kill", "Ending its programs"):
-            await in_thread(work, step="kill", limit=self._limit())
+        await self._step(operation, "kill", "Ending its programs", work)
         yield Event(tree=trees.gone(session, record.checkpoint if record else ""))
 
     async def thaw(
@@ -124,7 +111,7 @@ class Releases:
         """
 
         def work() -> None:
-            record = self.records.find(session.incarnation)
+            record = self.tools.records.find(session.incarnation)
             record = record if trees.matches(record, session) else None
             state = trees.tree_of(session, record, None).state
             if state is TreeState.HOLDING:
@@ -141,12 +128,8 @@ class Releases:
             # A late repeat of the capture order learns of it.
             self._note_failed(record, RolledBack(Reason.CANCELLED))
 
-        progress = StepReporter(operation, self.clock)
-        async with progress.step("thaw", "Letting it go on"):
-            await in_thread(
-                work, step="thaw", limit=self.limits.check + self.limits.restore
-            )
-        record = self.records.find(session.incarnation)
+        await self._step(operation, "thaw", "Letting it go on", work)
+        record = self.tools.records.find(session.incarnation)
         yield Event(tree=trees.tree_of(session, record, None))
 
     def undo_capture(self, session: Session, record: Record) -> None:
@@ -162,40 +145,42 @@ class Releases:
             ReclaimError: its GPU memory could not be put back (``gpu_memory``,
                 ``gpu_stuck``); likewise.
         """
-        self.accelerator.fill(record.gpus, record.memory_limit, trees.inspect(session))
+        self.tools.accelerator.fill(
+            record.gpus, record.memory_limit, trees.inspect(session)
+        )
         snapshot = trees.inspect(session)
         if snapshot.root is None or snapshot.root.state in processes.DEAD:
             # It may have died of just that memory.
             raise Refused(
                 Reason.WRONG_PHASE, phase=TreeState.GONE.value, action="go on"
             )
-        self.store.delete(record.checkpoint)
+        self.tools.store.delete(record.checkpoint)
         thaw(snapshot, trees.left_stopped(record, snapshot))
-        self.ports.let_go(record.checkpoint)
+        self.tools.ports.let_go(record.checkpoint)
         self._forget(record)
 
     def _forget(self, record: Record) -> None:
         # Not the nap that it found.
         if record.nap is None:
-            self.records.delete(record.incarnation)
+            self.tools.records.delete(record.incarnation)
         else:
-            self.records.note(record.at(Stage.SETTLED, record.steps, gpus=None))
+            self.tools.records.note(record.at(Stage.SETTLED, record.steps, gpus=None))
 
     def finish_release(self, session: Session, record: Record) -> None:
         """Finish a former agent's release; its checkpoint is committed."""
         self._end_held(session, self._contents(record.checkpoint))
-        self.records.delete(record.incarnation)
+        self.tools.records.delete(record.incarnation)
 
     def already_released(self, incarnation: str, checkpoint: str) -> Tree:
         """A session that has ended is released if that checkpoint is its own."""
         try:
-            info = self.store.info(checkpoint)
+            info = self.tools.store.info(checkpoint)
         except NotFound:
             info = None
         if info is None or info.incarnation != incarnation:
             raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
         self.hold_ports(checkpoint)
-        self.records.delete(incarnation)
+        self.tools.records.delete(incarnation)
         return Tree(
             incarnation=incarnation,
             key=info.key,
@@ -215,17 +200,19 @@ class Releases:
             info = there.checkpoint.info
             needed = filesystem.ports_needed(there.checkpoint, there.world)
             names = filesystem.names_needed(there.checkpoint)
-            self.ports.hold(info.id, info.key.user, needed, pids, names)
+            self.tools.ports.hold(info.id, info.key.user, needed, pids, names)
 
     def _contents(self, checkpoint: str) -> CheckpointContents:
-        return CheckpointContents(self.store.open(checkpoint))
+        return CheckpointContents(self.tools.store.open(checkpoint))
 
     def _end_held(self, session: Session, there: CheckpointContents) -> None:
         with suppress(NotFound):
             pids = [process.pid for process in trees.inspect(session).processes]
             self._hold(there, pids)
         self._end(session, saved=True)
-        self.ports.take_again(there.checkpoint.info.id)  # what could not be had before
+        self.tools.ports.take_again(
+            there.checkpoint.info.id
+        )  # what could not be had before
 
     def _committed(
         self, session: Session, checkpoint: str
@@ -236,7 +223,7 @@ class Releases:
             Refused: ``not_captured``.
             StoreError: the store does not answer, so nothing is ended.
         """
-        record = self.records.find(session.incarnation)
+        record = self.tools.records.find(session.incarnation)
         if (
             record is None
             or not trees.matches(record, session)
@@ -273,9 +260,11 @@ class Releases:
             if error.reason is not Reason.GPU_MEMORY:
                 raise
             # That save is over, whether there is room for it or not.
-            self.store.delete(record.checkpoint)
-            record = nap.thawed(self.accelerator, session, record, self.clock.now())
-            self.ports.let_go(record.checkpoint)
+            self.tools.store.delete(record.checkpoint)
+            record = nap.thawed(
+                self.tools.accelerator, session, record, self.tools.clock.now()
+            )
+            self.tools.ports.let_go(record.checkpoint)
         self._note_failed(record, refusal)
         raise refusal
 
@@ -286,13 +275,13 @@ class Releases:
             StoreError: the state folder cannot be written (``state_full``).
         """
         try:
-            self.records.save(record.at(Stage.RELEASING, record.steps))
+            self.tools.records.save(record.at(Stage.RELEASING, record.steps))
         except OSError as error:
             raise StoreError(Reason.STATE_FULL, detail=str(error)) from error
 
     def _note_failed(self, record: Record, why: ReclaimError) -> None:
         failed = record.at(Stage.FAILED, record.steps, failure=codec.failure_of(why))
-        self.records.note(failed)
+        self.tools.records.note(failed)
 
     def _end(self, session: Session, *, saved: bool) -> None:
         """Reset its connections, then end its init and with it all of its namespace."""
@@ -309,11 +298,16 @@ class Releases:
                 error,
             )
         processes.kill_session(
-            session.init_pid, session.init_start, timeout=self.limits.end
+            session.init_pid, session.init_start, timeout=self.tools.limits.end
         )
 
-    def _limit(self) -> float:
-        return self.limits.check + self.limits.end
+    async def _step(
+        self, operation: Operation, name: str, title: str, work: Callable[[], None]
+    ) -> None:
+        limits = self.tools.limits
+        limit = limits.filling if name == "thaw" else limits.check + limits.end
+        async with StepReporter(operation, self.tools.clock).step(name, title):
+            await in_thread(work, step=name, limit=limit)
 
 
 def _reset(session: Session) -> None:
