@@ -655,7 +655,7 @@ class Reason(Enum):
     )
     SERVER_TLS = (
         "The session's server speaks TLS, so it could not be resumed; it is left alone.",
-        "The administrator can switch JupyterHub.internal_ssl off, or take the certificate out of the server's configuration.",
+        "The administrator can switch JupyterHub.internal_ssl off.",
     )
     IMAGE_MISMATCH = (
         "The session ran from image {there}; here it is {here}.",

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
     from jupyterhub_gpu_reclaim.node.sessions.samples import TreeSampler
     from jupyterhub_gpu_reclaim.node.workflows.capture import Capture
-    from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
+    from jupyterhub_gpu_reclaim.node.workflows.tools import Workflow, WorkflowTools
 
 _log = logging.getLogger(__name__)
 
@@ -67,8 +67,6 @@ ORDER_SECONDS = 5.0
 _CALL_OFF_SECONDS = 60.0
 #: A client waiting for a wake asks again after so long: one that left is not kept.
 _NEXT_WAKE_SECONDS = 60.0
-#: Killed sessions of which a repeated kill still hears that they are gone.
-_REMEMBERED = 256
 #: A kill waits until these have been called off, or have ended.
 _AWAITED = frozenset(
     {
@@ -93,7 +91,6 @@ class LocalNode:
     look: Callable[[], list[Finding]]
     #: Tells versions and room on disks; it blocks.
     describe: Callable[[], NodeStatus]
-    _gone: dict[str, Tree] = field(default_factory=dict)
     _looking: asyncio.Task[list[Finding]] | None = None
     _fatal: list[str] = field(default_factory=list)  #: found at the last look
 
@@ -187,13 +184,12 @@ class LocalNode:
         """
         if order.seen is None:
             self.tools.refusals.forget(incarnation)
-        return await self._saved(
-            incarnation, order, "be suspended now", capture.Capture, order.seen
-        )
+        work = partial(self._saving, order, capture.Capture)
+        return await self._start(incarnation, order, "be suspended now", work)
 
     async def save(self, incarnation: str, order: orders.Save) -> AsyncIterator[Event]:
-        work = partial(save.Save, name=order.name)
-        return await self._saved(incarnation, order, "be saved now", work)
+        work = partial(self._saving, order, partial(save.Save, name=order.name))
+        return await self._start(incarnation, order, "be saved now", work)
 
     async def nap(self, incarnation: str, order: orders.Nap) -> AsyncIterator[Event]:
         """Move its GPU memory out, or attach to the nap that begins.
@@ -201,32 +197,15 @@ class LocalNode:
         Raises:
             Refused: ``order_late``: it may be in use again.
         """
-        session, tree, running = await self._turn(incarnation, order.kind, order.seen)
-        if running is not None:
-            return running.follow()
-        _refuse_phase(tree, "nap now")
-        self._refuse_late(order.seen)
-        self.operations.work_for(session)
-        operation = Operation(order.kind, session.key, "")
-
-        def attempt(operation: Operation) -> AsyncIterator[Event]:
-            return nap.Nap(self.tools, session, operation).run(operation)
-
-        return self._begin(session, operation, self._again(session, attempt)).follow()
+        work = partial(nap.Nap, self.tools)
+        return await self._start(incarnation, order, "nap now", work)
 
     async def wake(
         self, incarnation: str, order: orders.Wake, why: str = ""
     ) -> AsyncIterator[Event]:
         """Give it its GPU memory back, or attach; ``why`` is empty for an order."""
-        session, tree, running = await self._turn(incarnation, order.kind)
-        if running is not None:
-            return running.follow()
-        if tree.state is TreeState.RUNNING and tree.nap is None:
-            return _told(Event(tree=tree))
-        _refuse_phase(tree, "wake now")
-        operation = Operation(order.kind, session.key, "")
-        work = nap.Wake(self.tools, session, operation, why=why)
-        return self._begin(session, operation, work.run).follow()
+        work = partial(nap.Wake, self.tools, why=why)
+        return await self._start(incarnation, order, "wake now", work)
 
     async def next_wake(
         self, incarnation: str, order: orders.NextWake
@@ -312,13 +291,9 @@ class LocalNode:
             session = await self._find(incarnation)
         except NotFound:
             return await self.tree(incarnation)
-        tree = await self._do(
+        return await self._do(
             order.kind, session, "", lambda op: self.releases.kill(session, op)
         )
-        self._gone[incarnation] = tree
-        while len(self._gone) > _REMEMBERED:
-            del self._gone[next(iter(self._gone))]
-        return tree
 
     async def cancel(self, incarnation: str, order: orders.Cancel) -> Tree:
         """Call off what runs; where nothing does there is nothing to do."""
@@ -365,46 +340,64 @@ class LocalNode:
 
     # --- what is shared -----------------------------------------------------------
 
-    async def _saved(
+    async def _start(
         self,
         incarnation: str,
-        order: orders.Saving,
+        order: AgentOrder,
         action: str,
-        work: Callable[..., Capture],
-        seen: float | None = None,
+        work: Callable[[Session, Operation], Workflow],
     ) -> AsyncIterator[Event]:
-        """The events of a save: a new one, the one under way, or how that ended.
+        """Events of an order: of a new operation, the one under way, or its end.
 
         Raises:
             Refused: it cannot be now, or ``order_late``.
         """
-        kind, checkpoint = order.kind, order.checkpoint
+        kind, seen = order.kind, getattr(order, "seen", None)
+        checkpoint = order.checkpoint if isinstance(order, orders.Saving) else ""
         await self._await_turn(incarnation, kind, seen)
         known = self.operations.attach(incarnation, kind, checkpoint)
         if known is not None:
             return known.follow()
-        ended = await asyncio.to_thread(self.outcomes.captured, incarnation, checkpoint)
-        if ended is not None:
-            return _told(ended)
+        if checkpoint:
+            captured = self.outcomes.captured
+            ended = await asyncio.to_thread(captured, incarnation, checkpoint)
+            if ended is not None:
+                return _told(ended)
         session = await self._find(incarnation)
         tree = await self.tree(incarnation)
         # The same call may have come twice; nothing is awaited from here to begin().
         known = self.operations.attach(incarnation, kind, checkpoint)
         if known is not None:
             return known.follow()
-        _refuse_phase(tree, action)
+        wakes = kind == orders.Wake.kind
+        if wakes and tree.state is TreeState.RUNNING and tree.nap is None:
+            return _told(Event(tree=tree))
+        if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
+            raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action=action)
         self._refuse_late(seen)
-        self.operations.work_for(session)
+        if not wakes:
+            self.operations.work_for(session)
         operation = Operation(kind, session.key, checkpoint)
 
         def attempt(operation: Operation) -> AsyncIterator[Event]:
-            # What it orders is of the highest term: of a lower one it was refused.
-            stamp = self.term.number, order.generation
-            return work(self.tools, session, operation, stamp).run(operation)
+            return work(session, operation).run(operation)
 
-        looks = kind == orders.Capture.kind
-        steps = self._again(session, attempt) if looks else attempt
+        steps: Callable[[Operation], AsyncIterator[Event]] = attempt
+        if kind in {orders.Capture.kind, orders.Nap.kind}:
+            record = partial(trees.record_of, self.tools.records, session)
+            steps = looking_again(attempt, record, self.tools.clock)
         return self._begin(session, operation, steps).follow()
+
+    def _saving(
+        self,
+        order: orders.Saving,
+        work: Callable[..., Capture],
+        session: Session,
+        operation: Operation,
+    ) -> Capture:
+        # What it orders is of the highest term: of a lower one it was refused.
+        stamp = self.term.number, order.generation
+        return work(self.tools, session, operation, stamp)
 
     def _refuse_late(self, seen: float | None) -> None:
         """Refuse to begin what a sample of long ago has led to.
@@ -445,24 +438,6 @@ class LocalNode:
     async def _find(self, incarnation: str) -> Session:
         return await asyncio.to_thread(self.placements.find, incarnation)
 
-    async def _turn(
-        self, incarnation: str, kind: str, seen: float | None = None
-    ) -> tuple[Session, Tree, Operation | None]:
-        """The session, and the operation of that kind that runs.
-
-        Nothing may be awaited from here to begin(): the same call may have come twice.
-
-        Raises:
-            Refused: another operation runs (``operation_in_flight``).
-        """
-        session = await self._find(incarnation)
-        await self._await_turn(incarnation, kind, seen)
-        tree = await self.tree(incarnation)
-        running = self.operations.running(incarnation)
-        if running is not None and running.kind != kind:
-            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
-        return session, tree, running
-
     def _begin(
         self,
         session: Session,
@@ -475,14 +450,6 @@ class LocalNode:
         self.recovery.settle_after(session, begun)
         return begun
 
-    def _again(
-        self, session: Session, attempt: Callable[[Operation], AsyncIterator[Event]]
-    ) -> Callable[[Operation], AsyncIterator[Event]]:
-        records = self.tools.records
-        return looking_again(
-            attempt, lambda: trees.record_of(records, session), self.tools.clock
-        )
-
     async def _do(
         self,
         kind: str,
@@ -492,7 +459,7 @@ class LocalNode:
     ) -> Tree:
         """Run a short operation, or wait for the same one; its tree or its error."""
         operation = self.operations.attach(session.incarnation, kind, checkpoint)
-        if operation is None or operation.done:
+        if operation is None:
             self.term.confirm()
             operation = Operation(kind, session.key, checkpoint)
             self.operations.begin(session.incarnation, operation, work)
@@ -528,8 +495,6 @@ class LocalNode:
         except NotFound:
             if record is not None:
                 return trees.gone(record, record.checkpoint)
-            if incarnation in self._gone:
-                return self._gone[incarnation]
             raise
         tree = self._tree_of(session, record)
         if tree is None:
@@ -552,8 +517,3 @@ class LocalNode:
 async def _told(*events: Event) -> AsyncIterator[Event]:
     for event in events:
         yield event
-
-
-def _refuse_phase(tree: Tree, action: str) -> None:
-    if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
-        raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action=action)

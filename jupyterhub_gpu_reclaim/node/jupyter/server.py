@@ -11,10 +11,8 @@ that could not be brought back must not be suspended, so this is checked first.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
-import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -23,7 +21,7 @@ from urllib.parse import urlsplit
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.common.models import Identity, Value
-from jupyterhub_gpu_reclaim.linux import netns, procfs
+from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 
 if TYPE_CHECKING:
@@ -106,11 +104,8 @@ def _environment(words: list[bytes]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-#: A server that is slow is not waited for; whether it speaks TLS is then decided by its
-#: environment.
+#: A server that is slow is not waited for.
 _ASK_SECONDS = 2.0
-#: Kinds of a TLS record that a server's first one can have (RFC 8446, 5.1).
-_ALERT, _HANDSHAKE = 21, 22
 
 
 class ServerState(Value, frozen=True, kw_only=True):
@@ -175,42 +170,13 @@ async def speaks_tls(
     client: AsyncHTTPClient, address: jupyter_api.ServerAddress, login: ServerLogin
 ) -> bool:
     """Whether it speaks TLS; not if it answers in plain HTTP, whatever its URL."""
-    if not address.port:
+    url = login.environment.get("JUPYTERHUB_SERVICE_URL", "")
+    if not address.port or not url.startswith("https:"):
         return False
     try:
         await jupyter_api.ask(
             client, address, "api", jupyter_api.Version, seconds=_ASK_SECONDS
         )
-    except NotFound:
-        return False
-    except ReclaimError:
-        if await asyncio.to_thread(answers_tls, address):
-            return True
-        url = login.environment.get("JUPYTERHUB_SERVICE_URL", "")
-        with contextlib.suppress(ValueError):
-            return urlsplit(url).scheme == "https"
+    except ReclaimError as error:
+        return not isinstance(error, NotFound)
     return False
-
-
-def answers_tls(address: jupyter_api.ServerAddress) -> bool:
-    """Whether it answers a TLS greeting with another; blocks for seconds."""
-    with (
-        contextlib.suppress(OSError),
-        netns.connect(
-            address.pid, address.port, start=address.start or None, seconds=_ASK_SECONDS
-        ) as made,
-    ):
-        made.sendall(_client_hello())
-        said = made.recv(2)
-        return len(said) == 2 and said[0] in {_ALERT, _HANDSHAKE} and said[1] == 3
-    return False
-
-
-def _client_hello() -> bytes:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    heard, said = ssl.MemoryBIO(), ssl.MemoryBIO()
-    with contextlib.suppress(ssl.SSLWantReadError):
-        context.wrap_bio(heard, said).do_handshake()
-    return said.read()

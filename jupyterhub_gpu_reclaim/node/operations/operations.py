@@ -154,6 +154,8 @@ class Operation:
         self._news = asyncio.Event()
 
 
+#: Kinds whose end is told again to who asks for the same.
+_REPEATED: Final = frozenset({orders.Capture.kind, orders.Save.kind})
 #: Operations that have ended and are remembered.
 KEPT: Final = 256
 
@@ -204,7 +206,8 @@ class Operations:
     def attach(self, incarnation: str, kind: str, checkpoint: str) -> Operation | None:
         """The same operation, under way or ended; None if it must be begun.
 
-        A restore that failed is begun again by the same call.
+        How a save ended is repeated. Anything else is done again: what hindered it may
+        be mended.
 
         Raises:
             Refused: another operation is under way (``operation_in_flight``).
@@ -213,7 +216,8 @@ class Operations:
         if operation is None:
             return None
         if (operation.kind, operation.checkpoint) == (kind, checkpoint):
-            return None if _may_go_better(operation) else operation
+            repeats = not operation.done or kind in _REPEATED
+            return operation if repeats else None
         if not operation.done:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=operation.kind)
         return None
@@ -271,15 +275,6 @@ class Operations:
         ended = [name for name, operation in self._current.items() if operation.done]
         for name in ended[: max(0, len(ended) - KEPT)]:
             del self._current[name]
-
-
-def _may_go_better(operation: Operation) -> bool:
-    """Whether the same call tries again: what hindered a restore may be mended."""
-    return (
-        operation.kind == orders.Restore.kind
-        and operation.done
-        and operation.error is not None
-    )
 
 
 async def _run(
