@@ -388,6 +388,9 @@ class Identity(Value, frozen=True, kw_only=True):
     #: Labels of the node that it ran on and that the next one must have, too.
     node_labels: dict[str, str] = {}
 
+    def __repr__(self) -> str:
+        return f"Identity({self.port})"
+
 
 class Nap(Value, frozen=True, kw_only=True):
     """GPU memory that a nap has moved out of a session's cards."""

@@ -43,6 +43,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     RolledBack,
     Unreachable,
 )
+from jupyterhub_gpu_reclaim.common.models import Identity
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import (
     cgroups,
@@ -54,7 +55,7 @@ from jupyterhub_gpu_reclaim.linux import (
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
 from jupyterhub_gpu_reclaim.node.jupyter import wake_up
-from jupyterhub_gpu_reclaim.node.jupyter.server import ServerLogin, ServerState
+from jupyterhub_gpu_reclaim.node.jupyter.server import ServerState
 from jupyterhub_gpu_reclaim.node.nap import inputs, wakers
 from jupyterhub_gpu_reclaim.node.operations import gpu, host_memory
 from jupyterhub_gpu_reclaim.node.requirements import HostRequirements, Machine
@@ -486,11 +487,11 @@ class Kernel:
             raise Unreachable(Reason.SAMPLES_MISSING, detail="no answer")
         return [] if path != "api" else None
 
-    def read_login(self, pid: int) -> ServerLogin:
+    def read_login(self, pid: int) -> Identity:
         tree = self.tree(pid)
         if tree is None:
             raise OSError("ended")
-        return ServerLogin(tree.port, "/", tree.token, 1000, "/", {})
+        return Identity(api_token=tree.token, port=tree.port, uid=1000)
 
     def describe(self, session: Any, *, gpus: Any, **more: Any) -> HostRequirements:
         tree = self.place(session.init_pid).tree

@@ -7,7 +7,8 @@ from threading import Thread
 
 import pytest
 
-from jupyterhub_gpu_reclaim.node.jupyter.server import ServerLogin, speaks_tls
+from jupyterhub_gpu_reclaim.common.models import Identity
+from jupyterhub_gpu_reclaim.node.jupyter.server import speaks_tls
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from tests.support import certificates, light_modules
 from tests.support.agent import SERVER, wait_for
@@ -68,9 +69,9 @@ def test_capture_server_behind_tls_is_refused_and_left_alone(agent, place):
     assert place.alive
 
 
-def login(url: str) -> ServerLogin:
+def login(url: str) -> Identity:
     environment = {"JUPYTERHUB_SERVICE_URL": url}
-    return ServerLogin(0, "/", "", 0, "/", environment)
+    return Identity(api_token="", port=0, environment=environment)
 
 
 class Plain(BaseHTTPRequestHandler):

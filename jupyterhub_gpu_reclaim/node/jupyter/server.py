@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
@@ -25,6 +24,8 @@ from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tornado.httpclient import AsyncHTTPClient
 
     from jupyterhub_gpu_reclaim.node.session import Session
@@ -38,51 +39,45 @@ _WANTED = (b"JUPYTERHUB_", f"{tab_tokens.VARIABLE}=".encode())
 _WORD = re.compile(r"[!-~]*")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLogin:
-    """Address, token and user of a session's own server."""
-
-    port: int  #: 0 if the environment does not say
-    prefix: str  #: with a slash at both ends
-    token: str = field(repr=False)  #: empty if there is none
-    uid: int
-    cwd: str
-    #: the ``JUPYTERHUB_…`` variables, and the key for its tabs
-    environment: dict[str, str] = field(repr=False)
-
-    @property
-    def identity(self) -> Identity:
-        return Identity(
-            api_token=self.token,
-            port=self.port,
-            environment=self.environment,
-            uid=self.uid,
-            cwd=self.cwd,
-        )
-
-
-def read_login(pid: int) -> ServerLogin:
+def read_login(pid: int) -> Identity:
     """The login of that host pid's session; OSError: it ended, or keeps us waiting."""
     process = Path(f"/proc/{pid}")
     environment = _environment(procfs.words(pid, "environ"))
-    port, path = _port_and_path(environment.get("JUPYTERHUB_SERVICE_URL", ""))
-    prefix = environment.get("JUPYTERHUB_SERVICE_PREFIX") or path or "/"
+    port, _ = _port_and_path(environment.get("JUPYTERHUB_SERVICE_URL", ""))
     token = environment.get("JUPYTERHUB_API_TOKEN", "")
-    if not (_WORD.fullmatch(prefix) and _WORD.fullmatch(token)):
-        port, prefix = 0, "/"  # a request must not carry what is not valid HTTP
+    if not (_WORD.fullmatch(_prefix(environment)) and _WORD.fullmatch(token)):
+        port = 0  # a request must not carry what is not valid HTTP
     uid = next(
         int(line.split()[1])
         for line in (process / "status").read_text().splitlines()
         if line.startswith("Uid:")
     )
-    return ServerLogin(
+    return Identity(
+        api_token=token,
         port=port,
-        prefix="/" + prefix.strip("/") + "/" if prefix.strip("/") else "/",
-        token=token,
+        environment=environment,
         uid=uid,
         cwd=str((process / "cwd").readlink()),
-        environment=environment,
     )
+
+
+def address_of(
+    login: Identity, init_pid: int, init_start: int
+) -> jupyter_api.ServerAddress | None:
+    """Address of the server below that init; None: the login does not say."""
+    if not login.port:
+        return None
+    prefix = _prefix(login.environment)
+    return jupyter_api.ServerAddress(
+        login.port, prefix, login.api_token, init_pid, init_start
+    )
+
+
+def _prefix(environment: Mapping[str, str]) -> str:
+    """With a slash at both ends."""
+    _, path = _port_and_path(environment.get("JUPYTERHUB_SERVICE_URL", ""))
+    prefix = environment.get("JUPYTERHUB_SERVICE_PREFIX") or path
+    return f"/{prefix.strip('/')}/".replace("//", "/")
 
 
 def _port_and_path(url: str) -> tuple[int, str]:
@@ -115,35 +110,31 @@ class ServerState(Value, frozen=True, kw_only=True):
     terminals: list[str]
 
 
-def address_of(session: Session, login: ServerLogin) -> jupyter_api.ServerAddress:
-    return jupyter_api.ServerAddress(
-        login.port, login.prefix, login.token, session.init_pid, session.init_start
-    )
-
-
 async def ask_state(
-    client: AsyncHTTPClient, session: Session, login: ServerLogin
+    client: AsyncHTTPClient, address: jupyter_api.ServerAddress | None
 ) -> ServerState:
     """The kernels and terminals of a session's server; anything unknown is left out."""
-    if not login.port:
+    if address is None:
         return ServerState(kernels=[], terminals=[])
-    address = address_of(session, login)
-
-    async def ask(path: str, kind: type[list[T]]) -> list[T]:
-        try:
-            return await jupyter_api.ask(
-                client, address, path, kind, seconds=_ASK_SECONDS
-            )
-        except ReclaimError as error:
-            _log.info("- the server does not list what it runs: %s", error.detail)
-            return []
-
-    kernels = await ask("api/kernels", jupyter_api.KERNELS)
-    terminals = await ask("api/terminals", jupyter_api.TERMINALS)
+    kernels = await _list(client, address, "api/kernels", jupyter_api.KERNELS)
+    terminals = await _list(client, address, "api/terminals", jupyter_api.TERMINALS)
     return ServerState(
         kernels=[kernel.id for kernel in kernels],
         terminals=[terminal.name for terminal in terminals],
     )
+
+
+async def _list(
+    client: AsyncHTTPClient,
+    address: jupyter_api.ServerAddress,
+    path: str,
+    kind: type[list[T]],
+) -> list[T]:
+    try:
+        return await jupyter_api.ask(client, address, path, kind, seconds=_ASK_SECONDS)
+    except ReclaimError as error:
+        _log.info("- the server does not list what it runs: %s", error.detail)
+        return []
 
 
 async def busy_kernels(
@@ -152,26 +143,21 @@ async def busy_kernels(
     """The kernels that a session's server calls busy; anything unknown is left out."""
     try:
         login = await asyncio.to_thread(read_login, server_pid)
-        if not login.port:
-            return frozenset()
-        kernels = await jupyter_api.ask(
-            client,
-            address_of(session, login),
-            "api/kernels",
-            jupyter_api.KERNELS,
-            seconds=_ASK_SECONDS,
-        )
-    except (ReclaimError, OSError):
+    except OSError:
         return frozenset()
+    address = address_of(login, session.init_pid, session.init_start)
+    if address is None:
+        return frozenset()
+    kernels = await _list(client, address, "api/kernels", jupyter_api.KERNELS)
     return frozenset(one.id for one in kernels if one.execution_state == "busy")
 
 
 async def speaks_tls(
-    client: AsyncHTTPClient, address: jupyter_api.ServerAddress, login: ServerLogin
+    client: AsyncHTTPClient, address: jupyter_api.ServerAddress | None, login: Identity
 ) -> bool:
     """Whether it speaks TLS; not if it answers in plain HTTP, whatever its URL."""
     url = login.environment.get("JUPYTERHUB_SERVICE_URL", "")
-    if not address.port or not url.startswith("https:"):
+    if address is None or not url.startswith("https:"):
         return False
     try:
         await jupyter_api.ask(

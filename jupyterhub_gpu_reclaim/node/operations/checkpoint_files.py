@@ -10,13 +10,11 @@ from jupyterhub_gpu_reclaim.common.errors import BadRequest, RestoreFailed
 from jupyterhub_gpu_reclaim.common.models import Identity
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
-from jupyterhub_gpu_reclaim.sampling import jupyter_api
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.checkpoint.saved_images import Piece, Range, StopSignal
-    from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader
 
 #: CRIU's image files stand below this.
@@ -54,19 +52,6 @@ class CheckpointContents:
             raise RestoreFailed(
                 Reason.CHECKPOINT_DAMAGED, why=why, detail=str(error)
             ) from None
-
-    def address(self, session: Session) -> jupyter_api.ServerAddress | None:
-        """Address where the server will answer, below the session's init."""
-        prefix = self.identity.environment.get("JUPYTERHUB_SERVICE_PREFIX", "/")
-        if not self.identity.port:
-            return None
-        return jupyter_api.ServerAddress(
-            self.identity.port,
-            prefix,
-            self.identity.api_token,
-            session.init_pid,
-            session.init_start,
-        )
 
 
 class CheckpointImages:

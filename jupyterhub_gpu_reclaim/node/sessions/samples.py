@@ -11,9 +11,8 @@ from jupyterhub_gpu_reclaim.common.models import TreeState
 from jupyterhub_gpu_reclaim.common.node_status import CardStatus
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.jupyter.connection import is_started_as_kernel
-from jupyterhub_gpu_reclaim.node.jupyter.server import read_login
+from jupyterhub_gpu_reclaim.node.jupyter.server import address_of, read_login
 from jupyterhub_gpu_reclaim.node.sessions import trees
-from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Sample, Tree
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
+    from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
     from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
 
 _log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class TreeSampler:
             return None
         name = (server.pid, server.start_time)
         # A program that has not yet become the server does not know its address.
-        address = self._addresses.get(name) or address_of(server.pid, snapshot.init)
+        address = self._addresses.get(name) or find_address(server.pid, snapshot.init)
         kernels = find_kernels(snapshot, self._kernels)
         target = SampleTarget(
             incarnation=tree.incarnation,
@@ -130,14 +130,10 @@ def find_kernels(snapshot: Snapshot, known: Collection[_Name] = ()) -> list[Proc
     return found
 
 
-def address_of(server_pid: int, init: Process) -> ServerAddress | None:
+def find_address(server_pid: int, init: Process) -> ServerAddress | None:
     """Address of a Jupyter server; None if its environment does not say."""
     try:
         login = read_login(server_pid)
     except OSError:
         return None
-    if not login.port or not login.token:
-        return None
-    return ServerAddress(
-        login.port, login.prefix, login.token, init.pid, init.start_time
-    )
+    return address_of(login, init.pid, init.start_time) if login.api_token else None

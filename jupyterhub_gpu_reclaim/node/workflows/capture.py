@@ -30,13 +30,12 @@ from jupyterhub_gpu_reclaim.common.errors import (
     RolledBack,
 )
 from jupyterhub_gpu_reclaim.common.findings import finding, refuse_fatal
-from jupyterhub_gpu_reclaim.common.models import Event, Finding
+from jupyterhub_gpu_reclaim.common.models import Event, Finding, Identity
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import cgroups, far_files
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
 from jupyterhub_gpu_reclaim.node.jupyter.server import (
-    ServerLogin,
     address_of,
     ask_state,
     read_login,
@@ -74,6 +73,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.requirements import Gpus, HostRequirements
     from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
+    from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
 _log = logging.getLogger(__name__)
@@ -223,7 +223,7 @@ class Capture(Workflow):
         napping = nap.in_tree(snapshot) if nap else []
         return freeze.stopped_before(snapshot) - {one.ns_pid for one in napping}
 
-    async def _look(self) -> tuple[Snapshot, ServerLogin, Look]:
+    async def _look(self) -> tuple[Snapshot, Identity, Look]:
         """Preflight: the last moment at which nothing has been touched.
 
         Raises:
@@ -244,12 +244,14 @@ class Capture(Workflow):
                 login = await self._thread("preflight", lambda: read_login(server))
             except OSError as error:
                 raise Refused(Reason.NO_TREE, detail=str(error)) from None
-            address = address_of(self._session, login)
-            if await speaks_tls(self._tools.client, address, login):
+            if await speaks_tls(self._tools.client, self._address(login), login):
                 raise Refused(Reason.SERVER_TLS)
             await self._thread("preflight", lambda: self._promise(snapshot, look))
             self._cancel.check()
             return snapshot, login, look
+
+    def _address(self, login: Identity) -> ServerAddress | None:
+        return address_of(login, self._session.init_pid, self._session.init_start)
 
     def _promise(self, snapshot: Snapshot, look: Look) -> None:
         """Reserve host memory for its GPUs' memory, and room in the store.
@@ -272,9 +274,9 @@ class Capture(Workflow):
         return self._writer.logical_bytes if self._writer is not None else 0
 
     async def _save(
-        self, snapshot: Snapshot, login: ServerLogin, survey: Survey
+        self, snapshot: Snapshot, login: Identity, survey: Survey
     ) -> CheckpointInfo:
-        state = await ask_state(self._tools.client, self._session, login)
+        state = await ask_state(self._tools.client, self._address(login))
         writer = await self._open(snapshot)
         frozen = self._tools.clock.monotonic()
         await self._empty(survey)
@@ -302,7 +304,7 @@ class Capture(Workflow):
         )
 
     async def _image(
-        self, target: CheckpointWriter | Staging, login: ServerLogin, told: Told
+        self, target: CheckpointWriter | Staging, login: Identity, told: Told
     ) -> Dumped:
         sinks = self._sinks(target)
         result = await in_thread(
@@ -325,7 +327,7 @@ class Capture(Workflow):
         )
         if world.shares_network:
             self._refuse_ports(bytes(result.images["files.img"]), world)
-        target.add(checkpoint_files.IDENTITY, codec.encode(login.identity))
+        target.add(checkpoint_files.IDENTITY, codec.encode(login))
         await self._describe(target, world)
         return Dumped(result, world.files, told.cut)
 

@@ -38,6 +38,7 @@ from jupyterhub_gpu_reclaim.linux import cgroups, processes
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node.jupyter import wake_up
 from jupyterhub_gpu_reclaim.node.jupyter.connection import find_connections
+from jupyterhub_gpu_reclaim.node.jupyter.server import address_of
 from jupyterhub_gpu_reclaim.node.jupyter.wake_up import WakeUp
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
@@ -305,7 +306,8 @@ class Restore(Workflow):
         there: checkpoint_files.CheckpointContents,
         result: engine.RestoreResult,
     ) -> None:
-        address, world = there.address(self._session), there.world
+        session, world = self._session, there.world
+        address = address_of(there.identity, session.init_pid, session.init_start)
         await self._fill_gpus(result)
         self._cancel.check()  # the last moment at which it has done nothing yet
         async with self._progress.step("answer", "Waiting for the server"):

@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
     from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
     from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Identity
     from jupyterhub_gpu_reclaim.linux.processes import Process
-    from jupyterhub_gpu_reclaim.node.jupyter.server import ServerLogin, ServerState
+    from jupyterhub_gpu_reclaim.node.jupyter.server import ServerState
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.operations.records import Record
     from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
@@ -95,7 +95,7 @@ class Save(Capture):
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
         snapshot, login, look = await self._look()
         await self._thread("memory", lambda: self._take_memory(snapshot, look))
-        state = await ask_state(self._tools.client, self._session, login)
+        state = await ask_state(self._tools.client, self._address(login))
         yield await self._begun(snapshot, look)
         try:
             await self._open(snapshot)
@@ -163,7 +163,7 @@ class Save(Capture):
     async def _stand(
         self,
         snapshot: Snapshot,
-        login: ServerLogin,
+        login: Identity,
         state: ServerState,
         look: Look,
     ) -> Dumped:
