@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from benchmarks.still_node import StillAgent, StillHub
@@ -27,7 +28,7 @@ from jupyterhub_gpu_reclaim.controlplane.settings import Settings
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-from jupyterhub_gpu_reclaim.policy.pressure import PreemptionPolicy, PressurePolicy
+from jupyterhub_gpu_reclaim.policy.pressure import PressurePolicy, choose_to_go
 from jupyterhub_gpu_reclaim.sampling.window import Window
 from simulation.loop import LoopClock, run
 
@@ -68,7 +69,7 @@ async def _measure(size: int, journal: Journal) -> tuple[float, float, float]:
         agent=agent,
         hub=StillHub(agent),
         decide=decide,
-        choose=PreemptionPolicy(decide),
+        choose=partial(choose_to_go, decide),
         window=lambda: Window(span=idle.idle_after, interval=10.0),
         clock=clock,
         settings=Settings(),

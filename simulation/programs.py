@@ -53,7 +53,7 @@ from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-from jupyterhub_gpu_reclaim.policy.nap import NapDecider, NapPolicy
+from jupyterhub_gpu_reclaim.policy.nap import NapPolicy
 from jupyterhub_gpu_reclaim.sampling.window import Window
 from jupyterhub_gpu_reclaim.service.clients.authority import Authority
 from simulation.doubles.kernel import Cards, Driver
@@ -563,19 +563,16 @@ class Service:
 
     def _controller(self, rows: Journal) -> Controller:
         idle = IdlePolicy(idle_after=IDLE_SECONDS)
-        naps = NapPolicy(
-            idle,
-            nap_after=self._nap_after,
-            room_after=self._room_after,
-        )
         guards = Guards(min_age=60.0, cool_down=COOL_DOWN)
+        after, room = self._nap_after, self._room_after
+        naps = NapPolicy(idle, guards, nap_after=after, room_after=room)
         interval = self._settings.sample_interval
         parts: dict[str, Any] = {
             "journal": rows,
             "agent": self._agent,
             "hub": self._hub,
             "decide": Decider(guards, [idle]),
-            "naps": NapDecider(guards, naps) if self._nap_after else None,
+            "naps": naps if self._nap_after else None,
             "window": lambda: Window(span=IDLE_SECONDS, interval=interval),
             "clock": self._clock,
             "settings": self._settings,

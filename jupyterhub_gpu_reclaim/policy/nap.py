@@ -64,10 +64,17 @@ class NapPolicy(Configurable):
         """,
     ).tag(config=True)
 
-    def __init__(self, idle: IdlePolicy, seats: int = 1, **kwargs: Any) -> None:
+    def __init__(
+        self, idle: IdlePolicy, guards: Guards, seats: int = 1, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self._idle = idle
+        self._guards = guards
         self._seats = seats
+        self._decide = Decider(guards, [self])
+
+    def __call__(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
+        return self._decide(snapshot, now)
 
     @property
     def usually_after(self) -> float:
@@ -107,7 +114,16 @@ class NapPolicy(Configurable):
             against += [deny(Reason.NAP_WOKEN, at, awake=awake, nap_after=limits)]
         return against
 
-    def reasons_for_room(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
+    def for_room(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
+        """As a call, where another session on its card wakes."""
+        denials = self._guards.denials(snapshot, now)
+        denials += self._guards.made_room(snapshot, now)
+        answers = self._reasons_for_room(snapshot, now)
+        return denials + [each for each in answers if not each.reclaim] or answers
+
+    def _reasons_for_room(
+        self, snapshot: SessionSnapshot, now: float
+    ) -> list[Decision]:
         if self.after(snapshot.terms) == 0:
             return [deny(Reason.NAP_OFF, rule=snapshot.terms.rule("nap_after"))]
         if self.room_after == 0:
@@ -116,26 +132,3 @@ class NapPolicy(Configurable):
         if against:
             return against
         return [allow(Reason.NAP_ROOM, now, idle=duration(idle_for(snapshot, now)))]
-
-
-class NapDecider:
-    def __init__(self, guards: Guards, policy: NapPolicy) -> None:
-        self._decide = Decider(guards, [policy])
-        self._guards = guards
-        self._policy = policy
-        #: seconds of idleness needed, by what rules set; 0: the session never naps
-        self.after = policy.after
-
-    def __call__(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        return self._decide(snapshot, now)
-
-    @property
-    def room_after(self) -> float:
-        seconds: float = self._policy.room_after
-        return seconds
-
-    def for_room(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        denials = self._guards.denials(snapshot, now)
-        denials += self._guards.made_room(snapshot, now)
-        answers = self._policy.reasons_for_room(snapshot, now)
-        return denials + [each for each in answers if not each.reclaim] or answers

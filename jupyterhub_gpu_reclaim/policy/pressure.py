@@ -2,7 +2,7 @@
 
 ``PressurePolicy`` is one more policy of ``decide``: it applies to a selected session,
 and asks for its suspend if that is idle by the usual reasons, for a shorter time.
-``PreemptionPolicy`` selects, once per tick, from all sessions and the GPU queue: only
+``choose_to_go`` selects, once per tick, from all sessions and the GPU queue: only
 as many as are needed, the longest idle with the most GPU memory first. Both are pure.
 """
 
@@ -69,41 +69,34 @@ class PressurePolicy(Configurable):
         return [allow(Reason.PRESSURE, now, idle=idle, count=snapshot.wanted)]
 
 
-class PreemptionPolicy:
-    """Judges each as if it were selected: what forbids its suspend forbids that."""
+def choose_to_go(
+    decide: Callable[[SessionSnapshot, float], Sequence[Decision]],
+    snapshots: Iterable[SessionSnapshot],
+    wants: Sequence[Want],
+    now: float,
+) -> dict[SessionKey, SessionKey]:
+    """Those that go, and for which; ``wants`` are in the order of the queue."""
+    # Those selected before (``wanted``) come first, so that a warning stays until its
+    # end. Each is judged as if it were selected: what forbids its suspend forbids that.
 
-    def __init__(
-        self, decide: Callable[[SessionSnapshot, float], Sequence[Decision]]
-    ) -> None:
-        self._decide = decide
+    def may_go(snapshot: SessionSnapshot) -> bool:
+        wanted = msgspec.structs.replace(snapshot, wanted=len(wants))
+        return decide(wanted, now)[0].reclaim
 
-    def __call__(
-        self, snapshots: Iterable[SessionSnapshot], wants: Sequence[Want], now: float
-    ) -> dict[SessionKey, SessionKey]:
-        """Those that go, and for which; ``wants`` are in the order of the queue."""
-        # Those selected before (``wanted``) come first, so that a warning stays until
-        # its end.
-        if not wants:
-            return {}
-        able = [
-            s for s in snapshots if _holds_gpu(s) and self._may_go(s, len(wants), now)
-        ]
-        able.sort(key=lambda each: _sort_key(each, now))
-        chosen: dict[SessionKey, SessionKey] = {}
-        for want in wants:
-            lacking = want.gpus
-            for each in able:
-                if lacking <= 0:
-                    break
-                if each.key not in {*chosen, want.key} and _has_wanted_gpu(each, want):
-                    chosen[each.key] = want.key
-                    lacking -= len(each.gpus)
-        return chosen
-
-    def _may_go(self, snapshot: SessionSnapshot, count: int, now: float) -> bool:
-        wanted = msgspec.structs.replace(snapshot, wanted=count)
-        decisions = self._decide(wanted, now)
-        return bool(decisions) and decisions[0].reclaim
+    if not wants:
+        return {}
+    able = [each for each in snapshots if _holds_gpu(each) and may_go(each)]
+    able.sort(key=lambda each: _sort_key(each, now))
+    chosen: dict[SessionKey, SessionKey] = {}
+    for want in wants:
+        lacking = want.gpus
+        for each in able:
+            if lacking <= 0:
+                break
+            if each.key not in {*chosen, want.key} and _has_wanted_gpu(each, want):
+                chosen[each.key] = want.key
+                lacking -= len(each.gpus)
+    return chosen
 
 
 def _holds_gpu(snapshot: SessionSnapshot) -> bool:

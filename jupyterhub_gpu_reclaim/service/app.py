@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -39,8 +40,8 @@ from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-from jupyterhub_gpu_reclaim.policy.nap import NapDecider, NapPolicy
-from jupyterhub_gpu_reclaim.policy.pressure import PreemptionPolicy, PressurePolicy
+from jupyterhub_gpu_reclaim.policy.nap import NapPolicy
+from jupyterhub_gpu_reclaim.policy.pressure import PressurePolicy, choose_to_go
 from jupyterhub_gpu_reclaim.policy.rules import Rules
 from jupyterhub_gpu_reclaim.sampling.window import Window
 from jupyterhub_gpu_reclaim.service import metrics, notices
@@ -191,7 +192,7 @@ class ReclaimService(Application, Options):
         probe = asking(self.probe)
         decide = Decider(guards, [idle, pressure], probed=probe is not None)
         rules = Rules(parent=self)
-        naps = NapPolicy(idle, seats=self.seats_per_gpu, parent=self)
+        naps = NapPolicy(idle, guards, seats=self.seats_per_gpu, parent=self)
         nap_after = max(naps.usually_after, rules.longest("nap_after"))
         span = max(idle.idle_after, rules.longest("idle_after"))
         span = max(span or under_pressure, nap_after, naps.room_after)
@@ -201,8 +202,8 @@ class ReclaimService(Application, Options):
             agent=agent,
             hub=hub,
             decide=decide,
-            choose=PreemptionPolicy(decide) if under_pressure else None,
-            naps=NapDecider(guards, naps) if nap_after else None,
+            choose=partial(choose_to_go, decide) if under_pressure else None,
+            naps=naps if nap_after else None,
             policies=SessionPolicies(rules, hub, agent) if rules.rules else None,
             window=lambda: Window(
                 span=span, interval=self.sample_interval, usual=usual

@@ -1,6 +1,7 @@
 """Who comes back while no GPU has room waits their turn, and is never lost."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -8,7 +9,7 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-from jupyterhub_gpu_reclaim.policy.pressure import PreemptionPolicy, PressurePolicy
+from jupyterhub_gpu_reclaim.policy.pressure import PressurePolicy, choose_to_go
 from simulation.doubles.machine import GIB
 from tests.support.simulated import KEY
 
@@ -133,7 +134,9 @@ async def test_who_is_idle_goes_for_who_waits_and_no_sooner(world):
     idle = IdlePolicy(idle_after=900.0)
     pressure = PressurePolicy(idle, pressure_idle_after=20.0)
     decide = Decider(Guards(), [idle, pressure])
-    controller = await world.controller(decide=decide, choose=PreemptionPolicy(decide))
+    controller = await world.controller(
+        decide=decide, choose=partial(choose_to_go, decide)
+    )
     for key in (BOB, KEY):
         await world.running(str(key), key, gpu=HELD)
         await world.reaches(controller, "running", key)

@@ -8,12 +8,12 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-from jupyterhub_gpu_reclaim.policy.nap import NapDecider, NapPolicy
+from jupyterhub_gpu_reclaim.policy.nap import NapPolicy
 from jupyterhub_gpu_reclaim.policy.rules import Rules, Subject
 
 
 def decider(after=180.0, **guards):
-    return NapDecider(Guards(**guards), NapPolicy(IdlePolicy(), nap_after=after))
+    return NapPolicy(IdlePolicy(), Guards(**guards), nap_after=after)
 
 
 def codes(decisions):
@@ -21,7 +21,7 @@ def codes(decisions):
 
 
 def test_naps_are_off_by_default(snapshot, now):
-    (verdict,) = NapDecider(Guards(), NapPolicy(IdlePolicy()))(snapshot(), now)
+    (verdict,) = NapPolicy(IdlePolicy(), Guards())(snapshot(), now)
     assert (verdict.reclaim, verdict.code) == (False, "nap_off")
 
 
@@ -29,8 +29,8 @@ def test_naps_come_after_three_minutes_where_sessions_share_gpus(snapshot, now):
     idle = snapshot({"last_active": now - 200}, since=now - 3600)
 
     def verdict(seats, **settings):
-        policy = NapPolicy(IdlePolicy(), seats=seats, **settings)
-        return NapDecider(Guards(), policy)(idle, now)[0].code
+        policy = NapPolicy(IdlePolicy(), Guards(), seats=seats, **settings)
+        return policy(idle, now)[0].code
 
     assert (verdict(1), verdict(2)) == ("nap_off", "nap_idle")
     assert verdict(4, nap_after=0.0) == "nap_off"

@@ -8,9 +8,9 @@ from jupyterhub_gpu_reclaim.policy.decide import Decider, SessionSnapshot
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.pressure import (
-    PreemptionPolicy,
     PressurePolicy,
     Want,
+    choose_to_go,
 )
 
 NOW = 1_700_000_000.0
@@ -52,7 +52,7 @@ def session(
 
 
 def choose(views, *wants, **settings):
-    return PreemptionPolicy(decider(**settings))(views, wants, NOW)
+    return choose_to_go(decider(**settings), views, wants, NOW)
 
 
 def names(chosen):

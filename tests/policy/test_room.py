@@ -11,7 +11,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-from jupyterhub_gpu_reclaim.policy.nap import NapDecider, NapPolicy
+from jupyterhub_gpu_reclaim.policy.nap import NapPolicy
 from jupyterhub_gpu_reclaim.policy.room import RoomWant, choose_for_room
 
 CARD, OTHER = "a" * 32, "b" * 32
@@ -19,8 +19,8 @@ ADA, BOB, EVE, ZOE = (SessionKey(name) for name in ("ada", "bob", "eve", "zoe"))
 
 
 def decider(after=180.0, room_after=60.0, **guards):
-    policy = NapPolicy(IdlePolicy(), nap_after=after, room_after=room_after)
-    return NapDecider(Guards(**guards), policy)
+    times = {"nap_after": after, "room_after": room_after}
+    return NapPolicy(IdlePolicy(), Guards(**guards), **times)
 
 
 @pytest.fixture

@@ -49,44 +49,31 @@ KERNEL_READY = b"\x05READY"
 #: Type of a kernel's answer, somewhere in a frame.
 KERNEL_ANSWER = b"is_complete_reply"
 
-_MORE, _LONG, _COMMAND = 1, 2, 4
+_MORE, _LONG = 1, 2
 _SIGNATURES = {"hmac-sha256": hashlib.sha256, "hmac-sha512": hashlib.sha512}
+#: A client's. libzmq drops a connection that says more before the kernel's ``READY``.
 _GREETING = (
-    b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    *(b"\xff", bytes(8), b"\x7f\x03\x00", b"NULL".ljust(20, b"\0"), bytes(32)),
+    *(b"\x04\x1c\x05READY\x0bSocket-Type", b"\x00\x00\x00\x06DEALER"),
 )
-
-
-def kernel_greeting() -> bytes:
-    """A client's greeting."""
-    # libzmq drops a connection that says more before the kernel's ``READY``.
-    ready = KERNEL_READY + _property(b"Socket-Type", b"DEALER")
-    return _GREETING + _frame(ready, _COMMAND)
 
 
 def kernel_request(connection: ConnectionFile) -> bytes:
     # On the shell port "is nothing complete?": that runs no code, and Jupyter counts
     # the answer as use. Not through the server's WebSocket, because a second client
     # there makes the server drop the output that it keeps for a disconnected user.
-    header = _message_header("is_complete_request")
-    parts = [_json(header), b"{}", b"{}", _json({"code": ""})]
-    frames = [b"<IDS|MSG>", _signature(connection, parts), *parts]
-    *first, last = frames
-    return b"".join(_frame(one, _MORE) for one in first) + _frame(last, 0)
-
-
-def _message_header(kind: str) -> dict[str, str]:
-    return {
+    header = {
         "msg_id": uuid.uuid4().hex,
-        "msg_type": kind,
+        "msg_type": "is_complete_request",
         "session": uuid.uuid4().hex,
         "username": "",
         "version": "5.3",
         "date": datetime.now(UTC).isoformat(),
     }
-
-
-def _json(value: object) -> bytes:
-    return msgspec.json.encode(value)
+    parts = [msgspec.json.encode(header), b"{}", b"{}", b'{"code":""}']
+    frames = [b"<IDS|MSG>", _signature(connection, parts), *parts]
+    *first, last = frames
+    return b"".join(_frame(one, _MORE) for one in first) + _frame(last, 0)
 
 
 def _signature(connection: ConnectionFile, parts: list[bytes]) -> bytes:
@@ -94,10 +81,6 @@ def _signature(connection: ConnectionFile, parts: list[bytes]) -> bytes:
     if not connection.key or kind is None:
         return b""
     return hmac.new(connection.key.encode(), b"".join(parts), kind).hexdigest().encode()
-
-
-def _property(name: bytes, value: bytes) -> bytes:
-    return bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value
 
 
 def _frame(body: bytes, flags: int) -> bytes:
@@ -149,7 +132,7 @@ class WakeUp:
             path = f"terminals/websocket/{quote(name)}"
             self._send(port, self._get(path, _upgrade()))
         for name, kernel in kernels.items():
-            sent = self._send(kernel.shell_port, kernel_greeting())
+            sent = self._send(kernel.shell_port, b"".join(_GREETING))
             if sent is not None:
                 self._kernels[sent] = kernel
                 self._names[sent] = name

@@ -125,29 +125,19 @@ class Operation:
 
     async def follow(self) -> AsyncIterator[Event]:
         """Yield all events from the first to the last. Ending it early is harmless."""
-        seen: list[Event] = []
+        position, last = 0, None
         while True:
             news = self._news
-            for event in self._unseen(seen):
-                yield event
-            if self.done and self._seen_all(seen):
+            if position and self.events[position - 1] is not last:
+                position -= 1  # a newer figure is in its place
+            if position < len(self.events):
+                last = self.events[position]
+                position += 1
+                yield last
+            elif self.done:
                 return
-            if not news.is_set():
+            elif not news.is_set():
                 await news.wait()
-
-    def _unseen(self, seen: list[Event]) -> list[Event]:
-        fresh = [
-            event
-            for position, event in enumerate(self.events)
-            if position >= len(seen) or seen[position] is not event
-        ]
-        seen[:] = self.events
-        return fresh
-
-    def _seen_all(self, seen: list[Event]) -> bool:
-        return len(seen) == len(self.events) and (
-            not seen or seen[-1] is self.events[-1]
-        )
 
     def _wake(self) -> None:
         self._news.set()

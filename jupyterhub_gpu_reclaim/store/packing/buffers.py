@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import select
@@ -100,7 +99,6 @@ class Splicer:
             fcntl.fcntl(self._in, fcntl.F_SETPIPE_SZ, BUFFER_BYTES)
         self._held = 0
         self._copied = 0
-        self._splices = True
         self._poll = select.poll()
         self._poll.register(pipe, select.POLLIN)
 
@@ -110,30 +108,20 @@ class Splicer:
         self._copied = self._held = 0
         while (got := self._copied + self._held) < BUFFER_BYTES:
             try:
-                if self._splices:
-                    count = os.splice(
-                        self._pipe,
-                        self._in,
-                        BUFFER_BYTES - got,
-                        flags=os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK,
-                    )
-                    self._held += count
-                else:
-                    count = os.readv(self._pipe, [buffer[got:]])
-                    self._copied += count
+                count = os.splice(
+                    self._pipe,
+                    self._in,
+                    BUFFER_BYTES - got,
+                    flags=os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK,
+                )
             except BlockingIOError:
                 # Nothing there yet; or our own pipe is full of pages that are not.
                 self.read(buffer)
                 self._poll.poll()
                 continue
-            except OSError as error:
-                if error.errno != errno.EINVAL or not self._splices:
-                    raise
-                self.read(buffer)
-                self._splices = False
-                continue
             if not count:
                 break
+            self._held += count
         return self._copied + self._held
 
     def read(self, buffer: memoryview) -> None:
