@@ -278,7 +278,7 @@ def _whoever(self: NapPolicy, snapshot: SessionSnapshot, now: float) -> list[Any
     return [allow(Reason.NAP_ROOM, now, idle="0 s")]
 
 
-ASKED_AT_WORK: tuple[Patch, ...] = ((NapPolicy, "reasons_for_room", _whoever),)
+ASKED_AT_WORK: tuple[Patch, ...] = ((NapPolicy, "_reasons_for_room", _whoever),)
 
 
 def _by_its_name(sessions: Sessions, placement: Placement) -> SessionRow:

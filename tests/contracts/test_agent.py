@@ -321,10 +321,11 @@ async def test_restore_that_has_come_back_is_told_while_it_wakes(node):
 # --- kill and cancel
 
 
-async def test_kill_repeated_is_gone_each_time(node):
+async def test_kill_repeated_finds_nothing_to_end(node):
     for name in (node.run(ANN), node.hold(BOB)):
-        for _ in range(2):
-            assert (await node.agent.order(name, orders.Kill())).state is TreeState.GONE
+        assert (await node.agent.order(name, orders.Kill())).state is TreeState.GONE
+        with pytest.raises(NotFound):
+            await node.agent.order(name, orders.Kill())
     assert await living(node) == {}
 
 
