@@ -55,9 +55,9 @@ SETTINGS = {
     "http_timeout": 300,
     # dask's, which forgets a worker that it has not heard of for so long
     "environment": {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "30s"},
-    "service_options": {
+    "options": {
         # The loading of JupyterLab takes longer than a page's 20 s on a busy machine.
-        "IdlePolicy.busy_data_rate": 200_000,
+        "busy_data_rate": 200_000,
     },
 }
 

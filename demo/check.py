@@ -25,10 +25,7 @@ SETTINGS: dict[str, Any] = {
     "sample_interval": 1,
     # At a first start Python compiles, and writes that, and the work of the last
     # minute counts: nobody shall wait here for that to be over.
-    "service_options": {
-        "IdlePolicy.busy_cpu_percent": 100,
-        "IdlePolicy.busy_data_rate": 1_000_000,
-    },
+    "options": {"busy_cpu_percent": 100, "busy_data_rate": 1_000_000},
 }
 
 LOAD = """

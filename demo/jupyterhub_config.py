@@ -52,11 +52,9 @@ configure(
     sample_interval=settings.get("sample_interval", 2),
     min_age=settings.get("min_age", 0),
     cool_down=settings.get("cool_down", 0),
-    service_options={
-        "ReclaimService.warn_for": settings.get("warn_for", 2),
-        "ReclaimService.event_log": str(folder / "events.jsonl"),
-        **settings.get("service_options", {}),
-    },
+    warn_for=settings.get("warn_for", 2),
+    event_log=str(folder / "events.jsonl"),
+    **settings.get("options", {}),
 )
 # The Hub looks every 30 s whether its services live; who kills one does not wait.
 _ServiceSpawner.poll_interval = settings.get("service_check", 30)

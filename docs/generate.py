@@ -167,9 +167,9 @@ def settings() -> str:
     first = ["## Most used", "", *(line for one in most.values() for line in one)]
     about = """
 The most used come first; each of the others says when one would touch it. Generated
-from the code. The policy's and the service's settings go into `configure(c,
-…)` or its `service_options`; the spawner's into `jupyterhub_config.py`; the agent's on
-its command line or into its file.
+from the code. The policy's and the service's settings go into `configure(c, …)` by the
+name after the dot; the spawner's into `jupyterhub_config.py`; the agent's on its
+command line or into its file.
 """
     return page("Settings", about, *first, *lines[:-1])
 

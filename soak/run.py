@@ -33,11 +33,7 @@ STACK = {
     "sample_interval": 1,
     "service_check": 1,
     "init_spawners_timeout": 1,
-    "service_options": {
-        "ReclaimService.orphan_grace": 5,
-        "ReclaimService.grace": 15,
-        "ReclaimService.set_aside_days": 15 / 86400,
-    },
+    "options": {"orphan_grace": 5, "grace": 15, "set_aside_days": 15 / 86400},
 }
 
 

@@ -43,7 +43,6 @@ from jupyterhub_gpu_reclaim.hub.merging import (
 )
 from jupyterhub_gpu_reclaim.hub.self_check import say
 from jupyterhub_gpu_reclaim.service.settings.environment import SPAWNER_SOCKET
-from jupyterhub_gpu_reclaim.service.settings.validation import NONE_MEANS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -53,8 +52,6 @@ STATE_DIR = "/var/lib/jupyterhub-gpu-reclaim/service"
 _SOCKET = "spawner.sock"
 #: Seconds that a start may take: a large session is read back from the store.
 START_TIMEOUT = 600
-#: What the pods are made by, too.
-_LOST_AFTER = "ReclaimService.node_lost_after"
 #: JupyterHub's names for our spawners, by placement.
 _SPAWNERS = {
     "local": "gpu-reclaim-local",
@@ -68,18 +65,11 @@ def configure(
     /,
     *,
     placement: str = "local",
-    agent: str = "unix:/run/jupyterhub-gpu-reclaim/agent.sock",
-    agent_token_file: str = "/var/lib/jupyterhub-gpu-reclaim/agent.token",  # noqa: S107
     state_dir: str = STATE_DIR,
     service_port: int = 10101,
     service_host: str | None = None,
-    idle_after: float | None = None,
-    sample_interval: float | None = None,
-    min_age: float | None = None,
-    cool_down: float | None = None,
-    service_options: Mapping[str, Any] | None = None,
     service_environment: Mapping[str, str] | None = None,
-    **unknown: Any,
+    **settings: Any,
 ) -> None:
     """Add the service, its role, the spawner and the pages to a Hub's configuration.
 
@@ -88,27 +78,19 @@ def configure(
         placement: where sessions run: ``local`` (on this machine), ``docker`` (in
             containers of this machine's Docker) or ``kubernetes`` (in pods; the agents
             are found through the API server).
-        agent: address of this machine's agent: ``unix:/path`` or ``https://…``; on
-            Kubernetes unused.
-        agent_token_file: file with the agent's token; the agent makes it.
         state_dir: folder of the service: journal and secrets, only for root.
         service_port: port that the service listens on.
         service_host: address that it listens on, for the proxy and the Hub. None:
             127.0.0.1, and in a pod the pod's own, since the proxy is another pod.
-        idle_after: seconds without use until a session is suspended; None: the
-            policy's own default; 0: never by itself.
-        sample_interval: seconds between two looks at the sessions.
-        min_age: seconds for which a session is left alone after its start.
-        cool_down: seconds for which it is left alone after a resume.
-        service_options: further settings of the service by their full names, for
-            example ``{"ReclaimService.grace": 3600}``.
         service_environment: added to the service's environment.
-        unknown: a name that there is not is a mistake like any other.
+        settings: those of the service and the policy, each by its name, for example
+            ``idle_after=1800``. A name that there is not is a mistake like any other.
     """
     given = {
-        name: value for name, value in locals().items() if name not in {"c", "unknown"}
+        name: value for name, value in locals().items() if name not in {"c", "settings"}
     }
-    asked, problems = config_check.arguments({**given, **unknown}, _DEFAULTS)
+    everything = {**given, **settings}
+    asked, chosen, problems = config_check.arguments(everything, _DEFAULTS)
     if asked["placement"] != placement and "KUBERNETES_SERVICE_HOST" in os.environ:
         asked["placement"] = "kubernetes"  # never sessions in the Hub's own pod
     problems += config_check.spawners(c, mend=True)
@@ -117,16 +99,7 @@ def configure(
     usable = asked["state_dir"] == state_dir and _make_folder(folder, problems)
     host = asked["service_host"] or _own_address(asked["placement"], problems)
     url = f"http://{host}:{asked['service_port']}"
-    options = _options(asked)
-    own_sections, wrong = config_check.sections(c)
-    placed = {
-        "ReclaimService.placement": options["ReclaimService.placement"] or "local"
-    }
-    problems += wrong + config_check.twice(own_sections, {**options, **placed})
-    options |= {
-        name: value for name, value in own_sections.items() if name not in placed
-    }
-    problems += config_check.together(c, asked, options)
+    problems += config_check.together(c, asked, chosen)
     made_before = service_of(c)
     if made_before is not None:
         what = f"There is a service {SERVICE_NAME!r} already; configure(c) runs once."
@@ -147,7 +120,7 @@ def configure(
             # A Hub that ends before its service has begun leaves no orphan.
             "GPU_RECLAIM_HUB_PID": str(os.getpid()),
             # every user of the machine can read a command line
-            OPTIONS: json.dumps([] if problems else _arguments(options)),
+            OPTIONS: json.dumps([] if problems else _arguments(asked, chosen)),
             **_api_server(),
             **(asked["service_environment"] or {}),
         },
@@ -158,7 +131,7 @@ def configure(
     _add_to_lists(c, spec)
     default(c.JupyterHub, "spawner_class", _SPAWNERS[asked["placement"]])
     _spawner(c, folder)
-    if isinstance(lost := options.get(_LOST_AFTER), int | float) and lost >= 0:
+    if lost := chosen.get("node_lost_after"):  # the pods are made by it, too
         default(c.SessionPodSpawner, "node_lost_after", lost)
     patches.apply()
     when_all_is_read(lambda whole: _add_to_lists(whole, spec, repeated=True))
@@ -206,21 +179,6 @@ def _add_to_lists(c: Any, spec: dict[str, Any], *, repeated: bool = False) -> No
         extend(c.JupyterHub, "services", [spec])
     _roles(c)
     pages.add(c)
-
-
-def _options(asked: Mapping[str, Any]) -> dict[str, Any]:
-    alone = asked["placement"] != "kubernetes"  # one machine, with one agent
-    return {
-        "ReclaimService.placement": None if alone else asked["placement"],
-        "ReclaimService.agent": asked["agent"] if alone else None,
-        "ReclaimService.agent_token_file": asked["agent_token_file"],
-        "ReclaimService.state_dir": str(asked["state_dir"]),
-        **{full: asked[name] for name, full in config_check.SHORT.items()},
-        **{
-            name: "None" if value is None and name in NONE_MEANS else value
-            for name, value in (asked["service_options"] or {}).items()
-        },
-    }
 
 
 def _make_folder(path: Path, problems: list[str]) -> bool:
@@ -292,12 +250,12 @@ def _program() -> list[str]:
     return [sys.executable, "-P", "-m", "jupyterhub_gpu_reclaim.service"]
 
 
-def _arguments(options: Mapping[str, Any]) -> list[str]:
-    words = []
-    for name, value in options.items():
-        if value is not None:
-            words.append(f"--{name}={value}")
-    return words
+def _arguments(asked: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:
+    words = [f"--ReclaimService.state_dir={asked['state_dir']}"]
+    if asked["placement"] == "kubernetes":
+        words.append("--ReclaimService.placement=kubernetes")
+    full = {name: config_check.SETTINGS[name][1] for name in chosen}
+    return words + [f"--{full[name]}={value}" for name, value in chosen.items()]
 
 
 def _secret(path: Path, problems: list[str], usable: bool) -> str:

@@ -15,10 +15,9 @@ from urllib.parse import urlsplit
 
 from jupyterhub.spawner import Spawner
 from traitlets import Dict, Enum, HasTraits, Integer
-from traitlets.config import Config
-from traitlets.config.loader import DeferredConfigString, LazyConfigValue
+from traitlets.config.loader import DeferredConfigString
 
-from jupyterhub_gpu_reclaim.common.traits import AgentAddress, Matching
+from jupyterhub_gpu_reclaim.common.traits import Matching
 from jupyterhub_gpu_reclaim.service.settings import validation
 
 if TYPE_CHECKING:
@@ -38,52 +37,40 @@ _SPAWNERS = {
     "SessionPodSpawner": f"{_OURS}.kube.spawner",
     "ReclaimKubeSpawner": f"{_OURS}.kube.spawner",
 }
-#: Sections of the service that may be set in a Hub's configuration, too.
-_SERVICE = validation.SECTIONS.keys() - {"HubOAuth", "HubAuth"}
-#: Arguments of ``configure`` that are settings of the service by a shorter name.
-SHORT = {
-    "sample_interval": "ReclaimService.sample_interval",
-    "idle_after": "IdlePolicy.idle_after",
-    "min_age": "Guards.min_age",
-    "cool_down": "Guards.cool_down",
+#: Settings of the service by their names: whose trait each is, and its full name.
+SETTINGS: dict[str, tuple[type[HasTraits], str]] = {
+    name: (owner, f"{section}.{name}")
+    for section, owners in validation.SECTIONS.items()
+    if section not in {"HubOAuth", "HubAuth"}
+    for owner in owners
+    for name in owner.class_traits(config=True)
 }
 
 
 def arguments(
     given: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
-    """The arguments of ``configure``, each valid or its default, and the mistakes."""
-    sound, found = dict(defaults), []
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """The arguments of ``configure``.
+
+    Returns:
+        its own, each valid or its default; the service's settings; and the mistakes.
+    """
+    sound, found = dict(defaults), list[str]()
+    settings: dict[str, Any] = {}
     for name, said in given.items():
-        if name not in defaults:
-            found.append(
-                f"configure() takes no {name}{validation.meant(name, defaults)}"
-            )
-            continue
-        wrong = _judge(name, said)
+        if name in defaults:
+            wrong = validation.judged_value(_Arguments, name, said, name)
+            into = sound
+        elif name in SETTINGS:
+            wrong, into = _judge(name, said), settings
+        else:
+            near = validation.meant(name, [*defaults, *SETTINGS])
+            wrong = f"configure() takes no {name}{near}"
         if wrong:
             found.append(wrong)
         else:
-            sound[name] = said
-    return sound, found
-
-
-def options(given: Mapping[str, Any]) -> list[str]:
-    """Mistakes in settings of the service, given by their full names."""
-    found, config = [], Config()
-    for name, value in given.items():
-        section, dot, trait = str(name).partition(".")
-        if not dot or not section.isidentifier() or not trait.isidentifier():
-            found.append(f"{name!r} is not of the form 'ReclaimService.setting'.")
-        elif callable(value):
-            found.append(
-                f"{name} is a function: it goes into ReclaimService.config_file."
-            )
-        elif "\0" in str(value):
-            found.append(f"{name} holds a NUL.")
-        elif value is not None:
-            config[section][trait] = DeferredConfigString(str(value))
-    return found + validation.problems(config)
+            into[name] = said
+    return sound, settings, found
 
 
 def spawners(c: Any, *, mend: bool = False) -> list[str]:
@@ -113,54 +100,35 @@ def spawners(c: Any, *, mend: bool = False) -> list[str]:
     ]
 
 
-def sections(c: Any) -> tuple[dict[str, Any], list[str]]:
-    """Settings of the service in its own sections, such as ``c.IdlePolicy``.
-
-    Returns:
-        values by their full names, and sentences about invalid ones.
-    """
-    values: dict[str, Any] = {}
-    found = []
-    for section in _SERVICE:
-        for name, value in c[section].items() if section in c else ():
-            if isinstance(value, LazyConfigValue):
-                found.append(f"{section}.{name} must be set as a whole.")
-            else:
-                values[f"{section}.{name}"] = value
-    return values, found + options(values)
-
-
-def twice(in_sections: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    """Settings that a section and the call of ``configure`` set differently."""
+def misplaced(c: Any) -> list[str]:
+    """Settings of the service that stand in sections of the Hub's configuration."""
+    sections = dict.fromkeys(full.partition(".")[0] for _, full in SETTINGS.values())
     return [
-        f"{name} is {str(value)[:40]!r} in c.{name}, and {str(own[name])[:40]!r} in the"
-        " call of configure(c)."
-        for name, value in in_sections.items()
-        if own.get(name) is not None and str(own[name]) != str(value)
+        f"c.{section}.{name} has no effect: {name} goes into the call of configure(c)."
+        for section in sections
+        if section in c
+        for name in c[section]
     ]
 
 
-def together(c: Any, sound: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+def together(
+    c: Any, sound: Mapping[str, Any], settings: Mapping[str, Any]
+) -> list[str]:
     """Settings that are valid alone but contradict the Hub's.
 
-    ``sound`` are the arguments of ``configure``, ``own`` the service's settings that
-    are set.
+    ``sound`` are the own arguments of ``configure``, ``settings`` the service's.
     """
     found = []
     port = sound["service_port"]
     if sound["placement"] != "kubernetes" and (whose := _hub_ports(c).get(port)):
         found.append(f"service_port: {port} is the port of {whose}.")
-    wait = own.get("ReclaimService.gpu_wait")
+    wait = settings.get("gpu_wait")
     longest = c.get("Spawner", {}).get("start_timeout")
     if _is_number(wait) and _is_number(longest) and 0 < longest <= wait:
         found.append(
-            f"ReclaimService.gpu_wait ({wait:g}) must be shorter than"
+            f"gpu_wait ({wait:g}) must be shorter than"
             f" Spawner.start_timeout ({longest:g})."
         )
-    full = sound["service_options"] or {}
-    for short, name in SHORT.items():
-        if sound[short] is not None and full.get(name, sound[short]) != sound[short]:
-            found.append(f"{short} and {name} say different things.")
     return found
 
 
@@ -192,31 +160,20 @@ class _Arguments(HasTraits):
     """The arguments of ``configure`` that are no settings of the service."""
 
     placement = Enum(PLACEMENTS).tag(config=True)
-    agent = AgentAddress().tag(config=True)
-    agent_token_file = _AbsolutePath().tag(config=True)
     state_dir = _AbsolutePath().tag(config=True)
     service_port = Integer(min=1, max=65535).tag(config=True)
     service_host = _Host(allow_none=True).tag(config=True)
-    service_options = Dict(allow_none=True).tag(config=True)
     service_environment = Dict(
         key_trait=_VariableName(), value_trait=_VariableValue(), allow_none=True
     ).tag(config=True)
 
 
 def _judge(name: str, value: Any) -> str:
-    owner: type[HasTraits] = _Arguments
-    trait = name
-    if name in SHORT:
-        if value is None:
-            return ""
-        section, _, trait = SHORT[name].partition(".")
-        owners = validation.SECTIONS[section]
-        owner = next(each for each in owners if each.class_traits().get(trait))
-        value = DeferredConfigString(str(value))
-    wrong = validation.judged_value(owner, trait, value, name)
-    if name == "service_options" and value and not wrong:
-        return " ".join(options(value))
-    return wrong
+    if callable(value) or "\0" in str(value):
+        return f"{name} is a function, or holds a NUL."
+    owner, full = SETTINGS[name]
+    words = DeferredConfigString(str(value))
+    return validation.judged_value(owner, name, words, full)
 
 
 # --- the Hub's own -------------------------------------------------------------------

@@ -37,7 +37,7 @@ def problems_of(file: Path) -> list[str]:
                 "configure(c) is not called in it, so no session is ever suspended."
             ]
         environment = (service_of(hub.config) or {})["environment"]
-        found += self_check.late(hub.config, environment)
+        found += config_check.misplaced(hub.config)
         found += config_check.spawners(hub.config)
         try:
             return found + self_check.warnings(hub, environment)

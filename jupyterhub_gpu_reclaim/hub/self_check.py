@@ -1,8 +1,8 @@
 """Checks a Hub's whole configuration as it starts.
 
 ``configure`` sees only what is above its call. Other spawners, cullers and settings
-that come too late are found here. Nothing is changed or refused: the sentences go to
-the Hub's log, to the strip of the service's pages, and to ``config check``.
+that belong into that call are found here. Nothing is changed or refused: the sentences
+go to the Hub's log, to the strip of the service's pages, and to ``config check``.
 
 Problems are mistakes in our own settings, for which every session is left alone;
 warnings are about the rest, and the service works.
@@ -40,7 +40,7 @@ def look(hub: Any, environment: dict[str, str]) -> None:
     if OPTIONS not in environment:
         return  # a service that configure(c) has not made
     environment[ANNOUNCEMENT] = str(hub.template_vars.get("announcement") or "")
-    say(late(hub.config, environment), {"environment": environment})
+    say(config_check.misplaced(hub.config), {"environment": environment})
     found = warnings(hub, environment)
     for each in found:
         get_logger().warning("gpu-reclaim: %s", each)
@@ -64,15 +64,6 @@ def found_wrong(c: Any) -> list[str] | None:
     if service is None or "environment" not in service:
         return None
     return list(json.loads(service["environment"].get(PROBLEMS, "[]")))
-
-
-def late(c: Any, environment: Mapping[str, str]) -> list[str]:
-    """Settings below the call of ``configure``, which has not seen them."""
-    if PROBLEMS in environment:
-        return []  # the service was given no settings
-    passed = {word.partition("=")[0] for word in json.loads(environment[OPTIONS])}
-    names = [name for name in config_check.sections(c)[0] if f"--{name}" not in passed]
-    return [f"c.{name} must stand above the call of configure(c)." for name in names]
 
 
 def warnings(hub: Any, environment: Mapping[str, str]) -> list[str]:

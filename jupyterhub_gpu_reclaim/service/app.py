@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import json
 import logging
 import os
@@ -91,7 +90,6 @@ class ReclaimService(Application, Options):
     name = "jupyterhub-gpu-reclaim-service"
     description = "Suspends idle sessions of a JupyterHub and brings them back."
     version = __version__
-    raise_config_file_errors = True
     classes = [*validation.PARTS, HubOAuth]  # noqa: RUF012
 
     @default("log_level")
@@ -101,30 +99,13 @@ class ReclaimService(Application, Options):
     _ready = False
 
     def initialize(self, argv: list[str] | None = None) -> None:
-        """Read the settings of ``configure(c)`` and the command line, then the file.
-
-        The file sets what neither of the others does.
+        """Read the settings of ``configure(c)`` and the command line.
 
         Raises:
-            Refused: the named file is missing or is no Python, or a setting is unknown
-                or has an invalid value.
+            Refused: a setting is unknown or has an invalid value.
         """
         words = json.loads(os.environ.get(OPTIONS, "[]"))
         super().initialize([*words, *(sys.argv[1:] if argv is None else argv)])
-        if self.config_file:
-            path = Path(self.config_file)
-            if not path.is_file():
-                what = f"There is no configuration file {path}."
-                raise Refused(Reason.SETTING_INVALID, what=what)
-            given = copy.deepcopy(self.config)
-            try:
-                self.load_config_file(path.name, str(path.parent.absolute()))
-            except TraitError:
-                raise
-            except Exception as error:
-                what = f"The configuration file {path} fails: {error!r}."
-                raise Refused(Reason.SETTING_INVALID, what=what) from error
-            self.update_config(given)
         if problems := validation.problems(self.config):
             raise Refused(Reason.SETTING_INVALID, what=" ".join(problems))
 

@@ -32,9 +32,9 @@ _KEPT = ("PATH", "LANG", "HOME", "TZ")
 
 
 def asking(
-    probe: str | Callable[[str, str], str], limit: float = LIMIT
+    probe: str, limit: float = LIMIT
 ) -> Callable[[SessionKey], Awaitable[str]] | None:
-    """Make what asks the probe, a command or a function, about a session."""
+    """Make what asks the probe about a session; None: there is none."""
     if not probe:
         return None
     few = asyncio.Semaphore(AT_ONCE)
@@ -43,10 +43,7 @@ def asking(
         async with few:
             try:
                 async with asyncio.timeout(limit):
-                    if callable(probe):
-                        call = functools.partial(probe, key.user, key.server)
-                    else:
-                        call = functools.partial(_run, shlex.split(probe), key, limit)
+                    call = functools.partial(_run, shlex.split(probe), key, limit)
                     return str(await _in_thread(call))
             except TimeoutError:
                 raise TimeoutError(f"no answer within {limit:g} s") from None

@@ -27,7 +27,7 @@ ON_REQUEST_ONLY = {
     "idle_after": 0,
     "sample_interval": 1,
     "service_check": 1,
-    "service_options": {"ReclaimService.keep_limit": 7200},
+    "options": {"keep_limit": 7200},
 }
 
 

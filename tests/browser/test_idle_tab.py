@@ -22,7 +22,7 @@ SETTINGS = {
     "sample_interval": 1,
     "warn_for": 20,
     "cool_down": 120,
-    "service_options": {"IdlePolicy.busy_data_rate": 200_000},
+    "options": {"busy_data_rate": 200_000},
 }
 
 

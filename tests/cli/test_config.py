@@ -89,7 +89,7 @@ def test_check_what_takes_sessions_from_us_has_its_line(check, tmp_path):
     status, said = check(
         "c.JupyterHub.spawner_class = 'simple'\n"
         f"configure(c, state_dir='{tmp_path}/s', idle_after=60,\n"
-        "    service_options={'ReclaimService.warn_for': 90})\n"
+        "    warn_for=90)\n"
         "c.JupyterHub.services = [{'name': 'cull', 'command':\n"
         "    ['jupyterhub-idle-culler', '--max-age=90', '--timeout=30']}]\n"
         "c.JupyterHub.load_roles = []\n"
@@ -104,7 +104,7 @@ def test_check_what_takes_sessions_from_us_has_its_line(check, tmp_path):
         "'cull' ends servers after 30 s without use, before they are suspended",
         "cleanup_servers is True",
         "warn_for (90) is longer than IdlePolicy.idle_after (60)",
-        "c.Guards.min_age must stand above the call",
+        "c.Guards.min_age has no effect: min_age goes into the call",
     ):
         assert sum(words in line for line in lines) == 1, words
     assert len(lines) == 6

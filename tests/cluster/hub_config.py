@@ -31,8 +31,6 @@ configure(
     idle_after=30 * 60,
     agent_token_file="/etc/gpu-reclaim/token",
     state_dir="/srv/jupyterhub/gpu-reclaim",
-    service_options={
-        "ReclaimService.agent_ca_file": "/etc/gpu-reclaim/ca.crt",
-        "ReclaimService.agent_namespace": "gpu-reclaim",
-    },
+    agent_ca_file="/etc/gpu-reclaim/ca.crt",
+    agent_namespace="gpu-reclaim",
 )

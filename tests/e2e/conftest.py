@@ -45,7 +45,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, card: str) -> Stack:
         idle_after=0,
         sample_interval=1,
         poll_interval=2,
-        service_options={"Rules.rules": RULES},
+        options={"rules": RULES},
     )
 
 

@@ -101,7 +101,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Stack:
         service_check=1,
         init_spawners_timeout=1,
         sample_interval=1,
-        service_options={"ReclaimService.orphan_grace": 5},
+        options={"orphan_grace": 5},
     )
 
 

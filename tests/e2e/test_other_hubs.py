@@ -87,8 +87,8 @@ def test_with_hub_and_journal_in_postgresql_a_session_comes_back_after_a_restart
 ) -> None:
     hub, journal = postgres.database("hub"), postgres.database("journal")
     lines = f"c.JupyterHub.db_url = {hub!r}\n"
-    options = {"ReclaimService.journal_url": journal}
-    with OtherHub(folder, lines, service_options=options) as stack:
+    options = {"journal_url": journal}
+    with OtherHub(folder, lines, options=options) as stack:
         ada, admin = somebody(stack), Admin(stack)
         cycle(admin, ada)
         admin.suspend("ada")

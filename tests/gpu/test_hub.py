@@ -69,7 +69,7 @@ def work():
     look="import os; print(os.getpid(), repr(x.sum().item()), repr((x @ x).item()))",
     busy="gpu_busy",
     on_card=True,
-    settings={"IdlePolicy.busy_cpu_percent": "None"},
+    settings={"busy_cpu_percent": None},
 )
 ON_THE_PROCESSOR = Work(
     setup=THREAD
@@ -159,7 +159,7 @@ def stack(folder: Path, work: Work) -> Iterator[Stack]:
         sample_interval=1,
         default_url="",
         environment=ENVIRONMENT,
-        service_options=work.settings,
+        options=work.settings,
     )
     try:
         with logs_of(made):

@@ -33,7 +33,7 @@ NAP_AFTER, IDLE_AFTER = 5, 30
 def work(driver: Driver) -> Work:
     """Half a minute of idleness: enough to nap, and then to be saved."""
     del driver
-    settings = {**ON_THE_CARD.settings, "NapPolicy.nap_after": str(NAP_AFTER)}
+    settings = {**ON_THE_CARD.settings, "nap_after": NAP_AFTER}
     return dataclasses.replace(ON_THE_CARD, idle_after=IDLE_AFTER, settings=settings)
 
 

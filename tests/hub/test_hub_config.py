@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from traitlets.config import Config
 
-from jupyterhub_gpu_reclaim.hub import self_check
+from jupyterhub_gpu_reclaim.hub import config_check, self_check
 from jupyterhub_gpu_reclaim.hub.config import configure
 from jupyterhub_gpu_reclaim.hub.pages import EXTENSION
 from jupyterhub_gpu_reclaim.hub.self_check import found_wrong
@@ -43,11 +43,9 @@ def test_configure_of_an_empty_configuration_sets_everything(tmp_path):
 
 def test_configure_hands_on_none_where_that_is_a_value(tmp_path):
     c = Config()
-    options = {"IdlePolicy.busy_cpu_percent": None, "ReclaimService.webhook_url": None}
-    configure(c, state_dir=str(tmp_path / "s"), service_options=options)
+    configure(c, state_dir=str(tmp_path / "s"), busy_cpu_percent=None)
     words = options_of(c.JupyterHub.services[0])
     assert "--IdlePolicy.busy_cpu_percent=None" in words
-    assert not any("webhook_url" in word for word in words)
 
 
 def test_configure_for_a_cluster_names_no_agent_and_the_other_spawner(tmp_path):
@@ -64,7 +62,6 @@ def test_configure_for_docker_names_the_machines_agent_and_its_spawner(tmp_path)
     configure(c, state_dir=str(tmp_path / "s"), placement="docker")
     [service] = c.JupyterHub.services
     assert c.JupyterHub.spawner_class == "gpu-reclaim-docker"
-    assert any("Service.agent=unix:" in word for word in options_of(service))
     assert not any("placement" in word for word in options_of(service))
     assert not found_wrong(c)
 
@@ -115,42 +112,30 @@ def test_configure_keeps_what_the_administrator_has_set(tmp_path):
     assert roles.keys() == {"user", "gpu-reclaim-service"}
 
 
-def test_settings_in_their_own_sections_reach_the_service(tmp_path):
+def test_settings_reach_the_service_by_their_full_names(tmp_path):
     c = Config()
-    c.IdlePolicy.idle_after = 1800
-    c.ReclaimService.grace = 3600
-    c.ReclaimService.node_lost_after = 600
-    configure(c, state_dir=str(tmp_path / "s"))
+    c.ReclaimMixin.realm = "teaching"
+    given = {
+        "idle_after": 1800,
+        "grace": 3600,
+        "node_lost_after": 600,
+        "agent": "unix:/a",
+    }
+    configure(c, state_dir=str(tmp_path / "s"), **given)
     assert found_wrong(c) == []
-    words = options_of(c.JupyterHub.services[0])
-    assert {"--IdlePolicy.idle_after=1800", "--ReclaimService.grace=3600"} <= {*words}
+    words = {*options_of(c.JupyterHub.services[0])}
+    assert {"--IdlePolicy.idle_after=1800", "--ReclaimService.grace=3600"} <= words
+    assert "--ReclaimService.agent=unix:/a" in words
     assert c.SessionPodSpawner.node_lost_after == 600  # for the pods that it makes
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("idel_after", 1800, "IdlePolicy.idel_after is not a setting; did you mean"),
-        ("idle_after", "30m", "IdlePolicy.idle_after must be a duration"),
-        ("idle_after", 60, "is '60' in c.IdlePolicy.idle_after, and '1800'"),
-    ],
-)
-def test_setting_in_its_section_that_is_wrong_is_said(tmp_path, name, value, said):
-    c = Config()
-    c.IdlePolicy[name] = value
-    configure(c, state_dir=str(tmp_path / "s"), idle_after=1800)
-    assert said in " ".join(found_wrong(c))
-
-
-def test_setting_below_the_call_is_said_when_the_service_is_started(tmp_path):
+def test_setting_in_a_section_of_its_own_is_said_when_the_service_is_started(tmp_path):
     c = Config()
     c.IdlePolicy.idle_after = 1800
     configure(c, state_dir=str(tmp_path / "s"))
-    environment = c.JupyterHub.services[0]["environment"]
-    assert self_check.late(c, environment) == []
     c.Guards.min_age = 5
-    [said] = self_check.late(c, environment)
-    assert "c.Guards.min_age must stand above the call" in said
+    said = [each.partition(" has")[0] for each in config_check.misplaced(c)]
+    assert sorted(said) == ["c.Guards.min_age", "c.IdlePolicy.idle_after"]
 
 
 def test_announcement_of_the_hub_is_passed_to_the_service(tmp_path, monkeypatch):
@@ -202,38 +187,27 @@ def test_second_call_changes_nothing_and_is_said(tmp_path):
         ({"service_port": 8081}, "8081 is the port of JupyterHub.hub_bind_url"),
         ({"service_host": "a b"}, "service_host must be an address"),
         ({"agent": "/run/agent.sock"}, "agent must be like unix:/path"),
-        ({"agent_token_file": "token"}, "agent_token_file must be an absolute path"),
         ({"state_dir": "state"}, "state_dir must be an absolute path"),
         (
             {"state_dir": "/proc/nothing/here"},
             "state_dir: the folder .* cannot be made",
         ),
         ({"service_environment": {"A": 1}}, "service_environment must be"),
-        ({"service_options": "grace"}, "service_options must be a dict"),
-        ({"service_options": {"grace": 1}}, "'grace' is not of the form"),
-        ({"service_options": {"x-y.z": 1}}, "'x-y.z' is not of the form"),
-        ({"service_options": {"Guard.min_age": 1}}, "Guard is not .* mean Guards?"),
+        ({"IdlePolicy.idle_after": 60}, "no IdlePolicy.idle_after; did you mean idle"),
+        ({"grase": 1}, "no grase; did you mean grace?"),
+        ({"grace": "1 h"}, "1 h is 3600"),
+        ({"grace": None}, "grace must be a number"),
+        ({"probe": print}, "probe is a function"),
+        ({"event_log": "/var/\0"}, "event_log is a function, or holds a NUL"),
         (
-            {"service_options": {"ReclaimService.grase": 1}},
-            "grase is not a setting; did you mean grace?",
-        ),
-        ({"service_options": {"ReclaimService.grace": "1 h"}}, "1 h is 3600"),
-        (
-            {"service_options": {"ReclaimService.sample_interval": 9999}},
+            {"sample_interval": 9999},
             "sample_interval must be a number from 0.5 to 600, not 9999",
         ),
         (
-            {"idle_after": 60, "service_options": {"IdlePolicy.idle_after": 70}},
-            "idle_after and IdlePolicy.idle_after say different things",
-        ),
-        (
-            {"service_options": {"ReclaimService.gpu_wait": 600}},
+            {"gpu_wait": 600},
             "gpu_wait .600. must be shorter than Spawner.start_timeout .300.",
         ),
-        (
-            {"service_options": {"Rules.rules": [{"group": "a", "idle_afer": 3}]}},
-            "rule 1: 'idle_afer'",
-        ),
+        ({"rules": [{"group": "a", "idle_afer": 3}]}, "rule 1: 'idle_afer'"),
     ],
 )
 def test_mistake_is_said_and_starts_nothing_but_the_hub(tmp_path, given, said):
@@ -249,11 +223,8 @@ def test_mistake_is_said_and_starts_nothing_but_the_hub(tmp_path, given, said):
 
 def test_mistake_repeats_no_value_that_may_be_a_secret(tmp_path):
     c = Config()
-    options = {
-        "ReclaimService.webhook_url": "ftp://user:hunter2@x",
-        "ReclaimService.messenger_file": 5,
-    }
-    configure(c, state_dir=str(tmp_path / "s"), service_options=options)
+    url = "ftp://user:hunter2@x"
+    configure(c, state_dir=str(tmp_path / "s"), webhook_url=url, messenger_file=5)
     assert "webhook_url must be like" in found_wrong(c)[0]
     assert "hunter2" not in json.dumps(c.JupyterHub.services)
 

@@ -119,9 +119,7 @@ def test_service_that_somebody_has_stopped_is_replaced(stack):
 
 def test_hub_with_settings_that_make_no_sense_lives_and_says_which(dead):
     stack = dead
-    stack.start(
-        'idle_after="30m", idel_after=3, service_options={"Guards.min_agee": 1}'
-    )
+    stack.start('idle_after="30m", idel_after=3, min_agee=1')
     answer = stack.ask("readyz")  # waits until it listens
     assert (answer.status_code, answer.json()["code"]) == (503, "service_broken")
     for words in (

@@ -58,12 +58,10 @@ configure(
     service_port={service_port},
     idle_after=0,
     sample_interval=0.5,
-    service_options={{
-        "ReclaimService.kubeconfig": "{folder}/service.kubeconfig",
-        "ReclaimService.namespace": {namespace!r},
-        "ReclaimService.agent_ca_file": {agent_ca_file!r},
-        "ReclaimService.agent_port": {agent_port},
-    }},
+    kubeconfig="{folder}/service.kubeconfig",
+    namespace={namespace!r},
+    agent_ca_file={agent_ca_file!r},
+    agent_port={agent_port},
 )
 """
 

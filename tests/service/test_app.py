@@ -52,11 +52,6 @@ def test_program_with_a_token_file_it_cannot_read_says_which(run, tmp_path):
         assert f"{tmp_path / 'agent.token'} cannot be read" in told
 
 
-def test_program_with_a_missing_configuration_file_says_which(run, tmp_path):
-    heard, _ = run(f"--ReclaimService.config_file={tmp_path / 'nowhere.py'}")
-    assert "nowhere.py" in heard
-
-
 @pytest.mark.parametrize(
     "argument",
     [
@@ -84,13 +79,6 @@ def test_program_with_a_journal_that_is_none_says_so(run, url, said):
     assert said in log
     if url.startswith("sqlite"):
         assert "unable to open" in log
-
-
-def test_program_takes_settings_from_its_file(run, tmp_path):
-    config = tmp_path / "service.py"
-    config.write_text("c.ReclaimService.journal_url = 'from-the-file'\n")
-    heard, _ = run(f"--ReclaimService.config_file={config}")
-    assert "journal_url is no address" in heard
 
 
 def test_program_whose_folder_is_wrong_says_so_with_the_journal_in_hand(run, tmp_path):

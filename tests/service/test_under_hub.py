@@ -60,7 +60,7 @@ configure(
     state_dir="{folder}/state",
     service_port={service},
     sample_interval=1,
-    service_options={{"Rules.rules": [{{"group": "course-*", "idle_after": 60}}]}},
+    rules=[{{"group": "course-*", "idle_after": 60}}],
     service_environment={{"GPU_RECLAIM_TEST": "{folder}"}},
 )
 """

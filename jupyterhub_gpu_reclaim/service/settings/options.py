@@ -1,6 +1,6 @@
 """The service's own settings, with unit, effect and the meaning of 0 or empty.
 
-They come from ``--ReclaimService.x=…`` or a configuration file. The reference
+They come from ``configure(c, x=…)`` as ``--ReclaimService.x=…``. The reference
 documentation is generated from these traits. Secrets are not among them: the Hub's
 token and the spawner's token come in the environment.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from traitlets import Bool, Callable, Enum, Float, Int, List, Unicode, Union
+from traitlets import Bool, Enum, Float, Int, List, Unicode
 from traitlets.config import Configurable
 
 from jupyterhub_gpu_reclaim.common.traits import Address, AgentAddress
@@ -24,12 +24,6 @@ _GB = 10**9
 
 class Options(Configurable):
     """The service's settings; mixed into the application."""
-
-    config_file = Unicode(
-        "",
-        help="A Python configuration file (`c.ReclaimService.grace = 600`), for what is"
-        " to be read by root alone: all else goes into `configure(c, …)`. Empty: none.",
-    ).tag(config=True)
 
     placement = Enum(
         ["local", "kubernetes"],
@@ -87,16 +81,14 @@ class Options(Configurable):
         " `AgentApp.listen` has another one there.",
     ).tag(config=True)
 
-    probe = Union(
-        [Unicode(), Callable()],
-        default_value="",
+    probe = Unicode(
+        "",
         help="A command of yours that is asked, too, before a session is suspended for"
         " being idle or under pressure: it prints `in use until TIME` or `idle since"
         " TIME` (ISO 8601 with the zone, or seconds since the epoch). It finds the"
         " session in `GPU_RECLAIM_USER` and `GPU_RECLAIM_SERVER`, and is asked again"
         " every 30 s while the session stays idle, and right before the suspend. It can"
         " only spare a session: an error, another answer, or none within 10 s is use."
-        " In `config_file` it may be a function of both names that returns the same."
         " Empty: none. Example: '/usr/local/sbin/session-in-use'.",
     ).tag(config=True)
 
@@ -288,8 +280,8 @@ class Options(Configurable):
         "",
         help="Address that gets a notice as JSON, in one POST request, when a session"
         " is warned, suspended, fails to be suspended or resumed, or ends, and a day"
-        " before a checkpoint is deleted for its age. One that is a secret belongs into"
-        ' `config_file`. Empty: none. Example: "https://chat.example.org/hooks/gpu".',
+        " before a checkpoint is deleted for its age. Empty: none."
+        ' Example: "https://chat.example.org/hooks/gpu".',
     ).tag(config=True)
 
     webhook_secret_file = Unicode(

@@ -1,9 +1,8 @@
 """Checks settings before anything acts on them: names, types and bounds.
 
-The same checks hold for a command line, a configuration file and the call of
-``configure(c)``. They return sentences for an administrator and raise nothing. A value
-is repeated only if it cannot be a secret, that is, if a number or a choice was
-expected.
+The same checks hold for a command line and the call of ``configure(c)``. They return
+sentences for an administrator and raise nothing. A value is repeated only if it cannot
+be a secret, that is, if a number or a choice was expected.
 """
 
 from __future__ import annotations
@@ -53,14 +52,6 @@ SECTIONS: dict[str, tuple[type[HasTraits], ...]] = {
     "HubOAuth": (HubOAuth,),
     "HubAuth": (HubOAuth,),
 }
-#: Settings for which None is a value of its own, such as "is not looked at".
-NONE_MEANS: frozenset[str] = frozenset(
-    f"{section}.{name}"
-    for section, parts in SECTIONS.items()
-    for part in parts
-    for name, trait in part.class_traits(config=True).items()
-    if trait.allow_none and trait.default_value is not None
-)
 #: traitlets has these sections for every program; they are left to it.
 _EVERYBODYS = {
     "Application",
