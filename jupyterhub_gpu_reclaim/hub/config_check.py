@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from jupyterhub.spawner import Spawner
 from traitlets import Dict, Enum, HasTraits, Integer
@@ -41,7 +40,6 @@ _SPAWNERS = {
 SETTINGS: dict[str, tuple[type[HasTraits], str]] = {
     name: (owner, f"{section}.{name}")
     for section, owners in validation.SECTIONS.items()
-    if section not in {"HubOAuth", "HubAuth"}
     for owner in owners
     for name in owner.class_traits(config=True)
 }
@@ -111,17 +109,9 @@ def misplaced(c: Any) -> list[str]:
     ]
 
 
-def together(
-    c: Any, sound: Mapping[str, Any], settings: Mapping[str, Any]
-) -> list[str]:
-    """Settings that are valid alone but contradict the Hub's.
-
-    ``sound`` are the own arguments of ``configure``, ``settings`` the service's.
-    """
+def together(c: Any, settings: Mapping[str, Any]) -> list[str]:
+    """Settings of the service that are valid alone but contradict the Hub's."""
     found = []
-    port = sound["service_port"]
-    if sound["placement"] != "kubernetes" and (whose := _hub_ports(c).get(port)):
-        found.append(f"service_port: {port} is the port of {whose}.")
     wait = settings.get("gpu_wait")
     longest = c.get("Spawner", {}).get("start_timeout")
     if _is_number(wait) and _is_number(longest) and 0 < longest <= wait:
@@ -190,27 +180,6 @@ def _spawners_value(owner: type[HasTraits], section: str, name: str, value: Any)
     if not str(getattr(traits[name].this_class, "__module__", "")).startswith(_OURS):
         return ""  # JupyterHub's own
     return validation.judged_value(owner, name, value, called)
-
-
-def _hub_ports(c: Any) -> dict[int, str]:
-    hub, proxy = c.get("JupyterHub", {}), c.get("ConfigurableHTTPProxy", {})
-    found: dict[int, str] = {}
-    for section, url, name, default in (
-        (hub, "bind_url", "port", 8000),
-        (hub, "hub_bind_url", "hub_port", 8081),
-        (proxy, "api_url", "", 8001),
-    ):
-        port = _port_of(section[url]) if url in section else section.get(name, default)
-        if isinstance(port, int):
-            found[port] = {"api_url": "the proxy's API"}.get(url, f"JupyterHub.{url}")
-    return found
-
-
-def _port_of(url: Any) -> int:
-    try:
-        return int(urlsplit(url).port or 0)
-    except (TypeError, ValueError, AttributeError):
-        return 0
 
 
 def _is_number(value: Any) -> bool:

@@ -99,15 +99,9 @@ class ReclaimService(Application, Options):
     _ready = False
 
     def initialize(self, argv: list[str] | None = None) -> None:
-        """Read the settings of ``configure(c)`` and the command line.
-
-        Raises:
-            Refused: a setting is unknown or has an invalid value.
-        """
+        """Read the settings of ``configure(c)``, which has judged them, and words."""
         words = json.loads(os.environ.get(OPTIONS, "[]"))
         super().initialize([*words, *(sys.argv[1:] if argv is None else argv)])
-        if problems := validation.problems(self.config):
-            raise Refused(Reason.SETTING_INVALID, what=" ".join(problems))
 
     def exit(self, exit_status: int | str | None = 0) -> NoReturn:
         """Raise what traitlets would end the program for: it is to be said."""

@@ -35,7 +35,7 @@ def test_check_sound_file_is_fine_and_makes_no_folder(check, tmp_path):
 def test_check_every_mistake_has_its_line(check, tmp_path):
     status, said = check(
         f"configure(c, state_dir='{tmp_path}/s', idle_after='30m', idel=1,"
-        " service_port=8000)\n"
+        " service_port='x')\n"
         "c.ReclaimMixin.reclaim_service = 1"
     )
     assert status == 1
@@ -43,7 +43,7 @@ def test_check_every_mistake_has_its_line(check, tmp_path):
     assert len(lines) == 4
     assert any("30m is 1800" in line for line in lines)
     assert any("takes no idel" in line for line in lines)
-    assert any("8000 is the port of JupyterHub.bind_url" in line for line in lines)
+    assert any("service_port must be a whole number" in line for line in lines)
     assert any("ReclaimMixin.reclaim_service" in line for line in lines)
 
 

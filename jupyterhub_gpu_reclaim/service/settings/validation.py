@@ -1,8 +1,7 @@
 """Checks settings before anything acts on them: names, types and bounds.
 
-The same checks hold for a command line and the call of ``configure(c)``. They return
-sentences for an administrator and raise nothing. A value is repeated only if it cannot
-be a secret, that is, if a number or a choice was expected.
+It returns sentences for an administrator and raises nothing. A value is repeated only
+if it cannot be a secret, that is, if a number or a choice was expected.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from jupyterhub.services.auth import HubOAuth
 from traitlets import (
     Bool,
     Container,
@@ -35,7 +33,7 @@ from jupyterhub_gpu_reclaim.policy.rules import Rules
 from jupyterhub_gpu_reclaim.service.settings.options import Options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 #: Whatever has a section of its own in the service's settings, named like it.
 PARTS: tuple[type[Configurable], ...] = (
@@ -49,69 +47,16 @@ PARTS: tuple[type[Configurable], ...] = (
 SECTIONS: dict[str, tuple[type[HasTraits], ...]] = {
     "ReclaimService": (Options, Application),
     **{each.__name__: (each,) for each in PARTS},
-    "HubOAuth": (HubOAuth,),
-    "HubAuth": (HubOAuth,),
-}
-#: traitlets has these sections for every program; they are left to it.
-_EVERYBODYS = {
-    "Application",
-    "Configurable",
-    "LoggingConfigurable",
-    "SingletonConfigurable",
 }
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d)\s*", re.IGNORECASE)
 _UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
-def problems(config: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Mistakes in these settings, in sentences."""
-    found: list[str] = []
-    for section, values in config.items():
-        if section in _EVERYBODYS:
-            continue
-        if section not in SECTIONS:
-            found.append(
-                f"{section} is not a section of settings{meant(section, SECTIONS)}"
-            )
-            continue
-        for name, value in values.items():
-            judged = _judged(section, name, value, SECTIONS[section])
-            if isinstance(judged, str):
-                found.append(judged)
-    return found
-
-
 def judged_value(owner: type[HasTraits], name: str, value: Any, called: str) -> str:
     """The mistake in a value for that trait of ``owner``; empty if there is none."""
-    judged = _value(owner, owner.class_traits(config=True)[name], value, called)
-    return judged if isinstance(judged, str) else ""
-
-
-def meant(name: str, known: Iterable[str]) -> str:
-    """The end of the sentence for an unknown name: similar names."""
-    near = difflib.get_close_matches(name, list(known), 1, 0.6)
-    return f"; did you mean {near[0]}?" if near else "."
-
-
-# --- one value -----------------------------------------------------------------------
-
-
-def _judged(
-    section: str, name: str, value: Any, owners: tuple[type[HasTraits], ...]
-) -> str | tuple[Any]:
-    traits = {n: (o, t) for o in owners for n, t in o.class_traits(config=True).items()}
-    if name not in traits:
-        return f"{section}.{name} is not a setting{meant(name, traits)}"
-    owner, trait = traits[name]
-    return _value(owner, trait, value, f"{section}.{name}")
-
-
-def _value(
-    owner: type[HasTraits], trait: TraitType[Any, Any], value: Any, called: str
-) -> str | tuple[Any]:
-    """The value as the trait has it, in a tuple; or the sentence."""
+    trait = owner.class_traits(config=True)[name]
     if isinstance(value, LazyConfigValue):
-        return (value,)  # extends a default, which is not known here
+        return ""  # extends a default, which is not known here
     if (value is None and not trait.allow_none) or (
         isinstance(value, bool) and isinstance(trait, Float | Int)
     ):
@@ -126,7 +71,16 @@ def _value(
         return _wrong(trait, value, called, error)
     if isinstance(value, float) and not math.isfinite(value):
         return f"{called} must be {_wanted(trait)}, not {value}."
-    return (value,)
+    return ""
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The end of the sentence for an unknown name: similar names."""
+    near = difflib.get_close_matches(name, list(known), 1, 0.6)
+    return f"; did you mean {near[0]}?" if near else "."
+
+
+# --- parts ----------------------------------------------------------------------
 
 
 def _read(trait: TraitType[Any, Any], words: Any) -> Any:
