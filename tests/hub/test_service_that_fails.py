@@ -125,7 +125,7 @@ def test_hub_with_settings_that_make_no_sense_lives_and_says_which(dead):
     for words in (
         "'30m'; 30m is 1800",
         "no idel_after; did you mean idle_after?",
-        "Guards.min_agee is not a setting; did you mean min_age?",
+        "no min_agee; did you mean min_age?",
     ):
         assert words in answer.json()["message"]
         assert words in stack.hub.log()
