@@ -71,6 +71,7 @@ _CALLS: Final = {
     "setresgid": (119, 149),
     "setresuid": (117, 147),
     "shmat": (30, 196),
+    "shmdt": (67, 197),
     "umask": (95, 166),
     "unshare": (272, 97),
 }

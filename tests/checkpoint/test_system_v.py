@@ -1,4 +1,4 @@
-"""System V objects on their way back: made before CRIU runs, gone when it fails."""
+"""System V segments on their way back: made once CRIU has ended, gone when it fails."""
 
 import random
 import subprocess
@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds import system_v
-from jupyterhub_gpu_reclaim.checkpoint.kinds.system_v import SavedObjects
+from jupyterhub_gpu_reclaim.checkpoint.kinds.system_v import SavedSegments
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
@@ -18,22 +18,17 @@ OBJECTS = """
 import ctypes
 libc = ctypes.CDLL(None)
 libc.shmat.restype = ctypes.c_void_p
-sets = [libc.semget(key, 2, 0o1600) for key in (1, 2)]
-libc.semctl(sets[0], 0, 0)
-one = libc.shmget(7, 1 << 20, 0o1600)
-address = libc.shmat(one, None, 0)
+first, second = [libc.shmget(key, 1 << 20, 0o1600) for key in (7, 8)]
+address = libc.shmat(second, None, 0)
 ctypes.memmove(address, b"here", 4)
-queue = libc.msgget(9, 0o1600)
 """
 BLOCKER = """
 import ctypes, sys
 libc = ctypes.CDLL(None, use_errno=True)
 space = open(sys.argv[1])
 assert libc.setns(space.fileno(), 0x08000000) == 0
-if sys.argv[2:]:
-    libc.semctl(int(sys.argv[2]), 0, 0)
-else:
-    print(libc.semget(0, 1, 0o1600), libc.semget(0, 1, 0o1600))
+assert libc.shmget(0, 1, 0o1600) == 0 and libc.shmget(0, 1, 0o1600) == 1
+assert libc.shmctl(0, 0, None) == 0
 """
 
 
@@ -45,50 +40,27 @@ def saved(shared_places, shared_engine):
     return world, shared_engine.save(world.place)
 
 
-def there(place) -> dict[str, list[int]]:
-    tables = system_v.look(place.init_pid).tables
-    return {
-        kind: [one[f"{name}id"] for one in tables[kind]]
-        for kind, name in (("sem", "sem"), ("msg", "msq"), ("shm", "shm"))
-    }
+def there(place) -> dict[int, int]:
+    return system_v.look(place.init_pid).segments
 
 
-def test_return_that_fails_leaves_no_object_and_the_next_one_works(saved, places):
+def test_return_that_fails_leaves_no_segment_and_the_next_one_works(saved, places):
     world, made = saved
     place = places.hold()
-    prepared = []
-
-    def refuse_the_second(pid: int) -> None:
-        prepared.append(pid)
-        if len(prepared) == 2:
-            raise OSError("in the way")
-
-    with pytest.raises(ReclaimError):
-        made.restore(place, prepare=refuse_the_second)
-    # The objects were there, made in the control groups of the session, and went.
-    assert len(prepared) == 2
-    assert there(place) == {"sem": [], "msg": [], "shm": []}
-    made.engine.await_free(place, made.image)
-    restored = made.restore(place)
-    assert [len(numbers) for numbers in there(place).values()] == [1, 1, 1]
-    proceed(restored, made.result.stopped)
-    world = world.at(place)
-    assert world("ctypes.string_at(address, 4)") == b"here"
-    assert world("libc.semget(2, 2, 0) == sets[1]")
-
-
-def test_number_that_is_taken_there_is_a_failure_and_is_left_alone(saved, places):
-    _, made = saved
-    place = places.hold()
+    # The second number is taken, when the first has been made.
     space = f"/proc/{place.init_pid}/ns/ipc"
     subprocess.run([sys.executable, "-c", BLOCKER, space], check=True)
     before = there(place)
-    with pytest.raises(
-        RestoreFailed, match="System V objects could not be made"
-    ) as error:
+    with pytest.raises(RestoreFailed, match="segments could not be made") as error:
         made.restore(place)
     assert "is taken" in error.value.detail
     assert there(place) == before
+    place = places.hold()
+    made.engine.await_free(place, made.image)
+    proceed(made.restore(place), made.result.stopped)
+    assert list(there(place).values()) == [1 << 20, 1 << 20]
+    world = world.at(place)
+    assert world("ctypes.string_at(address, 4)") == b"here"
 
 
 def test_what_an_attempt_has_left_is_made_anew(saved, places):
@@ -96,7 +68,7 @@ def test_what_an_attempt_has_left_is_made_anew(saved, places):
     place = places.hold()
     made.restore(place)
     processes.kill_tree(place.init_pid, place.init_start, timeout=20)
-    assert there(place)["msg"]
+    assert there(place)
     assert world.at(made.back(place))("ctypes.string_at(address, 4)") == b"here"
 
 
@@ -115,19 +87,17 @@ os.close(librt.mq_open(b"/late", os.O_RDWR | os.O_CREAT, 0o600, None))
     assert world("1 + 1") == 2
 
 
-@pytest.mark.parametrize(
-    "name", ["ipcns-sem", "ipcns-msg", "ipcns-shm", "pagemap-shmem"]
-)
+@pytest.mark.parametrize("name", ["ipcns-shm", "pagemap-shmem"])
 def test_image_that_is_cut_off_makes_nothing(saved, places, engine, name):
     _, made = saved
     image = copy_of(made.image)
-    (found,) = [one for one in image if one.startswith(name)]
+    found = next(one for one in image if one.startswith(name))
     image[found] = image[found][:-3]
     place = places.hold()
     with pytest.raises(RestoreFailed) as error:
         engine.restore(place, image, made.result)
     assert error.value.reason is Reason.CHECKPOINT_DAMAGED
-    assert there(place) == {"sem": [], "msg": [], "shm": []}
+    assert there(place) == {}
 
 
 def test_images_that_are_off_are_told_and_never_believed(saved):
@@ -145,11 +115,11 @@ def test_images_that_are_off_are_told_and_never_believed(saved):
             data[chance.randrange(len(data))] = chance.choice((0, 1, 0x7F, 0x80, 0xFF))
         changed[name] = bytes(data)
         try:
-            objects = SavedObjects(SavedImages(changed))
+            segments = SavedSegments(SavedImages(changed))
         except RestoreFailed as error:
             reasons.add(error.reason)
             continue
-        for one in objects.wanted.get("shm", []):
+        for one in segments.wanted:
             assert sum(length for _, length in one["pages"]) <= one["size"] + 4095
     assert reasons == {Reason.CHECKPOINT_DAMAGED}
 

@@ -169,11 +169,9 @@ class Return:
     saved: SavedFiles
     opened: Mapping[bytes, FileFingerprint]  #: by their paths
     stack: ExitStack  #: holds descriptors until CRIU has ended
-    limit: float  #: seconds that CRIU may take
     place: PathContext
     trial: Trial | None = None  #: of a rehearsal; None: it goes on afterwards
     cut: Collection[int] = ()  #: inodes of connections that were cut
-    prepare: Callable[[int], None] | None = None  #: see ``tree.restore.restore``
     descriptors: dict[int, int] = field(default_factory=dict)  #: by entry
     #: Entry → the file itself, where what is handed over stands in for it.
     stood_for: dict[int, int] = field(default_factory=dict)

@@ -1,21 +1,18 @@
-"""System V objects of a session, and POSIX message queues."""
+"""Shared memory of System V; its semaphores and queues, and those of POSIX."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
+import ctypes
 import errno
-import itertools
-import json
 import mmap
 import os
 import struct
-import subprocess
-import sys
-import threading
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from jupyterhub_gpu_reclaim.checkpoint.buffers import BufferReader
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ANON_PRIVATE, PAGE, REGULAR
@@ -23,26 +20,21 @@ from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs, ptrace
+from jupyterhub_gpu_reclaim.linux.architecture import call
 from jupyterhub_gpu_reclaim.linux.descriptors import closing
+from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 from jupyterhub_gpu_reclaim.linux.mounts import new_file_system
 from jupyterhub_gpu_reclaim.linux.threads import in_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return, Session
     from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
     from jupyterhub_gpu_reclaim.common.models import Finding
-    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
 _CLONE_NEWIPC: Final = 0x08000000
-
-#: Of each kind; the kernel's own limit for segments, which few programs come near.
-MOST_OBJECTS: Final = 4096
-#: In all sets together.
-MOST_SEMAPHORES: Final = 1 << 20
-#: In all queues together.
-MOST_MESSAGE_BYTES: Final = 64 << 20
 
 #: How a mapping of a segment is called in /proc/PID/maps.
 MAPPED: Final = "/SYSV"
@@ -76,42 +68,39 @@ class Objects(NamedTuple):
             return  # whose other queues are, is not told
         for name in self.queues[:1]:
             yield f"the POSIX message queue /{name}"
-        if any(len(table) > MOST_OBJECTS for table in self.tables.values()):
-            yield f"more than {MOST_OBJECTS} System V objects"
-        if sum(one["nsems"] for one in self.tables["sem"]) > MOST_SEMAPHORES:
-            yield f"more than {MOST_SEMAPHORES} System V semaphores"
-        if sum(one["cbytes"] for one in self.tables["msg"]) > MOST_MESSAGE_BYTES:
-            yield f"more than {MOST_MESSAGE_BYTES >> 20} MiB in System V message queues"
+        if self.tables["sem"]:
+            yield "System V semaphores"
+        if self.tables["msg"]:
+            yield "a System V message queue"
 
 
 class SystemV(Kind):
-    """System V semaphores, message queues and shared memory.
+    """System V shared memory.
 
-    They belong to an IPC namespace, and outlive the process that made them. A session
-    has such a namespace of its own, so all that is in there is saved with it. Refused
-    are POSIX message queues, whose messages can only be read by taking them out, and
-    objects in the machine's own namespace, which holds others' objects, too.
+    Segments belong to an IPC namespace, and outlive the process that made them. A
+    session has such a namespace of its own, so all that is in there is saved with it.
+    Refused are semaphores and message queues, which few programs use today, and objects
+    in the machine's own namespace, which holds others' objects, too.
 
-    **Out.** CRIU saves the objects of an IPC namespace only when that is not its own.
+    **Out.** CRIU saves the segments of an IPC namespace only when that is not its own.
     So where a session has any, CRIU is started in an empty namespace beside it.
 
     **Back.** CRIU would then give the tree a namespace of its own, other than that of
     its init, where the next capture and programs beside it would not find it. So it is
     told that there is nothing of the kind, and that memory which nothing can read is
-    where a segment was attached. Before that, a helper makes the objects with the same
-    ids, keys, owners and contents; afterwards each process, which is stopped, is made
-    to attach them.
+    where a segment was attached. Afterwards they are made with the same ids, keys and
+    owners. The tree's root, which is stopped, attaches each segment for a
+    moment to be filled, so that its memory counts as the session's; and each process is
+    made to attach what it had.
 
-    Not kept: values that a program had the kernel undo at its end (SEM_UNDO), which no
-    interface tells; times and pids of who was last; new limits of the namespace.
+    Not kept: times and pids of who was last; new limits of the namespace.
     """
 
     asked_again = True
 
     def __init__(self) -> None:
-        self._own = False  #: whether it has objects, in a namespace of its own
-        self._saved: SavedObjects
-        self._maker: Maker | None = None
+        self._own = False  #: whether it has segments, in a namespace of its own
+        self._saved: SavedSegments
 
     def preflight(self, seen: Session) -> Iterator[Finding]:
         try:
@@ -131,14 +120,25 @@ class SystemV(Kind):
         dump.own_ipc = self._own
 
     def rewrite(self, back: Return) -> None:
-        self._saved = saved = SavedObjects(back.images)
-        if any(saved.wanted.values()):
-            maker = Maker(back.init_pid, saved, limit=back.limit, prepare=back.prepare)
-            self._maker = back.stack.enter_context(maker)
+        self._saved = SavedSegments(back.images)
 
     def after_restore(self, back: Return) -> None:
-        if self._maker is not None:
-            self._saved.attach(back.tree, self._maker)
+        saved = self._saved
+        if not saved.wanted:
+            return
+        namespace = os.open(f"/proc/{back.init_pid}/ns/ipc", os.O_RDONLY)
+        back.stack.callback(os.close, namespace)
+        maker = _Maker(namespace)
+        back.stack.push(maker.end)
+        try:
+            maker.make(saved.wanted)
+        except OSError as error:
+            why, detail = "its System V segments could not be made", str(error)
+            raise RestoreFailed(Reason.RESTORE_FAILED, why=why, detail=detail) from None
+        assert back.tree.root is not None
+        saved.fill(back.tree.root, maker)
+        saved.attach(back.tree, maker)
+        maker.finish(saved.wanted)
 
 
 def look(init_pid: int) -> Objects:
@@ -223,14 +223,12 @@ _NORESERVE: Final = 0x4000
 _SHM_RDONLY, _SHM_REMAP, _SHM_EXEC = 0o10000, 0o40000, 0o100000
 _PROT_EXEC: Final = 4
 _U32: Final = struct.Struct("<I")
-_ALIGNED: Final = 8
 _MOST_PAGES: Final = 1 << 40  #: bytes of one segment: no machine has more memory
+_BLOCK: Final = 1 << 20
 
-HELPER: Final = Path(__file__).with_name("system_v_maker.py")
 
-
-class SavedObjects:
-    """The objects in a checkpoint, and what CRIU is given instead of them.
+class SavedSegments:
+    """The segments in a checkpoint, and what CRIU is given instead of them.
 
     Raises:
         RestoreFailed: the images are off (``checkpoint_damaged``).
@@ -238,8 +236,7 @@ class SavedObjects:
 
     def __init__(self, source: SavedImages) -> None:
         self._source = source
-        self.wanted: dict[str, list[dict[str, Any]]] = {}  #: what the helper is to make
-        self._pages: list[str] = []  #: images of contents, a segment each
+        self.wanted: list[dict[str, Any]] = []  #: what is to be made
         self._attached: dict[int, list[tuple[int, int, list[Any]]]] = {}
         inventory = source.read("inventory.img")
         if inventory is None:
@@ -251,26 +248,40 @@ class SavedObjects:
         theirs = self._rewrite_ids(own)
         if theirs == own:
             return
-        self.wanted = {
-            "sem": list(self._sets(theirs)),
-            "msg": list(self._queues(theirs)),
-            "shm": list(self._segments(theirs)),
-        }
+        self.wanted = list(self._segments(theirs))
         self._attached = self._attachments()
-        if self.wanted["sem"]:
-            self._restart_waits()
 
-    def contents(self) -> Iterator[bytes | memoryview]:
-        """Yield the contents of the segments, in the order of ``wanted``."""
-        for name in self._pages:
-            yield from self._source.stream(name)
+    def fill(self, root: Process, maker: _Maker) -> None:
+        """Have the tree's root, which is stopped, attach each segment to be filled.
 
-    def attach(self, tree: Snapshot, maker: Maker) -> None:
+        Raises:
+            OSError: (also TraceFailed) it cannot.
+        """
+        filled = [one for one in self.wanted if one["pages"]]
+        if not filled:
+            return
+        with (
+            ptrace.stopped(root.pid) as traced,
+            open(f"/proc/{root.pid}/mem", "r+b", 0) as memory,  # noqa: PTH123
+        ):
+            for one in filled:
+                maker.lend(one, root)
+                address = traced.call("shmat", one["id"], 0, 0)
+                contents = BufferReader(iter(self._source.stream(one["image"])))
+                for start, length in one["pages"]:
+                    at, end = address + start, address + start + length
+                    while at < end:
+                        block = contents.read(min(_BLOCK, end - at))
+                        at += os.pwrite(memory.fileno(), block, at)
+                traced.call("shmdt", address)
+
+    def attach(self, tree: Snapshot, maker: _Maker) -> None:
         """Have the processes, which are stopped, attach their segments again.
 
         Raises:
             TraceFailed: (an OSError) one cannot.
         """
+        segments = {one["id"]: one for one in self.wanted}
         for process in tree.processes:
             found = self._attached.get(process.ns_pid)
             if not found:
@@ -282,8 +293,7 @@ class SavedObjects:
                     except ptrace.TraceFailed as error:
                         if error.errno != errno.EACCES:
                             raise
-                        uids = procfs.status(process.pid)["Uid"].split()
-                        maker.lend(number, int(uids[1]))
+                        maker.lend(segments[number], process)
                         _attach(traced, number, base, areas)
 
     def _rewrite_ids(self, own: int) -> int:
@@ -300,43 +310,10 @@ class SavedObjects:
 
     # --- what there was ---------------------------------------------------------------
 
-    def _entries(self, kind: str, number: int) -> Iterator[tuple[Any, images.Entries]]:
-        name = f"ipcns-{kind}-{number}.img"
-        if self._source.size(name) is None:
-            return
-        reader = images.Entries(self._source.stream(name), images.IPC_MAGICS[kind])
-        for _ in range(MOST_OBJECTS):
-            if not reader.has_more():
-                return
-            yield reader.message(f"ipc_{kind}_entry"), reader
-        raise images.damaged(f"{name} holds too much")
-
-    def _sets(self, namespace: int) -> Iterator[dict[str, Any]]:
-        total = 0
-        for entry, reader in self._entries("sem", namespace):
-            total += entry.nsems
-            if total > MOST_SEMAPHORES:
-                raise images.damaged("it holds too many semaphores")
-            data = _padded(reader, 2 * entry.nsems)
-            values = struct.unpack(f"<{entry.nsems}H", data)
-            yield {**_description(entry), "values": values}
-
-    def _queues(self, namespace: int) -> Iterator[dict[str, Any]]:
-        total = 0
-        for entry, reader in self._entries("msg", namespace):
-            messages = []
-            for _ in range(entry.qnum):
-                head = reader.message("ipc_msg")
-                total += max(1, head.msize)
-                if total > MOST_MESSAGE_BYTES or not 0 < head.mtype < 1 << 63:
-                    raise images.damaged("a message is off")
-                text = base64.b64encode(_padded(reader, head.msize)).decode()
-                messages.append((head.mtype, text))
-            about = _description(entry)
-            yield {**about, "qbytes": entry.qbytes, "messages": messages}
-
     def _segments(self, namespace: int) -> Iterator[dict[str, Any]]:
-        for entry, _ in self._entries("shm", namespace):
+        for entry in self._source.entries(
+            f"ipcns-shm-{namespace}.img", images.IPC_SHM_MAGIC, "ipc_shm_entry"
+        ):
             about = _description(entry)
             pagemap = self._source.read(f"pagemap-shmem-{about['id']}.img")
             if pagemap is None or not 0 < entry.size < _MOST_PAGES:
@@ -354,28 +331,19 @@ class SavedObjects:
             name, size = f"pages-{number}.img", sum(length for _, length in pages)
             if last > entry.size + PAGE - 1 or size != (self._source.size(name) or 0):
                 raise images.damaged(f"segment {about['id']} has other pages")
-            self._pages.append(name)
             yield {
                 **about,
                 "size": entry.size,
                 "huge": entry.hugetlb_flag,
                 "pages": pages,
+                "image": name,
             }
-
-    def _restart_waits(self) -> None:
-        """Have threads wait on for semaphores, which stopping them has interrupted.
-
-        The kernel takes up nearly all other calls by itself, but not these (signal(7)).
-        """
-        for _, cores in self._source.cores():
-            for core in cores:
-                images.begin_wait_again(core, images.SEMAPHORE_WAITS)
 
     # --- where it was attached --------------------------------------------------------
 
     def _attachments(self) -> dict[int, list[tuple[int, int, list[Any]]]]:
         found: dict[int, list[tuple[int, int, list[Any]]]] = {}
-        sizes = {one["id"]: one["size"] for one in self.wanted["shm"]}
+        sizes = {one["id"]: one["size"] for one in self.wanted}
         for pid in [task.pid for task in self._source.tasks()]:
             mm = self._source.memory(pid)
             if mm is None:
@@ -403,14 +371,10 @@ def _description(entry: Any) -> dict[str, Any]:
     names = ("id", "key", "uid", "gid", "cuid", "cgid", "mode")
     about = {name: int(getattr(desc, name)) for name in names}
     if about["id"] >= 1 << 31:
-        raise images.damaged(f"an object has the number {about['id']}")
+        raise images.damaged(f"a segment has the number {about['id']}")
     # A key is a signed number to libc.
     about["key"] -= (about["key"] >> 31) << 32
     return about
-
-
-def _padded(reader: images.Entries, size: int) -> bytes:
-    return reader.data(-(-size // _ALIGNED) * _ALIGNED)[:size]
 
 
 def _copy(vma: Any) -> Any:
@@ -444,75 +408,106 @@ def _attach(traced: ptrace.Traced, number: int, base: int, areas: list[Any]) -> 
                 traced.call("madvise", vma.start, length, advice)
 
 
-class Maker:
-    """The helper at work: its objects stay when the block ends well, and go otherwise.
+# <linux/ipc.h>, <linux/shm.h>
+_CREATE, _EXCLUSIVE, _REMOVE, _SET, _STATUS = 0o1000, 0o2000, 0, 1, 2
+_SHM_LOCK, _SHM_DEST, _SHM_LOCKED = 11, 0o1000, 0o2000
+_MODE, _OWNERS = 0o777, 0o700
+_KEEP: Final = -1
 
-    Raises:
-        RestoreFailed: they could not be made; nothing of them is left.
-    """
 
-    def __init__(
-        self,
-        init_pid: int,
-        saved: SavedObjects,
-        *,
-        limit: float,
-        prepare: Callable[[int], None] | None,
-    ) -> None:
-        self._saved = saved
-        self._prepare = prepare
-        with closing(os.open(f"/proc/{init_pid}/ns/ipc", os.O_RDONLY)) as namespace:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(HELPER), str(namespace)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # it may outlive us, and our container
-                pass_fds=[namespace],
-            )
-        self._timer = threading.Timer(limit, self._popen.kill)
+class _Status(ctypes.Structure):
+    """``struct shmid_ds``, as libc has it on 64-bit machines; IPC_SET reads the ids."""
 
-    def __enter__(self) -> Self:
-        self._timer.start()
-        try:
-            if self._prepare is not None:
-                self._prepare(self._popen.pid)
-            wanted = json.dumps(self._saved.wanted).encode() + b"\n"
-            self._order(itertools.chain([wanted], self._saved.contents()), b"made")
-        except BaseException:
-            self._close()
-            raise
-        return self
+    _fields_ = (
+        ("key", ctypes.c_int),
+        *((name, ctypes.c_uint) for name in ("uid", "gid", "cuid", "cgid", "mode")),
+        ("rest", ctypes.c_ulong * 25),
+    )
 
-    def lend(self, number: int, uid: int) -> None:
-        """Let a user attach a segment, until they are kept.
+
+class _Maker:
+    """Makes segments in an IPC namespace, and removes them again after a failure."""
+
+    def __init__(self, namespace: int) -> None:
+        self._inside = partial(in_namespace, namespace, _CLONE_NEWIPC)
+        self._made: list[int] = []
+
+    def make(self, wanted: Iterable[dict[str, Any]]) -> None:
+        """Make them, without their contents.
 
         Raises:
-            RestoreFailed: the helper has ended.
+            OSError: the kernel refuses, or a number is taken.
         """
-        self._order([f"lend {number} {uid}\n".encode()], b"lent")
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self._order([b"keep\n"], b"kept")
-        finally:
-            self._close()
+        def make() -> None:
+            # A fresh, writable /proc; that of a container may be read-only.
+            with closing(new_file_system("proc")) as proc:
+                for one in wanted:
+                    self._new(proc, one)
 
-    def _close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._popen.communicate()
-        self._timer.cancel()
+        self._inside(make)
 
-    def _order(self, words: Iterable[bytes | memoryview], answer: bytes) -> None:
-        assert self._popen.stdin is not None
-        assert self._popen.stdout is not None
-        # A helper that has ended says why.
-        with contextlib.suppress(BrokenPipeError):
-            for word in words:
-                self._popen.stdin.write(word)
-            self._popen.stdin.flush()
-        line = self._popen.stdout.readline().strip()
-        if line != answer:
-            why = "its System V objects could not be made"
-            detail = line.decode(errors="replace")
-            raise RestoreFailed(Reason.RESTORE_FAILED, why=why, detail=detail)
+    def lend(self, one: dict[str, Any], process: Process) -> None:
+        """Let a process attach a segment until all of them are finished.
+
+        It was allowed to when it attached it.
+        """
+        uid = int(procfs.status(process.pid)["Uid"].split()[1])
+        lent = {**one, "uid": uid, "mode": one["mode"] | _OWNERS}
+        self._inside(lambda: _set(lent))
+
+    def finish(self, segments: Iterable[dict[str, Any]]) -> None:
+        """Give segments their owners; what was removed goes with its last user."""
+
+        def finish() -> None:
+            for one in segments:
+                _set(one)
+                if one["mode"] & _SHM_LOCKED:
+                    libc.shmctl(one["id"], _SHM_LOCK, None)  # as far as its limit goes
+                if one["mode"] & _SHM_DEST:
+                    checked(libc.shmctl(one["id"], _REMOVE, None), "shmctl")
+
+        self._inside(finish)
+
+    def end(self, failure: type[BaseException] | None, *_: object) -> None:
+        def remove() -> None:
+            for number in self._made:
+                libc.shmctl(number, _REMOVE, None)
+
+        if failure is not None:
+            with contextlib.suppress(OSError):
+                self._inside(remove)
+
+    def _new(self, proc: int, one: dict[str, Any]) -> None:
+        _remove_former(one)
+        counter = os.open("sys/kernel/shm_next_id", os.O_WRONLY, dir_fd=proc)
+        with closing(counter):
+            os.write(counter, str(one["id"]).encode())
+        flags = _CREATE | _EXCLUSIVE | one["mode"] & _MODE | one["huge"]
+        call("setresgid", _KEEP, one["cgid"], _KEEP)  # this thread's own
+        call("setresuid", _KEEP, one["cuid"], _KEEP)
+        made = libc.shmget(one["key"], ctypes.c_size_t(one["size"]), flags)
+        number = checked(made, "shmget")
+        self._made.append(number)
+        call("setresuid", _KEEP, 0, _KEEP)
+        call("setresgid", _KEEP, 0, _KEEP)
+        if number != one["id"]:
+            raise OSError(errno.EEXIST, f"number {one['id']} is taken", "shmget")
+
+
+def _remove_former(one: dict[str, Any]) -> None:
+    """Remove what an attempt that was ended in its middle has left."""
+    status = _Status()
+    if libc.shmctl(one["id"], _STATUS, ctypes.byref(status)) != -1 and (
+        (status.key, status.cuid) == (one["key"], one["cuid"])
+    ):
+        libc.shmctl(one["id"], _REMOVE, None)
+
+
+def _set(one: dict[str, Any]) -> None:
+    status = _Status()
+    known = libc.shmctl(one["id"], _STATUS, ctypes.byref(status))
+    checked(known, "shmctl")
+    status.uid, status.gid = one["uid"], one["gid"]
+    status.mode = one["mode"] & _MODE
+    checked(libc.shmctl(one["id"], _SET, ctypes.byref(status)), "shmctl")

@@ -116,11 +116,9 @@ def restore(
                 saved,
                 {one.path: one for one in opened},
                 stack,
-                limit,
                 _place(session.init_pid, stack),
                 trial=trial,
                 cut=cut,
-                prepare=prepare,
             )
             pids = _ids(images)
             root_pid = back.root_pid
