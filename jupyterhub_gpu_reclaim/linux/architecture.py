@@ -43,7 +43,6 @@ class Architecture(NamedTuple):
 
 #: The numbers of system calls: of <asm/unistd_64.h>, and of <asm-generic/unistd.h>.
 _CALLS: Final = {
-    "chdir": (80, 49),
     "close": (3, 57),
     "dup3": (292, 24),
     "epoll_ctl": (233, 21),
@@ -62,9 +61,6 @@ _CALLS: Final = {
     "openat": (257, 56),
     "personality": (135, 92),
     "prctl": (157, 167),
-    "sched_getattr": (315, 275),
-    "sched_setaffinity": (203, 122),
-    "sched_setattr": (314, 274),
     "set_mempolicy": (238, 237),
     "set_robust_list": (273, 99),
     "setgroups": (116, 159),
@@ -72,8 +68,6 @@ _CALLS: Final = {
     "setresuid": (117, 147),
     "shmat": (30, 196),
     "shmdt": (67, 197),
-    "umask": (95, 166),
-    "unshare": (272, 97),
 }
 _X86_64: Final = Architecture(
     calls=MappingProxyType({name: both[0] for name, both in _CALLS.items()}),

@@ -20,7 +20,6 @@ import math
 import mmap
 import os
 import signal
-import struct
 import sys
 import time
 from typing import TYPE_CHECKING, Final
@@ -40,7 +39,8 @@ _CONT, _SYSCALL, _DETACH = 7, 24, 17
 _GETREGSET, _SETREGSET = 0x4204, 0x4205
 _SEIZE, _INTERRUPT = 0x4206, 0x4207
 _GETSIGMASK, _SETSIGMASK = 0x420A, 0x420B
-_SET_DISPATCH, _GET_DISPATCH = 0x4210, 0x4211
+_GET_DISPATCH: Final = 0x4211
+_DISPATCH_BYTES: Final = 32
 _EVENT_STOP: Final = 128
 _SYSGOOD: Final = 1  #: PTRACE_O_TRACESYSGOOD
 #: PTRACE_O_SUSPEND_SECCOMP: a filter that ends a process for a call of its own must not
@@ -59,7 +59,6 @@ _ALWAYS_HEARD: Final = 1 << (signal.SIGKILL - 1) | 1 << (signal.SIGSTOP - 1)
 _OUR_MASKS: Final = {_WORD & ~_ALWAYS_HEARD, _WORD & ~_ALWAYS_HEARD & ~_SIGCONT}
 #: -ERESTART_RESTARTBLOCK, -ERESTARTNOHAND (include/linux/errno.h), and -EINTR.
 _RESTART_BLOCK, _NO_HANDLER, _INTERRUPTED = _WORD - 515, _WORD - 513, _WORD - 3
-_DISPATCH: Final = struct.Struct("=4Q")
 _PAUSE_SECONDS: Final = 0.0005
 #: A thread stops within microseconds if a processor is free.
 _QUICK_LOOKS: Final = 50
@@ -150,25 +149,15 @@ class Traced:
             raise TraceFailed(-result, os.strerror(-result), f"system call {name}")
         return result
 
-    def dispatch(self, tid: int) -> tuple[int, ...]:
-        """The system calls that a thread wants to emulate itself, as Wine does.
+    def emulates(self, tid: int) -> bool:
+        """Whether a thread emulates system calls itself, as Wine does.
 
-        Mode, selector, offset and length (PR_SET_SYSCALL_USER_DISPATCH); all 0 if there
-        are none, or this kernel (before Linux 6.4) does not tell.
+        False where this kernel (before Linux 6.4) does not tell.
         """
-        buffer = ctypes.create_string_buffer(_DISPATCH.size)
+        buffer = ctypes.create_string_buffer(_DISPATCH_BYTES)
         with contextlib.suppress(OSError):
             _ptrace(_GET_DISPATCH, tid, len(buffer), ctypes.addressof(buffer))
-        return _DISPATCH.unpack(buffer.raw)
-
-    def set_dispatch(self, tid: int, wanted: Collection[int]) -> None:
-        """Restore the result of :meth:`dispatch`.
-
-        Raises:
-            OSError: the kernel rejects it.
-        """
-        buffer = ctypes.create_string_buffer(_DISPATCH.pack(*wanted), _DISPATCH.size)
-        _ptrace(_SET_DISPATCH, tid, len(buffer), ctypes.addressof(buffer))
+        return any(buffer.raw)
 
     @contextlib.contextmanager
     def text(self, content: str | bytes) -> Iterator[int]:

@@ -1,15 +1,13 @@
 """Scheduling calls about other threads that Python does not have.
 
-``ioprio_get(2)``, ``sched_getattr(2)`` and ``kcmp(2)``. A thread that has gone is an
+``ioprio_get(2)`` and ``kcmp(2)``. A thread that has gone is an
 OSError.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import itertools
-import struct
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux.architecture import call
@@ -19,10 +17,6 @@ if TYPE_CHECKING:
 
 
 IOPRIO_WHO_PROCESS: Final = 1  # <linux/ioprio.h>
-#: struct sched_attr, its first version (<linux/sched/types.h>): size, policy, flags,
-#: nice, priority, runtime, deadline, period.
-_ATTRIBUTES: Final = struct.Struct("=IIQiIQQQ")
-_RUNTIME: Final = 5
 SCHED_DEADLINE: Final = 6
 KCMP_FILE, KCMP_VM, KCMP_FILES, KCMP_FS = 0, 1, 2, 3  # <linux/kcmp.h>
 
@@ -34,31 +28,6 @@ def io_priority(tid: int) -> int:
 
 def set_io_priority(tid: int, value: int) -> None:
     call("ioprio_set", IOPRIO_WHO_PROCESS, tid, value)
-
-
-def slice_of(tid: int) -> int:
-    """The nanoseconds that it runs for at a time, if it can; 0 for real-time threads.
-
-    It may choose them itself from Linux 6.12 on.
-    """
-    return int(_attributes(tid)[_RUNTIME])
-
-
-def with_slice(tid: int, value: int) -> bytes:
-    """The ``struct sched_attr`` that gives it that slice; all else stays."""
-    attributes = _attributes(tid)
-    attributes[_RUNTIME] = value
-    return _ATTRIBUTES.pack(*attributes)
-
-
-def set_slice(tid: int, value: int) -> None:
-    call("sched_setattr", tid, with_slice(tid, value), 0)
-
-
-def _attributes(tid: int) -> list[int]:
-    buffer = ctypes.create_string_buffer(_ATTRIBUTES.size)
-    call("sched_getattr", tid, buffer, len(buffer), 0)
-    return list(_ATTRIBUTES.unpack(buffer.raw))
 
 
 def shares(one: int, other: int, kind: int) -> bool:

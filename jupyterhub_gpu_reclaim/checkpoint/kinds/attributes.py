@@ -8,7 +8,6 @@ import logging
 import mmap
 import os
 import struct
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -53,13 +52,9 @@ class ThreadAttributes(Value, frozen=True, kw_only=True):
     #: In nanoseconds; 0 for real-time threads, which have none.
     timer_slack: int | None = None
     io_priority: int | None = None  #: class and level
-    slice: int | None = None  #: nanoseconds that it runs for at a time
     #: On which NUMA nodes new memory is, in the kernel's words.
     memory_policy: str = "default"
     personality: int = 0  #: bits of personality(2)
-    folder: str = ""  #: where it stands, if it has a folder of its own in its process
-    #: Which calls it is asked about first (``ptrace.Traced.dispatch``).
-    dispatch: tuple[int, ...] = ()
     #: What CRIU restores: names of /proc/PID/status → values.
     given_back: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -74,10 +69,6 @@ class Attributes(Value, frozen=True, kw_only=True):
     states: dict[str, int] = msgspec.field(default_factory=dict)
     #: By their number in the session.
     threads: dict[int, ThreadAttributes] = msgspec.field(default_factory=dict)
-
-
-#: Thread → what it has to set itself → its value.
-_Left = dict[int, dict[str, Any]]
 
 
 class _State(NamedTuple):
@@ -96,12 +87,7 @@ STATES: Final = {
     # The last one: it takes from the process what the others may need.
     "PR_SET_MDWE": _State(66, lambda value: (65, value), 0),
 }
-#: Rights, and what a thread has to be given again with a folder of its own.
-_GIVEN_BACK: Final = rights.FIELDS | {"Umask"}
-
 _MCL_CURRENT_FUTURE_ONFAULT: Final = (1, 2, 4)
-_CLONE_FS: Final = 0x200
-_PR_SET_TIMERSLACK: Final = 29
 _PROCESSORS: Final = Path("/sys/devices/system/cpu/online")
 _NODES: Final = Path("/sys/devices/system/node/online")
 _PAGEMAP_PRESENT: Final = 1 << 63
@@ -152,9 +138,9 @@ class ProcessAttributes(Kind):
                 continue
             wanted = self._saved.get(process.ns_pid, Attributes())
             statuses = Program(process).threads
-            left = _apply_outside(process, init, wanted, usual, statuses)
+            _apply_outside(process, init, wanted, usual, statuses)
             _refuse_other_rights(process, wanted, statuses)
-            _apply_inside(process, wanted, left, statuses)
+            _apply_inside(process, wanted, statuses)
 
 
 def _read(
@@ -168,14 +154,12 @@ def _read(
             one,
             **{
                 name: None
-                for name in ("affinity", "timer_slack", "io_priority", "slice")
+                for name in _CHANGES
                 if getattr(one, name) == getattr(usual, name)
             },
         )
     asked = landlock.witnesses(process, statuses, alive)
-    states, lock, dispatch = _inside(process, statuses, asked)
-    for tid, calls in dispatch.items():
-        threads[tid] = msgspec.structs.replace(threads[tid], dispatch=calls)
+    states, lock = _inside(process, statuses, asked)
     return Attributes(
         core_filter=_chosen(pid, init.pid, _CORE_FILTER),
         oom_score=_chosen(pid, init.pid, _OOM_SCORE),
@@ -209,16 +193,13 @@ def _chosen(pid: int, init_pid: int, file: _File) -> int | None:
 
 def _outside(pid: int, tid: int, status: dict[str, str]) -> ThreadAttributes:
     """Attributes of a thread that the kernel tells others; none of them is None."""
-    own_folder = tid != pid and not scheduling.shares(pid, tid, scheduling.KCMP_FS)
     return ThreadAttributes(
         affinity=sorted(os.sched_getaffinity(tid)),
         timer_slack=_TIMER_SLACK.read(tid),
         io_priority=scheduling.io_priority(tid),
-        slice=scheduling.slice_of(tid),
         memory_policy=_memory_policy(pid, tid),
         personality=int(procfs.text(pid, f"task/{tid}/personality") or "0", 16),
-        folder=procfs.link(pid, f"task/{tid}/cwd") if own_folder else "",
-        given_back={name: status[name] for name in _GIVEN_BACK if name in status},
+        given_back={name: status[name] for name in rights.FIELDS if name in status},
     )
 
 
@@ -240,34 +221,36 @@ def _memory_policy(pid: int, tid: int) -> str:
 
 def _inside(
     process: Process, tids: Iterable[int], asked: Mapping[int, Process]
-) -> tuple[dict[str, int], int, dict[int, tuple[int, ...]]]:
-    """Attributes told to nobody else: states, future locking, the threads' calls.
+) -> tuple[dict[str, int], int]:
+    """Attributes told to nobody else: states, and future locking.
 
     Raises:
-        ReclaimError: a thread confines itself with Landlock: it would come back free.
+        ReclaimError: a thread confines itself with Landlock: it would come back free;
+            or it emulates system calls.
     """
     states: dict[str, int] = {}
-    dispatch: dict[int, tuple[int, ...]] = {}
     unasked = bool(asked)
+    number, name = process.ns_pid, process.name
     try:
         with ptrace.stopped(process.pid) as traced:
             if landlock.is_confined(traced, process, asked):
-                number, name = process.ns_pid, process.name
                 raise ReclaimError(Reason.CONFINED, pid=number, name=name)
             unasked = False
-            for tid in tids:
-                if any(calls := traced.dispatch(tid)):
-                    dispatch[tid] = calls
-            for name, state in STATES.items():
+            if any(map(traced.emulates, tids)):
+                what = "emulates system calls (PR_SET_SYSCALL_USER_DISPATCH)"
+                raise ReclaimError(
+                    Reason.PROCESS_UNSUPPORTED, pid=number, name=name, what=what
+                )
+            for word, state in STATES.items():
                 with _unknown_to_some_kernels():
                     value = traced.call("prctl", state.get, 0, 0, 0, 0)
                     if value != state.usual:
-                        states[name] = value
-            return states, _lock(traced), dispatch
+                        states[word] = value
+            return states, _lock(traced)
     except Unsuited:
         if unasked:
             raise
-        return {}, 0, {}
+        return {}, 0
 
 
 @contextlib.contextmanager
@@ -307,7 +290,7 @@ def _apply_outside(
     wanted: Attributes,
     usual: ThreadAttributes,
     statuses: Mapping[int, dict[str, str]],
-) -> _Left:
+) -> None:
     for file, chosen in (
         (_CORE_FILTER, wanted.core_filter),
         (_OOM_SCORE, wanted.oom_score),
@@ -318,14 +301,13 @@ def _apply_outside(
                 file.write(process.pid, wish)
             except PermissionError:  # CAP_SYS_RESOURCE, for a lower score
                 _log.warning("- process %d has another %s", process.ns_pid, file.name)
-    left: _Left = {}
     for tid, status in statuses.items():
         now = _outside(process.pid, tid, status)
         thread = wanted.threads.get(procfs.inner_id(status), ThreadAttributes())
         for name, change in _CHANGES.items():
             value: Any = getattr(thread, name)
             value = getattr(usual, name) if value is None else value
-            # A real-time thread has neither slack nor slice.
+            # A real-time thread has no slack.
             if value == getattr(now, name) or not (value or name == "io_priority"):
                 continue
             if name == "affinity":
@@ -333,8 +315,7 @@ def _apply_outside(
             try:
                 change(tid, value)
             except PermissionError:  # CAP_SYS_NICE, for another user's process
-                left.setdefault(tid, {})[name] = value
-    return left
+                _log.warning("- process %d has another %s", process.ns_pid, name)
 
 
 def _processors_here(process: Process, wanted: list[int]) -> list[int]:
@@ -356,7 +337,6 @@ _CHANGES: Final[dict[str, Callable[[int, Any], None]]] = {
     "affinity": os.sched_setaffinity,
     "timer_slack": _TIMER_SLACK.write,
     "io_priority": scheduling.set_io_priority,
-    "slice": scheduling.set_slice,
 }
 
 
@@ -395,38 +375,26 @@ def refuse_beyond_agent(saved: Mapping[int, Attributes]) -> list[Finding]:
 def _apply_inside(
     process: Process,
     wanted: Attributes,
-    left: _Left,
     statuses: Mapping[int, dict[str, str]],
 ) -> None:
     """Make a process set what only it can set itself: mostly nothing.
 
     Raises:
-        RestoreFailed: a folder is gone, or it could not be made to do it.
+        RestoreFailed: it could not be made to do it.
     """
     inner = {procfs.inner_id(status): tid for tid, status in statuses.items()}
     threads = {
         inner[number]: one
         for number, one in wanted.threads.items()
-        if number in inner
-        and (
-            one.personality
-            or one.folder
-            or one.dispatch
-            or one.memory_policy != "default"
-        )
+        if number in inner and (one.personality or one.memory_policy != "default")
     }
-    if not (threads or left or wanted.lock or wanted.states):
+    if not (threads or wanted.lock or wanted.states):
         return
     try:
         with ptrace.stopped(process.pid) as traced:
-            for tid, changes in left.items():
-                with traced.thread(tid) as thread:
-                    _change_itself(thread, tid, changes)
             for tid, one in threads.items():
                 with traced.thread(tid) as thread:
                     _apply_to_thread(process, thread, one)
-                if one.dispatch:
-                    traced.set_dispatch(tid, one.dispatch)
             if wanted.lock:
                 traced.call("mlockall", wanted.lock)
             for name, state in STATES.items():
@@ -438,22 +406,6 @@ def _apply_inside(
         raise RestoreFailed(
             Reason.RESTORE_FAILED, why=why, detail=str(error)
         ) from error
-
-
-def _change_itself(thread: Traced, tid: int, changes: Mapping[str, Any]) -> None:
-    for name, value in changes.items():
-        if name == "affinity":
-            mask = sum(1 << number for number in value)
-            packed = mask.to_bytes(-(-mask.bit_length() // 64) * 8, sys.byteorder)
-            with thread.text(packed) as address:
-                thread.call("sched_setaffinity", 0, len(packed), address)
-        elif name == "timer_slack":
-            thread.call("prctl", _PR_SET_TIMERSLACK, value, 0, 0, 0)
-        elif name == "io_priority":
-            thread.call("ioprio_set", scheduling.IOPRIO_WHO_PROCESS, 0, value)
-        else:
-            with thread.text(scheduling.with_slice(tid, value)) as address:
-                thread.call("sched_setattr", 0, address, 0)
 
 
 def _apply_to_thread(process: Process, thread: Traced, one: ThreadAttributes) -> None:
@@ -471,11 +423,6 @@ def _apply_to_thread(process: Process, thread: Traced, one: ThreadAttributes) ->
         else:
             with thread.text(struct.pack("=Q", nodes & known)) as address:
                 thread.call("set_mempolicy", mode, address if nodes else 0, 65)
-    if one.folder:
-        thread.call("unshare", _CLONE_FS)
-        thread.call("umask", int(one.given_back.get("Umask", "0022"), 8))
-        with thread.text(one.folder) as address:
-            thread.call("chdir", address)
 
 
 #: <linux/mempolicy.h>

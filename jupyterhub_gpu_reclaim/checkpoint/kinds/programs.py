@@ -25,6 +25,8 @@ _SHARED: Final = {
     scheduling.KCMP_VM: "memory (CLONE_VM)",
     scheduling.KCMP_FS: "folders (CLONE_FS)",
 }
+#: Likewise, and threads may have them of their own (unshare(2)).
+_OWN: Final = {"open files": scheduling.KCMP_FILES, "a folder": scheduling.KCMP_FS}
 #: How long a child of vfork(2) has to run its program.
 _SPAWN_SECONDS: Final = 0.05
 #: The soft limit of open files in /proc/<pid>/limits; unlimited has no number.
@@ -76,10 +78,9 @@ def _threads(one: Program) -> list[str]:
         with contextlib.suppress(OSError):
             if os.sched_getscheduler(tid) == scheduling.SCHED_DEADLINE:
                 found.add("has a deadline from the scheduler (SCHED_DEADLINE)")
-            if architecture.here() and not scheduling.shares(
-                one.pid, tid, scheduling.KCMP_FILES
-            ):
-                found.add("has a thread with open files of its own (unshare)")
+            for what, kind in _OWN.items() if architecture.here() else ():
+                if not scheduling.shares(one.pid, tid, kind):
+                    found.add(f"has a thread with {what} of its own (unshare)")
     return sorted(found)
 
 

@@ -244,11 +244,6 @@ _OF_PROCESSES = (
     ),
     kept("umask", "os.umask(0o027)", "status('Umask')"),
     kept("groups", "os.setgroups([5, 6, 7])", "os.getgroups(), status('Groups')"),
-    Kind(
-        "syscall user dispatch (PR_SET_SYSCALL_USER_DISPATCH, Wine)",
-        "kept",
-        "From Linux 6.4 on.",
-    ),
     Kind("user and group ids", "kept", "Agents need CAP_SYS_RESOURCE for it."),
     kept("PR_SET_CHILD_SUBREAPER", "prctl(36, 1)", "told(37)"),
     kept("PR_SET_DUMPABLE", "prctl(4, 0)", "prctl(3)"),
@@ -262,13 +257,6 @@ _OF_PROCESSES = (
     kept("PR_SET_MDWE", "prctl(65, 1)", "prctl(66)"),
     kept("PR_SET_MEMORY_MERGE", "prctl(67, 1)", "prctl(68)"),
     kept("PR_MCE_KILL", "prctl(33, 1, 1)", "prctl(34)", "Of the first thread."),
-    kept(
-        "the scheduler's slice",
-        "call(314, 0, struct.pack('=IIQiIQQQ', 48, 0, 0, 0, 0, 5000000, 0, 0), 0)",
-        "(lambda a: (call(315, 0, a, 48, 0), a.raw.hex()))("
-        "ctypes.create_string_buffer(48))",
-        "From Linux 6.12 on.",
-    ),
     kept(
         "mlockall(MCL_FUTURE)",
         "check(libc.mlockall(2))",
@@ -359,16 +347,6 @@ _OF_PROCESSES = (
         "Each has its own afterwards.",
     ),
     kept(
-        "a thread in a folder of its own (unshare(CLONE_FS))",
-        "os.chdir('/tmp'); seen = []\n"
-        "def work():\n"
-        "    call(272, 0x200); os.chdir('/var'); os.umask(0o077)\n"
-        "    seen.append(threading.get_native_id())\n"
-        "in_thread(work)",
-        "os.getcwd(), os.readlink(f'/proc/self/task/{seen[0]}/cwd'),"
-        " [l for l in open(f'/proc/self/task/{seen[0]}/status') if 'Umask' in l]",
-    ),
-    kept(
         "a pidfd, also of a child that has ended",
         "one = subprocess.Popen(['sleep', '1000']); two = subprocess.Popen(['true'])\n"
         "keep += [os.pidfd_open(one.pid), os.pidfd_open(two.pid)]; two.wait()\n"
@@ -401,6 +379,16 @@ _REFUSED = (
         "prctl(38, 1); rules = call(444, struct.pack('=Q', 2), 8, 0)\n"
         "call(446, rules, 0); os.close(rules)",
         "What it protects from would be free afterwards.",
+    ),
+    refused(
+        "a thread in a folder of its own (unshare(CLONE_FS))",
+        "process_unsupported",
+        "in_thread(lambda: call(272, 0x200))",
+    ),
+    Kind(
+        "syscall user dispatch (PR_SET_SYSCALL_USER_DISPATCH, Wine)",
+        "refused",
+        "From Linux 6.4 on.",
     ),
     refused(
         "seccomp user notification",
@@ -526,7 +514,7 @@ _LOST = (
         "mlock(2) of a program's file",
         "It is read again where it is needed; locked memory of its own stays locked.",
     ),
-    lost("uclamp (sched_setattr), core scheduling cookies", ""),
+    lost("uclamp and slice (sched_setattr), core scheduling cookies", ""),
     lost("PR_SET_IO_FLUSHER, PR_SET_TSC", "Nothing is forbidden by them afterwards."),
     lost("NUMA policy of an area (mbind)", "New pages follow the thread's policy."),
     lost("autogroup nice value", "It belongs to the terminal's session."),
