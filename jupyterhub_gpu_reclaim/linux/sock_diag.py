@@ -96,18 +96,10 @@ class InetSocket(NamedTuple):
     key: bytes = b""  #: the kernel's own name for it, to destroy it by
     unsent: int = 0  #: bytes that the other side has not acknowledged
     unread: int = 0  #: bytes that its program has not read; a listener's open requests
+    # The rest is told where it is asked for.
     has_keys: bool = False  #: packets must be signed (TCP_MD5SIG)
-
-
-class TcpConnection(NamedTuple):
-    """An established TCP connection."""
-
-    local: Endpoint
-    remote: Endpoint
-    inode: int
-    key: bytes  #: the kernel's own name for it, which is never used again
-    sent: int  #: bytes that the other end has acknowledged so far
-    received: int  #: bytes that have come so far
+    sent: int = 0  #: bytes that the other end has acknowledged so far
+    received: int = 0  #: bytes that have come so far
 
 
 @functools.lru_cache(maxsize=4096)
@@ -133,26 +125,49 @@ class Diag:
     def __exit__(self, *args: object) -> None:
         self._netlink.close()
 
-    def sockets(
-        self, inodes: Container[int] | None = None, *, with_keys: bool = False
-    ) -> list[InetSocket]:
+    def sockets(self, inodes: Container[int] | None = None) -> list[InetSocket]:
         """TCP and UDP sockets of the namespace with those inodes, of any owner.
 
         0 is for all that no program has; None: every one. Others may have a million
-        sockets in the same namespace. ``has_keys`` is False unless it is asked for.
+        sockets in the same namespace.
 
         Raises:
             Refused: the kernel does not answer (``internal``).
         """
-        shown = _WITH_INFO if with_keys else 0
+        return [
+            one
+            for protocol in (socket.IPPROTO_TCP, socket.IPPROTO_UDP)
+            for one in self._list(protocol, inodes)
+        ]
+
+    def connections(self, inodes: Container[int]) -> list[InetSocket]:
+        """Established TCP connections with those inodes, and all that is told of them.
+
+        Raises:
+            Refused: the kernel does not answer (``internal``).
+        """
+        states = 1 << TcpState.ESTABLISHED
+        return self._list(socket.IPPROTO_TCP, inodes, _WITH_INFO, states)
+
+    def with_keys(self, inodes: Container[int]) -> list[InetSocket]:
+        """The TCP sockets with those inodes whose packets must be signed."""
+        found = self._list(socket.IPPROTO_TCP, inodes, _WITH_INFO)
+        return [one for one in found if one.has_keys]
+
+    def _list(
+        self,
+        protocol: int,
+        inodes: Container[int] | None,
+        shown: int = 0,
+        states: int = _ALL_STATES,
+    ) -> list[InetSocket]:
         return [
             _socket_of(payload, protocol)
-            for protocol in (socket.IPPROTO_TCP, socket.IPPROTO_UDP)
             for family in (socket.AF_INET, socket.AF_INET6)
             for kind, payload in self._ask(
                 _BY_FAMILY,
                 _REQUEST | _DUMP,
-                _REQUEST_V2.pack(family, protocol, shown, 0, _ALL_STATES, bytes(48)),
+                _REQUEST_V2.pack(family, protocol, shown, 0, states, bytes(48)),
             )
             if _is_among(inodes, kind, payload)
         ]
@@ -227,35 +242,6 @@ def unix_sockets(pid: int) -> list[UnixSocket]:
     return found
 
 
-def connections(pid: int, inodes: Container[int]) -> list[TcpConnection]:
-    """The established TCP connections with those inodes, in that network namespace.
-
-    It may have a million others.
-    """
-    found = []
-    with _in_namespace_of(pid, _SOCK_DIAG) as netlink:
-        for sequence, family in enumerate((socket.AF_INET, socket.AF_INET6), 1):
-            states = 1 << TcpState.ESTABLISHED
-            body = (family, socket.IPPROTO_TCP, _WITH_INFO, 0, states, bytes(48))
-            answers = _converse(
-                netlink,
-                sequence,
-                _BY_FAMILY,
-                _REQUEST | _DUMP,
-                _REQUEST_V2.pack(*body),
-            )
-            for kind, payload in answers:
-                if not _is_among(inodes, kind, payload):
-                    continue
-                one = _socket_of(payload, socket.IPPROTO_TCP)
-                info = dict(_attributes(payload[_MESSAGE.size :])).get(_INFO, b"")
-                if len(info) >= _CARRIED.size:
-                    carried = _CARRIED.unpack_from(info)
-                    ends = (one.local, one.remote, one.inode, one.key)
-                    found.append(TcpConnection(*ends, *carried))
-    return found
-
-
 def own_addresses(pid: int) -> frozenset[Address]:
     found: set[Address] = set()
     with _in_namespace_of(pid, _ROUTE) as netlink:
@@ -286,6 +272,9 @@ def _socket_of(payload: bytes, protocol: int) -> InetSocket:
     )
     source_port, peer_port, source, peer = _SOCKID.unpack_from(key)
     width = 4 if family == socket.AF_INET else 16
+    more = dict(_attributes(payload[_MESSAGE.size :]))
+    info = more.get(_INFO, b"")
+    carried = _CARRIED.unpack_from(info) if len(info) >= _CARRIED.size else (0, 0)
     return InetSocket(
         family,
         protocol,
@@ -296,7 +285,8 @@ def _socket_of(payload: bytes, protocol: int) -> InetSocket:
         key,
         unsent,
         unread,
-        any(kind == _MD5_KEYS for kind, _ in _attributes(payload[_MESSAGE.size :])),
+        _MD5_KEYS in more,
+        *carried,
     )
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.linux import procfs
-from jupyterhub_gpu_reclaim.linux.sock_diag import connections, own_addresses
+from jupyterhub_gpu_reclaim.linux.sock_diag import Diag, own_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.linux.sock_diag import (
         Address,
         Endpoint,
-        TcpConnection,
+        InetSocket,
     )
     from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 
@@ -84,14 +84,14 @@ class _Known:
 
 @dataclass(slots=True)
 class _Session:
-    calls: list[TcpConnection] = field(default_factory=list)  #: to its server
-    fetches: list[TcpConnection] = field(default_factory=list)  #: by it, to programs
-    pages: list[TcpConnection] = field(default_factory=list)  #: their other ends
+    calls: list[InetSocket] = field(default_factory=list)  #: to its server
+    fetches: list[InetSocket] = field(default_factory=list)  #: by it, to programs
+    pages: list[InetSocket] = field(default_factory=list)  #: their other ends
     #: of its programs, to others
-    outside: list[TcpConnection] = field(default_factory=list)
+    outside: list[InetSocket] = field(default_factory=list)
 
     @property
-    def all(self) -> list[TcpConnection]:
+    def all(self) -> list[InetSocket]:
         return [*self.calls, *self.fetches, *self.pages, *self.outside]
 
 
@@ -102,8 +102,8 @@ class _Held(NamedTuple):
 
 
 class _Network(NamedTuple):
-    by_inode: Mapping[int, TcpConnection]
-    by_ends: Mapping[tuple[Endpoint, Endpoint], TcpConnection]
+    by_inode: Mapping[int, InetSocket]
+    by_ends: Mapping[tuple[Endpoint, Endpoint], InetSocket]
     addresses: Collection[Address]
 
 
@@ -131,7 +131,8 @@ class Connections:
             with contextlib.suppress(TooManyFilesError):
                 held[target.incarnation] = _open_sockets(target)
         inodes = {n for each in held.values() for n in each.server | each.programs}
-        every = connections(targets[0].init_pid, inodes)
+        with Diag(targets[0].init_pid) as diag:
+            every = diag.connections(inodes)
         network = _Network(
             {each.inode: each for each in every},
             {(each.local, each.remote): each for each in every},
@@ -194,7 +195,7 @@ def _sort_by_purpose(held: _Held, port: int, network: _Network) -> _Session:
 
 
 def _bytes_carried(
-    mine: Iterable[TcpConnection], before: Mapping[bytes, _Counts]
+    mine: Iterable[InetSocket], before: Mapping[bytes, _Counts]
 ) -> tuple[int, int]:
     came = went = 0
     for connection in mine:

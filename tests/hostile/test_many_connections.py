@@ -17,11 +17,11 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.linux.sock_diag import (
+    Diag,
     Endpoint,
     InetSocket,
     TcpState,
     address_of,
-    connections,
 )
 from jupyterhub_gpu_reclaim.sampling.connections import Connections
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
@@ -159,7 +159,8 @@ def test_neighbours_cut_does_not_read_a_crowd(crowd):
     tracemalloc.stop()
     assert peak < 8 << 20
     assert time.process_time() - begun < 2.0
-    assert connections(os.getpid(), ()) == []
+    with Diag(os.getpid()) as diag:
+        assert diag.connections(()) == []
 
 
 def test_many_listeners_and_many_connections_are_not_multiplied():

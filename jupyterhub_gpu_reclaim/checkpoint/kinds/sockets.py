@@ -136,12 +136,11 @@ def _with_keys(seen: Session) -> Iterator[Finding]:
     inodes = tree_inodes(one.pid for one in seen.programs)
     by_pid = {one.pid: one for one in seen.programs}
     with Diag(seen.init_pid) as diag:
-        found = diag.sockets(inodes, with_keys=True)
+        found = diag.with_keys(inodes)
     for one in found:
-        if one.has_keys:
-            kind = "a TCP socket with keys (TCP_MD5SIG)"
-            program = by_pid[inodes[one.inode][0]]
-            yield program.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+        kind = "a TCP socket with keys (TCP_MD5SIG)"
+        program = by_pid[inodes[one.inode][0]]
+        yield program.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
 
 def _unix_outside(seen: Session) -> Iterator[Finding]:
