@@ -143,6 +143,12 @@ def test_examine_message_queue_that_nobody_holds_is_found(run):
     assert said.startswith("It has the POSIX message queue /gpu-reclaim, which cannot")
 
 
+def test_examine_semaphores_and_queues_of_system_v_are_found(run):
+    said = examine_alone(run, "libc.semget(0, 1, 0), libc.msgget(0, 0)")
+    assert "It has System V semaphores" in said[0]
+    assert "It has a System V message queue" in said[1]
+
+
 def test_system_v_objects_in_a_shared_namespace_are_those_of_its_users():
     # Pure: such an object is in the namespace of every other test, too.
     objects = Objects({"sem": [{"uid": 7, "cuid": 0}], "msg": [], "shm": []}, [], True)

@@ -449,8 +449,7 @@ for at, protection in zip(one, (1, 4, 5)):
         "a BPF map, mapped",
         'file = call(321, 0, ctypes.create_string_buffer(struct.pack("IIIII", 2, 4, 4096, 1, 1024), 128), 128); one = area(SHARED, RW, 4096, file); os.close(file)',
     ),
-    refused("System V semaphores", "libc.semget(0, 1, 0o600)", code="ipc_unsupported"),
-    refused("System V message queues", "libc.msgget(0, 0o600)", code="ipc_unsupported"),
+    Kind("System V semaphores, message queues", "refused"),
     refused(
         "a part of a System V segment",
         "one = libc.shmat(libc.shmget(0, 8192, 0o1600), None, 0); libc.munmap(ctypes.c_void_p(one), 4096)",
