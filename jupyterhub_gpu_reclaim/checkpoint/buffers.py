@@ -21,11 +21,13 @@ class BufferReader:
             self._rest = memoryview(following).cast("B")
         return True
 
+    def blocks(self, size: int) -> Iterator[memoryview]:
+        """Yield ``size`` bytes, or what is left; each block is void with the next."""
+        while size and self.has_more():
+            block, self._rest = self._rest[:size], self._rest[size:]
+            size -= len(block)
+            yield block
+
     def read(self, size: int) -> bytes:
         """Read ``size`` bytes, or what is left."""
-        out = bytearray()
-        while len(out) < size and self.has_more():
-            take = self._rest[: size - len(out)]
-            out += take
-            self._rest = self._rest[len(take) :]
-        return bytes(out)
+        return b"".join(self.blocks(size))

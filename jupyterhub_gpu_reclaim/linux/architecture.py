@@ -54,7 +54,6 @@ _CALLS: Final = {
     "kcmp": (312, 272),
     "listen": (50, 201),
     "madvise": (28, 233),
-    "mlockall": (151, 230),
     "mmap": (9, 222),
     "mprotect": (10, 226),
     "munmap": (11, 215),

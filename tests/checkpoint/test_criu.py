@@ -23,13 +23,7 @@ from jupyterhub_gpu_reclaim.linux import capabilities
 OLD = "#!/bin/sh\necho 'Version: 3.17.1'\n"
 
 
-@pytest.fixture
-def no_system_criu(monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda *args, **kwargs: None)
-
-
-def test_locate_private_copy_is_preferred_and_runs(criu):
-    assert criu.private
+def test_locate_copy_is_found_and_runs(criu):
     assert module.locate(criu.binary.parent) == criu
     assert criu.version() >= (4, 1)
     assert criu.command("check")[-1] == "check"
@@ -46,7 +40,7 @@ def test_version_is_asked_once_for_each_program(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "run", run)
     program = tmp_path / "criu"
     program.write_text("one")
-    one = module.Criu(program, program, (), private=True)
+    one = module.Criu(program, program, tmp_path)
     assert one.version() == one.version() == (4, 2, 1)
     assert len(asked) == 1
     program.write_text("another")
@@ -54,7 +48,7 @@ def test_version_is_asked_once_for_each_program(tmp_path, monkeypatch):
     assert len(asked) == 2
 
 
-def test_locate_nothing_says_how_to_install(tmp_path, no_system_criu):
+def test_locate_nothing_says_how_to_install(tmp_path):
     with pytest.raises(Refused) as caught:
         module.locate(tmp_path)
     assert caught.value.reason is Reason.CRIU_MISSING
@@ -144,7 +138,7 @@ def test_check_says_what_is_against_this_kind_of_processor(monkeypatch, criu):
     assert not codes["architecture_untried"]
 
 
-def test_check_missing_is_fatal(tmp_path, no_system_criu):
+def test_check_missing_is_fatal(tmp_path):
     (finding,) = module.check(tmp_path)
     assert (finding.code, finding.fatal) == ("criu_missing", True)
 

@@ -1,5 +1,6 @@
 """A program of ours inside a session's namespaces: its pids, its end, its limits."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -16,9 +17,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: namespace
 
 
 @pytest.fixture
-def shell():
-    """The system's shell, started like a system's CRIU: through its own loader."""
-    return criu_module.with_system_libraries(Path("/bin/sh"))
+def shell(criu):
+    """The system's shell, started like CRIU: with the loader and libraries of that."""
+    return dataclasses.replace(criu, binary=Path("/bin/sh").resolve())
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""Finds CRIU on this machine, checks whether it works, and builds its command line.
+"""Finds our copy of CRIU, checks whether it works, and builds its command line.
 
-A private copy (``criu install``) is preferred to the system's. Nothing here touches a
-session.
+It is a folder made by ``criu install``, with its own loader and libraries. Nothing here
+touches a session.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import Finding
 
-#: Where ``criu install`` puts the private copy unless told otherwise.
+#: Where ``criu install`` puts it unless told otherwise.
 FOLDER = Path("/var/lib/jupyterhub-gpu-reclaim/criu")
 #: Linux release → the first CRIU that works from there on. 6.16 refuses to tell
 #: SO_PASSCRED of inet sockets, which CRIU asked for until 4.2.
@@ -61,35 +60,11 @@ class Criu:
 
     binary: Path
     loader: Path
-    libraries: tuple[Path, ...]
-    private: bool
+    libraries: Path
 
     def command(self, *arguments: str) -> list[str]:
-        libraries = ":".join(str(path) for path in self.libraries)
-        start = [str(self.loader), "--library-path", libraries, str(self.binary)]
-        return [*start, *arguments]
-
-    def blind_loader(self) -> bytes:
-        """Contents of CRIU's loader, made blind to ``/etc/ld.so.preload``.
-
-        Raises:
-            Refused: it is not the loader that we know, or cannot be read.
-        """
-        try:
-            return blinded(self.loader.read_bytes())
-        except OSError as error:
-            raise Refused(Reason.CRIU_UNUSABLE, why=str(error.strerror)) from None
-
-    def forgetful_binary(self) -> bytes | None:
-        """Itself, made such that it keeps nothing in ``/run``; None where it is so.
-
-        Raises:
-            Refused: it cannot be read.
-        """
-        try:
-            return _forgetful(self.binary, _identity(self.binary))
-        except OSError as error:
-            raise Refused(Reason.CRIU_UNUSABLE, why=str(error.strerror)) from None
+        words = (self.loader, "--library-path", self.libraries, self.binary)
+        return [*map(str, words), *arguments]
 
     def version(self) -> tuple[int, ...]:
         """CRIU's version, e.g. (4, 1, 1).
@@ -98,17 +73,14 @@ class Criu:
             Refused: it cannot be started.
         """
         try:
-            return _version(self, _identity(self.binary))
+            status = self.binary.stat()
         except OSError as error:
             raise Refused(Reason.CRIU_UNUSABLE, why=str(error.strerror)) from None
+        same = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        return _version(self, same)
 
 
-def _identity(program: Path) -> tuple[int, ...]:
-    status = program.stat()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-# A capture asks for both several times, while its session stands still.
+# A capture asks for it several times, while its session stands still.
 @functools.lru_cache
 def _version(criu: Criu, _: tuple[int, ...]) -> tuple[int, ...]:
     code, text = run(criu.command("--version"))
@@ -118,20 +90,13 @@ def _version(criu: Criu, _: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(int(number) for number in match[1].split("."))
 
 
-@functools.lru_cache
-def _forgetful(binary: Path, _: tuple[int, ...]) -> bytes | None:
-    had = binary.read_bytes()
-    made = forgetful(had)
-    return None if made == had else made
-
-
 def locate(folder: Path = FOLDER) -> Criu:
-    """The CRIU to use: the private copy, else the system's.
+    """The CRIU to use.
 
     Raises:
         Refused: there is none, it is too old, or it cannot be started.
     """
-    found = private_copy(folder) or _system()
+    found = private_copy(folder)
     if found is None:
         raise Refused(Reason.CRIU_MISSING)
     version, minimum = found.version(), _minimum(os.uname().release)
@@ -237,29 +202,7 @@ def private_copy(folder: Path) -> Criu | None:
     return Criu(
         binary=folder / "criu",
         loader=loaders[0],
-        libraries=(folder / "lib",),
-        private=True,
-    )
-
-
-def _system() -> Criu | None:
-    path = shutil.which("criu", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
-    return None if path is None else with_system_libraries(Path(path))
-
-
-def with_system_libraries(binary: Path) -> Criu | None:
-    """A program of the system, with the loader and the folders that ldd(1) lists."""
-    code, text = run(["ldd", str(binary)])
-    files = [Path(name) for name in re.findall(r"(/\S+) \(0x", text)]
-    loaders = [file for file in files if file.name.startswith("ld-")]
-    if code != 0 or not loaders:
-        return None
-    folders = tuple(dict.fromkeys(f.parent for f in files if f not in loaders))
-    return Criu(
-        binary=binary.resolve(),
-        loader=loaders[0].resolve(),
-        libraries=folders,
-        private=False,
+        libraries=folder / "lib",
     )
 
 

@@ -43,7 +43,6 @@ TCP_STREAM_MAGIC: Final = 0x51465506
 TYPE_REG: Final = 1
 TYPE_FIFO: Final = 3
 TYPE_INETSK: Final = 4
-TYPE_EVENTFD: Final = 6
 TYPE_INOTIFY: Final = 8
 TYPE_TTY: Final = 11
 TYPE_FANOTIFY: Final = 12
@@ -83,7 +82,6 @@ _MESSAGES: Final = {
         uint64 i_ino=2; uint32 mask=3 s_dev=5 wd=6; fh_entry f_handle=7
     """,
     "inotify_file_entry": "uint32 id=1 flags=2; inotify_wd_entry* wd=5",
-    "eventfd_file_entry": "uint32 id=1 flags=2; uint64 counter=4",
     "timerfd_entry": """
         uint64 ticks=5 vsec=7 vnsec=8 isec=9 insec=10; uint32 settime_flags=6
     """,
@@ -101,7 +99,7 @@ _MESSAGES: Final = {
     "tty_file_entry": "uint32 id=1 regf_id=6",
     "file_entry": """
         int32 type=1; uint32 id=2; reg_file_entry reg=3; inet_sk_entry isk=4;
-        netlink_sk_entry nlsk=7; eventfd_file_entry efd=8; timerfd_entry tfd=12;
+        netlink_sk_entry nlsk=7; timerfd_entry tfd=12;
         inotify_file_entry ify=13; unix_sk_entry usk=16; fifo_entry fifo=17;
         tty_file_entry tty=19
     """,
@@ -223,10 +221,9 @@ def split(data: bytes, magic: int) -> Iterator[bytes]:
         RestoreFailed: another magic, or a length that does not fit (
             ``checkpoint_damaged``).
     """
-    head = _U32.pack(COMMON_MAGIC) + _U32.pack(magic)
-    if data[: len(head)] != head:
+    if not data.startswith(join(magic, [])):
         raise damaged(f"an image does not begin with {magic:#x}")
-    view, at = memoryview(data), len(head)
+    view, at = memoryview(data), 2 * _U32.size
     while at < len(view):
         if at + _U32.size > len(view):
             raise damaged("an image ends in the middle of a length")

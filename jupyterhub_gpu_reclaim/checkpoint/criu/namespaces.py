@@ -14,7 +14,6 @@ link of ``/proc/<pid>`` gives write access to our own copy.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import json
 import marshal
 import os
@@ -102,12 +101,6 @@ def _mounting() -> Iterator[None]:
 HELPER = Path(__file__).with_name("nsenter.py")
 #: The helper's own work, up to the program's start, takes some 50 ms.
 START_PATIENCE = 30.0
-#: <linux/memfd.h>
-MFD_EXEC = 0x10
-#: No write, no growing, no shrinking, and no removal of these seals.
-_SEALS = (
-    fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-)
 
 
 class Helper:
@@ -249,7 +242,7 @@ def run_inside(
 
     Raises:
         NotFound: there is no such init.
-        Refused: CRIU cannot be started such that the session has no say in it.
+        Refused: this kernel or container allows no detached mount.
         ReclaimError: the namespaces could not be entered.
     """
     with ExitStack() as stack:
@@ -265,11 +258,10 @@ def run_inside(
             return path_of(descriptor)
 
         pidfd = stack.enter_context(closing(open_init(init_pid, init_start)))
-        loader = path_of(_loader(criu, stack))
-        binary = path_of(_binary(criu, stack))
-        libraries = ":".join(path_at(folder) for folder in criu.libraries)
+        loader, libraries = path_at(criu.loader), path_at(criu.libraries)
         # The session's file system is its user's: take no library from there.
-        start = [loader, "--inhibit-cache", "--library-path", libraries, binary]
+        start = [loader, "--inhibit-cache", "--library-path", libraries]
+        start.append(path_at(criu.binary))
         spec = {
             "pidfd": pidfd,
             "last_pid": last_pid,
@@ -285,55 +277,6 @@ def run_inside(
         inside.close()
         raise
     return inside
-
-
-def _loader(criu: Criu, stack: ExitStack) -> int:
-    """A descriptor of a loader that takes no order from the session's file system.
-
-    The system's own does (``/etc/ld.so.preload``), so a copy in memory is run.
-
-    Raises:
-        Refused: it is not the loader that we know, or may not be run from memory.
-    """
-    if criu.private:  # made so by ``criu install``
-        descriptor = open_detached(criu.loader, read_only=True)
-        stack.callback(os.close, descriptor)
-        return descriptor
-    return _copy(criu.blind_loader(), stack)
-
-
-def _binary(criu: Criu, stack: ExitStack) -> int:
-    """A descriptor of a CRIU that reads nothing of its own in the session's ``/run``.
-
-    Raises:
-        Refused: it is not the CRIU that we know, or may not be run from memory.
-    """
-    data = criu.forgetful_binary()
-    if data is not None:  # the system's
-        return _copy(data, stack)
-    descriptor = open_detached(criu.binary, read_only=True)
-    stack.callback(os.close, descriptor)
-    return descriptor
-
-
-def _copy(data: bytes, stack: ExitStack) -> int:
-    descriptor = stack.enter_context(closing(_memfd()))
-    with open(descriptor, "wb", closefd=False) as copy:
-        copy.write(data)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    return descriptor
-
-
-def _memfd() -> int:
-    try:
-        return os.memfd_create(
-            "program", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | MFD_EXEC
-        )
-    except PermissionError:
-        why = "vm.memfd_noexec forbids to run the system's CRIU; install a private one"
-        raise Refused(Reason.CRIU_UNUSABLE, why=why) from None
-    except OSError:  # before Linux 6.3, which has no such flag and needs none
-        return os.memfd_create("program", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
 def open_init(pid: int, start: int) -> int:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 from blake3 import blake3
 
+from jupyterhub_gpu_reclaim.checkpoint.buffers import BufferReader
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again, run_as
 from jupyterhub_gpu_reclaim.checkpoint.staging import hand_over
@@ -183,11 +184,15 @@ class KeptFiles:
         Raises:
             ReclaimError: the store does not take them, or it was cancelled.
         """
-        memory = _Blocks(self._staged.parts() if self._staged is not None else iter(()))
+        memory = BufferReader(
+            self._staged.parts() if self._staged is not None else iter(())
+        )
         for copy in self._copies:
             cancel.check()
             name, hasher = NAME.format(number=copy.number), blake3()
-            blocks = memory.take(copy.size) if copy.clone < 0 else blocks_of(copy.clone)
+            blocks = (
+                memory.blocks(copy.size) if copy.clone < 0 else blocks_of(copy.clone)
+            )
             with file(name) as target:
                 if copy.size <= _BLOCK:
                     for block in _hashed(blocks, hasher):
@@ -228,23 +233,6 @@ def prepare(
         return trial.in_memory
     finally:
         trial.close()
-
-
-class _Blocks:
-    """Memory that is asked for in parts of another length, one after the other."""
-
-    def __init__(self, parts: Iterator[memoryview]) -> None:
-        self._parts = parts
-        self._left = memoryview(b"")
-
-    def take(self, count: int) -> Iterator[memoryview]:
-        """Yield so many bytes; each block is void once the next one is asked for."""
-        while count:
-            self._left = self._left or next(self._parts)
-            block = self._left[:count]
-            self._left = self._left[len(block) :]
-            count -= len(block)
-            yield block
 
 
 def blocks_of(descriptor: int) -> Iterator[memoryview]:

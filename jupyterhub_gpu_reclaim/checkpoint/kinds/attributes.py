@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import mmap
 import os
 import struct
 from pathlib import Path
@@ -64,7 +63,6 @@ class Attributes(Value, frozen=True, kw_only=True):
 
     core_filter: int | None = None  #: what a core dump of it holds; None: as the init's
     oom_score: int | None = None  #: who is ended first when memory runs out; likewise
-    lock: int = 0  #: how mlockall(2) locks what it will map: 0, or its flags
     #: Of prctl(2), by their names in ``STATES``.
     states: dict[str, int] = msgspec.field(default_factory=dict)
     #: By their number in the session.
@@ -87,10 +85,8 @@ STATES: Final = {
     # The last one: it takes from the process what the others may need.
     "PR_SET_MDWE": _State(66, lambda value: (65, value), 0),
 }
-_MCL_CURRENT_FUTURE_ONFAULT: Final = (1, 2, 4)
 _PROCESSORS: Final = Path("/sys/devices/system/cpu/online")
 _NODES: Final = Path("/sys/devices/system/node/online")
-_PAGEMAP_PRESENT: Final = 1 << 63
 
 
 class ProcessAttributes(Kind):
@@ -159,12 +155,10 @@ def _read(
             },
         )
     asked = landlock.witnesses(process, statuses, alive)
-    states, lock = _inside(process, statuses, asked)
     return Attributes(
         core_filter=_chosen(pid, init.pid, _CORE_FILTER),
         oom_score=_chosen(pid, init.pid, _OOM_SCORE),
-        lock=lock,
-        states=states,
+        states=_inside(process, statuses, asked),
         threads={procfs.inner_id(statuses[tid]): one for tid, one in threads.items()},
     )
 
@@ -221,8 +215,8 @@ def _memory_policy(pid: int, tid: int) -> str:
 
 def _inside(
     process: Process, tids: Iterable[int], asked: Mapping[int, Process]
-) -> tuple[dict[str, int], int]:
-    """Attributes told to nobody else: states, and future locking.
+) -> dict[str, int]:
+    """Its states, which are told to nobody else.
 
     Raises:
         ReclaimError: a thread confines itself with Landlock: it would come back free;
@@ -246,11 +240,11 @@ def _inside(
                     value = traced.call("prctl", state.get, 0, 0, 0, 0)
                     if value != state.usual:
                         states[word] = value
-            return states, _lock(traced)
+            return states
     except Unsuited:
         if unasked:
             raise
-        return {}, 0
+        return {}
 
 
 @contextlib.contextmanager
@@ -260,23 +254,6 @@ def _unknown_to_some_kernels() -> Iterator[None]:
     except TraceFailed as error:
         if error.errno != errno.EINVAL:
             raise
-
-
-def _lock(traced: Traced) -> int:
-    _, future, on_fault = _MCL_CURRENT_FUTURE_ONFAULT
-    try:
-        before = procfs.status(traced.pid).get("VmLck")
-        with traced.text("") as address:
-            if procfs.status(traced.pid).get("VmLck") == before:
-                return 0
-            with open(f"/proc/{traced.pid}/pagemap", "rb", 0) as pagemap:  # noqa: PTH123
-                pagemap.seek(address // mmap.PAGESIZE * 8)
-                (entry,) = struct.unpack("=Q", pagemap.read(8))
-            return future if entry & _PAGEMAP_PRESENT else future | on_fault
-    except TraceFailed as error:
-        if error.errno != errno.EAGAIN:
-            raise
-        return future  # more than it may lock
 
 
 def load(source: SavedImages) -> dict[int, Attributes]:
@@ -388,15 +365,13 @@ def _apply_inside(
         for number, one in wanted.threads.items()
         if number in inner and (one.personality or one.memory_policy != "default")
     }
-    if not (threads or wanted.lock or wanted.states):
+    if not (threads or wanted.states):
         return
     try:
         with ptrace.stopped(process.pid) as traced:
             for tid, one in threads.items():
                 with traced.thread(tid) as thread:
                     _apply_to_thread(process, thread, one)
-            if wanted.lock:
-                traced.call("mlockall", wanted.lock)
             for name, state in STATES.items():
                 if name in wanted.states:
                     call = state.set(wanted.states[name])

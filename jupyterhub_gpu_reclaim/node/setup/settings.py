@@ -207,10 +207,9 @@ class AgentSettings(StoreSettings, Application):
 
     criu_dir = Unicode(
         str(binary.FOLDER),
-        help="""Folder of the private CRIU (`jupyterhub-gpu-reclaim criu install`).
+        help="""Folder of CRIU, as `jupyterhub-gpu-reclaim criu install` makes it.
 
-        Where it holds none, the system's CRIU is used if it is new enough. Set it where
-        you have installed it elsewhere (`criu install --to`).
+        Set it where you have installed it elsewhere (`criu install --to`).
         """,
     ).tag(config=True)
 

@@ -258,16 +258,6 @@ _OF_PROCESSES = (
     kept("PR_SET_MEMORY_MERGE", "prctl(67, 1)", "prctl(68)"),
     kept("PR_MCE_KILL", "prctl(33, 1, 1)", "prctl(34)", "Of the first thread."),
     kept(
-        "mlockall(MCL_FUTURE)",
-        "check(libc.mlockall(2))",
-        "flags_of(mmap.mmap(-1, 4096))",
-    ),
-    kept(
-        "mlockall(MCL_FUTURE | MCL_ONFAULT)",
-        "check(libc.mlockall(7))",
-        "flags_of(mmap.mmap(-1, 4096))",
-    ),
-    kept(
         "membarrier(2) registrations",
         "[call(324, 1 << bit, 0, 0) for bit in (2, 4, 6, 8)]",
         "call(324, 1 << 9, 0, 0)",
@@ -513,6 +503,12 @@ _LOST = (
     lost(
         "mlock(2) of a program's file",
         "It is read again where it is needed; locked memory of its own stays locked.",
+    ),
+    lost(
+        "mlockall(MCL_FUTURE)",
+        "check(libc.mlockall(2))",
+        "flags_of(mmap.mmap(-1, 4096))",
+        "What it maps from then on is not locked by itself.",
     ),
     lost("uclamp and slice (sched_setattr), core scheduling cookies", ""),
     lost("PR_SET_IO_FLUSHER, PR_SET_TSC", "Nothing is forbidden by them afterwards."),
