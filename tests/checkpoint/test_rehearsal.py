@@ -16,6 +16,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import HELPER
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
 from jupyterhub_gpu_reclaim.checkpoint.files.trial import Names
 from jupyterhub_gpu_reclaim.checkpoint.kinds.watches import new_instance
@@ -23,7 +24,7 @@ from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import (
     without_memory,
     without_pages,
 )
-from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import PROGRAM, empty_place
+from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import empty_place
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped, rehearse
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.common.errors import RolledBack
@@ -61,7 +62,7 @@ def dumped(places, engine):
 
 
 def places_there(parent: int | None = None) -> list[int]:
-    line = ["pgrep", "-f", PROGRAM.name, "-P", str(parent or os.getpid())]
+    line = ["pgrep", "-f", HELPER.name, "-P", str(parent or os.getpid())]
     found = subprocess.run(line, capture_output=True, text=True, check=False)
     return [int(word) for word in found.stdout.split()]
 

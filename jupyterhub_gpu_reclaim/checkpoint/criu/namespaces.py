@@ -104,19 +104,17 @@ START_PATIENCE = 30.0
 
 
 class Helper:
-    """A program of ours that enters namespaces, and what it has reported.
+    """The program of ours that enters namespaces, and what it has reported.
 
     Its input is one object (marshal), which names the descriptor that it reports to, by
     lines of JSON.
     """
 
-    def __init__(
-        self, program: Path, spec: dict[str, Any], pass_fds: Sequence[int]
-    ) -> None:
+    def __init__(self, spec: dict[str, Any], pass_fds: Sequence[int]) -> None:
         self._report, report = os.pipe()
         with closing(report):
             self.popen = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(program)],
+                [sys.executable, "-I", "-S", str(HELPER)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -270,7 +268,7 @@ def run_inside(
             "env": criu_module.ENVIRONMENT,
             "close": pass_on,
         }
-        inside = Inside(Helper(HELPER, spec, [pidfd, *pass_on]))
+        inside = Inside(Helper(spec, [pidfd, *pass_on]))
     try:
         inside.begin(prepare)
     except BaseException:

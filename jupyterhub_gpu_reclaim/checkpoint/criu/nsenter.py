@@ -1,22 +1,33 @@
-"""Enters a session's namespaces and executes a program there; a short-lived helper.
+"""Enters a session's namespaces to execute a program there, or to make a place.
 
 Started by :mod:`~jupyterhub_gpu_reclaim.checkpoint.criu.namespaces` as ``python3 -I -S
 nsenter.py`` with one object (marshal) on its input: the agent has threads, and a thread
 cannot change its mount namespace alone. A session waits for it: ``json``, ``typing``
-and ``signal`` would take longer to import than all that it does. It joins every
-namespace before it forks into the pid namespace, so no process that the session can see
-has our own root, working folder, descriptors or keys. It stays outside of the pid
-namespace, writes what happens as JSON lines to ``report``, and outlives an agent that
+and ``signal`` would take longer to import than all that it does. It writes what happens
+as JSON lines to ``report``.
+
+**A program** (:func:`run`). It joins every namespace before it forks into the pid
+namespace, so no process that the session can see has our own root, working folder,
+descriptors or keys. It stays outside of the pid namespace, and outlives an agent that
 is killed. It never ends the program: a CRIU that is killed in the middle leaves the
 session's processes damaged.
+
+**A place** (:func:`make_place`) has a pid, mount, network, IPC and UTS namespace of its
+own, and ends with the agent. Its files are those of the session that it is for; what
+only one session can have (/proc, terminals) is made anew, and of the network there is a
+loopback. Its pid 1 is this program, which is not executed again after it has entered
+the session's files, so that nothing of them is run or read.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import marshal
 import os
+import select
+import struct
 import sys
 
 TYPE_CHECKING = False
@@ -49,8 +60,16 @@ LAST_DESCRIPTOR = 0xFFFFFFFF
 #: keyctl(2), which has another number on each architecture; <linux/keyctl.h>
 KEYCTL = {"x86_64": 250, "aarch64": 219}
 KEYCTL_JOIN_SESSION_KEYRING = 1
-SIGHUP, SIGINT, SIGPIPE, SIGTERM = 1, 2, 13, 15
-SIG_DFL, SIG_IGN = 0, 1
+SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGTERM, SIGCHLD = 1, 2, 9, 13, 15, 17
+SIG_DFL, SIG_IGN, SIG_BLOCK = 0, 1, 0
+# <linux/mount.h>, <linux/prctl.h>, <linux/sockios.h>
+NOSUID, NODEV, NOEXEC, BIND, REC, PRIVATE = 0x2, 0x4, 0x8, 0x1000, 0x4000, 1 << 18
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+AF_INET, SOCK_DGRAM = 2, 2
+#: Descriptors of the pipe for the session's output, as a restore expects them
+#: (``kinds.output``).
+OUTPUT_WRITE, OUTPUT_READ = 3, 4
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -190,8 +209,7 @@ def enter(spec: dict[str, Any]) -> int:
     return child
 
 
-def main() -> int:
-    spec = marshal.load(sys.stdin.buffer)  # noqa: S302 - of the agent, our parent
+def run(spec: dict[str, Any]) -> int:
     # The agent's own end must not end what is under way inside.
     for number in (SIGINT, SIGTERM, SIGHUP):
         on_signal(number, SIG_IGN)
@@ -215,5 +233,94 @@ def main() -> int:
     return 0
 
 
+def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    result = libc.mount(
+        source.encode(),
+        target.encode(),
+        kind.encode() or None,
+        ctypes.c_ulong(flags),
+        data.encode() or None,
+    )
+    checked(result, f"mount {target}")
+
+
+def end_with_parent(alive: int) -> None:
+    """Have the kernel kill this process when the one that made it ends."""
+    checked(libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0), "prctl")
+    if select.select([alive], [], [], 0)[0]:
+        os._exit(1)
+
+
+def separate(pidfd: int) -> None:
+    """Enter the session's files, and leave everything else that is shared."""
+    setns(pidfd, CLONE_NEWNS | CLONE_NEWUTS)
+    checked(libc.unshare(ALL & ~CLONE_NEWCGROUP), "unshare")
+    one = checked(libc.socket(AF_INET, SOCK_DGRAM, 0), "socket")
+    fcntl.ioctl(one, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
+    os.close(one)
+
+
+def furnish(terminals: str) -> None:
+    mount("none", "/", "", REC | PRIVATE)
+    mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC)
+    mount("devpts", "/dev/pts", "devpts", NOSUID | NOEXEC, terminals)
+    if not os.path.islink("/dev/ptmx"):  # noqa: PTH114 - pathlib costs 5 ms to import
+        mount("/dev/pts/ptmx", "/dev/ptmx", "", BIND)
+
+
+def hold(spec: dict[str, Any], alive: int) -> NoReturn:
+    """Run as pid 1: get ready, say so by the name, and reap until the end."""
+    report = spec["report"]
+    try:
+        end_with_parent(alive)
+        furnish(spec["terminals"])
+        report = fcntl.fcntl(report, fcntl.F_DUPFD, 16)
+        ends = os.pipe()
+        aside = [fcntl.fcntl(end, fcntl.F_DUPFD, 16) for end in ends]
+        os.dup2(aside[0], OUTPUT_READ)
+        os.dup2(aside[1], OUTPUT_WRITE)
+        name = ctypes.c_char_p(spec["name"].encode())
+        checked(libc.prctl(PR_SET_NAME, name, 0, 0, 0), "prctl")
+        ended = (ctypes.c_ulong * 16)(1 << (SIGCHLD - 1))  # sigset_t
+        checked(libc.sigprocmask(SIG_BLOCK, ended, None), "sigprocmask")
+        write_report(report, ready=1)
+        while True:
+            libc.sigwait(ended, ctypes.byref(ctypes.c_int()))
+            reap()
+    except OSError as error:
+        write_report(report, error=f"{error.filename or 'fork'}: {error.strerror}")
+    finally:
+        os._exit(1)
+
+
+def reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+    except ChildProcessError:
+        return
+
+
+def make_place(spec: dict[str, Any]) -> int:
+    """Make the place; this process outlives it, and it does not outlive this one."""
+    report = spec["report"]
+    alive, ours = os.pipe()
+    try:
+        # The agent keeps our input open as long as it lives.
+        end_with_parent(sys.stdin.fileno())
+        separate(spec["pidfd"])
+        init = os.fork()
+    except OSError as error:
+        write_report(report, error=f"{error.filename or 'fork'}: {error.strerror}")
+        return 1
+    if init == 0:
+        os.close(ours)
+        hold(spec, alive)
+    write_report(report, pid=init)
+    os.waitpid(init, 0)
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    told = marshal.load(sys.stdin.buffer)  # noqa: S302 - of the agent, our parent
+    sys.exit(make_place(told) if "terminals" in told else run(told))

@@ -12,7 +12,6 @@ import logging
 import os
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import (
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-PROGRAM: Final = Path(__file__).with_name("place_init.py")
 #: A place is made in some 40 ms; ended, it is gone in as many.
 _SECONDS: Final = 30.0
 
@@ -49,7 +47,7 @@ def empty_place(session: SessionInit) -> Iterator[SessionInit]:
         stack.callback(os.close, pidfd)
         name = session_init.NAME.decode()
         spec = {"pidfd": pidfd, "name": name, "terminals": _terminals(session)}
-        helper = Helper(PROGRAM, spec, [pidfd])
+        helper = Helper(spec, [pidfd])
         stack.callback(_end_soon, helper)
         helper.tell()
         deadline = time.monotonic() + _SECONDS
