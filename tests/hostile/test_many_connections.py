@@ -115,7 +115,7 @@ async def test_look_at_connections_does_not_begin_while_the_last_one_hangs(monke
         let_go.wait(30)
         return []
 
-    monkeypatch.setattr("jupyterhub_gpu_reclaim.sampling.connections.connections", hang)
+    monkeypatch.setattr(Diag, "connections", hang)
     sampler = Sampler(SystemClock(), answer_seconds=1.0)
     mine = [session(name) for name in ("ada", "bob")]
     for _ in range(3):

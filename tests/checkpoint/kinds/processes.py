@@ -506,9 +506,9 @@ _LOST = (
     ),
     lost(
         "mlockall(MCL_FUTURE)",
+        "What it maps from then on is not locked by itself.",
         "check(libc.mlockall(2))",
         "flags_of(mmap.mmap(-1, 4096))",
-        "What it maps from then on is not locked by itself.",
     ),
     lost("uclamp and slice (sched_setattr), core scheduling cookies", ""),
     lost("PR_SET_IO_FLUSHER, PR_SET_TSC", "Nothing is forbidden by them afterwards."),
