@@ -239,7 +239,7 @@ mine = ctypes.create_string_buffer(b"mine")
 memory = os.open("/proc/self/mem", os.O_RDWR | os.O_SYNC)
 own = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
 """
-NAMES = {"named", "listens", "to", "by", "fifo"}
+NAMES = {"named", "listens", "fifo"}
 
 
 def test_cycle_of_another_user_keeps_all_that_is_its_users(world, places, engine, home):
