@@ -34,7 +34,9 @@ def judged(name: str, flags: int, tree: TreeRights, *, of=300, by=300) -> str:
         ("mem", BOTH, ALONE, 300, 300),
         ("task/305/comm", os.O_WRONLY, MIXED, 300, 300),
         ("oom_score_adj", BOTH, MIXED, 300, 300),
-        ("pagemap", READ, ALL_ROOT, 300, 300),
+        ("environ", READ, MIXED, 300, 301),
+        ("pagemap", READ, ALL_ROOT, 300, 301),
+        ("status", READ, ALONE, 1, 300),
         ("", READ, ALONE, 300, 300),
     ],
 )
@@ -57,9 +59,12 @@ def test_what_gives_nothing_away_comes_back(name, flags, tree, of, by):
         ("stack", READ, ALONE, 300, 300),
         ("uid_map", BOTH, ALONE, 300, 300),
         ("attr/current", BOTH, ALONE, 300, 300),
-        # In hands that are not known.
+        # Of a process with other rights, or in hands that are not known.
+        ("environ", READ, MIXED, 302, 300),
+        ("maps", READ, MIXED, 303, 300),
         ("environ", READ, MIXED, 300, None),
         # Of a process outside of the tree, which may be another one now.
+        ("environ", READ, ALONE, 1, 300),
         ("status", READ, ALONE, 999, 300),
         # A folder of that name that is not the kernel's.
         ("status", READ, ALONE._replace(is_proc=False), 300, 300),

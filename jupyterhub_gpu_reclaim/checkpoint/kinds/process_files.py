@@ -20,6 +20,17 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Return, Session
     from jupyterhub_gpu_reclaim.common.models import Finding
 
+#: Shown to everybody. The empty name is that of the folder.
+_SHOWN: Final = frozenset(
+    {
+        *("", "autogroup", "cgroup", "cmdline", "comm", "coredump_filter", "cpuset"),
+        *("fd", "fdinfo", "gid_map", "limits", "loginuid", "mountinfo", "mounts"),
+        *("mountstats", "net", "ns", "oom_adj", "oom_score", "oom_score_adj"),
+        *("projid_map", "sched", "schedstat", "sessionid", "setgroups", "stat"),
+        *("statm", "status", "task", "timens_offsets", "timers", "timerslack_ns"),
+        *("uid_map", "wchan"),
+    }
+)
 #: Of these it counts what rights their opener had.
 _BY_OPENER: Final = frozenset({"pagemap", "stack"})
 #: Set by the process itself.
@@ -30,6 +41,7 @@ _SET: Final = frozenset(
     }
 )
 _MEMORY: Final = "mem"
+_INIT: Final = 1
 _SEES_ALL: Final = 1 << 21  #: CAP_SYS_ADMIN
 
 
@@ -49,18 +61,25 @@ class HeldFile(NamedTuple):
 
 
 class ProcessFiles(Kind):
-    """Open files of ``/proc/PID``: those that a program has of itself come back.
+    """Open files of ``/proc/PID``.
 
     They are judged twice: before a capture and at a return. CRIU opens these files by
     their names, as root, once the processes are there. The path is the kernel's alone
     as long as ``/proc`` is. So a file comes back if root's opening it gives its holder
-    nothing that the holder did not have: what the kernel shows to a process of itself,
-    what a process may set of itself, and its own memory, where all processes have the
-    same rights: a program that was started with others (``su``) may have the descriptor
-    from the one that started it.
+    nothing that the holder did not have:
+
+    * what shows no more than everybody may know, to be read, also of the init;
+    * what shows a process to those that have the same rights, to be read by them (top
+      and psutil have some open for a moment);
+    * what a process may set of itself, by that very process: the kernel asks at each
+      writing which process writes;
+    * its own memory, where all processes have the same rights: a program that was
+      started with others (``su``) may have the descriptor from the one that started it.
 
     Some files, such as ``pagemap``, tell more the more rights their opener had. They
-    come back where the holder may see all of it.
+    come back where the holder may see all of it. Of a program that has ended nothing
+    comes back: CRIU would make one of that number for a moment, which is often over too
+    soon.
     """
 
     def preflight(self, seen: Session) -> Iterator[Finding]:
@@ -111,16 +130,36 @@ def refusal(file: HeldFile, tree: TreeRights) -> str:
     if not tree.is_proc or stat.S_IFMT(file.mode) not in {stat.S_IFREG, stat.S_IFDIR}:
         return "it is not the kernel's"
     name, owner = _name(file.path), process_of(file.path)
-    if owner is None or file.holder != owner:
-        return "it is of another program, or of one that has ended"
+    its = tree.credentials.get(owner or 0)
+    reads = file.flags & os.O_ACCMODE == os.O_RDONLY or bool(file.flags & os.O_PATH)
+    if its is None and owner != _INIT:
+        return "it is of a program that has ended"
+    if its is None:
+        return "" if reads and name in _SHOWN else "it is of the session's init"
+    if reads and name != _MEMORY:
+        return _refusal_to_read(name, its, _holders(file, tree))
+    if file.holder != owner:
+        return "it is of another program"
     if name == _MEMORY:
         alike = len({*tree.credentials.values()}) == 1 and owner not in tree.hidden
         return "" if alike else "programs of the session have different rights"
-    if file.flags & os.O_ACCMODE != os.O_RDONLY and not file.flags & os.O_PATH:
-        return "" if name in _SET else "the kernel makes it new"
-    its = tree.credentials.get(owner)
-    sees_all = its is not None and its.effective & _SEES_ALL
-    return "root would see more in it" if name in _BY_OPENER and not sees_all else ""
+    return "" if name in _SET else "the kernel makes it new"
+
+
+def _holders(file: HeldFile, tree: TreeRights) -> set[Credentials | None]:
+    if file.holder is None:
+        return {*tree.credentials.values()}
+    return {tree.credentials.get(file.holder)}
+
+
+def _refusal_to_read(
+    name: str, its: Credentials, holders: set[Credentials | None]
+) -> str:
+    if holders != {its}:
+        return "it is of a program with other rights"
+    if name in _BY_OPENER and not its.effective & _SEES_ALL:
+        return "root would see more in it"
+    return ""
 
 
 def _name(path: bytes) -> str:

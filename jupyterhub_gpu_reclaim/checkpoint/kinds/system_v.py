@@ -272,6 +272,8 @@ class SavedSegments:
                     at, end = address + start, address + start + length
                     while at < end:
                         block = contents.read(min(_BLOCK, end - at))
+                        if not block:
+                            raise images.damaged(f"{one['image']} is cut off")
                         at += os.pwrite(memory.fileno(), block, at)
                 traced.call("shmdt", address)
 
