@@ -145,7 +145,7 @@ def _renamed(
     return {
         info.id: msgspec.structs.replace(info.mark, name=row.name, adds_to=info.word)
         for info in saved
-        if (row := rows[info.id]) and row.name != info.name and info.id not in said
+        if (row := rows[info.id]) and row.called and info.id not in said
     }
 
 

@@ -392,7 +392,7 @@ class UserApi:
             self._check_names(key)
         called = f"“{name}”" if name else ""
         line = self._sessions.audit_line(key, by, "rename", called)
-        self._sessions.update(key, line, [found.said(name=name)])
+        self._sessions.update(key, line, [found.renamed(name)])
 
     def _own(self, row: SessionRow, checkpoint: str) -> CheckpointRow:
         found = self._sessions.journal.checkpoint(checkpoint)

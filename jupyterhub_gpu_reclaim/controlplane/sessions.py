@@ -287,22 +287,27 @@ class Sessions:
         runtime, row = self.runtimes.get(key), self.row(key)
         gone = runtime.deleted if runtime is not None else frozenset()
         infos = [info for info in saved if info.id not in gone]
-        kept = self.journal.checkpoints(key)
-        known = {each.id for each in kept}
+        told = runtime.told if runtime is not None else {}
+        before = {each.id: each for each in self.journal.checkpoints(key)}
+        known = dict(before)
+        for info in infos:
+            if info.id in before and info.id not in told:
+                known[info.id] = before[info.id].shown(info.name)
+        named = [each for each in known.values() if each is not before[each.id]]
         new = [CheckpointRow(info=info) for info in infos if info.id not in known]
-        if not new:
+        if not (new or named):
             return
         changes: dict[str, Any] = {}
         if any(each.stamp > row.stamp and each.info.aside for each in new):
-            chosen = retention.chosen_since(row, kept, infos)
+            chosen = retention.chosen_since(row, known.values(), infos)
             if chosen is not None:  # and nothing was decided of it yet
                 new.append(chosen.said(aside=None))
                 term, generation = chosen.stamp
                 changes = {"term": term, "generation": generation - 1}
         if row.since:
-            self.update(key, checkpoints=new, **changes)
+            self.update(key, checkpoints=[*named, *new], **changes)
         else:
-            self.keep(key, new)
+            self.keep(key, [*named, *new])
             self.touch(key)
 
     def gpus_of(self, row: SessionRow) -> list[GpuSample]:

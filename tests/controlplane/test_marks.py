@@ -89,6 +89,19 @@ async def test_service_dies_between_journal_and_mark_the_next_one_writes_it(worl
     await world.until(lambda: word(world, saved))
 
 
+async def test_name_waits_for_the_store_over_a_restart_of_the_service(world):
+    first, _ = await world.started("tensors")
+    saved = await world.saved(first, "bad")
+    unmarked(world)
+    await first.users.rename(KEY, saved, "good", "ada")
+    await world.kill(first)
+    assert world.node.said(saved).name != "good"
+    world.node.switches.away.clear()
+    second = await world.controller()
+    await world.until(lambda: world.node.said(saved).name == "good")
+    assert row(second, saved).name == "good"
+
+
 async def test_mark_of_a_higher_term_raises_that_of_the_service(world):
     """The journal was lost, and so were the agents' folders: the store knows more."""
     first, _ = await world.started("tensors")

@@ -4,6 +4,8 @@ The journal is copied at one moment and put back at a later one, as a backup, a 
 snapshot or a rolled-back machine does it; agent, store and Hub go on as they are.
 """
 
+import asyncio
+
 import pytest
 
 from jupyterhub_gpu_reclaim.controlplane import retention
@@ -109,6 +111,21 @@ async def test_journal_put_back_after_that_was_left_as_well_finds_nothing(
     if looked:
         await world.until(lambda: second._sessions.journal.checkpoint(newer))
     assert await world.hub.start() == "cold"
+
+
+async def test_journal_put_back_takes_no_name_away(world):
+    """A save point without one is deleted soon, beside a newer one."""
+    world.change(save_points=1, grace=60.0)
+    first, _ = await world.started()
+    named = await world.saved(first)
+    backup = world.backup()
+    await first.users.rename(KEY, named, "good", "ada")
+    await world.until(lambda: world.node.said(named).name == "good")
+    await world.saved(first)
+    second = await world.journal_put_back(first, backup)
+    await asyncio.sleep(200.0)
+    states = {each.id: each.name for each in second.users.session(KEY).kept}
+    assert states.get(named) == world.node.said(named).name == "good"
 
 
 # --- the order of checkpoints ---------------------------------------------------------
