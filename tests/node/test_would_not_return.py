@@ -1,16 +1,22 @@
 """A session that would not come back is not stopped for that again and again."""
 
+import asyncio
 import os
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import RolledBack
+from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+from jupyterhub_gpu_reclaim.node.operations.operations import Operation, TimeLimits
 from jupyterhub_gpu_reclaim.node.operations.would_not_return import Refusals
+from jupyterhub_gpu_reclaim.node.workflows import rehearsal
 from tests.node.test_rehearsal import HOLDER, steps_of
 from tests.support.agent import wait_for
 
@@ -57,6 +63,36 @@ def test_refusal_is_of_that_session_only_and_few_are_kept(refusals):
         refusals.remember(f"eve{number}", snapshot(KERNEL), FAILURE, now=1.0)
     assert codes(refusals, KERNEL, SHELL) == []
     assert list(refusals.findings("eve299", snapshot(KERNEL), 60.0))
+
+
+@pytest.mark.parametrize("called_off", [False, True])
+async def test_no_is_remembered_only_of_a_tree_that_stood(
+    monkeypatch, tmp_path, called_off
+):
+    """Its capture was called off, and it has changed its files since."""
+
+    def refuse(*_, cancel, **more) -> float:
+        until = time.monotonic() + 10.0
+        while called_off and not cancel.is_set and time.monotonic() < until:
+            time.sleep(0.01)
+        raise RolledBack(Reason.WOULD_NOT_RETURN, why=WHY)
+
+    monkeypatch.setattr(rehearsal, "rehearse", refuse)
+    tools = SimpleNamespace(
+        clock=SystemClock(),
+        limits=TimeLimits(),
+        work=tmp_path,
+        criu=SimpleNamespace(criu=lambda: None),
+    )
+    session = SimpleNamespace(init_pid=10, init_start=5)
+    operation, told = Operation("capture", SessionKey("ann"), "c1"), []
+    with rehearsal.Rehearsal(tools, session, operation, told.append) as trial:
+        trial.begin(None)
+        if not called_off:
+            with pytest.raises(RolledBack):
+                await asyncio.to_thread(trial.wait)
+    await trial._task
+    assert [why.reason for why in told] == [Reason.WOULD_NOT_RETURN] * (not called_off)
 
 
 def test_agent_stops_a_session_for_it_once_and_again_when_somebody_asks(

@@ -104,6 +104,8 @@ class Rehearsal:
                     cancel=self._cancel,
                 )
             except RolledBack as error:
-                if error.reason is Reason.WOULD_NOT_RETURN:
+                # Called off, it may have looked at a tree that went on.
+                called_off = self._cancel.is_set
+                if error.reason is Reason.WOULD_NOT_RETURN and not called_off:
                     self._refused(error)
                 raise
