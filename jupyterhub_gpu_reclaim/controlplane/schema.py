@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
@@ -178,18 +178,32 @@ _NO_CHECKPOINT = checkpoints.delete().where(checkpoints.c.id == bindparam("its_i
 _NO_AMOUNT = amounts.delete().where(amounts.c.name == bindparam("its_name"))
 
 
+def _text(row: SessionRow | CheckpointRow) -> str:
+    """The row as JSON that can be read again, or no service would start with it.
+
+    Raises:
+        StoreError: a value in it is out of its bounds.
+    """
+    text = codec.encode(row).decode()
+    try:
+        codec.decode(text, type(row))
+    except BadRequest as error:
+        raise StoreError(Reason.INTERNAL, detail=f"journal: {error}") from None
+    return text
+
+
 def replace_session(row: SessionRow) -> list[Any]:
     of = {"user": row.key.user, "server": row.key.server}
     return [
         (_NO_SESSION, {"its_user": row.key.user, "its_server": row.key.server}),
-        (_INSERT[sessions], {**of, "row": codec.encode(row).decode()}),
+        (_INSERT[sessions], {**of, "row": _text(row)}),
     ]
 
 
 def replace_checkpoint(row: CheckpointRow) -> list[Any]:
     return [
         (_NO_CHECKPOINT, {"its_id": row.id}),
-        (_INSERT[checkpoints], {"id": row.id, "row": codec.encode(row).decode()}),
+        (_INSERT[checkpoints], {"id": row.id, "row": _text(row)}),
     ]
 
 

@@ -170,6 +170,20 @@ def test_row_that_cannot_be_read_is_a_fault_of_the_journal(tmp_path, table):
     journal.close()
 
 
+def test_row_that_could_not_be_read_is_not_written(tmp_path):
+    """A service of later would not start with it. Bounds are checked as it is read."""
+    url = f"sqlite:///{tmp_path / 'journal'}"
+    journal = Journal(url)
+    journal.save(ROW, AUDIT, [CHECKPOINT])
+    with pytest.raises(StoreError, match=r"aside.until"):
+        journal.save(ROW, AUDIT, [CHECKPOINT.set_aside(1e12)])
+    journal.close()
+    journal = Journal(url)
+    assert (journal.sessions(), journal.checkpoints()) == ([ROW], [CHECKPOINT])
+    assert len(journal.audit()) == 1
+    journal.close()
+
+
 def test_prune_audit_deletes_old_lines_in_small_portions(journal):
     lines = [
         msgspec.structs.replace(AUDIT, at=float(at)) for at in range(PRUNED_LINES + 5)

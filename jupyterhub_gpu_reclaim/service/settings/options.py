@@ -330,6 +330,7 @@ class Options(Configurable):
     set_aside_days = Float(
         _DEFAULTS.set_aside / _DAY,
         min=0,
+        max=36500,
         help="Days for which a suspended session is kept after its user chose to start"
         " fresh. 0: deleted at once.",
     ).tag(config=True)
