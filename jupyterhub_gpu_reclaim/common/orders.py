@@ -73,6 +73,11 @@ class Order(Value, frozen=True, kw_only=True):
     def needs_manager(self) -> bool:
         return self.for_managers
 
+    @property
+    def needs_login(self) -> bool:
+        """Whether the pass of an open tab is not enough."""
+        return not self.for_tabs
+
     @classmethod
     def by_itself(cls) -> dict[str, Any]:
         metas = {
@@ -320,6 +325,11 @@ class Rename(Order, frozen=True):
 
     checkpoint: Annotated[str, _field("which; `saved` lists them")]
     name: Annotated[str, _field("its name from now on")]
+
+    @property
+    def needs_login(self) -> bool:
+        # Without a name it is soon deleted, and a tab deletes nothing.
+        return not self.name.strip()
 
 
 class Left(Value, frozen=True, kw_only=True):

@@ -49,6 +49,18 @@ async def test_pass_keeps_and_suspends_its_session_and_nothing_else(service):
         assert refused.code == 403, path
 
 
+async def test_pass_renames_a_save_point_and_takes_no_name_away(service):
+    """Who has none is deleted soon, and a tab may be a guest's."""
+    service.control.put("ada")
+    path = "api/sessions/ada/-/rename"
+    codes = []
+    for name in ("good", "", " \t"):
+        body = {"checkpoint": "c1", "name": name}
+        given = await call_with(service, pass_of(service), path, "POST", body=body)
+        codes.append(given.code)
+    assert codes == [200, 403, 403]
+
+
 async def test_pass_of_a_manager_does_not_manage(service):
     service.control.put("root")
     mine = pass_of(service, SessionKey("root"))

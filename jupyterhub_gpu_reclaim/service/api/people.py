@@ -111,11 +111,12 @@ async def give(route: PersonRoute, key: SessionKey, order: Order) -> Any:
     """Give an order in the name of the caller; returns before it is done.
 
     Raises:
-        Forbidden: only managers may give it.
+        Forbidden: only managers may give it; or a tab may not.
         Unreachable: the Hub does not say whose the name is now.
     """
     person = route.person
-    if order.needs_manager and not person.manages:
+    by_tab = person.only is not None
+    if (order.needs_manager and not person.manages) or (order.needs_login and by_tab):
         raise Forbidden(Reason.FORBIDDEN)
     users = route.context.control.users
     if not person.manages:

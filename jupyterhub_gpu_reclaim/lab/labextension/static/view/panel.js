@@ -134,7 +134,7 @@ export class Panel {
 
   async rename({ id, name }) {
     const wanted = window.prompt("Name of this save point", name);
-    if (wanted !== null) {
+    if (wanted?.trim()) { // a tab takes no name away: it would soon be deleted
       const answer = await this.service.order("rename", { checkpoint: id, name: wanted });
       this.say(answer, () => "The save point was renamed.");
     }
