@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import struct
 import threading
@@ -96,6 +97,8 @@ def memory(pid: int, address: int, length: int) -> bytes:
     descriptor = os.open(f"{PROC}/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.pread(descriptor, length, address)
+    except OverflowError:  # the kernel's half; programs name any address as theirs
+        raise OSError(errno.EFAULT, os.strerror(errno.EFAULT)) from None
     finally:
         os.close(descriptor)
 

@@ -7,7 +7,7 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.files.open_files import look
 from jupyterhub_gpu_reclaim.checkpoint.memory import robust_lists
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import clear, proceed
-from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.linux import architecture, processes
 from tests.checkpoint.conftest import fingerprints, wait_for
 
 #: As LMDB's during a write transaction; a second thread has another one.
@@ -85,4 +85,13 @@ def test_program_without_a_lock_is_left_alone(places, monkeypatch):
         processes.send(one, signal.SIGSTOP)
     wait_for(lambda: all(one.stopped for one in world.place.tree.processes))
     monkeypatch.setattr(robust_lists, "_forget", None)
+    robust_lists.forget(world.place.tree)
+
+
+def test_list_where_no_memory_can_be_is_no_lock(places):
+    """The kernel takes any address. A release that failed by it would never end."""
+    world = places.world()
+    number = architecture.here().calls["set_robust_list"]
+    call = f"c.CDLL(None).syscall({number}, c.c_void_p({1 << 63}), c.c_size_t(24))"
+    assert world(f"(lambda c: {call})(__import__('ctypes'))") == 0
     robust_lists.forget(world.place.tree)

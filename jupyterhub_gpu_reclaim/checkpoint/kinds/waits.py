@@ -99,7 +99,7 @@ def _is_short(argument: int) -> bool:
 def _seconds_at(tid: int, address: int) -> float:
     try:
         seconds, nanoseconds = _TIME.unpack(procfs.memory(tid, address, _TIME.size))
-    except (OSError, OverflowError, struct.error):
+    except (OSError, struct.error):
         return math.inf
     return float(seconds + nanoseconds / 1e9)
 
