@@ -2,7 +2,7 @@
 
 The service's routes go through it; ``service/app.py`` builds it, next to the journal
 and the per-session policy. It does no work on a session itself: that is done by a
-worker (``loop/worker.py``), one for a session at a time, from journal, agent and Hub.
+worker (``worker.py``), one for a session at a time, from journal, agent and Hub.
 """
 
 from __future__ import annotations

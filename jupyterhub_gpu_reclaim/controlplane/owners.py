@@ -3,7 +3,7 @@
 *Another account of that name* is another person, or the Hub has lost its database and
 it is the same one. So the former account's checkpoints are neither brought back nor
 deleted until a person decides: its user by "start fresh", which keeps them, hidden
-(``lineage.is_hidden``), or an administrator by a resume. What runs is neither adopted
+(``retention.is_hidden``), or an administrator by a resume. What runs is neither adopted
 nor ended: an administrator lets the new account in, or suspends it.
 
 *Another name of that account*: a name is in programs' paths and logins. So a session

@@ -31,7 +31,7 @@ save points of those. ² without limit while its user is asked, or what it is su
 in cannot come back.
 
 What the session is in is not set aside any more, and what it runs from it has gone on
-from: these words the store is told (``checkpoints/marks.py``).
+from: these words the store is told (``marks.py``).
 """
 
 from __future__ import annotations

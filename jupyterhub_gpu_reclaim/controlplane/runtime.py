@@ -84,7 +84,7 @@ class Runtime:
     told: dict[str, Mark] = field(default_factory=dict)
     #: whether it was deleted while suspended, which the Hub has not been told
     end_untold: bool = False
-    #: incarnations whose end was ordered and not answered (``flows/ending.py``)
+    #: incarnations whose end was ordered and not answered (``taking.py``)
     ending: frozenset[str] = frozenset()
     #: an odd state, and since when it has lasted (monotonic)
     odd: tuple[str, float] | None = None
