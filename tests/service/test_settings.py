@@ -1,10 +1,12 @@
 """Settings, environment and scopes: documented, checked, and the least."""
 
 import pytest
+from traitlets import Float, TraitError
 
 from jupyterhub_gpu_reclaim.common.auth import scopes
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.controlplane.settings import Settings
+from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
 from jupyterhub_gpu_reclaim.service.settings.environment import (
     SPAWNER_TOKEN,
     HubEnvironment,
@@ -20,6 +22,21 @@ FROM_HUB = {
     SPAWNER_TOKEN: "s" * 32,
     "GPU_RECLAIM_SPAWNER_SOCKET": "/nowhere/spawner.sock",
 }
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (kind, name)
+        for kind in (Options, AgentSettings)
+        for name, trait in kind.class_own_traits(config=True).items()
+        if isinstance(trait, Float)
+    ],
+)
+def test_number_that_is_none_is_refused(kind, name, value):
+    with pytest.raises(TraitError):
+        setattr(kind(), name, value)
 
 
 def test_surroundings_are_taken_from_the_hub():

@@ -21,11 +21,12 @@ from jupyterhub.utils import exponential_backoff
 from kubernetes_asyncio.client import ApiException, V1Preconditions
 from kubespawner import KubeSpawner
 from tornado.ioloop import PeriodicCallback
-from traitlets import Float, default
+from traitlets import default
 
 from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.traits import Amount
 from jupyterhub_gpu_reclaim.hub.kube import pod as pods
 from jupyterhub_gpu_reclaim.hub.kube import pod_events, watches
 from jupyterhub_gpu_reclaim.hub.spawner import given
@@ -62,7 +63,7 @@ _inside: ContextVar[bool] = ContextVar("inside KubeSpawner", default=False)
 class SessionPodSpawner(ImageTraits, KubeSpawner):
     """Makes, watches and ends one session's pod; suspends none."""
 
-    node_lost_after = Float(
+    node_lost_after = Amount(
         0.0,
         min=0,
         help="""Seconds that a session's pod stays on a node that is cut off.

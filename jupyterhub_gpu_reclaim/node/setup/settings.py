@@ -11,7 +11,6 @@ from traitlets import (
     Bool,
     Dict,
     Enum,
-    Float,
     Integer,
     List,
     TraitError,
@@ -23,7 +22,7 @@ from traitlets.config import Application, Configurable, catch_config_error
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary
-from jupyterhub_gpu_reclaim.common.traits import Seconds
+from jupyterhub_gpu_reclaim.common.traits import Amount, Seconds
 from jupyterhub_gpu_reclaim.node import state_folder
 from jupyterhub_gpu_reclaim.node.operations.operations import TimeLimits
 from jupyterhub_gpu_reclaim.node.requirements import REACHING
@@ -65,7 +64,7 @@ class StoreSettings(Configurable):
         """,
     ).tag(config=True)
 
-    store_reserve_gb = Float(
+    store_reserve_gb = Amount(
         1.0,
         min=0.0,
         help="""Gigabytes (10^9 bytes) that stay free where the store's folder is.

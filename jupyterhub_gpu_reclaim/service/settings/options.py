@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from traitlets import Bool, Enum, Float, Int, List, Unicode
+from traitlets import Bool, Enum, Int, List, Unicode
 from traitlets.config import Configurable
 
-from jupyterhub_gpu_reclaim.common.traits import Address, AgentAddress
+from jupyterhub_gpu_reclaim.common.traits import Address, AgentAddress, Amount
 from jupyterhub_gpu_reclaim.controlplane.settings import Settings
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 from jupyterhub_gpu_reclaim.service.clients import node_notices
@@ -112,7 +112,7 @@ class Options(Configurable):
         " Example: ['notice', 'cordon'].",
     ).tag(config=True)
 
-    node_lost_after = Float(
+    node_lost_after = Amount(
         0.0,
         min=0,
         help="With `placement = kubernetes`: seconds for which a node must be silent to"
@@ -154,7 +154,7 @@ class Options(Configurable):
         " PostgreSQL, which a PgBouncer that pools transactions would lose.",
     ).tag(config=True)
 
-    sample_interval = Float(
+    sample_interval = Amount(
         _DEFAULTS.sample_interval,
         min=0.5,
         max=600,
@@ -165,7 +165,7 @@ class Options(Configurable):
         " starts again. Example: 15.",
     ).tag(config=True)
 
-    warn_for = Float(
+    warn_for = Amount(
         _DEFAULTS.warn_for,
         min=0,
         max=86400,
@@ -177,7 +177,7 @@ class Options(Configurable):
         " Example: 600 for ten minutes before.",
     ).tag(config=True)
 
-    gpu_wait = Float(
+    gpu_wait = Amount(
         _DEFAULTS.gpu_wait,
         min=0,
         max=86400,
@@ -201,7 +201,7 @@ class Options(Configurable):
         " itself. Example: 4.",
     ).tag(config=True)
 
-    keep_limit = Float(
+    keep_limit = Amount(
         _DEFAULTS.keep_limit,
         min=0,
         max=366 * _DAY,
@@ -210,7 +210,7 @@ class Options(Configurable):
         " for a year. 0: no one else may ask. Shorter where GPUs are short.",
     ).tag(config=True)
 
-    save_every = Float(
+    save_every = Amount(
         _DEFAULTS.save_every,
         min=0,
         max=366 * _DAY,
@@ -242,7 +242,7 @@ class Options(Configurable):
         ' "https://docs.example.org/how-to/messages.html#{code}".',
     ).tag(config=True)
 
-    orphan_grace = Float(
+    orphan_grace = Amount(
         _DEFAULTS.orphan_grace,
         min=5,
         help="Seconds for which a state that makes no sense (programs that the Hub"
@@ -251,7 +251,7 @@ class Options(Configurable):
         " Longer where Hub or agent are away for longer at restarts.",
     ).tag(config=True)
 
-    operation_limit = Float(
+    operation_limit = Amount(
         _DEFAULTS.operation_limit,
         min=60,
         help="Seconds that one whole suspend or resume may take. The agent limits"
@@ -319,7 +319,7 @@ class Options(Configurable):
     ).tag(config=True)
 
     # --- how long checkpoints are kept, and how many
-    grace = Float(
+    grace = Amount(
         _DEFAULTS.grace,
         min=0,
         help="Seconds for which a checkpoint is kept after its session has come back"
@@ -327,7 +327,7 @@ class Options(Configurable):
         " soon as it has answered.",
     ).tag(config=True)
 
-    set_aside_days = Float(
+    set_aside_days = Amount(
         _DEFAULTS.set_aside / _DAY,
         min=0,
         max=36500,
@@ -335,7 +335,7 @@ class Options(Configurable):
         " fresh. 0: deleted at once.",
     ).tag(config=True)
 
-    audit_days = Float(
+    audit_days = Amount(
         _DEFAULTS.audit / _DAY,
         min=1,
         help="Days for which the journal keeps who did what to a session, and why it"
@@ -344,7 +344,7 @@ class Options(Configurable):
         " Fewer where such names may not be kept for so long.",
     ).tag(config=True)
 
-    keep_days = Float(
+    keep_days = Amount(
         0.0,
         min=0,
         help="Days after which what somebody has put aside is deleted, even if"
@@ -352,7 +352,7 @@ class Options(Configurable):
         " sessions too. 0: no limit. Set it where data may not be kept for longer.",
     ).tag(config=True)
 
-    user_quota_gb = Float(
+    user_quota_gb = Amount(
         0.0,
         min=0,
         help="Gigabytes (10^9 bytes) that the checkpoints of one user may take in the"
@@ -360,7 +360,7 @@ class Options(Configurable):
         " that were put aside. A suspend is never refused for it. 0: no limit.",
     ).tag(config=True)
 
-    total_quota_gb = Float(
+    total_quota_gb = Amount(
         0.0,
         min=0,
         help="Gigabytes (10^9 bytes) that the checkpoints of all users together may"
