@@ -64,9 +64,7 @@ def check(folder: Path) -> int:
 
 def _play(stack: Stack) -> list[dict[str, Any]]:
     admin = Admin(stack)
-    user = User(stack.url, "ada", stack.password)
-    user.login()
-    user.start_server()
+    user = User.arrived(stack, "ada")
     server = user.server()
     kernel = server.start_kernel()
     kernel.connect()

@@ -39,9 +39,7 @@ def _come(stack: Stack) -> None:
 def visit(stack: Stack, name: str) -> None:
     """Let one of them come and run their cells; a failure is told, and no more."""
     try:
-        user = User(stack.url, name, stack.password)
-        user.login()
-        user.start_server()
+        user = User.arrived(stack, name)
         with user.server().start_kernel() as kernel:
             first, *others = GUESTS[name]
             kernel.run(first)

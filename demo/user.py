@@ -26,6 +26,8 @@ from websockets.typing import Origin
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from demo.stack import Stack
+
 
 class UserError(RuntimeError):
     """What this user wanted did not happen; the text says what they saw."""
@@ -61,6 +63,14 @@ class User:
         self.http.headers["Sec-Fetch-Mode"] = "navigate"
         self.http.headers["Sec-Fetch-Dest"] = "document"
         self.logins = 0
+
+    @classmethod
+    def arrived(cls, stack: Stack, name: str) -> Self:
+        """Somebody who is logged in, and whose server runs."""
+        user = cls(stack.url, name, stack.password)
+        user.login()
+        user.start_server()
+        return user
 
     # --- pages ---------------------------------------------------------------------
 

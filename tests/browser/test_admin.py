@@ -20,10 +20,7 @@ NOTE = "GPU states and buttons are not shown"
 
 @pytest.fixture
 def amy(stack: Stack, new_name: str) -> User:
-    user = User(stack.url, new_name, stack.password)
-    user.login()
-    user.start_server()
-    return user
+    return User.arrived(stack, new_name)
 
 
 @pytest.fixture

@@ -82,9 +82,7 @@ def somebody(
     home = stack.folder / "homes" / new_name
     home.mkdir(parents=True, exist_ok=True)
     (home / "mine.ipynb").write_text(notebook_of("x = 41", "print('it is', x + 1)"))
-    user = User(stack.url, new_name, stack.password)
-    user.login()
-    user.start_server()
+    user = User.arrived(stack, new_name)
     model = {"path": "mine.ipynb", "name": "mine.ipynb", "type": "notebook"}
     made = user.server().json(
         "POST", "sessions", json={**model, "kernel": {"name": "python3"}}

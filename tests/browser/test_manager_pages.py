@@ -27,10 +27,7 @@ TOLD_SECONDS = 20
 def person(stack: Stack, new_name: str) -> Callable[[str], User]:
 
     def person(end: str) -> User:
-        user = User(stack.url, new_name + end, stack.password)
-        user.login()
-        user.start_server()
-        return user
+        return User.arrived(stack, new_name + end)
 
     return person
 

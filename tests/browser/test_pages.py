@@ -37,10 +37,7 @@ KEEP_STEPS = """addEventListener("DOMContentLoaded", () => {
 def paige(stack: Stack, new_name: str) -> User:
     from demo.user import User
 
-    user = User(stack.url, new_name, stack.password)
-    user.login()
-    user.start_server()
-    return user
+    return User.arrived(stack, new_name)
 
 
 @pytest.fixture

@@ -25,18 +25,11 @@ def slowly() -> Iterator[bytes]:
     yield b'"}'
 
 
-def arrived(stack: Stack, name: str) -> User:
-    user = User(stack.url, name, stack.password)
-    user.login()
-    user.start_server()
-    return user
-
-
 def test_upload_comes_to_its_end_and_an_idle_session_is_suspended(
     stack: Stack, admin: Admin
 ) -> None:
-    arrived(stack, "idle-bob")
-    busy = arrived(stack, "idle-ada")  # who would be idle while another one starts
+    User.arrived(stack, "idle-bob")
+    busy = User.arrived(stack, "idle-ada")  # who would be idle while another one starts
     server = busy.server()
     answer = server.api("PUT", "contents/large.txt", data=slowly())
     assert answer.status_code == 201, answer.text

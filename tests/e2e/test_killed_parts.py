@@ -42,9 +42,7 @@ class Somebody:
     def __init__(self, stack: Stack, admin: Admin, number: int) -> None:
         self.stack = stack
         self.admin = admin
-        self.user = User(stack.url, f"killed{number}", stack.password)
-        self.user.login()
-        self.user.start_server()
+        self.user = User.arrived(stack, f"killed{number}")
         self.kernel: Kernel = self.user.server().start_kernel()
         self.value = ""
         self.well = False

@@ -18,7 +18,6 @@ from demo.user import User
 from tests.support import light_server
 from tests.support.other_hub import OtherHub, WithSubdomains, resolve_localhost
 from tests.support.postgres import Postgres, running_postgres
-from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
@@ -34,13 +33,6 @@ def cycle(admin: Admin, user: User) -> None:
     with kernel:
         assert kernel.run("import os; print(x, os.getpid())").text == f"42 {pid}"
     admin.wait(user.name, phase="running")
-
-
-def somebody(stack: Stack) -> User:
-    user = User(stack.url, "ada", stack.password)
-    user.login()
-    user.start_server()
-    return user
 
 
 # --- subdomains --------------------------------------------------------------------
@@ -69,7 +61,7 @@ def at_own_host(stack: WithSubdomains, user: User) -> User:
 
 
 def test_with_subdomains_a_session_comes_back(subdomains: WithSubdomains) -> None:
-    ada = somebody(subdomains)
+    ada = User.arrived(subdomains, "ada")
     cycle(Admin(subdomains), at_own_host(subdomains, ada))
 
 
@@ -89,7 +81,7 @@ def test_with_hub_and_journal_in_postgresql_a_session_comes_back_after_a_restart
     lines = f"c.JupyterHub.db_url = {hub!r}\n"
     options = {"journal_url": journal}
     with OtherHub(folder, lines, options=options) as stack:
-        ada, admin = somebody(stack), Admin(stack)
+        ada, admin = User.arrived(stack, "ada"), Admin(stack)
         cycle(admin, ada)
         admin.suspend("ada")
         stack.kill("hub")
@@ -122,4 +114,4 @@ def test_behind_traefik_a_session_comes_back(folder: Path) -> None:
     if not (BIN / "traefik").exists() and not shutil.which("traefik"):
         pytest.skip("needs the program traefik")
     with OtherHub(folder, TRAEFIK) as stack:
-        cycle(Admin(stack), somebody(stack))
+        cycle(Admin(stack), User.arrived(stack, "ada"))

@@ -15,13 +15,11 @@ import pytest_asyncio
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from demo.stack import free_port
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from tests.service.test_under_hub import CONFIG, SAVED
+from tests.service.test_under_hub import SAVED, Stack
 from tests.support import chromium as chromium_program
-from tests.support.hub import PASSWORD, HubUnderTest, wait_until
-from tests.support.keeping_agent import AgentThatOnlyKeeps
+from tests.support.hub import PASSWORD, wait_until
 
 PREFIX = "/services/gpu-reclaim/"
 
@@ -89,29 +87,15 @@ http.server.ThreadingHTTPServer(("127.0.0.1", url.port), Handler).serve_forever(
 LOOT = ("ada/train", "data-xsrf", "ckpt-of-ada", "All sessions")
 
 
-class World:
+class World(Stack):
     def __init__(self, folder: Path) -> None:
-        self.agent = AgentThatOnlyKeeps(folder, SAVED)
-        (folder / "agent.token").write_text("token-of-the-agent")
-        config = CONFIG.format(
-            agent=self.agent.address, folder=folder, service=free_port(), server=EVE
-        )
-        self.hub = HubUnderTest(folder, config)
-        self.hub.start()
+        super().__init__(folder, SAVED, server=EVE)
         eve = self.hub.user("eve")
         eve.hub("POST", "users/eve/server")
         wait_until(lambda: (self.hub.server("eve") or {}).get("ready"), 60)
         ada = self.hub.user("ada")
         shown = lambda: "ada/train" in ada.http.get(self.service, timeout=30).text  # noqa: E731
         wait_until(shown, 30, self.hub.log)
-
-    @property
-    def service(self) -> str:
-        return self.hub.url + PREFIX
-
-    def close(self) -> None:
-        self.hub.close()
-        self.agent.close()
 
 
 @pytest.fixture(scope="module")

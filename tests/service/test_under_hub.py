@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from demo.stack import free_port
 from jupyterhub_gpu_reclaim.common.auth.scopes import STOPS_ALL
-from jupyterhub_gpu_reclaim.common.models import HubState, SessionKey
+from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, HubState, SessionKey
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
 from tests.support.checkpoints import checkpoint
 from tests.support.hub import HubUnderTest, wait_until
@@ -67,14 +67,16 @@ configure(
 
 
 class Stack:
-    """A Hub with our service, and the agent's double."""
+    """A Hub with our service, and the agent's double, which has these checkpoints."""
 
-    def __init__(self, folder: Path) -> None:
-        self.agent = AgentThatOnlyKeeps(folder, SAVED, DORA, EMIL)
+    def __init__(
+        self, folder: Path, *saved: CheckpointInfo, server: str = SERVER
+    ) -> None:
+        self.agent = AgentThatOnlyKeeps(folder, *saved)
         self.port = free_port()
         (folder / "agent.token").write_text(TOKEN)
         config = CONFIG.format(
-            agent=self.agent.address, folder=folder, service=self.port, server=SERVER
+            agent=self.agent.address, folder=folder, service=self.port, server=server
         )
         self.hub = HubUnderTest(folder, config)
         self.hub.start()
@@ -115,7 +117,7 @@ class Stack:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory):
     """One Hub for this file; it comes up again after each killing."""
-    stack = Stack(tmp_path_factory.mktemp("hub"))
+    stack = Stack(tmp_path_factory.mktemp("hub"), SAVED, DORA, EMIL)
     try:
         yield stack
     finally:
