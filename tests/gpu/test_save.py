@@ -54,7 +54,7 @@ def test_nap_is_saved_while_it_naps_and_woken_in_the_middle(agent, session):
     one(TORCH + "None")
     before = one("float(x.sum())")
     assert one.order("nap")["state"] == "napping"
-    assert agent.save(one.place, "nap-1", 1)[-1].get("checkpoint")
+    agent.saved(one.place, "nap-1", 1)
     assert one.state == "napping"
     for number, step in enumerate(("dump", "thaw", "save"), 2):
         agent.save(
@@ -139,9 +139,9 @@ def test_what_is_in_the_store_by_a_save_point_comes_back(agent, session):
     one(LARGE.format(gib=4) + "None")
     before = one(SUM)
     one.order("nap")
-    assert agent.save(one.place, "before", 300)[-1].get("checkpoint")
+    agent.saved(one.place, "before", 300)
     begun = time.monotonic()
-    assert agent.capture(one.place, "after", 301)[-1].get("checkpoint")
+    agent.captured(one.place, "after", 301)
     path = f"/v1/sessions/{one.place.incarnation}/release"
     agent.post(path, {"checkpoint": "after"})
     print("4 GiB: capture and release", time.monotonic() - begun)

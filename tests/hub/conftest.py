@@ -326,8 +326,7 @@ def suspended(hub, service, left, request):
         left.leave(amy, service)
         return
     amy = request.getfixturevalue("amy")
-    service.capture(amy.name)
-    hub.stop_server(amy.name)
+    service.suspend(hub, amy.name)
     assert hub.server(amy.name)["state"]["gpu_reclaim"]["phase"] == "suspended"
     service.calls.clear()
     yield amy

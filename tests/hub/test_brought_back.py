@@ -4,15 +4,12 @@ import pytest
 
 from tests.hub.test_lost_database import REVOKED, start
 from tests.hub.test_traps import rows, tokens
-from tests.support.hub import wait_until
 
 
 def _start_fresh(hub, service, person):
     """Put what is saved aside and start cold; what was saved."""
-    saved = service.saved.pop((person.name, ""))
-    service.captured.discard((person.name, ""))
-    assert start(hub, person.name).status_code in {201, 202}
-    wait_until(lambda: hub.server(person.name)["ready"], 60, hub.log)
+    saved = service.put_aside(person.name)
+    hub.start_server(person.name)
     return saved
 
 
@@ -38,8 +35,7 @@ def test_login_of_a_state_put_aside_is_deleted_and_comes_back_with_it(
     assert token not in text[0]  # a salted hash, never a token (T13)
 
     service.saved[suspended.name, ""] = saved
-    assert start(hub, suspended.name).status_code in {201, 202}
-    wait_until(lambda: hub.server(suspended.name)["ready"], 60, hub.log)
+    hub.start_server(suspended.name)
     assert suspended.visit(f"/user/{suspended.name}/lab").status_code == 200
     assert len(tokens(hub, suspended.name)) == 1
 
@@ -56,10 +52,8 @@ def test_login_that_comes_back_is_the_sessions_own_until_it_is_revoked(
     assert REVOKED in refused.json()["message"]
 
     service.saved[suspended.name, ""] = saved
-    assert start(hub, suspended.name).status_code in {201, 202}
-    wait_until(lambda: hub.server(suspended.name)["ready"], 60, hub.log)
-    service.capture(suspended.name)
-    hub.stop_server(suspended.name)
+    hub.start_server(suspended.name)
+    service.suspend(hub, suspended.name)
     (number,) = {
         each["id"]
         for each in hub.api("GET", f"users/{suspended.name}/tokens").json()[

@@ -28,12 +28,6 @@ def _asked(service, name: str) -> list[str]:
     ]
 
 
-def _started(hub, name: str) -> None:
-    answer = hub.api("POST", f"users/{name}/server")
-    assert answer.status_code in {201, 202}, answer.text
-    wait_until(lambda: hub.server(name)["ready"], 60, hub.log)
-
-
 def test_user_deleted_while_the_service_is_away_is_written_down(hub, service, name):
     assert hub.api("POST", f"users/{name}").ok
     assert hub.server(name) is None or not hub.server(name)["ready"]
@@ -62,8 +56,7 @@ def test_order_that_the_service_has_taken_is_not_left_for_another_day(
 ):
     amy = hub.user(name)
     amy.start_server("small-1")
-    service.capture(name, "small-1")
-    hub.stop_server(name, "small-1")
+    service.suspend(hub, name, "small-1")
     answer = hub.api("DELETE", f"users/{name}/servers/small-1", json={"remove": True})
     assert answer.status_code == 204
     wait_until(lambda: service.called("forget") == 1, 30, hub.log)
@@ -74,17 +67,17 @@ def test_order_that_the_service_has_taken_is_not_left_for_another_day(
 def test_account_is_told_with_each_start_and_outlives_a_new_name(hub, service, name):
     name = f"small-{name}"
     assert hub.api("POST", f"users/{name}").ok
-    _started(hub, name)
+    hub.start_server(name)
     hub.stop_server(name)
     renamed = f"{name}b"
     assert hub.api("PATCH", f"users/{name}", json={"name": renamed}).ok
-    _started(hub, renamed)
+    hub.start_server(renamed)
     hub.stop_server(renamed)
     (first,), (second,) = _asked(service, name), _asked(service, renamed)
     assert first == second != ""
     assert hub.api("DELETE", f"users/{renamed}").status_code == 204
     assert hub.api("POST", f"users/{renamed}").ok
-    _started(hub, renamed)
+    hub.start_server(renamed)
     hub.stop_server(renamed)
     assert _asked(service, renamed)[-1] not in {first, ""}
 

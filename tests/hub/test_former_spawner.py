@@ -3,11 +3,10 @@
 Sessions are real processes; what saves them is the double (``relaunching_service.py``).
 """
 
-from pathlib import Path
-
 import pytest
 import requests
 
+from demo.processes import alive
 from tests.hub.conftest import SERVICE, SERVICE_TOKEN
 from tests.support.hub import HubUnderTest, wait_until
 
@@ -25,23 +24,13 @@ c.SimpleLocalProcessSpawner.home_dir_template = os.path.join(FOLDER, "homes/{use
 """
 
 
-def alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
 def pid_of(hub, user):
     return hub.server(user)["state"]["pid"]
 
 
 def begin(hub, user):
     hub.api("POST", f"users/{user}")
-    answer = hub.api("POST", f"users/{user}/server")
-    assert answer.status_code in {201, 202}, answer.text
-    wait_until(lambda: (hub.server(user) or {}).get("ready"), 60, hub.log)
+    hub.start_server(user)
 
 
 @pytest.fixture
@@ -89,16 +78,15 @@ def test_suspended_session_is_found_after_the_package_was_away(hubs, own_service
     hub = hubs.switch(ours=True)
     for user in ("ann", "bob"):
         begin(hub, user)
-    own_service.capture("ann")
-    hub.stop_server("ann")
+    own_service.suspend(hub, "ann")
     running = own_service.init("bob")
     hub = hubs.switch(ours=False)
-    wait_until(lambda: hub.server("bob")["ready"], 30, hub.log)
+    hub.comes_up("bob")
     assert alive(running)
     begin(hub, "ann")  # cold: the former spawner knows of nothing
     beside = pid_of(hub, "ann")
     hub = hubs.switch(ours=True)
-    wait_until(lambda: hub.server("ann")["ready"], 30, hub.log)
+    hub.comes_up("ann")
     assert alive(beside)
     ours = {"Authorization": f"token {SERVICE_TOKEN}"}  # it is suspended, we believe
     address = f"{hub.url}/hub/api/users/ann/server"

@@ -68,12 +68,6 @@ def card(hub):
         file.unlink(missing_ok=True)
 
 
-def started(hub, person):
-    """Start a server by the Hub's API; whether it comes up."""
-    assert resume(hub, person.name).status_code in {201, 202}
-    return wait_until(lambda: hub.server(person.name)["ready"], 60, hub.log)
-
-
 def _start_with(hub, person, card, give):
     hub.stop_server(person.name)
     give(person, card)
@@ -104,7 +98,7 @@ def test_hook_of_an_end_does_not_run_where_a_return_fails(
     assert resume(hub, suspended.name).status_code == 409
     assert "post_stop" not in hooks.run()
     service.plan = None
-    assert started(hub, suspended)
+    hub.start_server(suspended.name)
 
 
 def test_hook_of_an_end_runs_for_programs_that_ended_unless_they_were_saved(
@@ -126,9 +120,8 @@ def test_hook_of_an_end_runs_for_programs_that_ended_unless_they_were_saved(
 def test_hook_of_an_end_runs_before_the_next_start_if_what_was_suspended_is_gone(
     hub, service, suspended, hooks
 ):
-    service.saved.pop((suspended.name, ""))  # deleted, or set aside
-    service.captured.discard((suspended.name, ""))
-    assert started(hub, suspended)
+    service.put_aside(suspended.name)  # deleted, or set aside
+    hub.start_server(suspended.name)
     assert hooks.run() == ["auth_state", "post_stop", "pre_spawn"]
 
 
@@ -139,13 +132,12 @@ def test_hook_of_an_end_runs_as_what_is_suspended_is_deleted_by_our_pages(
         return suspended.http.get(f"{hub.url}/hub/home", timeout=60).text
 
     assert "Resume my session" in home()
-    service.saved.pop((suspended.name, ""))
-    service.captured.discard((suspended.name, ""))
+    service.put_aside(suspended.name)
     assert stopped_by_our_service(hub, suspended.name) == ""
     assert hooks.run() == ["post_stop"]
     assert "Resume my session" not in home()
     assert stopped_by_our_service(hub, suspended.name) == ""
-    assert started(hub, suspended)
+    hub.start_server(suspended.name)
     assert hooks.run() == ["auth_state", "pre_spawn"]
 
 
@@ -160,17 +152,16 @@ def test_our_service_ends_no_start_that_has_begun(hub, service, amy, hooks):
         assert asked_by_our_service(hub, amy.name).status_code == 400
         held.unlink()
         assert start.result().status_code in {201, 202}
-    wait_until(lambda: hub.server(amy.name)["ready"], 60, hub.log)
+    hub.comes_up(amy.name)
     assert hooks.run().count("pre_spawn") == 1
 
 
 def test_hook_of_an_end_does_not_run_where_the_service_has_not_said_so(
     hub, service, suspended, hooks
 ):
-    service.saved.pop((suspended.name, ""))
-    service.captured.discard((suspended.name, ""))
+    service.put_aside(suspended.name)
     service.unanswered.add("plan-stop")
-    assert started(hub, suspended)
+    hub.start_server(suspended.name)
     assert hooks.run() == ["auth_state", "pre_spawn"]
 
 
@@ -178,8 +169,7 @@ def test_hook_of_an_end_runs_once_where_a_suspended_server_is_deleted(
     hub, service, amy, hooks
 ):
     assert hub.api("POST", f"users/{amy.name}/servers/small-1").status_code == 201
-    service.capture(amy.name, "small-1")
-    hub.stop_server(amy.name, "small-1")
+    service.suspend(hub, amy.name, "small-1")
     hooks.run()
     gone = {"remove": True}
     answer = hub.api("DELETE", f"users/{amy.name}/servers/small-1", json=gone)
@@ -189,8 +179,7 @@ def test_hook_of_an_end_runs_once_where_a_suspended_server_is_deleted(
 
 def test_return_with_another_card_is_refused_by_name(hub, service, amy, card, hooks):
     _start_with(hub, amy, "0", card)
-    service.capture(amy.name)
-    hub.stop_server(amy.name)
+    service.suspend(hub, amy.name)
     card(amy, "1")
     answer = resume(hub, amy.name)
     assert answer.status_code == 409
@@ -201,13 +190,12 @@ def test_return_with_another_card_is_refused_by_name(hub, service, amy, card, ho
         body["checkpoint"] for call, body in service.calls if call == "placed"
     )
     card(amy, "0")
-    assert started(hub, amy)
+    hub.start_server(amy.name)
 
 
 def test_return_without_a_card_of_a_hook_keeps_the_one_it_has(hub, service, amy, card):
     _start_with(hub, amy, "0", card)
-    service.capture(amy.name)
-    hub.stop_server(amy.name)
+    service.suspend(hub, amy.name)
     card(amy, None)
     assert comes_back(amy)
 
@@ -233,7 +221,7 @@ def test_activity_is_that_of_a_stop_and_of_a_start(hub, service, amy):
     assert min(suspended) > max(before)
     time.sleep(1.1)
     assert _activity(hub, amy) == suspended  # nobody reports anything
-    assert started(hub, amy)
+    hub.start_server(amy.name)
     assert min(_activity(hub, amy)) > max(suspended)
 
 
@@ -278,7 +266,7 @@ def test_logins_and_logouts_beside_a_suspended_session(own_service):
         (folder / "expired-ann").unlink()
         ann.http.get(f"{hub.url}/hub/logout", timeout=60)
         assert pointer(hub, "ann")["phase"] == "suspended"
-        assert started(hub, ann)
+        hub.start_server(ann.name)
         assert hooks.run() == ["start True"]
         hub.user("ann").http.get(f"{hub.url}/hub/logout", timeout=60)
         wait_until(lambda: not hub.server("ann")["ready"], 60, hub.log)

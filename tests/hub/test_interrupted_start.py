@@ -64,6 +64,5 @@ def test_server_deleted_in_its_start_leaves_nothing(hub, service, name, server, 
     (hub.folder / f"held-start-of-{name}").unlink(missing_ok=True)
     service.late.clear()
     if server == "small":  # and the name is free for another one
-        hub.api("POST", where)
-        wait_until(lambda: hub.server(name, server)["ready"], 60, hub.log)
+        hub.start_server(name, server)
         hub.stop_server(name, server)

@@ -24,9 +24,7 @@ def ask(hub, service):
     def asked(user):
         started.append(user)
         hub.api("POST", f"users/{user}")
-        answer = hub.api("POST", f"users/{user}/server")
-        assert answer.status_code in {201, 202}, answer.text
-        wait_until(lambda: hub.server(user)["ready"], 60, hub.log)
+        hub.start_server(user)
         port = hub.server(user)["state"]["gpu_reclaim"]["port"]
         return requests.get(f"http://127.0.0.1:{port}/", timeout=60).json()
 
@@ -55,8 +53,7 @@ def test_return_is_told_the_rights_that_a_fresh_start_would_give_today(
 ):
     ask("games")
     first = rights_told(service)
-    service.capture("games")
-    hub.stop_server("games")
+    service.suspend(hub, "games")
     ask("games")
     words = procfs.words(service.init("games"), "cmdline")
     assert parse(words).holding

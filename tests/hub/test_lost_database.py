@@ -38,15 +38,13 @@ def test_session_of_a_lost_database_comes_back_by_a_managers_order_alone(
     assert hub.server(lost.name)["state"]["gpu_reclaim"]["phase"] == "suspended"
 
     service.renew_login = True
-    assert start(hub, lost.name).status_code in {201, 202}
-    wait_until(lambda: hub.server(lost.name)["ready"], 60, hub.log)
+    hub.start_server(lost.name)
     assert len(tokens(hub, lost.name)) == 1
     page = lost.visit(f"/user/{lost.name}/lab")
     assert page.status_code == 200
 
     service.renew_login = False
-    service.capture(lost.name)  # and it can be suspended and brought back as ever
-    hub.stop_server(lost.name)
+    service.suspend(hub, lost.name)  # and it can be suspended and brought back as ever
     assert lost.visit(f"/user/{lost.name}/lab").status_code == 200
     assert len(tokens(hub, lost.name)) == 1
 
@@ -75,8 +73,7 @@ def test_session_that_runs_is_not_ended_by_a_start_that_is_refused(hub, service,
     assert told == ["plan-start", "placed", "plan-start", "plan-start"]
 
     service.plan["renew_login"] = True
-    assert start(hub, amy.name).status_code in {201, 202}
-    wait_until(lambda: hub.server(amy.name)["ready"], 60, hub.log)
+    hub.start_server(amy.name)
     assert service.init(amy.name) == init
     assert again.visit(f"/user/{amy.name}/lab").status_code == 200
     service.plan = None

@@ -1,8 +1,8 @@
 """A server under a real Hub is suspended and resumed: what people and programs see."""
 
-from pathlib import Path
-
 import requests
+
+from demo.processes import alive
 
 
 def test_suspended_server_comes_back_with_cookie_token_and_port(hub, service, amy):
@@ -54,8 +54,4 @@ def test_real_stop_ends_the_processes_and_the_login(hub, service, amy):
     state = (hub.server(amy.name) or {}).get("state") or {}
     pointer = state.get("gpu_reclaim", {})
     assert not any(pointer.get(name) for name in ("phase", "checkpoint", "token_id"))
-    assert not Path(f"/proc/{init}").exists() or _zombie(init)
-
-
-def _zombie(pid):
-    return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    assert not alive(init)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.hub import HubUnderTest, wait_until
+from tests.support.hub import HubUnderTest
 
 
 @pytest.mark.long
@@ -11,13 +11,10 @@ def test_refusal_says_that_the_session_is_kept(own_service):
     hub = HubUnderTest(own_service.folder, config).start()
     try:
         ann = hub.user("ann")
-        hub.api("POST", "users/ann/server")
-        wait_until(lambda: hub.server("ann")["ready"], 60, hub.log)
-        own_service.capture("ann")
-        hub.stop_server("ann")
+        hub.start_server("ann")
+        own_service.suspend(hub, "ann")
         hub.api("POST", "users/bob")
-        hub.api("POST", "users/bob/server")
-        wait_until(lambda: hub.server("bob")["ready"], 60, hub.log)
+        hub.start_server("bob")
         page = ann.http.get(f"{hub.url}/hub/spawn", timeout=30)
         assert page.status_code == 429
         assert "suspended and kept" in page.text

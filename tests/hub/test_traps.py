@@ -180,8 +180,7 @@ def test_t5_fresh_start_after_a_suspend_deletes_the_saved_login(
     hub, service, suspended
 ):
     before = tokens(hub, suspended.name)
-    service.saved.clear()  # the service has put it aside
-    service.captured.clear()
+    service.put_aside(suspended.name)
     suspended.visit(f"/user/{suspended.name}/lab")
     after = tokens(hub, suspended.name)
     assert len(before) == len(after) == 1
@@ -230,7 +229,7 @@ def test_t25_hub_killed_as_a_cold_start_ends_finds_the_session_again(
     hub.kill()
     file.unlink()
     hub.start()
-    wait_until(lambda: hub.server(name)["ready"], 60, hub.log)
+    hub.comes_up(name)
     assert service.init(name) == init
     assert pointer(hub, name)["place"]["pid"] == init
     assert len(tokens(hub, name)) == 1
@@ -373,8 +372,7 @@ def test_t10_suspended_named_server_is_not_renamed_and_deletes_its_login(
 ):
     amy = hub.user(name)
     amy.start_server("small-1")
-    service.capture(name, "small-1")
-    hub.stop_server(name, "small-1")
+    service.suspend(hub, name, "small-1")
     answer = hub.api("PATCH", f"users/{name}/servers/small-1", json={"name": "small-2"})
     if jupyterhub.version_info[0] < 6:
         assert answer.status_code == 405  # no server can be renamed

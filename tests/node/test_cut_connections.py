@@ -48,8 +48,7 @@ def test_download_is_reset_after_the_return(agent, folder, places, generations):
             for generation in range(1, generations + 1):
                 checkpoint = f"cp-{generation}"
                 agent.suspend(place, checkpoint, generation)
-                place = places("hold")
-                agent.come_back(place, checkpoint)
+                place = agent.come_back(places("hold"), checkpoint)
         go.touch()
         wait_for(lambda: "\n" in place.output.read_text())
         said = place.output.read_text()

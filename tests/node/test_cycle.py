@@ -29,14 +29,8 @@ def test_programs_that_a_cell_left_behind_are_saved_each_time(agent, jupyter, pl
 
     for generation in (1, 2, 3):
         checkpoint = f"cp-{generation}"
-        captured = agent.capture(server.place, checkpoint, generation)
-        assert captured[-1].get("checkpoint"), captured[-1]
-        incarnation = server.place.incarnation
-        body = {"checkpoint": checkpoint}
-        released = agent.post(f"/v1/sessions/{incarnation}/release", body)
-        assert released.json()["state"] == "gone"
-        server.place = places("hold")
-        agent.come_back(server.place, checkpoint)
+        agent.suspend(server.place, checkpoint, generation)
+        server.place = agent.come_back(places("hold"), checkpoint)
         assert server.run(kernel, asked) == had
 
 
@@ -93,6 +87,5 @@ def test_ranks_that_share_a_port_come_back_three_times(agent, places, own_addres
     for generation in (1, 2, 3):
         checkpoint = f"cp-{generation}"
         agent.suspend(place, checkpoint, generation)
-        place = places("hold")
-        agent.come_back(place, checkpoint)
+        place = agent.come_back(places("hold"), checkpoint)
         wait_for(reports)

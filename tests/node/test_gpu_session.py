@@ -27,16 +27,15 @@ def session(start):
 
 def test_a_session_is_emptied_saved_and_filled_in_another_place(agent, session, places):
     assert holders(session) == 2
-    assert agent.capture(session, "cp")[-1]["checkpoint"]
+    agent.captured(session, "cp")
     assert holders(session) == 0
     agent.release(session, "cp")
 
-    place = places("hold")
-    agent.come_back(place, "cp")
+    place = agent.come_back(places("hold"), "cp")
 
     computes(place)
     assert holders(place) == 1  # the child has no use for it
-    assert agent.capture(place, "cp-2", 2)[-1]["checkpoint"]
+    agent.captured(place, "cp-2", 2)
 
 
 def test_store_that_is_full_in_the_middle_gives_the_card_its_memory_back(
@@ -136,11 +135,10 @@ def test_a_child_that_is_forked_after_the_survey_gives_up_its_devices_too(
     computes(session, "pcl")
     assert holders(session) == 1
 
-    assert agent.capture(session, "cp-2")[-1].get("checkpoint")
+    agent.captured(session, "cp-2")
     assert holders(session) == 0
     agent.release(session, "cp-2")
-    place = places("hold")
-    agent.come_back(place, "cp-2")
+    place = agent.come_back(places("hold"), "cp-2")
     computes(place, "pcl")
 
 
@@ -172,7 +170,7 @@ def test_a_program_that_has_a_card_open_and_is_not_known_yet_is_waited_for(
 ):
     session = start("slow")
     wait_for(lambda: opens(session))
-    assert agent.capture(session, "cp")[-1].get("checkpoint")
+    agent.captured(session, "cp")
     path = f"/v1/sessions/{session.incarnation}/thaw"
     assert agent.post(path).status_code == 200
     computes(session, "pi")

@@ -33,6 +33,5 @@ def test_session_comes_back_beside_mounts(agent, places, monkeypatch, mounts):
     place = places("start", sys.executable, "-I", "-S", "-c", KEEPER, env={})
     support.wait_for(lambda: place.output.stat().st_size)
     agent.suspend(place, "cp")
-    holding = places("hold")
-    agent.come_back(holding, "cp")
+    holding = agent.come_back(places("hold"), "cp")
     assert support.goes_on(holding)

@@ -261,14 +261,13 @@ def test_program_that_takes_a_card_beside_a_nap_is_captured_and_filled_alone(
     take_card(server, second, driver, device)
     assert state(agent, server.place) == "napping"
 
-    assert agent.capture(server.place, "cp")[-1].get("checkpoint")
+    agent.captured(server.place, "cp")
     agent.post(f"/v1/sessions/{server.place.incarnation}/thaw")
     assert server.run(second, "has_card()") == "True"
     assert state(agent, server.place) == "napping"
 
     agent.suspend(server.place, "cp-2")
-    place = places("hold")
-    agent.come_back(place, "cp-2")
+    agent.come_back(places("hold"), "cp-2")
     for kernel in (first, second):
         assert server.run(kernel, "has_card()") == "True"
 

@@ -132,7 +132,7 @@ def test_release_of_a_tree_that_its_user_woke_is_refused_and_it_runs(agent, plac
     tree = agent.tree(place)
     assert (tree["state"], tree["failure"]["code"]) == ("running", "went_on")
     assert agent.get("/v1/checkpoints").json() == []
-    assert agent.capture(place, "cp-2")[-1]["checkpoint"]["id"] == "cp-2"
+    agent.captured(place, "cp-2")
 
 
 def test_release_of_a_tree_of_which_one_has_died_since_ends_it(agent, counter):

@@ -67,7 +67,7 @@ def settled(agent, place) -> None:
     assert agent.tree(place)["state"] == "running"
     assert agent.get("/v1/checkpoints").json() == []
     assert goes_on(place)
-    assert agent.capture(place, "cp-2")[-1]["checkpoint"]["id"] == "cp-2"
+    agent.captured(place, "cp-2")
 
 
 STEPS = ["connections", "dump", "files", "commit"]
@@ -278,7 +278,7 @@ def test_captured_session_that_napped_is_woken(driver, agent, start):
     place = start()
     computes(place)
     nap(agent, place)
-    assert agent.capture(place, "cp")[-1]["checkpoint"]
+    agent.captured(place, "cp")
     agent.kill()
     assert recover(agent) == 0
     computes(place)

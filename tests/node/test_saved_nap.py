@@ -28,15 +28,12 @@ def server(jupyter, driver, device):
 
 
 def suspend(agent, place) -> None:
-    ended = agent.capture(place, "cp")[-1]
-    assert ended.get("checkpoint"), ended
-    agent.release(place, "cp")
+    agent.suspend(place, "cp")
 
 
 def come_back(agent, server, places) -> str:
     """What the memory begins with when the session has come back."""
-    server.place = places("hold")
-    agent.come_back(server.place, "cp")
+    server.place = agent.come_back(places("hold"), "cp")
     wait_for(lambda: agent.tree(server.place)["state"] == "running")
     return SAID.search(server.run(server.kernel, "much[:4]"))[1]
 
@@ -66,11 +63,11 @@ def test_what_was_awake_in_between_is_saved_as_it_is(agent, server, places):
     other = server.start_kernel("other.ipynb")
     server.run(other, "counted = 1")
     nap(agent, server.place)
-    assert agent.save(server.place, "nap")[-1]["checkpoint"]
+    agent.saved(server.place, "nap")
     wake(agent, server.place)
     server.run(server.kernel, "much[:4] = b'late'")
     nap(agent, server.place)
-    assert agent.save(server.place, "nap-2", 2)[-1]["checkpoint"]
+    agent.saved(server.place, "nap-2", 2)
     server.run(other, "counted += 1")
     suspend(agent, server.place)
     assert come_back(agent, server, places) == "late"

@@ -52,8 +52,7 @@ def test_what_it_appended_after_a_return_is_no_obstacle_to_a_second(
         assert agent.restore(place, name)[-1].get("tree"), number
         assert goes_on(place)
         if number == 1:  # as when an earlier version is brought back
-            later = agent.capture(place, f"{name}-later", 2)
-            assert later[-1].get("checkpoint"), later[-1]
+            agent.captured(place, f"{name}-later", 2)
         place.kill()
 
 
@@ -62,8 +61,7 @@ def test_what_it_wrote_after_a_return_is_not_written_over_by_a_second(
 ):
     """It would go on where it was, in the middle of what is newer."""
     name = suspended("r+")
-    place = places("hold")
-    agent.come_back(place, name)
+    place = agent.come_back(places("hold"), name)
     assert goes_on(place)
     place.kill()
     newer = file.read_bytes() + b"by hand"
@@ -106,11 +104,8 @@ def test_workers_that_are_spawned_go_on_and_so_do_new_ones(agent, places, folder
     wait_for(lambda: place.output.stat().st_size > 3)
     for number in range(2):
         name = f"workers-{number}-{place.incarnation[:8]}"
-        saved = agent.capture(place, name, number + 1)
-        assert saved[-1].get("checkpoint"), saved[-1]
-        agent.release(place, name)
-        place = places("hold")
-        agent.come_back(place, name)
+        agent.suspend(place, name, number + 1)
+        place = agent.come_back(places("hold"), name)
         assert goes_on(place)
 
 
@@ -133,10 +128,7 @@ def test_lock_that_is_held_in_a_mapped_file_is_no_obstacle(agent, places, folder
     before = file.read_bytes()
     for number in range(2):
         name = f"locked-{number}-{place.incarnation[:8]}"
-        saved = agent.capture(place, name, number + 1)
-        assert saved[-1].get("checkpoint"), saved[-1]
-        agent.release(place, name)
+        agent.suspend(place, name, number + 1)
         assert file.read_bytes() == before
-        place = places("hold")
-        agent.come_back(place, name)
+        place = agent.come_back(places("hold"), name)
         assert goes_on(place)

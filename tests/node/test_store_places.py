@@ -60,15 +60,13 @@ def in_bucket(s3) -> list[str]:
 
 def test_session_comes_back_from_an_object_store(configured, counter, places, s3):
     agent = configured()
-    captured = agent.capture(counter, "cp-1")
-    assert captured[-1]["checkpoint"]["id"] == "cp-1", captured[-1]
+    agent.captured(counter, "cp-1")
     assert "manifests/cp-1" in in_bucket(s3)
     agent.release(counter, "cp-1")
     assert not counter.alive
     agent.kill()
     agent = configured()
-    holding = places("hold")
-    agent.come_back(holding, "cp-1")
+    holding = agent.come_back(places("hold"), "cp-1")
     assert goes_on(holding)
     assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["cp-1"]
     log = agent.log.read_text()

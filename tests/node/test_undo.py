@@ -277,7 +277,7 @@ def fill(folder) -> None:
 
 def test_full_state_folder_lets_a_captured_tree_go_on(agent_on_small_disk, counter):
     agent = agent_on_small_disk
-    assert agent.capture(counter, "cp")[-1]["checkpoint"]["id"] == "cp"
+    agent.captured(counter, "cp")
     fill(agent.folder / "state")
 
     path = f"/v1/sessions/{counter.incarnation}"

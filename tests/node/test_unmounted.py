@@ -38,11 +38,9 @@ def faults(agent):
 def test_nothing_is_suspended_resumed_or_deleted_until_it_is_back(
     agent, counter, places, volume
 ):
-    assert agent.capture(counter, "cp-1")[-1]["checkpoint"]["id"] == "cp-1"
-    agent.release(counter, "cp-1")
+    agent.suspend(counter, "cp-1")
     assert not counter.alive
-    second = places("hold")
-    agent.come_back(second, "cp-1")
+    second = agent.come_back(places("hold"), "cp-1")
     assert "store_absent" not in faults(agent)
 
     volume.unmount()
@@ -69,7 +67,7 @@ def test_nothing_is_suspended_resumed_or_deleted_until_it_is_back(
     volume.mount()
     wait_for(lambda: "store_absent" not in faults(agent))
     assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["cp-1"]
-    assert agent.capture(second, "cp-2", 2)[-1]["checkpoint"]["id"] == "cp-2"
+    agent.captured(second, "cp-2", 2)
 
 
 def test_why_an_agent_is_not_ready_is_in_its_log_once_per_change(agent, volume):

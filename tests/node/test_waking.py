@@ -212,7 +212,7 @@ def test_what_was_said_while_no_agent_ran_wakes(napper):
 def test_what_was_said_during_a_suspend_wakes_when_it_is_taken_back(napper):
     napper.nap()
     agent, place = napper.agent, napper.server.place
-    assert agent.capture(place, "cp")[-1]["checkpoint"]
+    agent.captured(place, "cp")
     napper.say("shell", "execute_request", {"code": "1"})
     assert agent.post(f"{napper.path}/thaw").status_code == 200
     assert napper.wakes()

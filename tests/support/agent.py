@@ -189,6 +189,14 @@ class Agent:
         body = {"checkpoint": checkpoint, "generation": generation}
         return self.events(f"/v1/sessions/{place.incarnation}/save", body, until)
 
+    def captured(self, place, checkpoint: str, generation: int = 1) -> dict:
+        """The checkpoint of a capture that succeeds."""
+        return _made(self.capture(place, checkpoint, generation), checkpoint)
+
+    def saved(self, place, checkpoint: str, generation: int = 1) -> dict:
+        """The checkpoint of a save point that succeeds."""
+        return _made(self.save(place, checkpoint, generation), checkpoint)
+
     def restore(self, place, checkpoint: str, until=None, **more):
         path = f"/v1/sessions/{place.incarnation}/restore"
         body = {"checkpoint": checkpoint, **more}
@@ -203,17 +211,24 @@ class Agent:
         self.post(f"/v1/sessions/{place.incarnation}/cancel").raise_for_status()
 
     def suspend(self, place, checkpoint: str, generation: int = 1) -> None:
-        ended = self.capture(place, checkpoint, generation)[-1]
-        assert ended.get("checkpoint"), ended
+        self.captured(place, checkpoint, generation)
         self.release(place, checkpoint)
 
-    def come_back(self, place, checkpoint: str) -> None:
+    def come_back(self, place, checkpoint: str) -> "Place":
+        """Where it is then."""
         ended = self.restore(place, checkpoint)[-1]
         assert ended.get("tree"), ended
+        return place
 
     def tree(self, place) -> dict:
         response = self.get(f"/v1/sessions/{place.incarnation}")
         return {"status": response.status_code, **response.json()}
+
+
+def _made(events: list[dict], checkpoint: str) -> dict:
+    assert events[-1].get("checkpoint"), events[-1]
+    assert events[-1]["checkpoint"]["id"] == checkpoint
+    return events[-1]["checkpoint"]
 
 
 def in_step(step: str, do=lambda: None):

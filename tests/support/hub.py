@@ -222,6 +222,17 @@ class HubUnderTest:
         found = model.get("servers", {}).get(name)
         return dict(found) if found else None
 
+    def start_server(self, user: str, name: str = "") -> None:
+        """By the API; it is ready then."""
+        where = f"servers/{quote(name)}" if name else "server"
+        answer = self.api("POST", f"users/{quote(user)}/{where}")
+        assert answer.status_code in {201, 202}, answer.text
+        self.comes_up(user, name)
+
+    def comes_up(self, user: str, name: str = "") -> None:
+        up = lambda: (self.server(user, name) or {}).get("ready")  # noqa: E731
+        wait_until(up, 60, self.log)
+
     def stop_server(self, user: str, name: str = "") -> requests.Response:
         where = f"servers/{quote(name)}" if name else "server"
         answer = self.api("DELETE", f"users/{quote(user)}/{where}")

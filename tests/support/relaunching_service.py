@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.linux import processes, procfs
 from jupyterhub_gpu_reclaim.node.sessions.placements import LocalPlacements
 from jupyterhub_gpu_reclaim.session_init import session_init
-from tests.support.hub import wait_until
+from tests.support.hub import HubUnderTest, wait_until
 from tests.support.unix_server import Answers, UnixServer
 
 TOKEN = "spawner-token-of-the-tests"
@@ -131,12 +131,20 @@ class RelaunchingService:
         self.captured.add((user, server))
         return saved
 
+    def suspend(self, hub: HubUnderTest, user: str, server: str = "") -> None:
+        self.capture(user, server)
+        hub.stop_server(user, server)
+
     def thaw(self, user: str, server: str = "") -> None:
         """Let a captured session go on; its checkpoint is discarded."""
         for process in self.tree(user, server).processes:
             os.kill(process.pid, signal.SIGCONT)
+        self.put_aside(user, server)
+
+    def put_aside(self, user: str, server: str = "") -> Any:
+        """Have nothing saved of it any more; what that was."""
         self.captured.discard((user, server))
-        self.saved.pop((user, server), None)
+        return self.saved.pop((user, server), None)
 
     def reset(self) -> None:
         """Forget everything and answer again; for tests that share one double."""
