@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -54,22 +55,19 @@ def test_what_is_missing_is_said(machine):
 
 
 def test_two_at_once_never_count_on_the_same_memory(machine):
-    memory, together, outcomes = HostMemory(), threading.Barrier(8), []
+    memory, together = HostMemory(), threading.Barrier(8)
 
-    def restore() -> None:
+    def restore(_) -> str:
         together.wait()
         try:
             memory.promise(operation(), need(5))
-            outcomes.append("promised")
         except Refused:
-            outcomes.append("refused")
+            return "refused"
+        return "promised"
 
-    threads = [threading.Thread(target=restore) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(outcomes) == ["promised"] * 2 + ["refused"] * 6
+    with ThreadPoolExecutor(8) as threads:
+        outcomes = sorted(threads.map(restore, range(8)))
+    assert outcomes == ["promised"] * 2 + ["refused"] * 6
 
 
 def test_what_is_in_use_already_is_not_counted_twice(machine):

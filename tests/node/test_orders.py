@@ -5,8 +5,8 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -48,16 +48,8 @@ def step_of(events: list[dict], name: str, state: str = "done") -> dict:
 
 
 def test_capture_twice_attaches_repeats_its_end_and_says_what_it_took(agent, counter):
-    heard: list[list[dict]] = []
-    threads = [
-        threading.Thread(target=lambda: heard.append(agent.capture(counter, "cp", 3)))
-        for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
+    with ThreadPoolExecutor(2) as both:
+        heard = [*both.map(lambda _: agent.capture(counter, "cp", 3), range(2))]
     events, info = heard[0], heard[0][-1]["checkpoint"]
     assert info["id"] == "cp"
     assert heard[1][-1] == events[-1]

@@ -2,13 +2,13 @@ import os
 import random
 import stat
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
     NotFound,
-    ReclaimError,
     StoreError,
 )
 from jupyterhub_gpu_reclaim.common.models import SessionKey
@@ -75,25 +75,17 @@ def test_writer_with_many_threads_and_odd_buffers_keeps_every_byte(root, clock):
         for n in range(6)
     }
     sizes = [source.choice((1, 13, 4096, 65536, 300_000)) for _ in range(4000)]
-    errors = []
 
     def fill(name, data):
-        try:
-            view, at = memoryview(data), 0
-            with writer.file(name) as file:
-                for size in sizes:
-                    file.write(view[at : at + size])
-                    at += size
-                file.write(view[at:])
-        except ReclaimError as error:
-            errors.append(error)
+        view, at = memoryview(data), 0
+        with writer.file(name) as file:
+            for size in sizes:
+                file.write(view[at : at + size])
+                at += size
+            file.write(view[at:])
 
-    threads = [threading.Thread(target=fill, args=item) for item in plain.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not errors
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(fill, plain, plain.values()))
     assert writer.logical_bytes == sum(map(len, plain.values()))
     writer.commit()
     assert len(files_under(root / "packs")) > 6
@@ -111,17 +103,9 @@ def test_stream_gives_chunks_not_the_whole(repository, begin):
 def test_checkpoint_read_by_several_threads_is_right(repository, begin):
     commit_one(begin, a=RANDOM, b=RANDOM[::-1])
     checkpoint = repository.open("c1")
-    found = {}
-
-    def read(number):
-        found[number] = checkpoint.read("ab"[number % 2])
-
-    threads = [threading.Thread(target=read, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert all(found[n] == (RANDOM, RANDOM[::-1])[n % 2] for n in range(6))
+    with ThreadPoolExecutor(6) as threads:
+        found = [*threads.map(checkpoint.read, "ab" * 3)]
+    assert found == [RANDOM, RANDOM[::-1]] * 3
 
 
 def test_zero_memory_is_hardly_stored(begin):

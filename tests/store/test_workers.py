@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -123,14 +124,8 @@ def test_pipe_fed_in_odd_parts_and_files_beside_read_back(store):
 
 def test_two_pipes_at_once_read_back(store):
     writer = begin(store)
-    threads = [
-        threading.Thread(target=take, args=(writer, name, PLAIN[at:]))
-        for at, name in enumerate("ab")
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(2) as both:
+        list(both.map(lambda at: take(writer, "ab"[at], PLAIN[at:]), range(2)))
     writer.commit()
     for at, name in enumerate("ab"):
         assert store.open("c1").read(name) == PLAIN[at:]

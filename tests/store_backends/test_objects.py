@@ -4,7 +4,7 @@ import itertools
 import json
 import logging
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -239,12 +239,6 @@ def test_azure_and_google_are_opened_by_the_same_code(tmp_path):
 
 def test_writers_of_several_threads_hold_bounded_memory(s3, bucket):
     backend = open_backend(spec(s3, bucket))
-    threads = [
-        threading.Thread(target=put, args=(backend, f"packs/a/{n}", BIG))
-        for n in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda n: put(backend, f"packs/a/{n}", BIG), range(3)))
     assert [e.length for e in backend.list("packs/")] == [len(BIG)] * 3
