@@ -12,8 +12,8 @@ from tests.support.docker import (
     daemon,
     hub_beside,
     options,
+    own_folder,
     packed,
-    short_folder,
     suspend,
 )
 from tests.support.elsewhere import phase, reclaim, suspended, wait
@@ -28,7 +28,7 @@ ORPHAN_GRACE = Settings().orphan_grace
 pytestmark = [pytest.mark.timeout(240), pytest.mark.root]
 
 
-folder = pytest.fixture(short_folder, scope="module")
+folder = pytest.fixture(own_folder, scope="module")
 docker = pytest.fixture(daemon, scope="module")
 agent = pytest.fixture(agent_beside, scope="module")
 

@@ -7,7 +7,7 @@ one that the test has made for itself (``tests/support/network.py``).
 
 import pytest
 
-from tests.support.docker import agent_beside, daemon, hub_beside, short_folder, suspend
+from tests.support.docker import agent_beside, daemon, hub_beside, own_folder, suspend
 from tests.support.elsewhere import phase, wait
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.root]
@@ -22,7 +22,7 @@ c.JupyterHub.hub_connect_url = f"http://{gateway}:{{hub}}"
 c.DockerSpawner.network_name = {name!r}
 """
 
-folder = pytest.fixture(short_folder)
+folder = pytest.fixture(own_folder)
 agent = pytest.fixture(agent_beside)
 
 

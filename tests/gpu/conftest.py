@@ -6,17 +6,15 @@ the frameworks that its users have; what a machine lacks is skipped by name.
 
 import ast
 import os
-import shutil
 import socket
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
 from tests.checkpoint.conftest import REPL
-from tests.support.agent import Agent, Jupyter, criu_folder, wait_for
+from tests.support.agent import Agent, Jupyter, criu_folder, short_folder, wait_for
 from tests.support.agent import places as make_places
 
 PATIENCE = 90
@@ -61,20 +59,17 @@ def driver():
 
 @pytest.fixture(scope="session")
 def folder():
-    path = Path(tempfile.mkdtemp(prefix="gra-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    with short_folder() as path:
+        yield path
 
 
 @pytest.fixture(scope="session")
 def agent(folder, driver):
     if os.geteuid() != 0:
         pytest.skip("needs root: the agent enters namespaces")
-    made = Agent(folder, criu_folder())
-    made.start("--AgentApp.gpu_lock_seconds=1")
-    yield made
-    made.kill()
-    print(made.log.read_text())
+    with Agent(folder, criu_folder()) as made:
+        made.start("--AgentApp.gpu_lock_seconds=1")
+        yield made
 
 
 places = pytest.fixture(make_places)

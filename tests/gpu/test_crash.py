@@ -18,11 +18,9 @@ def fragile(folder, driver):
     """An agent to be killed, of a realm of its own."""
     inside = folder / "crash"
     inside.mkdir(exist_ok=True)
-    made = Agent(inside, criu_folder())
-    made.start()
-    yield made
-    made.kill()
-    print(made.log.read_text())
+    with Agent(inside, criu_folder()) as made:
+        made.start()
+        yield made
 
 
 @pytest.fixture

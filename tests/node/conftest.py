@@ -2,9 +2,7 @@
 
 import contextlib
 import os
-import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -25,15 +23,7 @@ from jupyterhub_gpu_reclaim.store.repository import Repository
 from tests.store.doubles import KEYS
 from tests.support import agent as support
 from tests.support import fake_cards, gpu
-from tests.support.agent import running_agent
-
-
-@contextlib.contextmanager
-def short_folder():
-    """A folder with a short path: Unix sockets stand in it."""
-    path = Path(tempfile.mkdtemp(prefix="gra-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+from tests.support.agent import running_agent, short_folder
 
 
 def shares_an_agent(node) -> bool:
@@ -55,10 +45,8 @@ def shared_agent(request):
             fake_cards.driver(library, folder, patch)
             if marker.kwargs["card"] == "counting":
                 fake_cards.counting(None, library, patch)
-        made = running_agent(folder)
-        yield made
-        made.kill()
-        print(made.log.read_text())
+        with running_agent(folder) as made:
+            yield made
 
 
 @pytest.fixture

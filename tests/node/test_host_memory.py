@@ -151,12 +151,10 @@ def crowded(folder, monkeypatch):
 
     tell(64 * GIB)
     monkeypatch.setenv("CROWDED_MEMINFO", str(meminfo))
-    made = Agent(folder, criu_folder())
-    made.program = "tests.support.altered_agents:crowded"
-    made.start()
-    yield made, tell
-    made.kill()
-    print(made.log.read_text())
+    with Agent(folder, criu_folder()) as made:
+        made.program = "tests.support.altered_agents:crowded"
+        made.start()
+        yield made, tell
 
 
 def test_a_session_is_not_brought_back_into_memory_that_is_not_there(

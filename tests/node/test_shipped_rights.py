@@ -15,8 +15,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds import rights
 from jupyterhub_gpu_reclaim.linux import capabilities, procfs
-from tests.node.conftest import short_folder
-from tests.support.agent import criu_folder, goes_on, wait_for
+from tests.support.agent import criu_folder, goes_on, short_folder, wait_for
 from tests.support.agent import places as make_places
 from tests.support.process_rights import (
     DOCKERS_DEFAULT,

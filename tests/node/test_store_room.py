@@ -110,12 +110,10 @@ def small_agent(folder):
     options = ["-t", "tmpfs", "-o", f"size={STORE_MB}m,mode=0700", "tmpfs", str(store)]
     subprocess.run(["mount", *options], check=True)
     try:
-        made = running_agent(folder)
-        yield made
-        for one in made.get("/v1/checkpoints").json():
-            made.post(f"/v1/checkpoints/{one['id']}/discard")
-        made.kill()
-        print(made.log.read_text())
+        with running_agent(folder) as made:
+            yield made
+            for one in made.get("/v1/checkpoints").json():
+                made.post(f"/v1/checkpoints/{one['id']}/discard")
     finally:
         subprocess.run(["umount", "-l", str(store)], check=True)
 

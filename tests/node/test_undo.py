@@ -292,11 +292,8 @@ def test_full_state_folder_lets_a_captured_tree_go_on(agent_on_small_disk, count
 
 @pytest.fixture
 def agent_on_small_disk(folder):
-    with full_disk(folder / "state"):
-        made = running_agent(folder)
+    with full_disk(folder / "state"), running_agent(folder) as made:
         yield made
-        made.kill()
-        print(made.log.read_text())
 
 
 class CommitHadWon:

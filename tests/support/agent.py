@@ -4,13 +4,16 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import httpx
 import pytest
@@ -124,6 +127,13 @@ class Agent:
 
     def said(self) -> str:
         return self.log.read_bytes()[self._heard :].decode()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        print(self.log.read_text())
 
     def kill(self) -> None:
         if self.popen is not None:
@@ -254,6 +264,14 @@ def refused_agent(folder: Path, *words: str) -> str:
         )
     assert started.wait(PATIENCE) != 0
     return log.read_text()
+
+
+@contextlib.contextmanager
+def short_folder():
+    """A folder with a short path: UNIX sockets stand in it."""
+    path = Path(tempfile.mkdtemp(prefix="gra-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def running_agent(folder: Path) -> Agent:

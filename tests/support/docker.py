@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from demo.stack import free_port
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 from jupyterhub_gpu_reclaim.node.sessions.docker_placements import DockerEngine
-from tests.support.agent import PATIENCE, Agent, criu_folder, wait_for
+from tests.support.agent import PATIENCE, Agent, criu_folder, short_folder, wait_for
 from tests.support.containers import run
 from tests.support.elsewhere import reclaim, suspended, wait
 from tests.support.hub import HubUnderTest, proxy_command
@@ -186,11 +185,9 @@ class Docker:
                 run("umount", "-l", mount.target)
 
 
-def short_folder():
-    """A folder with a short path: UNIX sockets stand in it."""
-    path = Path(tempfile.mkdtemp(prefix="grd-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+def own_folder():
+    with short_folder() as path:
+        yield path
 
 
 def daemon(folder: Path, network: Sequence[str] = NO_NETWORK):
