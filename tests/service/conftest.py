@@ -408,7 +408,10 @@ class Running:
         return answer
 
 
-def _failure(response: HTTPResponse) -> Failure:
+def _failure(response: HTTPResponse | Answer, status: int = 0) -> Failure:
+    """What a call has failed with."""
+    told = response.status if isinstance(response, Answer) else response.code
+    assert status in {0, told}
     return msgspec.json.decode(response.body, type=Failure)
 
 

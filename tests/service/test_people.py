@@ -172,15 +172,13 @@ async def test_call_without_a_valid_token_says_what_is_wrong(
     service, failure, token, code
 ):
     response = await service.call("api/sessions", token)
-    assert response.code == 401
-    assert failure(response).code == code
+    assert failure(response, 401).code == code
     assert "WWW-Authenticate" in response.headers
 
 
 async def test_call_without_access_to_the_service_is_forbidden(service, failure):
     response = await service.call("api/sessions", "token-stranger")
-    assert response.code == 403
-    assert failure(response).code == "forbidden"
+    assert failure(response, 403).code == "forbidden"
 
 
 async def test_call_while_the_hub_is_broken_says_that_the_hub_does_not_answer(
@@ -188,8 +186,7 @@ async def test_call_while_the_hub_is_broken_says_that_the_hub_does_not_answer(
 ):
     service.hub.settings["broken"] = True
     response = await service.call("api/sessions")
-    assert response.code == 503
-    assert failure(response).code == "hub_unreachable"
+    assert failure(response, 503).code == "hub_unreachable"
     assert failure(response).retryable
 
 
@@ -199,15 +196,13 @@ async def test_call_while_the_hub_is_silent_says_so_within_a_limit(
     monkeypatch.setattr(base, "LOGIN_LIMIT", 0.3)
     service.hub.settings["silent"] = True
     response = await service.call("api/sessions")
-    assert response.code == 503
-    assert failure(response).code == "hub_unreachable"
+    assert failure(response, 503).code == "hub_unreachable"
 
 
 async def test_suspend_in_the_wrong_phase_is_refused_with_its_reason(service, failure):
     service.control.put("ada", phase=Phase.RESUMING)
     response = await service.call("api/sessions/ada/-/suspend", method="POST")
-    assert response.code == 409
-    assert failure(response).code == "wrong_phase"
+    assert failure(response, 409).code == "wrong_phase"
 
 
 @pytest.mark.parametrize(
@@ -228,8 +223,7 @@ async def test_keep_with_a_body_that_does_not_fit_is_a_bad_request(
 ):
     service.control.put("ada")
     response = await service.call("api/sessions/ada/-/keep", method="POST", body=body)
-    assert response.code == 400
-    assert failure(response).code == "invalid"
+    assert failure(response, 400).code == "invalid"
     assert "Traceback" not in response.body.decode()
     assert service.control.calls == []
 
@@ -320,8 +314,7 @@ async def test_names_with_unusual_characters_survive_the_path(service):
 
 async def test_path_that_is_not_utf8_is_a_bad_request(service, failure):
     response = await service.call("api/sessions/%ff%fe/-", "token-root")
-    assert response.code == 400
-    assert failure(response).code == "invalid"
+    assert failure(response, 400).code == "invalid"
 
 
 async def test_method_that_a_route_lacks_names_those_it_has(service, failure):
@@ -333,15 +326,13 @@ async def test_method_that_a_route_lacks_names_those_it_has(service, failure):
 
 async def test_address_that_is_not_there_is_not_found_as_json(service, failure):
     response = await service.call("api/nothing")
-    assert response.code == 404
-    assert failure(response).message == "There is nothing at this address."
+    assert failure(response, 404).message == "There is nothing at this address."
 
 
 async def test_surprise_is_told_without_details(service, failure, caplog):
     service.control.views = None  # what no code of ours expects
     response = await service.call("api/sessions")
-    assert response.code == 500
-    assert failure(response).code == "internal"
+    assert failure(response, 500).code == "internal"
     assert b"NoneType" not in response.body
     assert "NoneType" in caplog.text
 

@@ -40,8 +40,7 @@ def client(service):
 async def test_spawner_call_is_not_there_by_tcp(service, failure, token, path):
     body = msgspec.to_builtins(PLACE)
     response = await service.call(f"api/spawner/{path}", token, "POST", body)
-    assert response.code == 404
-    assert failure(response).code == "invalid"
+    assert failure(response, 404).code == "invalid"
     response = await service.call("api/spawner/progress/ada/train", token)
     assert response.code == 404
     assert service.control.calls == []
@@ -94,8 +93,7 @@ async def test_calls_without_an_answer_pass_the_placement_on(service, client):
 )
 async def test_placement_that_does_not_fit_is_a_bad_request(service, failure, body):
     response = await service.spawner("placed", body)
-    assert response.status == 400
-    assert failure(response).code == "invalid"
+    assert failure(response, 400).code == "invalid"
     assert service.control.calls == []
 
 
@@ -104,8 +102,7 @@ async def test_deletion_whose_order_is_no_name_is_a_bad_request(
     service, failure, order
 ):
     response = await service.spawner("forget", {"user": "ada", "order": order})
-    assert response.status == 400
-    assert failure(response).code == "invalid"
+    assert failure(response, 400).code == "invalid"
     assert service.control.calls == []
 
 
@@ -117,8 +114,7 @@ async def test_progress_gives_the_steps_after_those_already_seen(service, client
 
 async def test_progress_of_no_session_is_not_found(service, failure):
     response = await service.spawner("progress/ada/train", None, "GET")
-    assert response.status == 404
-    assert failure(response).code == "unknown_session"
+    assert failure(response, 404).code == "unknown_session"
 
 
 async def test_progress_that_fails_on_the_way_ends_with_the_failure(service, client):
@@ -136,5 +132,4 @@ async def test_progress_after_something_that_is_no_number_is_a_bad_request(
     service.control.put("ada", "train")
     path = f"progress/ada/train?after={after}"
     response = await service.spawner(path, None, "GET")
-    assert response.status == 400
-    assert failure(response).code == "invalid"
+    assert failure(response, 400).code == "invalid"
