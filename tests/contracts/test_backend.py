@@ -1,7 +1,7 @@
 """What every backend must do, run on every backend."""
 
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -77,26 +77,18 @@ def test_publish_of_existing_name_is_refused(backend):
 
 
 def test_publish_by_many_at_once_stands_once(backend):
-    outcomes = []
-
-    def publish(number: int) -> None:
+    def won(number: int) -> bool:
         try:
             backend.publish("manifests/a.json", b"%d" % number * 50_000)
         except ObjectExists:
-            outcomes.append(None)
-        else:
-            outcomes.append(number)
+            return False
+        return True
 
-    threads = [threading.Thread(target=publish, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    winners = [number for number in outcomes if number is not None]
-    assert len(outcomes) == 4
-    assert len(winners) == 1
+    with ThreadPoolExecutor(4) as threads:
+        outcomes = [*threads.map(won, range(4))]
+    assert outcomes.count(True) == 1
     data = backend.read("manifests/a.json", 0, 100_000)
-    assert data == b"%d" % winners[0] * 50_000
+    assert data == b"%d" % outcomes.index(True) * 50_000
 
 
 def test_replace_of_what_stands_takes_its_place(backend):
@@ -176,11 +168,8 @@ def test_writers_of_several_threads_do_not_mix(backend):
     def fill(number: int) -> None:
         write(backend, f"packs/a/{number}", *[bytes([number]) * 1000] * 50)
 
-    threads = [threading.Thread(target=fill, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(fill, range(8)))
     for number in range(8):
         data = backend.read(f"packs/a/{number}", 0, 100_000)
         assert data == bytes([number]) * 50_000
