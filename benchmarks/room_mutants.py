@@ -163,11 +163,11 @@ MUTANTS = (
     ),
     Mutant(
         "store_backends",
-        "test_read_ahead",
-        f"{PACKAGE}/store/backends/proxies.py",
-        "return (name, offset) in self._ends",
-        "return False",
-        "Nothing is read ahead: each block is a request of its own.",
+        "test_objects",
+        f"{PACKAGE}/store/backends/object_errors.py",
+        'if word in _FULL or status == "507":',
+        "if word in _FULL:",
+        "An object store that is full (507) counts as one that does not answer.",
     ),
     Mutant(
         "simulation",
