@@ -17,11 +17,8 @@ import contextlib
 import functools
 import inspect
 import logging
-import os
-import signal
 import time
 from contextvars import ContextVar
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -224,28 +221,8 @@ async def _start(service: Any, start: Callable[[], Any]) -> None:
         except Exception:  # no memory for a process, say
             service.log.critical("gpu-reclaim: cannot start the service", exc_info=True)
             await asyncio.sleep(_LOOK)
-    spawner = service.spawner
-    poll = spawner.poll
-
-    async def look() -> Any:
-        if _is_stopped(spawner.pid):
-            service.log.error("gpu-reclaim: the service was stopped, and is ended")
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(spawner.pid, signal.SIGKILL)
-        return await poll()
-
-    spawner.poll = look
-    spawner.poll_interval = _LOOK
-    spawner.start_polling()
-
-
-def _is_stopped(pid: int) -> bool:
-    # By a signal; a debugger's hold is another state.
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] == "T"
+    service.spawner.poll_interval = _LOOK
+    service.spawner.start_polling()
 
 
 async def _hold_address(service: Any) -> None:

@@ -74,7 +74,6 @@ def warnings(hub: Any, environment: Mapping[str, str]) -> list[str]:
         *_ends(hub),
         *pages.hidden(hub.template_paths, f"{hub.data_files_path}/templates"),
         *cullers.early(hub.services, times),
-        *_contradictions(times),
     ]
 
 
@@ -126,16 +125,5 @@ def _ends(hub: Any) -> list[str]:
             "c.JupyterHub.shutdown_on_logout is True: users who log out end their"
             " running servers, and nothing is saved. Take it out: an unused session is"
             " suspended."
-        )
-    return found
-
-
-def _contradictions(times: cullers.IdleTimes) -> list[str]:
-    found = []
-    if times.warn_for > times.idle_after > 0:
-        found.append(
-            f"ReclaimService.warn_for ({times.warn_for:g}) is longer than"
-            f" IdlePolicy.idle_after ({times.idle_after:g}): a session is warned for"
-            " longer than it has to be idle."
         )
     return found

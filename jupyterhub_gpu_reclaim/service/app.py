@@ -96,8 +96,6 @@ class ReclaimService(Application, Options):
     def _default_log_level(self) -> int:
         return logging.INFO
 
-    _ready = False
-
     def initialize(self, argv: list[str] | None = None) -> None:
         """Read the settings of ``configure(c)``, which has judged them, and words."""
         words = json.loads(os.environ.get(OPTIONS, "[]"))
@@ -134,20 +132,17 @@ class ReclaimService(Application, Options):
             )
             parts = self._controller(hub, journal)
             async with parts as (controller, events, nodes):
+                await controller.start()
                 front.open(
                     self._application(
                         environment, state, controller, events, hub=hub, nodes=nodes
                     )
                 )
-                if not await _done_before(ending, controller.start()):
-                    return
-                self._ready = True
                 log.info("service: ready at %s", environment.prefix)
                 if await _done_before(ending, _lost(journal)):
                     what = "The journal was lost: its database let go of our lock."
                     raise StoreError(Reason.INTERNAL, detail=what)
         finally:
-            self._ready = False
             front.close(Reason.SERVICE_STARTING)
             journal.close()
 
@@ -294,7 +289,6 @@ class ReclaimService(Application, Options):
             trust_plain_http=self.trust_plain_http,
             limits=Limits(set_aside_days=self.set_aside_days),
             refused=None if events is None else events.refused,
-            ready=lambda: self._ready,
         )
         return application(context, cookie_secret=state.secret("cookie_secret"))
 
@@ -359,7 +353,8 @@ async def run(environment: HubEnvironment) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
-    lifeline.watch(lifeline.die_with_parent(lifeline.hub_of(os.environ)), ending.set)
+    if lifeline.die_with_parent(lifeline.hub_of(os.environ)):
+        return 0
     guard = asyncio.ensure_future(lifeline.end_if_hung())
     front = Front(environment)
     server = door(front, max_body=MAX_BODY, files=raise_file_limit(), xheaders=True)

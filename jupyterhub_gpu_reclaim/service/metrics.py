@@ -43,15 +43,6 @@ OPERATIONS = ("suspend", "resume", "save", "nap", "wake")
 OUTCOMES = ("ok", "failed")
 #: An agent that answers may be unable to save sessions (unready).
 AGENT_STATES = ("ready", "unready", "silent")
-#: The agent's steps, as ``capture.py``, ``restore.py``, ``save.py`` and ``nap.py`` in
-#: ``node/workflows`` name them.
-STEPS = {
-    "suspend": "preflight gpu connections dump files rehearsal commit",
-    "resume": "check files programs memory gpu answer",
-    "save": "preflight gpu dump files thaw save rehearsal commit",
-    "nap": "preflight gpu",
-    "wake": "room gpu",
-}
 
 
 class Exporter(Collector):
@@ -236,16 +227,10 @@ def _durations(now: MetricsSnapshot) -> Iterator[Metric]:
         "Time that a session stood still while it was saved.",
         now.counters.still,
     )
-    usual = {
-        (one, step) for one, steps_of in STEPS.items() for step in steps_of.split()
-    }
     yield _histogram(
         "step_duration_seconds",
         "Time that one step of a suspend, a resume, a save, a nap or a wake took.",
-        [
-            (*each, steps.get(each, Histogram()))
-            for each in sorted(usual | steps.keys())
-        ],
+        [(*each, steps[each]) for each in sorted(steps)],
         "operation step",
     )
 

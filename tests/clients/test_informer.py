@@ -13,7 +13,7 @@ from jupyterhub_gpu_reclaim.service.clients.informer import (
     STALE,
     Informer,
 )
-from jupyterhub_gpu_reclaim.service.clients.kubernetes import Busy, Expired
+from jupyterhub_gpu_reclaim.service.clients.kubernetes import Busy
 from jupyterhub_gpu_reclaim.service.clients.pods import (
     Meta,
     Pod,
@@ -105,7 +105,7 @@ async def test_a_watch_goes_on_where_the_last_one_ended():
     assert uids(mirror) == ["b"]
 
 
-@pytest.mark.parametrize("fault", [Expired("410"), Busy("503"), Busy("cut")])
+@pytest.mark.parametrize("fault", [Busy("503"), Busy("cut")])
 async def test_whatever_breaks_a_watch_costs_a_new_list(fault):
     watches = [[event("ADDED", "wrong"), fault]]
     mirror, script, _ = await run([pods("5", "a"), pods("20", "c")], watches)

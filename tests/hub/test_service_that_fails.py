@@ -111,12 +111,6 @@ def test_service_that_is_killed_is_back_each_time(stack, times):
     assert caller.got["unauthenticated"] > times
 
 
-def test_service_that_somebody_has_stopped_is_replaced(stack):
-    came_back(stack, stack.end_service(signal.SIGSTOP))
-    assert "the service was stopped, and is ended" in stack.hub.log()
-    assert stack.lives()
-
-
 def test_hub_with_settings_that_make_no_sense_lives_and_says_which(dead):
     stack = dead
     stack.start('idle_after="30m", idel_after=3, min_agee=1')

@@ -285,7 +285,6 @@ async def test_suspended_session_says_that_it_cannot_come_back_now(service, what
     for answer in (
         await ada.get(""),
         await ada.get("sessions/ada/-"),
-        await ada.part("sessions/ada/-/card"),
     ):
         page = answer.body.decode()
         assert page.count(told) == 1  # of the one that is suspended

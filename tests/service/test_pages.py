@@ -133,19 +133,6 @@ async def test_keep_for_no_sensible_time_is_a_bad_request(service, browser, seco
     assert service.control.calls == []
 
 
-async def test_fragment_is_one_card(service, browser):
-    service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="c1")
-    page = (await browser.part("sessions/ada/-/card")).body.decode()
-    tags = Tags(page)
-    assert [card["data-session"] for card in tags.all("article")] == ["ada/"]
-    assert not tags.all("html")
-
-
-async def test_fragment_without_a_login_is_not_led_to_one(service):
-    response = await Browser(service, "").get("sessions/ada/-/card")
-    assert response.code == 401
-
-
 @pytest.mark.parametrize(
     ("failure", "says", "not_says", "order", "called"),
     [
@@ -222,7 +209,7 @@ async def test_names_and_reasons_are_escaped(service):
     root = Browser(service, "token-root")
     page = await root.text(f"sessions/{view.key.path}")
     sources = [one.get("src") for one in Tags(page).all("script")]
-    scripts = ["times.js", "health.js", "one.js"]
+    scripts = ["times.js", "health.js", "own.js"]
     assert sources == [f"/services/gpu-reclaim/static/{one}" for one in scripts]
     assert "alert(1)</script>" not in page
 
@@ -251,7 +238,7 @@ async def test_every_form_carries_the_token_and_every_button_a_name(service, bro
 
 
 async def test_static_files_are_served_without_a_login(service):
-    for name in ("service.css", "manager.css", "live.js", "times.js", "mine.js"):
+    for name in ("service.css", "manager.css", "live.js", "times.js", "own.js"):
         response = await service.call(f"static/{name}", "")
         assert response.code == 200
         assert response.headers["Cache-Control"] == "no-cache"

@@ -203,7 +203,8 @@ def test_events_pass_the_proxy_at_once(stack):
         assert stream.headers["Content-Type"] == "text/event-stream"
         lines = stream.iter_lines()
         data = next(line for line in lines if line.startswith(b"data: "))
-        assert json.loads(data.removeprefix(b"data: ")) == ["ada/train"]
+        view = json.loads(data.removeprefix(b"data: "))
+        assert view["key"] == {"user": "ada", "server": "train"}
 
 
 def test_metrics_come_from_the_running_orchestrator(stack):

@@ -12,11 +12,19 @@ from unittest import mock
 
 import jupyterhub.spawner
 import pytest
+from traitlets import Bool
 
-from jupyterhub_gpu_reclaim.hub.local.spawner import SimpleReclaimLocalSpawner
+from jupyterhub_gpu_reclaim.hub.local.spawner import ReclaimLocalSpawner
 from jupyterhub_gpu_reclaim.hub.spawner.state import KEY
 from tests.support import light_mocksu
 from tests.support.upstream_differences import FAILS, RACES
+
+
+class SimpleReclaimLocalSpawner(ReclaimLocalSpawner):
+    """Sessions of the Hub's own user, as those of ``SimpleLocalProcessSpawner``."""
+
+    run_as_hub_user = Bool(True).tag(config=True)
+
 
 jupyterhub.spawner.SimpleLocalProcessSpawner = SimpleReclaimLocalSpawner
 #: Seconds that a busy machine may take where a test expects a server at once.

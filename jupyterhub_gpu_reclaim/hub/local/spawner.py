@@ -314,11 +314,3 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
             await session.wait(self.kill_timeout)
         launcher.remove_cgroups(_CGROUP_PARENT, self.reclaim_launch.incarnation)
         self.reclaim_take(Location())
-
-
-class SimpleReclaimLocalSpawner(ReclaimLocalSpawner):
-    """Sessions of the Hub's own user: for demonstrations, without system users."""
-
-    run_as_hub_user = Bool(True, help=SessionProcessSpawner.run_as_hub_user.help).tag(
-        config=True
-    )

@@ -94,4 +94,3 @@ class Context:
     #: Limit for each person's changes of each session; all of them are journalled.
     changes: Throttle = field(default_factory=lambda: Throttle(30, per_minute=10))
     refused: Callable[[Refusal], None] | None = None  #: takes refusals; never raises
-    ready: Callable[[], bool] = lambda: True  #: whether the start is over

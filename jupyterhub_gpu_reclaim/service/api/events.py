@@ -27,7 +27,7 @@ class Events(Streaming, PersonRoute):
 
     @operation(
         "Follow the sessions: `event: session` with a SessionView at the start and at"
-        " every change; `event: present` with the keys of all that there are",
+        " every change",
         answer=str,
         query=(
             Query(
@@ -68,32 +68,18 @@ class Events(Streaming, PersonRoute):
                     begun = True
                     self.write(f"retry: {_RETRY}\n\n")
                     if whole:
-                        self._send_present()
+                        self._send_all()
                 if not await flushed(self, limit=limits.stalled):
                     return
 
-    def _send_present(self) -> None:
-        seen = [
-            view
-            for view in self.context.control.users.sessions()
-            if self._is_wanted(view)
-        ]
-        self._write_event("present", [str(view.key) for view in seen])
-        for view in seen:
+    def _send_all(self) -> None:
+        for view in self.context.control.users.sessions():
             self._send_session(view)
 
     def _send_session(self, view: SessionView) -> None:
-        if self._is_wanted(view):
-            self._write_event("session", view)
-
-    def _is_wanted(self, view: SessionView) -> bool:
-        return self._user in {"", view.key.user} and self.person.may_see(view.key)
-
-    def _write_event(self, name: str, value: object) -> None:
-        # codec.encode never makes a line break, so one data line is enough
-        self.write(
-            b"event: " + name.encode() + b"\ndata: " + codec.encode(value) + b"\n\n"
-        )
+        if self._user in {"", view.key.user} and self.person.may_see(view.key):
+            # codec.encode never makes a line break, so one data line is enough
+            self.write(b"event: session\ndata: " + codec.encode(view) + b"\n\n")
 
 
 ROUTES: tuple[type[Route], ...] = (Events,)

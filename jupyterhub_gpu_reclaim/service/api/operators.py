@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common.drain import HERE, DrainOrder, DrainReport
-from jupyterhub_gpu_reclaim.common.errors import NotFound, Unreachable
+from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -50,8 +50,6 @@ class Readyz(Route):
         errors=(503,),
     )
     async def get(self) -> None:
-        if not self.context.ready():
-            raise Unreachable(Reason.SERVICE_STARTING)
         self.answer(Health(version=__version__))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
     from jupyterhub_gpu_reclaim.service.clients.agents import Agents
     from jupyterhub_gpu_reclaim.service.clients.informer import Informer
-    from jupyterhub_gpu_reclaim.service.clients.pods import ClusterNode, Pod
+    from jupyterhub_gpu_reclaim.service.clients.kubernetes import Api
+    from jupyterhub_gpu_reclaim.service.clients.pods import Pod
 
     #: What the service asks: the machine's one agent, or those of a cluster.
     AnyAgent: TypeAlias = "AgentClient | AgentRouter"
@@ -61,24 +62,12 @@ LOOK_SECONDS = 5.0
 #: Seconds after which an order that was not taken is not given to another agent: what
 #: it was decided by, that a session runs for one, may not be so any more.
 _ORDER_SECONDS = 5.0
-#: Seconds between attempts to read a node's labels from a server that is too busy.
-NODE_WAITS = (0.5, 2.0)
-
-
-class Cluster(Protocol):
-    """Calls of ``kubernetes.Api`` beside the lists of pods."""
-
-    async def delete(self, pod: Pod, *, force: bool = False) -> None:
-        """Delete that very pod, if it is still there."""
-
-    async def node(self, name: str) -> ClusterNode:
-        """The node of that name."""
 
 
 class AgentRouter:
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Api,
         *,
         sessions: Informer,
         agents: Agents,
@@ -402,21 +391,15 @@ class AgentRouter:
         """The labels of its node that a session with a GPU needs again."""
         if not self._node_labels or not pod.wants_gpu:
             return {}
-        for wait in (*NODE_WAITS, None):
-            try:
-                labels = (await self._cluster.node(pod.node)).metadata.labels or {}
-                return {
-                    name: labels[name] for name in self._node_labels & labels.keys()
-                }
-            except (NotFound, Unreachable) as error:
-                if error.reason is not Reason.CLUSTER_UNREACHABLE:
-                    # The agent of the next node compares the cards themselves.
-                    _log.warning("%s: labels of %s: %s", pod.key, pod.node, error)
-                    return {}
-                if wait is None:
-                    raise
-                await asyncio.sleep(wait)
-        return {}
+        try:
+            labels = (await self._cluster.node(pod.node)).metadata.labels or {}
+        except (NotFound, Unreachable) as error:
+            if error.reason is Reason.CLUSTER_UNREACHABLE:
+                raise
+            # The agent of the next node compares the cards themselves.
+            _log.warning("%s: labels of %s: %s", pod.key, pod.node, error)
+            return {}
+        return {name: labels[name] for name in self._node_labels & labels.keys()}
 
     async def _delete(self, pod: Pod) -> None:
         """Delete a pod whose tree is dead.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,11 +18,12 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import Iterable
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import SessionKey
-    from jupyterhub_gpu_reclaim.service.clients.pods import Pod, Pods, WatchEvent
+    from jupyterhub_gpu_reclaim.service.clients.kubernetes import Api
+    from jupyterhub_gpu_reclaim.service.clients.pods import Pod, WatchEvent
 
 _log = logging.getLogger(__name__)
 
@@ -39,21 +40,9 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 REMEMBERED = 512
 
 
-class PodSource(Protocol):
-    """Implemented by ``kubernetes.Api``."""
-
-    async def pods(self, namespace: str, selector: str) -> Pods:
-        """List the pods."""
-
-    def watch(
-        self, namespace: str, selector: str, version: str
-    ) -> AsyncIterator[WatchEvent]:
-        """Yield what happens after that."""
-
-
 class Informer:
     def __init__(
-        self, source: PodSource, clock: Clock, *, namespace: str, selector: str
+        self, source: Api, clock: Clock, *, namespace: str, selector: str
     ) -> None:
         self._source = source
         self._clock = clock

@@ -3,7 +3,7 @@
 The only importer of ``kubernetes_asyncio`` in the service: KubeSpawner's own client, so
 that a Hub has it. It keeps nothing and repeats nothing: no answer in time is
 ``Unreachable``, and so is one that says "too busy" (:class:`Busy`, which says how long
-to wait) or "too old" (:class:`Expired`).
+to wait) or "too old" (410: list again).
 
 What it may do is :data:`RULES`; the chart's roles are tested against that table, and so
 are the calls.
@@ -78,13 +78,6 @@ class Busy(Unreachable):
         self.wait = wait  #: seconds that the server asks for
 
 
-class Expired(Unreachable):
-    """The requested version is too old for the server (410): list again."""
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(Reason.CLUSTER_UNREACHABLE, detail=detail)
-
-
 class Api:
     def __init__(self, api: client.ApiClient, *, limit: float = 15.0) -> None:
         self._api = api
@@ -138,8 +131,7 @@ class Api:
         """Yield what happens to them after a version, until the watch ends.
 
         Raises:
-            Expired: that version is too old.
-            Unreachable: it broke, or the line is dead.
+            Unreachable: it broke, the line is dead, or that version is too old.
         """
         asked = self._core.list_namespaced_pod(
             namespace,
@@ -258,8 +250,6 @@ def _error(status: int, text: str, wait: float = 0.0) -> Exception:
         return NotFound(Reason.UNKNOWN_SESSION, session="on that node", detail=detail)
     if status == 409:
         return Refused(Reason.OPERATION_IN_FLIGHT, operation="pod", detail=detail)
-    if status == 410:
-        return Expired(detail)
     return Busy(detail, wait=wait)
 
 

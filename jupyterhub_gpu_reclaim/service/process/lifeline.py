@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 #: Variable in our environment with the Hub's pid (``hub/config.py``).
@@ -29,43 +29,20 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SECRET_BYTES = 32
 
 
-def die_with_parent(starter: int = 0) -> int:
-    """Have SIGTERM sent when the parent ends; returns the process to :func:`watch`.
+def die_with_parent(starter: int = 0) -> bool:
+    """Have SIGTERM sent when the parent ends; returns whether it has ended before.
 
     The kernel does it even while the event loop is stuck. It does not notice a parent
     that ended before this call: another process has taken its place by then, which may
-    never end. Then the starter's pid is returned, as it has told it (0: unknown).
+    never end. So the starter's pid, as it has told it, is looked at (0: unknown).
     """
-    parent = os.getppid()
     checked(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0))
-    ended = starter and starter != parent and not _exists(starter)
-    return starter if ended else parent
+    return starter > 0 and starter != os.getppid() and not _exists(starter)
 
 
 def hub_of(environment: Mapping[str, str]) -> int:
     pid = environment.get(HUB_PID, "")
     return int(pid) if pid.isdecimal() else 0
-
-
-def watch(parent: int, on_end: Callable[[], None]) -> None:
-    """Call ``on_end`` once in the running loop when process ``parent`` has ended."""
-    loop = asyncio.get_running_loop()
-    try:
-        descriptor = os.pidfd_open(parent)
-    except ProcessLookupError:
-        loop.call_soon(on_end)
-        return
-    if os.getppid() != parent:  # it ended before, and the number is another's
-        os.close(descriptor)
-        loop.call_soon(on_end)
-        return
-
-    def ended() -> None:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-        on_end()
-
-    loop.add_reader(descriptor, ended)
 
 
 async def end_if_hung() -> None:

@@ -241,16 +241,6 @@ class Log(Page):
         )
 
 
-class Fragment(Page):
-    is_page: ClassVar = False
-
-    async def get(self, user: str, server: str) -> None:
-        view = self.context.control.users.session(self.key(user, server))
-        (shown,) = self.cards([view])
-        page = "one" if self.get_query_argument("page", "") == "one" else "mine"
-        self.page("fragment.html", card=shown, page=page, xsrf=self.xsrf())
-
-
 class OAuthCallback(HubOAuthCallbackHandler, HtmlErrors):
     """The Hub's answer to a login; sets the cookie and goes on."""
 
@@ -327,7 +317,6 @@ ROUTES = (
     ("mine", Mine),
     ("log", Log),
     (SESSION_PATH, SessionPage),
-    (f"{SESSION_PATH}/card", Fragment),
     ("oauth_callback", OAuthCallback),
     *SCRIPTS,
 )

@@ -72,7 +72,7 @@ const AGAIN_MS = 3000;
 const REFUSED_MS = 30000; // too many pages, or the login has ended
 
 /** Call back for every change, and whenever some may have been missed.
-    "changed" gets the session's key and view, "present" all keys where the stream tells them. */
+    "changed" gets the session's key and view. */
 export async function follow(url, xsrf, told) {
   for (;;) {
     const refused = await streamed(url, xsrf, told).catch(() => false);
@@ -81,7 +81,7 @@ export async function follow(url, xsrf, told) {
 }
 
 /** Read the stream until it ends; whether it was refused. */
-async function streamed(url, xsrf, { changed, present, missed }) {
+async function streamed(url, xsrf, { changed, missed }) {
   const left = new AbortController();
   let timer = setTimeout(() => left.abort(), STILL_MS);
   try {
@@ -96,7 +96,7 @@ async function streamed(url, xsrf, { changed, present, missed }) {
       timer = setTimeout(() => left.abort(), STILL_MS);
       const blocks = (text + value).split("\n\n");
       text = blocks.pop();
-      for (const block of blocks) heard(block.split("\n"), changed, present);
+      for (const block of blocks) heard(block.split("\n"), changed);
     }
   } finally {
     clearTimeout(timer);
@@ -104,12 +104,10 @@ async function streamed(url, xsrf, { changed, present, missed }) {
   }
 }
 
-function heard([event, data], changed, present) {
+function heard([event, data], changed) {
   if (event === "event: session") {
     const view = JSON.parse(data.slice(6));
     changed(`${view.key.user}/${view.key.server ?? ""}`, view);
-  } else if (event === "event: present") {
-    present?.(new Set(JSON.parse(data.slice(6))));
   }
 }
 
