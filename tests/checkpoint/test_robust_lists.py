@@ -1,6 +1,9 @@
 """A lock that a saved program holds in a mapped file outlives the program's end."""
 
 import signal
+import tempfile
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +12,7 @@ from jupyterhub_gpu_reclaim.checkpoint.memory import robust_lists
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import clear, proceed
 from jupyterhub_gpu_reclaim.linux import architecture, processes
 from tests.checkpoint.conftest import fingerprints, wait_for
+from tests.support.fuse import FuseServer
 
 #: As LMDB's during a write transaction; a second thread has another one.
 LOCKS = """
@@ -35,6 +39,13 @@ thread = threading.Thread(target=second); thread.start(); held.wait()
 #: The lock of the thread that answers: it is taken and freed in one.
 TAKE = "libc.pthread_mutex_lock(locks[0])"
 FREE = "libc.pthread_mutex_unlock(locks[0]), let_go.set(), thread.join(), freed"
+
+MAPPED = """
+import ctypes, os
+map = ctypes.CDLL(None).mmap
+map.restype, map.argtypes = ctypes.c_void_p, [ctypes.c_void_p, *[ctypes.c_size_t] * 5]
+address = map(None, 4096, 1, 2, os.open({path!r}, os.O_RDONLY), 0)
+"""
 
 
 @pytest.fixture
@@ -91,7 +102,38 @@ def test_program_without_a_lock_is_left_alone(places, monkeypatch):
 def test_list_where_no_memory_can_be_is_no_lock(places):
     """The kernel takes any address. A release that failed by it would never end."""
     world = places.world()
-    number = architecture.here().calls["set_robust_list"]
-    call = f"c.CDLL(None).syscall({number}, c.c_void_p({1 << 63}), c.c_size_t(24))"
-    assert world(f"(lambda c: {call})(__import__('ctypes'))") == 0
+    at(world, 1 << 63)
     robust_lists.forget(world.place.tree)
+
+
+def at(world, address):
+    """It tells the kernel that its list of locks is there."""
+    number = architecture.here().calls["set_robust_list"]
+    call = f"c.CDLL(None).syscall({number}, c.c_void_p({address}), c.c_size_t(24))"
+    assert world(f"(lambda c: {call})(__import__('ctypes'))") == 0
+
+
+@pytest.fixture
+def far():
+    with tempfile.TemporaryDirectory(prefix="far-") as folder:
+        server = FuseServer(Path(folder))
+        if not server.here:
+            pytest.skip("no FUSE here")
+        yield server
+        server.end()
+
+
+def test_list_in_a_file_that_nobody_serves_is_not_waited_for(far, places, monkeypatch):
+    """Else a release, and the end of the session by anybody, would wait with it."""
+    monkeypatch.setattr(robust_lists, "_SECONDS", 1.0)
+    world = places.world()
+    world(MAPPED.format(path=str(far.file)))
+    at(world, world("address"))
+    far.stop()
+    forgotten = threading.Thread(
+        target=robust_lists.forget, args=(world.place.tree,), daemon=True
+    )
+    forgotten.start()
+    forgotten.join(20)
+    far.go_on()
+    assert not forgotten.is_alive()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
+from jupyterhub_gpu_reclaim.linux.threads import in_thread
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
@@ -27,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 #: ``struct robust_list_head``: the first entry, an offset, an entry under way.
 _HEAD: Final = struct.Struct("=QqQ")
+#: For the reading of all lists.
+_SECONDS: Final = 5.0
 
 
 def forget(tree: Snapshot) -> None:
@@ -36,13 +39,15 @@ def forget(tree: Snapshot) -> None:
     """
     if architecture.here() is None:
         return
-    for process in tree.processes:
-        if process.state in DEAD:
-            continue
-        holders = [tid for tid in ptrace.tasks(process.pid) if _holds_one(tid)]
+    try:
+        # In a thread: a list may lie in a file that nobody serves any more.
+        held = in_thread(lambda: _holders(tree), _SECONDS)
+    except OSError as error:
+        _log.warning("- locks of programs are freed by their end: %s", error)
+        return
+    for process, holders in held:
         try:
-            if holders:
-                _forget(process, holders)
+            _forget(process, holders)
         except OSError as error:
             _log.warning(
                 "- locks of process %d (%s) are freed by its end: %s",
@@ -50,6 +55,15 @@ def forget(tree: Snapshot) -> None:
                 process.name,
                 error,
             )
+
+
+def _holders(tree: Snapshot) -> list[tuple[Process, list[int]]]:
+    running = [each for each in tree.processes if each.state not in DEAD]
+    found = [
+        (each, [tid for tid in ptrace.tasks(each.pid) if _holds_one(tid)])
+        for each in running
+    ]
+    return [(process, holders) for process, holders in found if holders]
 
 
 def _holds_one(tid: int) -> bool:
