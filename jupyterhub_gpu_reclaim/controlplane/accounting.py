@@ -19,16 +19,11 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
 
 
-#: Counter of GPUs times seconds; a session counts with the GPUs it held when saved.
-GPU_SECONDS = "gpu_seconds_reclaimed"
-
-
-def leaving(
-    row: SessionRow, gpus: float, now: float, phase: Phase | None = None
-) -> dict[str, float]:
-    if row.phase is not Phase.SUSPENDED or phase is Phase.SUSPENDED or not gpus:
-        return {}
-    return {GPU_SECONDS: gpus * max(0.0, now - row.since)}
+def left(row: SessionRow, gpus: float, now: float, phase: Phase | None = None) -> float:
+    """GPUs times seconds; a session counts with the GPUs it held when saved."""
+    if row.phase is not Phase.SUSPENDED or phase is Phase.SUSPENDED:
+        return 0.0
+    return gpus * max(0.0, now - row.since)
 
 
 def waited(counters: Counters, before: SessionRow, row: SessionRow, now: float) -> None:

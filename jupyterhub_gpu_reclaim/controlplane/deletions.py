@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
-from jupyterhub_gpu_reclaim.common import codec, deletion_orders
+from jupyterhub_gpu_reclaim.common import deletion_orders
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
-from jupyterhub_gpu_reclaim.controlplane import schema
+from jupyterhub_gpu_reclaim.controlplane import schema, tab_keys
 from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.session import Keeping
 from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
@@ -108,11 +108,12 @@ class Deletions:
         order = self._new_order(deletion, row)
         line = self._line(order, "forget", _DELETED)
         to_delete = [each.kept(Keeping.TO_DELETE) for each in self._rows_meant(order)]
+        written = schema.note(NoteKind.DELETED, key.path, order)
         if order.concerns(row.account):
-            sessions.remove(key, line, to_delete, [*_written(order), *also])
+            sessions.remove(key, line, to_delete, [*written, *also])
         else:  # the session of somebody who has had the name before
             sessions.keep(key, to_delete)
-            sessions.journal.write(*_told(line), *_written(order), *also)
+            sessions.journal.write(*_told(line), *written, *also)
         self._orders_by_key()[key] = order
 
     def _line(self, order: DeletionOrder, what: str, message: str) -> AuditLine | None:
@@ -155,9 +156,9 @@ class Deletions:
     def _orders_by_key(self) -> dict[SessionKey, DeletionOrder]:
         if self._orders is None or self._read_in != self.sessions.journal.term:
             self._read_in = self.sessions.journal.term
-            found = self.sessions.journal.read(schema.deletions.select())
-            orders = [_read(row) for row in found]
-            self._orders = {order.key: order for order in orders}
+            journal = self.sessions.journal
+            found = journal.notes(NoteKind.DELETED, DeletionOrder)
+            self._orders = {order.key: order for order in found.values()}
         return self._orders
 
     # --- old or new
@@ -258,29 +259,13 @@ class Deletions:
     def _note_done(self, order: DeletionOrder) -> None:
         message = "Nothing of the deleted server is left."
         line = self._line(order, "forgotten", message)
-        forgotten = self.sessions.tab_keys.forget(order.key)
-        self.sessions.journal.write(*_told(line), _removed(order.key), *forgotten)
+        forgotten = [
+            *schema.forget_notes(NoteKind.DELETED, order.key.path),
+            *tab_keys.forgotten(order.key),
+        ]
+        self.sessions.journal.write(*_told(line), *forgotten)
         self._orders_by_key().pop(order.key, None)
 
 
 def _told(line: AuditLine | None) -> list[Any]:
     return [] if line is None else [schema.insert_audit(line)]
-
-
-def _removed(key: SessionKey) -> Any:
-    return schema.deletions.delete().where(schema.of_session(schema.deletions, key))
-
-
-def _written(order: DeletionOrder) -> list[Any]:
-    values = {
-        "user": order.key.user,
-        "server": order.key.server,
-        "term": order.stamp[0],
-        "ordered": codec.encode(order).decode(),
-    }
-    return [_removed(order.key), schema.deletions.insert().values(**values)]
-
-
-def _read(row: dict[Any, Any]) -> DeletionOrder:
-    order = codec.decode(row["ordered"], DeletionOrder)
-    return msgspec.structs.replace(order, stamp=(row["term"], order.stamp[1]))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.drain import Drain, DrainedSession, DrainReport
 from jupyterhub_gpu_reclaim.common.models import Phase
-from jupyterhub_gpu_reclaim.controlplane import schema
+from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.session import LIVE
 
 if TYPE_CHECKING:
@@ -31,10 +30,7 @@ class Drains:
         self._journal = journal
         #: the notices of the cluster, as far as known
         self._standing: dict[str, NodeNotice] = {}
-        self._orders = {
-            row["node"]: codec.decode(row["drain"], Drain)
-            for row in journal.read(schema.drains.select())
-        }
+        self._orders = journal.notes(NoteKind.DRAIN, Drain)
 
     def all(self) -> list[Drain]:
         drains = (self._orders[node] for node in sorted(self._orders))
@@ -48,12 +44,7 @@ class Drains:
         return None if row.phase.rests else self.of(row.node)
 
     def begin(self, drain: Drain) -> None:
-        self._journal.write(
-            _delete_order(drain.node),
-            schema.drains.insert().values(
-                node=drain.node, drain=codec.encode(drain).decode()
-            ),
-        )
+        self._journal.note(NoteKind.DRAIN, drain.node, drain)
         self._orders[drain.node] = drain
 
     def end(self, node: str) -> None:
@@ -94,7 +85,7 @@ class Drains:
         return begun
 
     def _forget(self, node: str) -> None:
-        self._journal.write(_delete_order(node))
+        self._journal.forget_notes(NoteKind.DRAIN, node)
         self._orders.pop(node, None)
 
     def counts(self) -> dict[tuple[str, str], int]:
@@ -113,10 +104,6 @@ class Drains:
 
 def _is_sooner(until: float | None, before: float | None) -> bool:
     return until is not None and (before is None or until < before)
-
-
-def _delete_order(node: str) -> Any:
-    return schema.drains.delete().where(schema.drains.c.node == node)
 
 
 def _report_on(row: SessionRow, drain: Drain) -> DrainedSession | None:

@@ -12,10 +12,11 @@ is one step that nothing can split. One service at a time works on a journal
 
 from __future__ import annotations
 
+import itertools
 import logging
 import uuid
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Engine, create_engine, event, func, select
 from sqlalchemy.engine import make_url
@@ -28,15 +29,17 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import Term
 from jupyterhub_gpu_reclaim.controlplane import schema
 from jupyterhub_gpu_reclaim.controlplane.lock import JournalLock
+from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, SessionRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from sqlalchemy import Connection
 
     from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
-    from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
+
+T = TypeVar("T")
 
 
 class JournalCache:
@@ -44,9 +47,7 @@ class JournalCache:
         self,
         sessions: Iterable[SessionRow],
         checkpoints: Iterable[CheckpointRow],
-        amounts: Mapping[str, float],
     ) -> None:
-        self.amounts = dict(amounts)
         self._sessions = {row.key: row for row in sessions}
         self._sorted = sorted(self._sessions)
         self._checkpoints: dict[str, CheckpointRow] = {}
@@ -68,9 +69,6 @@ class JournalCache:
         if key is None:
             return sorted(self._checkpoints.values(), key=_age)
         return list(self._by_key.get(key, ()))
-
-    def counted(self, more: Mapping[str, float]) -> dict[str, float]:
-        return {name: self.amounts.get(name, 0.0) + x for name, x in more.items()}
 
     def put(self, row: SessionRow) -> None:
         self._sessions[row.key] = row
@@ -190,16 +188,29 @@ class Journal:
         if above > BELIEVED:
             _log.warning("service: no service had term %d; it is passed over", above)
             return
+        raised = self._raised(above + 1)
         with self._transaction() as connection:
             mine = schema.term.update().where(schema.term.c.number == self.term)
             if connection.execute(mine.values(number=above + 1)).rowcount != 1:
                 what = "journal: another service has taken it"
                 raise StoreError(Reason.INTERNAL, detail=what)
-            ordered = schema.deletions.c.term == self.term
-            deletions = schema.deletions.update().where(ordered)
-            connection.execute(deletions.values(term=above + 1))
+            for statement in raised:
+                connection.execute(*statement)
         self.term = above + 1
         _log.info("service: term %d was known; ours is higher now", above)
+
+    def _raised(self, term: int) -> list[Any]:
+        orders = self.notes(NoteKind.DELETED, dict)
+        return [
+            statement
+            for subject, order in orders.items()
+            if order["stamp"][0] == self.term
+            for statement in schema.note(
+                NoteKind.DELETED,
+                subject,
+                {**order, "stamp": [term, order["stamp"][1]]},
+            )
+        ]
 
     # --- sessions
     def session(self, key: SessionKey) -> SessionRow | None:
@@ -213,11 +224,11 @@ class Journal:
         row: SessionRow,
         audit: AuditLine | None = None,
         checkpoints: Iterable[CheckpointRow] = (),
-        amounts: Mapping[str, float] | None = None,
+        also: Iterable[Any] = (),
     ) -> None:
         lines = [] if audit is None else [schema.insert_audit(audit)]
-        statements = [*schema.replace_session(row), *lines]
-        with self._changing(*statements, kept=checkpoints, amounts=amounts) as cache:
+        changed = schema.note(NoteKind.SESSION, row.key.path, row)
+        with self._changing(*changed, *lines, *also, kept=checkpoints) as cache:
             cache.put(row)
 
     def forget(
@@ -225,20 +236,13 @@ class Journal:
         key: SessionKey,
         audit: AuditLine | None,
         to_delete: Iterable[CheckpointRow],
-        amounts: Mapping[str, float] | None = None,
         also: Iterable[Any] = (),
     ) -> None:
         """Remove a session's row; its checkpoints stay until they are deleted."""
-        removed = schema.sessions.delete().where(
-            schema.of_session(schema.sessions, key)
-        )
+        removed = schema.forget_notes(NoteKind.SESSION, key.path)
         lines = [] if audit is None else [schema.insert_audit(audit)]
-        statements = [removed, *lines, *also]
-        with self._changing(*statements, kept=to_delete, amounts=amounts) as cache:
+        with self._changing(*removed, *lines, *also, kept=to_delete) as cache:
             cache.remove(key)
-
-    def amount(self, name: str) -> float:
-        return self._cache().amounts.get(name, 0.0)
 
     # --- checkpoints
     def checkpoint(self, checkpoint: str) -> CheckpointRow | None:
@@ -256,38 +260,28 @@ class Journal:
             pass
 
     def drop(self, checkpoint: str) -> None:
-        mine = schema.checkpoints.c.id == checkpoint
-        with self._changing(schema.checkpoints.delete().where(mine)) as cache:
+        dropped = schema.forget_notes(NoteKind.CHECKPOINT, checkpoint)
+        with self._changing(*dropped) as cache:
             cache.drop(checkpoint)
 
     def _cache(self) -> JournalCache:
         if self._known_cache is None:
-            sessions = self.read(schema.sessions.select())
-            kept = self.read(schema.checkpoints.select())
-            found = self.read(schema.amounts.select())
-            try:
-                rows = [codec.decode(each["row"], SessionRow) for each in sessions]
-                known = [codec.decode(each["row"], CheckpointRow) for each in kept]
-            except BadRequest as error:
-                raise _store_error(error) from None
-            amounts = {each["name"]: each["value"] for each in found}
-            self._known_cache = JournalCache(rows, known, amounts)
+            self._known_cache = JournalCache(
+                self.notes(NoteKind.SESSION, SessionRow).values(),
+                self.notes(NoteKind.CHECKPOINT, CheckpointRow).values(),
+            )
         return self._known_cache
 
     @contextmanager
     def _changing(
-        self,
-        *statements: Any,
-        kept: Iterable[CheckpointRow] = (),
-        amounts: Mapping[str, float] | None = None,
+        self, *statements: Any, kept: Iterable[CheckpointRow] = ()
     ) -> Iterator[JournalCache]:
         """Write, then change the cache; if the outcome is not known, drop the cache."""
-        rows, counted = list(kept), self._cache().counted(amounts or {})
-        written = [each for row in rows for each in schema.replace_checkpoint(row)]
+        rows = list(kept)
+        written = [schema.note(NoteKind.CHECKPOINT, row.id, row) for row in rows]
         held, self._known_cache = self._cache(), None
-        self.write(*statements, *written, *schema.replace_amounts(counted))
+        self.write(*statements, *itertools.chain(*written))
         held.keep(rows)
-        held.amounts.update(counted)
         yield held
         self._known_cache = held
 
@@ -327,14 +321,21 @@ class Journal:
 
     # --- notes
     def noted(self, kind: NoteKind, subject: str) -> float | None:
-        return self.all_noted(kind).get(subject)
+        mine = schema.notes.c.subject == subject
+        return self.notes(kind, float, mine).get(subject)
 
     def all_noted(self, kind: NoteKind) -> dict[str, float]:
-        table = schema.notes
-        found = self.read(table.select().where(table.c.kind == kind.value))
-        return {row["subject"]: row["value"] for row in found}
+        return self.notes(kind, float)
 
-    def note(self, kind: NoteKind, subject: str, value: float) -> None:
+    def notes(self, kind: NoteKind, of: type[T], *which: Any) -> dict[str, T]:
+        table = schema.notes
+        found = self.read(table.select().where(table.c.kind == kind.value, *which))
+        try:
+            return {row["subject"]: codec.decode(row["value"], of) for row in found}
+        except BadRequest as error:
+            raise _store_error(error) from None
+
+    def note(self, kind: NoteKind, subject: str, value: Any) -> None:
         self.write(*schema.note(kind, subject, value))
 
     def forget_notes(self, kind: NoteKind, *subjects: str) -> None:

@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.controlplane.accounting import (
     Risk,
 )
 from jupyterhub_gpu_reclaim.controlplane.save_points import last_saved
+from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.session import LIVE, Keeping
 
 if TYPE_CHECKING:
@@ -77,10 +78,10 @@ def _is_at_work(sessions: Sessions, row: SessionRow) -> bool:
 
 
 def gpu_seconds(sessions: Sessions) -> float:
-    now, name = sessions.clock.now(), accounting.GPU_SECONDS
-    rows = sessions.journal.sessions()
-    going = (accounting.leaving(row, sessions.gpus_left(row), now) for row in rows)
-    return sessions.journal.amount(name) + sum(each.get(name, 0.0) for each in going)
+    now, rows = sessions.clock.now(), sessions.journal.sessions()
+    over = sessions.journal.noted(NoteKind.RECLAIMED, "") or 0.0
+    going = (accounting.left(row, sessions.gpus_left(row), now) for row in rows)
+    return over + sum(going)
 
 
 def store_use(sessions: Sessions) -> list[StoreUse]:

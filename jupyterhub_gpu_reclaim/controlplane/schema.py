@@ -32,12 +32,16 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, SessionRow
-
 
 class NoteKind(StrEnum):
     """What is noted; in parentheses, the subject."""
 
+    SESSION = "session"  #: SessionRow (path)
+    CHECKPOINT = "checkpoint"  #: CheckpointRow, a cache of the store's (its id)
+    DELETED = "deleted"  #: DeletionOrder, until nothing is left anywhere (path)
+    DRAIN = "drain"  #: Drain of a node that is to be free of sessions (its name)
+    RECLAIMED = "reclaimed"  #: seconds of GPUs that sessions have left ("")
+    # Moments and numbers:
     READER = "reader"  #: number of the last line that a reader of the audit has (name)
     LOGIN_RENEWAL = "login renewal"  #: until when such an order holds (path)
     CULLER = "culler"  #: when it last ended a session that was not saved (its name)
@@ -64,22 +68,6 @@ schema = Table(
     Column("version", Integer, primary_key=True),
 )
 
-sessions = Table(
-    "sessions",
-    metadata,
-    Column("user", Text, primary_key=True),
-    Column("server", Text, primary_key=True),
-    Column("row", Text, nullable=False),  # JSON of SessionRow
-)
-
-#: A cache: what was last seen of checkpoints, with words that the store is to be told.
-checkpoints = Table(
-    "checkpoints",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("row", Text, nullable=False),  # JSON of CheckpointRow
-)
-
 audit = Table(
     "audit",
     metadata,
@@ -95,44 +83,19 @@ audit = Table(
     Index("audit_by_user", "user", "id"),
 )
 
-amounts = Table(
-    "amounts",
-    metadata,
-    Column("name", Text, primary_key=True),
-    Column("value", Float, nullable=False),
-)
-
-#: A moment or a number of each subject, of one kind each. What is noted may be of a
-#: session that has gone, of a program, or of the journal itself.
+#: What is known of a subject, of one kind each: that may be a session that has gone, a
+#: program, or the journal itself.
 notes = Table(
     "notes",
     metadata,
     Column("kind", Text, primary_key=True),
     Column("subject", Text, primary_key=True),
-    Column("value", Float, nullable=False),
+    Column("value", Text, nullable=False),  # JSON
 )
 
 #: How many services have worked on this journal, one after the other: one row; each
 #: has its number as its term (``common/term.py``).
 term = Table("term", metadata, Column("number", Integer, nullable=False))
-
-#: Deleted servers, until nothing of them is left anywhere.
-deletions = Table(
-    "deletions",
-    metadata,
-    Column("user", Text, primary_key=True),
-    Column("server", Text, primary_key=True),
-    Column("term", Integer, nullable=False),  # of its stamp, which may be raised
-    Column("ordered", Text, nullable=False),  # JSON of DeletionOrder
-)
-
-#: Nodes that are to be free of sessions; see ``common/drain.py``.
-drains = Table(
-    "drains",
-    metadata,
-    Column("node", Text, primary_key=True),
-    Column("drain", Text, nullable=False),  # JSON
-)
 
 
 def create(connection: Connection) -> None:
@@ -168,61 +131,31 @@ def of_session(table: Any, key: SessionKey) -> Any:
     return and_(table.c.user == key.user, table.c.server == key.server)
 
 
-#: Insert statements, made once: composing a statement takes longer than running it.
-_INSERT = {each: each.insert() for each in (sessions, checkpoints, audit, amounts)}
-_NO_SESSION = sessions.delete().where(
-    sessions.c.user == bindparam("its_user"),
-    sessions.c.server == bindparam("its_server"),
+#: Made once: composing a statement takes longer than running it.
+_TOLD, _NOTED = audit.insert(), notes.insert()
+_FORGOTTEN = notes.delete().where(
+    notes.c.kind == bindparam("its_kind"), notes.c.subject == bindparam("its_subject")
 )
-_NO_CHECKPOINT = checkpoints.delete().where(checkpoints.c.id == bindparam("its_id"))
-_NO_AMOUNT = amounts.delete().where(amounts.c.name == bindparam("its_name"))
 
 
-def _text(row: SessionRow | CheckpointRow) -> str:
-    """The row as JSON that can be read again, or no service would start with it.
+def note(kind: NoteKind, subject: str, value: Any) -> list[Any]:
+    """Note a value as JSON that can be read again, or no service would start with it.
 
     Raises:
-        StoreError: a value in it is out of its bounds.
+        StoreError: it is out of its bounds.
     """
-    text = codec.encode(row).decode()
+    text = codec.encode(value).decode()
     try:
-        codec.decode(text, type(row))
+        codec.decode(text, type(value))
     except BadRequest as error:
         raise StoreError(Reason.INTERNAL, detail=f"journal: {error}") from None
-    return text
-
-
-def replace_session(row: SessionRow) -> list[Any]:
-    of = {"user": row.key.user, "server": row.key.server}
-    return [
-        (_NO_SESSION, {"its_user": row.key.user, "its_server": row.key.server}),
-        (_INSERT[sessions], {**of, "row": _text(row)}),
-    ]
-
-
-def replace_checkpoint(row: CheckpointRow) -> list[Any]:
-    return [
-        (_NO_CHECKPOINT, {"its_id": row.id}),
-        (_INSERT[checkpoints], {"id": row.id, "row": _text(row)}),
-    ]
-
-
-def replace_amounts(counted: Mapping[str, float]) -> list[Any]:
-    statements: list[Any] = []
-    for name, value in counted.items():
-        statements.append((_NO_AMOUNT, {"its_name": name}))
-        statements.append((_INSERT[amounts], {"name": name, "value": value}))
-    return statements
-
-
-def note(kind: NoteKind, subject: str, value: float) -> list[Any]:
-    row = {"kind": kind.value, "subject": subject, "value": value}
-    return [*forget_notes(kind, subject), notes.insert().values(**row)]
+    row = {"kind": kind.value, "subject": subject, "value": text}
+    return [*forget_notes(kind, subject), (_NOTED, row)]
 
 
 def forget_notes(kind: NoteKind, *subjects: str) -> list[Any]:
-    mine = notes.c.kind == kind.value
-    return [notes.delete().where(mine, notes.c.subject == each) for each in subjects]
+    of = {"its_kind": kind.value}
+    return [(_FORGOTTEN, {**of, "its_subject": each}) for each in subjects]
 
 
 def audit_row(row: Mapping[Any, Any]) -> AuditLine:
@@ -237,7 +170,7 @@ def audit_row(row: Mapping[Any, Any]) -> AuditLine:
 
 
 def insert_audit(row: AuditLine) -> Any:
-    return _INSERT[audit], audit_values(row)
+    return _TOLD, audit_values(row)
 
 
 def audit_values(row: AuditLine) -> dict[str, Any]:

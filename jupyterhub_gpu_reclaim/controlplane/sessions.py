@@ -34,7 +34,13 @@ from jupyterhub_gpu_reclaim.common.models import (
     Tree,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane import accounting, retention, session, views
+from jupyterhub_gpu_reclaim.controlplane import (
+    accounting,
+    retention,
+    schema,
+    session,
+    views,
+)
 from jupyterhub_gpu_reclaim.controlplane.accounting import Counters
 from jupyterhub_gpu_reclaim.controlplane.drains import Drains
 from jupyterhub_gpu_reclaim.controlplane.runtime import (
@@ -43,6 +49,7 @@ from jupyterhub_gpu_reclaim.controlplane.runtime import (
     OperationEvents,
     Runtime,
 )
+from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.session import (
     CheckpointRow,
     Intent,
@@ -167,8 +174,8 @@ class Sessions:
         )
         accounting.waited(self.counters, before, row, now)
         accounting.took(self.counters, before, row, now)
-        more = accounting.leaving(before, self.gpus_left(before), now, row.phase)
-        self.journal.save(row, audit, self._kept(row, checkpoints), more)
+        reclaimed = self._reclaimed(before, now, row.phase)
+        self.journal.save(row, audit, self._kept(row, checkpoints), reclaimed)
         _log.info(
             "%s: %s -> %s (%s by %s)%s",
             key,
@@ -187,6 +194,15 @@ class Sessions:
         self.runtime(key).end_untold = event is session.SessionEvent.DISCARDED
         self.touch(key)
         return row
+
+    def _reclaimed(
+        self, row: SessionRow, now: float, phase: Phase | None = None
+    ) -> list[Any]:
+        more = accounting.left(row, self.gpus_left(row), now, phase)
+        if not more:
+            return []
+        total = (self.journal.noted(NoteKind.RECLAIMED, "") or 0.0) + more
+        return schema.note(NoteKind.RECLAIMED, "", total)
 
     def update(
         self,
@@ -515,9 +531,8 @@ class Sessions:
         also: Iterable[Any] = (),
     ) -> None:
         row, now = self.row(key), self.clock.now()
-        left = accounting.leaving(row, self.gpus_left(row), now)
         kept = self._kept(SessionRow(key=key), checkpoints)
-        self.journal.forget(key, line, kept, left, also)
+        self.journal.forget(key, line, kept, [*self._reclaimed(row, now), *also])
         self.forget(key)
 
     def forget(self, key: SessionKey) -> None:

@@ -13,7 +13,7 @@ of, any key counts that is later than the last one known.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
@@ -29,14 +29,10 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 
 
-_KINDS = (NoteKind.TAB_KEY, NoteKind.NO_TAB_KEYS)
-
-
 @dataclass(eq=False)
 class TabKeys:
     journal: Journal
     clock: Clock
-    _times: dict[NoteKind, dict[str, float]] | None = field(default=None, init=False)
 
     def count(self, key: SessionKey, made: float) -> bool:
         """Whether a key from that time is of the session that is there now."""
@@ -74,22 +70,14 @@ class TabKeys:
             max(now, self._time_of(NoteKind.TAB_KEY, key, 0.0)),
         )
 
-    def forget(self, key: SessionKey) -> list[Any]:
-        statements = []
-        for kind in _KINDS:
-            self._noted(kind).pop(key.path, None)
-            statements += schema.forget_notes(kind, key.path)
-        return statements
-
     def _time_of(self, kind: NoteKind, key: SessionKey, default: float) -> float:
-        return self._noted(kind).get(key.path, default)
+        noted = self.journal.noted(kind, key.path)
+        return default if noted is None else noted
 
     def _note(self, kind: NoteKind, key: SessionKey, value: float) -> None:
         self.journal.note(kind, key.path, value)
-        self._noted(kind)[key.path] = value
 
-    def _noted(self, kind: NoteKind) -> dict[str, float]:
-        """Return the times by path, read once: this service alone writes them."""
-        if self._times is None:
-            self._times = {each: self.journal.all_noted(each) for each in _KINDS}
-        return self._times[kind]
+
+def forgotten(key: SessionKey) -> list[Any]:
+    kinds = (NoteKind.TAB_KEY, NoteKind.NO_TAB_KEYS)
+    return [each for kind in kinds for each in schema.forget_notes(kind, key.path)]

@@ -47,7 +47,6 @@ class Desk:
         self.journal = self
         self.clock = SimpleNamespace(now=lambda: 0.0)
         self.settings = model.SETTINGS
-        self.tab_keys = SimpleNamespace(forget=lambda key: ())
         self.agent = self
         self.deletions = Deletions(self)  # type: ignore[arg-type]
         self.deletions._read_in = state.term

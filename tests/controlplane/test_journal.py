@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import audit, schema
 from jupyterhub_gpu_reclaim.controlplane.journal import PRUNED_LINES, Journal
+from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.session import (
     CheckpointRow,
     Intent,
@@ -65,8 +66,8 @@ def journal(tmp_path):
 @pytest.fixture(params=["written", "read"])
 def saved(request, journal, tmp_path):
     """A journal that has written the rows, or another one that reads them."""
-    journal.save(ROW, AUDIT, [CHECKPOINT], {"n": 1.5})
-    journal.save(ROW, amounts={"n": 2.0})
+    also = schema.note(NoteKind.RECLAIMED, "", 3.5)
+    journal.save(ROW, AUDIT, [CHECKPOINT], also)
     if request.param == "written":
         yield journal
         return
@@ -77,7 +78,7 @@ def saved(request, journal, tmp_path):
 
 def test_journal_saved_rows_come_back_equal(saved):
     journal = saved
-    assert journal.amount("n") == 3.5
+    assert journal.noted(NoteKind.RECLAIMED, "") == 3.5
     assert journal.session(KEY) == ROW
     assert journal.sessions() == [ROW]
     assert journal.checkpoints(KEY) == journal.checkpoints() == [CHECKPOINT]
@@ -157,13 +158,12 @@ def test_journal_that_cannot_be_opened_is_our_error(tmp_path):
     assert "missing" not in caught.value.message
 
 
-@pytest.mark.parametrize("table", ["sessions", "checkpoints"])
-def test_row_that_cannot_be_read_is_a_fault_of_the_journal(tmp_path, table):
+@pytest.mark.parametrize("kind", ["session", "checkpoint"])
+def test_row_that_cannot_be_read_is_a_fault_of_the_journal(tmp_path, kind):
     url = f"sqlite:///{tmp_path / 'journal'}"
     Journal(url).close()
     with closing(sqlite3.connect(tmp_path / "journal")) as database, database:
-        names = {"sessions": "'ada', ''", "checkpoints": "'c1'"}[table]
-        database.execute(f"INSERT INTO {table} VALUES ({names}, '{{')")
+        database.execute("INSERT INTO notes VALUES (?, 'c1', '{')", (kind,))
     journal = Journal(url)
     with pytest.raises(StoreError, match=r"journal: .*Not understood"):
         journal.sessions()

@@ -144,7 +144,7 @@ def test_journal_that_has_lost_its_connection_does_nothing_more(opened, caplog):
     for ask in (
         lambda: first.save(_row(Phase.STOPPED)),
         lambda: first.rise(7),
-        lambda: first.read(schema.sessions.select()),
+        lambda: first.read(schema.notes.select()),
     ):
         with pytest.raises(StoreError) as caught:
             ask()

@@ -142,7 +142,7 @@ class World:
         where = f"file:{self.folder}/journal.sqlite?mode=ro"
         with closing(sqlite3.connect(where, uri=True)) as database:
             found = database.execute(
-                "SELECT row ->> '$.phase' FROM sessions"
+                "SELECT value ->> '$.phase' FROM notes WHERE kind = 'session'"
             ).fetchall()
         return found[0][0] if found else ""
 
