@@ -61,7 +61,8 @@ class Napper:
         """Move a session's GPU memory out; it then is NAPPING, or runs as before."""
         runtime = self.sessions.runtime(row.key)
         runtime.moving_out = runtime.cards(row.incarnation)
-        seen = runtime.seen if why is not None else None
+        sample = runtime.sample if why is not None else None
+        seen = None if sample is None else sample.at
         try:
             end = await operations.end_of(
                 self.sessions, row, orders.Nap(seen=seen), "nap"

@@ -36,13 +36,13 @@ class ObservedState:
     def __init__(
         self,
         trees: list[Tree] | None,
-        saved: list[CheckpointInfo] | None,
+        saved: dict[SessionKey, tuple[CheckpointInfo, ...]] | None,
         servers: dict[SessionKey, HubState] | None,
         asked: float,
     ) -> None:
         self.asked = asked  #: before the first of them answered (monotonic)
         self._trees = None if trees is None else _by_key(trees)
-        self._saved = None if saved is None else _by_key(in_order(saved))
+        self._saved = saved
         self._servers = servers
 
     def keys(self) -> set[SessionKey]:
@@ -65,8 +65,8 @@ class Observer:
     sessions: Sessions
     deletions: Deletions
     _silent: set[str] = field(default_factory=set, init=False)
-    _saved: list[CheckpointInfo] | None = field(default=None, init=False)
-    _listed: float = field(default=0.0, init=False)
+    #: when the store last answered (monotonic), if it did the last time
+    _listed: float | None = field(default=None, init=False)
     #: the store's last answer; None: it has not answered this program
     _list: dict[SessionKey, tuple[CheckpointInfo, ...]] | None = field(
         default=None, init=False
@@ -85,19 +85,21 @@ class Observer:
     def silent_parts(self) -> list[str]:
         return sorted(self._silent)
 
-    async def _stored(self, every: float) -> list[CheckpointInfo] | None:
+    async def _stored(
+        self, every: float
+    ) -> dict[SessionKey, tuple[CheckpointInfo, ...]] | None:
         now = self.sessions.clock.monotonic()
-        if self._saved is None or now - self._listed >= every:
-            for runtime in self.sessions.runtimes.values():
-                runtime.deleted = frozenset()
-                runtime.told = {}
-            self._saved = await self._ask(
-                "agent's store", self.sessions.agent.checkpoints
-            )
-            self._listed = now
-            if self._saved is not None:
-                self._list = _by_key(in_order(self._saved))
-        return self._saved
+        if self._listed is not None and now - self._listed < every:
+            return self._list
+        for runtime in self.sessions.runtimes.values():
+            runtime.deleted = frozenset()
+            runtime.told = {}
+        saved = await self._ask("agent's store", self.sessions.agent.checkpoints)
+        self._listed = None if saved is None else now
+        if saved is None:
+            return None
+        self._list = _by_key(in_order(saved))
+        return self._list
 
     def is_listed(self, key: SessionKey) -> bool:
         """Whether the store was listed, and showed nothing that is newer."""

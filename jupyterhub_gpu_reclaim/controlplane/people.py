@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     StoreError,
     Unreachable,
 )
-from jupyterhub_gpu_reclaim.common.models import AuditLine, Decision, Phase, SessionKey
+from jupyterhub_gpu_reclaim.common.models import Decision, Phase, SessionKey
 from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP, Deleted, Left
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
@@ -41,9 +41,6 @@ from jupyterhub_gpu_reclaim.controlplane.session import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from jupyterhub_gpu_reclaim.common.models import SessionView
     from jupyterhub_gpu_reclaim.common.orders import Order
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
@@ -78,8 +75,9 @@ def _left(row: CheckpointRow) -> Left:
 class UserApi:
     """Calls about sessions, by people and programs.
 
-    Each raises ``NotFound`` where there is no such session. ``by`` is who asks; who
-    ``manages`` may say that another account of that name is the same person.
+    Each raises ``NotFound`` where there is no such session. ``by`` is who asks: of a
+    former account's session the name's new one may order nothing (``former_account``),
+    and who ``manages`` may say that both are the same person.
     """
 
     def __init__(self, sessions: Sessions, deletions: Deletions, judge: Judge) -> None:
@@ -87,12 +85,9 @@ class UserApi:
         self._settings = sessions.settings
         self._deletions = deletions
         self._judge = judge
-
-    def sessions(self) -> list[SessionView]:
-        return self._sessions.views()
-
-    def session(self, key: SessionKey) -> SessionView:
-        return self._sessions.view(key)
+        self.sessions, self.session = sessions.views, sessions.view
+        self.changes, self.audit = sessions.changes, sessions.journal.audit
+        self.tab_counts = sessions.tab_keys.count
 
     def why(self, key: SessionKey) -> list[Decision]:
         """Return every reason for or against a suspend, the deciding one first."""
@@ -101,9 +96,6 @@ class UserApi:
             return []
         self._judge.reclaims(row)
         return self._sessions.runtime(key).decisions
-
-    def changes(self) -> AsyncIterator[SessionView]:
-        return self._sessions.changes()
 
     def compare_account(self, key: SessionKey, made: float) -> None:
         """Note that a session is of an account made before the name's present one.
@@ -132,7 +124,7 @@ class UserApi:
         Raises:
             Refused: ``wrong_phase``: it is coming back, or does not run.
         """
-        row = self._known_row(key)
+        row = self._own_row(key, by)
         gone = {Phase.SUSPENDING, Phase.RELEASING, Phase.SUSPENDED}
         if row.phase in LIVE:
             self._sessions.order(key, Intent.SUSPEND, by)
@@ -147,7 +139,7 @@ class UserApi:
             Refused: ``wrong_phase``; ``operation_in_flight``: another order is first;
                 ``node_drains``; or there are too many names.
         """
-        row = self._known_row(key)
+        row = self._own_row(key, by)
         if row.phase not in LIVE:
             raise Refused(
                 Reason.WRONG_PHASE, phase=row.phase.value, action="be saved now"
@@ -179,7 +171,7 @@ class UserApi:
     async def _order_nap(
         self, key: SessionKey, intent: Intent, event: SessionEvent, by: str
     ) -> None:
-        row = self._known_row(key)
+        row = self._own_row(key, by)
         if row.phase not in LIVE:
             raise _wrong_phase(row, event)
         if row.intent is Intent.SUSPEND:
@@ -233,7 +225,7 @@ class UserApi:
             Refused: longer than allowed; ``node_drains``; or ``wrong_phase``: it is
                 stopped, and its next start is a new session.
         """
-        row = self._known_row(key)
+        row = self._own_row(key, by)
         if row.phase is Phase.STOPPED and seconds:
             raise Refused(Reason.WRONG_PHASE, phase="stopped", action="be kept")
         if seconds:
@@ -262,7 +254,7 @@ class UserApi:
         return LONGEST_KEEP if manages else self._settings.keep_limit
 
     async def opt_out(self, key: SessionKey, out: bool, by: str) -> None:
-        self._known_row(key)
+        self._own_row(key, by)
         line = self._sessions.audit_line(key, by, "opt out" if out else "opt in")
         self._sessions.update(key, line, opted_out_by=by if out else "")
         self._sessions.look(key)
@@ -276,13 +268,10 @@ class UserApi:
 
     async def revoke_tabs(self, key: SessionKey, by: str) -> None:
         """Take the right to ask and order from all tabs of its starts so far."""
-        self._known_row(key)
+        self._own_row(key, by)
         self._sessions.tab_keys.revoke(key)
         line = self._sessions.audit_line(key, by, "revoke tabs")
         self._sessions.update(key, line)
-
-    def tab_counts(self, key: SessionKey, made: float) -> bool:
-        return self._sessions.tab_keys.count(key, made)
 
     async def start_fresh(self, key: SessionKey, by: str) -> None:
         """Set the checkpoint aside for ``Settings.set_aside``; the next start is cold.
@@ -381,8 +370,7 @@ class UserApi:
         Raises:
             NotFound: no such session or checkpoint.
             BadRequest: the name is not valid.
-            Refused: it is no save point, there are too many names, or
-                ``former_account``, as for ``delete``.
+            Refused: it is no save point, or there are too many names.
         """
         row = self._own_row(key, by)
         found, name = self._own(row, checkpoint), _checked_name(name)
@@ -449,8 +437,7 @@ class UserApi:
         Raises:
             NotFound: no such session or checkpoint.
             Refused: ``wrong_phase``: the checkpoint is in use, or none was named and
-                the session is not suspended; ``former_account``: it may be another
-                person's, and the name's new account asks.
+                the session is not suspended.
         """
         row = self._own_row(key, by)
         before = [each.id for each in self._visible(key)]
@@ -489,9 +476,6 @@ class UserApi:
     def _visible(self, key: SessionKey) -> list[CheckpointRow]:
         rows, session = self._sessions.journal.checkpoints(key), self._sessions.row(key)
         return [row for row in rows if not retention.is_hidden(session, row)]
-
-    def audit(self, key: SessionKey, limit: int = 100) -> list[AuditLine]:
-        return self._sessions.journal.audit(key, limit)
 
     def story(self, user: str | None, before: int = 0, limit: int = 100) -> AuditPage:
         found = audit.of_user(self._sessions.journal, user, before, limit + 1)

@@ -7,6 +7,7 @@ it is bounded: a reader that is too slow is dropped. No decision depends on thos
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -54,12 +55,12 @@ class NapTrouble:
 
 @dataclass(slots=True, eq=False)
 class Runtime:
-    #: recent samples of :attr:`sampled`, and their newest sum
+    #: recent samples of one incarnation, and their newest sum
     window: Window | None = None
-    sampled: str = ""  #: incarnation whose samples are in the windows
-    seen: float | None = None  #: ``at`` of its last sample, by its agent's clock
     usage: Usage | None = None
-    sample: Sample | None = None  #: its last sample
+    sample: Sample | None = None  #: the last of them
+    #: when it was asked for (monotonic), if it is of the agent's last answer
+    sample_asked: float = -math.inf
 
     #: what the administrator's probe said last, and of which incarnation
     probed: tuple[str, Probed] | None = None
@@ -102,13 +103,17 @@ class Runtime:
     #: GPU memory that is being moved out, by our order
     moving_out: list[GpuSample] | None = None
     waking_until: float | None = None  #: when its memory is expected to be back
-    save_tried: float | None = None  #: when its last save began, however that ended
-    saves_failed: int = 0  #: saves in a row that had failed before that
+    save_again: float = 0.0  #: until when no rule saves it again
+    saves_failed: int = 0  #: in a row
     nap_trouble: NapTrouble | None = None  #: failure of its last nap or wake
 
-    def cards(self, incarnation: str) -> list[GpuSample]:
+    def sample_of(self, incarnation: str) -> Sample | None:
         mine = self.sample is not None and self.sample.incarnation == incarnation
-        return (self.sample.gpus or []) if self.sample is not None and mine else []
+        return self.sample if mine else None
+
+    def cards(self, incarnation: str) -> list[GpuSample]:
+        sample = self.sample_of(incarnation)
+        return (sample.gpus or []) if sample is not None else []
 
     def probed_of(self, incarnation: str) -> Probed | None:
         mine = self.probed is not None and self.probed[0] == incarnation

@@ -10,7 +10,6 @@ its memory is out and in again, so it is saved once in each nap instead.
 from __future__ import annotations
 
 import logging
-import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,13 +44,19 @@ async def save(sessions: Sessions, row: SessionRow, by: str) -> None:
         Unreachable: the agent was lost on the way; it may go on there.
         Refused: ``operation_in_flight``: another one has to end first.
     """
-    _note_tried(sessions, row)
+    # However it ends, no rule repeats it at once.
+    runtime, now = sessions.runtime(row.key), sessions.clock.now()
+    every = sessions.saved_every(row.key)
+    runtime.saves_failed += 1  # until it has not
+    pause = sessions.settings.pause_after(runtime.saves_failed)
+    runtime.save_again = now + min(every, pause)
     generation = sessions.next_generation(row.key)
     order = orders.Save(sessions.new_id(), generation, name=row.save_name)
     end = await operations.end_of(
         sessions, row, order, "save", is_over=partial(_is_wanted_otherwise, sessions)
     )
     if end.checkpoint is not None:
+        runtime.saves_failed, runtime.save_again = 0, now + every
         _note_saved(sessions, row, by, end.checkpoint)
     elif end.failure is not None:
         if end.failure.code == Reason.OPERATION_IN_FLIGHT.value:
@@ -111,8 +116,7 @@ def is_due(sessions: Sessions, row: SessionRow) -> bool:
         return False
     now, runtime = sessions.clock.now(), sessions.runtime(row.key)
     last = last_saved(sessions, row)
-    tried = runtime.save_tried
-    if tried is not None and now - tried < min(every, _pause(sessions, row)):
+    if now < runtime.save_again:
         return False
     nap = runtime.nap_of(row.incarnation)
     if nap is not None:
@@ -123,26 +127,6 @@ def is_due(sessions: Sessions, row: SessionRow) -> bool:
         last = row.resumed_at or row.started_at or row.since
     used = runtime.usage.used_since(last)
     return used and is_time(now, last, every, runtime.usage)
-
-
-def _note_tried(sessions: Sessions, row: SessionRow) -> None:
-    """Note that a save begins, however it ends: no rule repeats it at once."""
-    runtime = sessions.runtime(row.key)
-    runtime.saves_failed = _failures(sessions, row)
-    runtime.save_tried = sessions.clock.now()
-
-
-def _failures(sessions: Sessions, row: SessionRow) -> int:
-    runtime, last = sessions.runtime(row.key), last_saved(sessions, row)
-    tried = runtime.save_tried
-    if tried is None or (last is not None and last >= tried):
-        return 0
-    return runtime.saves_failed + 1
-
-
-def _pause(sessions: Sessions, row: SessionRow) -> float:
-    failures = _failures(sessions, row)
-    return sessions.settings.pause_after(failures) if failures else math.inf
 
 
 def _cleared_order(row: SessionRow, now: SessionRow) -> dict[str, Any]:

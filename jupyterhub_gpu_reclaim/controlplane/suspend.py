@@ -92,8 +92,8 @@ class Suspender:
         self.sessions.counters.causes[why.code if why else "request"] += 1
         self.sessions.begin(key, "suspend")
         judged = why is not None and not in_use
-        seen = self.sessions.runtime(key).seen if judged else None
-        await self._follow(row, seen)
+        sample = self.sessions.runtime(key).sample if judged else None
+        await self._follow(row, None if sample is None else sample.at)
 
     def found(self, row: SessionRow, tree: Tree) -> None:
         """Note a capture under way that somebody else has ordered."""

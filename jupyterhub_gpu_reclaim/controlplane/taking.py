@@ -240,10 +240,10 @@ def lost(
     order: dict[str, Any] = {}
     if saved.incarnation == row.incarnation or sessions.saved_every(row.key):
         how = "" if ended is None else f" ({_in_brackets(ended.message)})"
-        runtime = sessions.runtime(row.key)
-        seen = runtime.seen if runtime.sampled == row.incarnation else None
+        sample = sessions.runtime(row.key).sample_of(row.incarnation)
+        seen = 0.0 if sample is None else sample.at
         at = ended.at if ended is not None else 0.0
-        failure = _ended_since_saved(saved, at or seen or 0.0, at or now, how)
+        failure = _ended_since_saved(saved, at or seen, at or now, how)
         disrupted = ended is not None and ended.code == Reason.SESSION_DISRUPTED.value
         if disrupted and sessions.settings.return_disrupted:
             order = {"intent": Intent.RESUME, "intent_by": SERVICE}

@@ -74,6 +74,27 @@ async def test_new_account_changes_nothing_of_the_former_ones_save_points(world)
     await users.rename(KEY, saved, "theirs", "root")
 
 
+async def test_new_account_orders_nothing_of_what_runs_of_the_former_one(world):
+    controller = await world.controller()
+    await _starts(world, controller, "i1", OLD)
+    users, ada = controller.users, KEY.user
+    users.compare_account(KEY, owners.made(NEW))
+    before = users._sessions.row(KEY)
+    for order in (
+        users.suspend(KEY, ada),
+        users.save(KEY, ada, "mine"),
+        users.nap(KEY, ada),
+        users.wake(KEY, ada),
+        users.keep(KEY, 60.0, ada),
+        users.opt_out(KEY, True, ada),
+        users.revoke_tabs(KEY, ada),
+    ):
+        with pytest.raises(Refused, match="another account"):
+            await order
+    assert users._sessions.row(KEY) == before
+    await users.keep(KEY, 60.0, "root")
+
+
 async def test_new_account_does_not_answer_what_the_former_one_was_asked(world):
     controller = await _left_by_the_old_one(world)
     users, journal = controller.users, controller._sessions.journal

@@ -9,6 +9,7 @@ from jupyterhub_gpu_reclaim.common.agent_orders import Restore
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import (
     Failure,
+    Sample,
     SessionKey,
     SessionPolicy,
     Usage,
@@ -88,9 +89,8 @@ async def test_question_tells_when_it_died_and_not_when_that_was_noticed(
     sessions = controller._sessions
     info = sessions.journal.checkpoint(checkpoint).info
     info = msgspec.structs.replace(info, created=SAVED)
-    runtime = sessions.runtime(KEY)
-    runtime.seen = seen
-    runtime.sampled = incarnation if seen else ""
+    mine = incarnation if seen else ""
+    sessions.runtime(KEY).sample = Sample(incarnation=mine, key=KEY, at=seen or 0.0)
     ended = Failure(code="session_disrupted", message="Its pod was ended.", at=at)
     after = taking.lost(sessions, row(controller), info, ended)
     assert after.checkpoint == checkpoint

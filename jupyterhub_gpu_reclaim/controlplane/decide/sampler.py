@@ -39,8 +39,6 @@ class SessionSampler:
     sessions: Sessions
     window: Callable[[], Window]
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    #: the last answer, by incarnation, and when it was asked for (monotonic)
-    _samples: dict[str, tuple[float, Sample]] = field(default_factory=dict, init=False)
     #: when the last samples came, in seconds since the epoch
     sampled: float | None = field(default=None, init=False)
 
@@ -55,7 +53,9 @@ class SessionSampler:
             Unreachable: nothing is known, and nothing is made up.
         """
         async with self._asking:
-            await self._sample()
+            await self._ask()
+            self.sampled = self.sessions.clock.now()
+            self.measure()
 
     async def refresh(self, row: SessionRow) -> bool:
         """Sample one session anew; whether it was in the answer, and that came in time.
@@ -64,57 +64,45 @@ class SessionSampler:
             Unreachable: nothing is known, and nothing is made up.
         """
         async with self._asking:
-            if self._age(row.incarnation) > FRESH_SECONDS:
+            if self._age(row) > FRESH_SECONDS:
                 await self._ask(row.key)
-            if self._age(row.incarnation) > LATE_SECONDS:
+            if self._age(row) > LATE_SECONDS:
                 return False
-            _, sample = self._samples[row.incarnation]
-            self._take(row, sample)
             self._measure(row)
             return True
 
-    def _age(self, incarnation: str) -> float:
-        asked, _ = self._samples.get(incarnation, (-math.inf, None))
+    def _age(self, row: SessionRow) -> float:
+        runtime = self.sessions.runtime(row.key)
+        mine = runtime.sample_of(row.incarnation) is not None
+        asked = runtime.sample_asked if mine else -math.inf
         return self.sessions.clock.monotonic() - asked
-
-    async def _sample(self) -> None:
-        await self._ask()
-        rows = {row.incarnation: row for row in self.sessions.journal.sessions()}
-        for incarnation, (_, sample) in self._samples.items():
-            row = rows.get(incarnation)
-            if row is not None and row.phase is not Phase.STOPPED:
-                self._take(row, sample)
-        self.measure()
 
     async def _ask(self, key: SessionKey | None = None) -> None:
         asked = self.sessions.clock.monotonic()
         samples = await self.sessions.agent.samples(key)
-        if key is None:
-            self.sampled = self.sessions.clock.now()
-        others = {
-            incarnation: (at, sample)
-            for incarnation, (at, sample) in self._samples.items()
-            if key is not None and sample.key != key
-        }
-        self._samples = others | {
-            sample.incarnation: (asked, sample) for sample in samples
-        }
+        for known, runtime in self.sessions.runtimes.items():
+            if key in {None, known}:
+                runtime.sample_asked = -math.inf
+        for sample in samples:
+            row = self.sessions.row(sample.key)
+            if row.incarnation == sample.incarnation and row.phase is not Phase.STOPPED:
+                self._take(row, sample, asked)
 
-    def _take(self, row: SessionRow, sample: Sample) -> None:
+    def _take(self, row: SessionRow, sample: Sample, asked: float) -> None:
         """Add a sample; a new incarnation begins a new window."""
         runtime = self.sessions.runtime(row.key)
-        if runtime.window is None or runtime.sampled != row.incarnation:
-            runtime.window, runtime.sampled = self.window(), row.incarnation
+        if runtime.window is None or runtime.sample_of(row.incarnation) is None:
+            runtime.window = self.window()
         runtime.window.add(sample)
-        runtime.seen = sample.at
-        runtime.sample = sample
+        runtime.sample, runtime.sample_asked = sample, asked
 
     def measure(self) -> None:
         for key, runtime in list(self.sessions.runtimes.items()):
             if runtime.window is None:
                 continue
             row = self.sessions.row(key)
-            if runtime.sampled != row.incarnation or row.phase is Phase.STOPPED:
+            mine = runtime.sample_of(row.incarnation) is not None
+            if not mine or row.phase is Phase.STOPPED:
                 runtime.window = runtime.usage = None
             else:
                 self._measure(row)
