@@ -229,7 +229,8 @@ class ControlLoops:
         if kind is ActionKind.READY:
             reclaim = self.judge.reclaims(row)
             reclaim = self.judge.naps(row) or reclaim
-            wished = row.intent is not Intent.NONE or row.phase is Phase.WARNED
+            warned = self.sessions.runtime(row.key).suspends_at is not None
+            wished = row.intent is not Intent.NONE or warned
             due = save_points.is_due(self.sessions, row)
             return reclaim or wished or due or row.stop_asked is not None
         wished = row.intent is not Intent.NONE

@@ -125,7 +125,7 @@ def snapshot(
     runtimes = sessions.runtimes.values()
     napping = (each.napping.nap for each in runtimes if each.napping is not None)
     return MetricsSnapshot(
-        phases=dict(Counter(row.phase for row in rows)),
+        phases=dict(Counter(sessions.runtime(row.key).phase(row) for row in rows)),
         counters=sessions.counters,
         checkpoints=len(kept),
         stored_bytes=kept_bytes(c.info for c in kept),

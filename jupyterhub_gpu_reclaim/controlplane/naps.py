@@ -14,8 +14,6 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.common.models import Phase
@@ -92,8 +90,9 @@ class Napper:
         The reason is written down first: it is not asked again within its
         ``cool_down``, not even after a crash.
         """
-        line = self.sessions.audit_line(row.key, SERVICE, MAKES_ROOM, why.message)
-        self.sessions.update(row.key, msgspec.structs.replace(line, code=why.code))
+        told = why.message, why.code
+        line = self.sessions.audit_line(row.key, SERVICE, MAKES_ROOM, *told)
+        self.sessions.update(row.key, line)
         self.sessions.runtime(row.key).made_room_at = line.at
         await self.nap(row, SERVICE, why)
 

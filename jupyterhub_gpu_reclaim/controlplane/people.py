@@ -242,12 +242,12 @@ class UserApi:
         )
         if seconds:
             await self._call_off_suspend(row)
-        if row.phase is Phase.WARNED and seconds:
-            message = f"Kept for {duration(seconds)} at the request of {by}."
-            why = Decision(reclaim=False, code=Reason.KEPT.value, message=message)
-            self._sessions.apply(
-                key, SessionEvent.STAYS, by=by, why=why, failure=row.failure
-            )
+        runtime = self._sessions.runtime(key)
+        if runtime.suspends_at is not None and seconds:
+            runtime.suspends_at = None
+            told = f"Kept for {duration(seconds)} at the request of {by}."
+            line = self._sessions.audit_line(key, by, "stays", told, Reason.KEPT.value)
+            self._sessions.update(key, line)
         self._sessions.look(key)
 
     def longest_keep(self, *, manages: bool = False) -> float:

@@ -139,8 +139,7 @@ def differs(row: SessionRow, state: State, seen: Observed) -> bool:
 
     A session that runs keeps the name of what it came from when that has expired.
     """
-    warned = row.phase is Phase.WARNED and state.phase in LIVE
-    if row.phase is not state.phase and not warned:
+    if row.phase is not state.phase:
         return True
     if state.tree is not None and state.tree.incarnation != row.incarnation:
         return True

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         Usage,
         Waiting,
     )
+    from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
     from jupyterhub_gpu_reclaim.policy.probe import Probed
     from jupyterhub_gpu_reclaim.sampling.window import Window
 
@@ -66,7 +68,7 @@ class Runtime:
     probed: tuple[str, Probed] | None = None
     decisions: list[Decision] = field(default_factory=list)  #: the deciding one first
     nap_decision: Decision | None = None  #: decision whether it naps by itself
-    suspends_at: float | None = None  #: when a warned session is going to be suspended
+    suspends_at: float | None = None  #: if it is warned: when it goes
 
     #: number of sessions waiting for a GPU, if it was selected to go for one of them
     wanted: int = 0
@@ -106,6 +108,11 @@ class Runtime:
     save_again: float = 0.0  #: until when no rule saves it again
     saves_failed: int = 0  #: in a row
     nap_trouble: NapTrouble | None = None  #: failure of its last nap or wake
+
+    def phase(self, row: SessionRow) -> Phase:
+        """Its phase for people and policies: whether it is warned stands here alone."""
+        warned = row.phase.live and self.suspends_at is not None
+        return Phase.WARNED if warned else row.phase
 
     def sample_of(self, incarnation: str) -> Sample | None:
         mine = self.sample is not None and self.sample.incarnation == incarnation

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
 from jupyterhub_gpu_reclaim.controlplane import operations, retention
@@ -112,9 +111,9 @@ def _note_failed(
 # --- by rule
 def is_due(sessions: Sessions, row: SessionRow) -> bool:
     every = sessions.saved_every(row.key)
-    if not every or row.phase not in LIVE or row.phase is Phase.WARNED:
-        return False
     now, runtime = sessions.clock.now(), sessions.runtime(row.key)
+    if not every or row.phase not in LIVE or runtime.suspends_at is not None:
+        return False
     last = last_saved(sessions, row)
     if now < runtime.save_again:
         return False

@@ -165,8 +165,6 @@ def failure_of(reason: Reason, **facts: Any) -> Failure:
 class SessionEvent(StrEnum):
     """Events in a session's life; the value completes "A session cannot …"."""
 
-    WARNED = "be warned"
-    STAYS = "be left alone"  #: activity, or a "keep", after a warning
     NAPS = "nap"  #: its GPU memory was moved out, by whoever's order
     WAKES = "wake"  #: its memory was moved back, by an order or by the session's use
     SUSPEND = "be suspended"
@@ -189,7 +187,7 @@ class SessionEvent(StrEnum):
 
 
 #: A session that runs, with no operation under way; its GPU programs may nap.
-LIVE = frozenset(phase for phase in Phase if phase.live)
+LIVE = frozenset({Phase.RUNNING, Phase.NAPPING})
 #: Without processes, and no operation is under way either.
 RESTS = frozenset(phase for phase in Phase if phase.rests)
 #: Phases in which the programs are, or are about to be, ended: they need a checkpoint.
@@ -198,9 +196,6 @@ SAVED = frozenset({Phase.RELEASING, Phase.SUSPENDED})
 _NEEDS_CHECKPOINT = frozenset({Phase.RELEASING, Phase.SUSPENDED, Phase.RESUMING})
 
 _STEPS: dict[SessionEvent, tuple[Iterable[Phase], Phase]] = {
-    # idle, pressure, button
-    SessionEvent.WARNED: ({Phase.RUNNING, Phase.NAPPING}, Phase.WARNED),
-    SessionEvent.STAYS: ({Phase.WARNED}, Phase.RUNNING),
     # its GPU memory moved out and back: it runs all the time. Beside programs that nap
     # others may begin to use a GPU; a wake may be noticed before its order's end.
     SessionEvent.NAPS: ({Phase.RUNNING, Phase.NAPPING}, Phase.NAPPING),
@@ -234,9 +229,7 @@ TABLE: dict[tuple[Phase, SessionEvent], Phase] = {
         for event, (before, after) in _STEPS.items()
         for phase in before
     },
-    # A warning is ours alone; what is saved stays so.
-    (Phase.WARNED, SessionEvent.NAPS): Phase.WARNED,
-    (Phase.WARNED, SessionEvent.WAKES): Phase.WARNED,
+    # What is saved stays so.
     (Phase.RESUMING, SessionEvent.STOPPED): Phase.SUSPENDED,
     (Phase.SUSPENDED, SessionEvent.STOPPED): Phase.SUSPENDED,
 }
@@ -338,7 +331,7 @@ def _is_done(row: SessionRow) -> bool:
     if row.intent is Intent.RESUME:
         return row.phase in LIVE
     if row.intent is Intent.NAP:
-        return row.phase not in {Phase.RUNNING, Phase.WARNED}
+        return row.phase is not Phase.RUNNING
     if row.intent is Intent.WAKE:
-        return row.phase not in {Phase.NAPPING, Phase.WARNED}
+        return row.phase is not Phase.NAPPING
     return row.phase in {Phase.SUSPENDED, Phase.RESUMING}

@@ -185,7 +185,7 @@ class Sessions:
             by,
             f": {reason.message}" if reason else "",
         )
-        if row.phase is not Phase.WARNED:
+        if event not in {session.SessionEvent.NAPS, session.SessionEvent.WAKES}:
             self.runtime(key).suspends_at = None
         if audit.what in views.CAUSES:
             self.runtime(key).cause = [audit]
@@ -273,10 +273,11 @@ class Sessions:
         return msgspec.structs.replace(failure, at=self.clock.now())
 
     def audit_line(
-        self, key: SessionKey, who: str, what: str, message: str = ""
+        self, key: SessionKey, who: str, what: str, message: str = "", code: str = ""
     ) -> AuditLine:
+        now = self.clock.now()
         return AuditLine(
-            at=self.clock.now(), key=key, who=who, what=what, message=message
+            at=now, key=key, who=who, what=what, message=message, code=code
         )
 
     async def until(

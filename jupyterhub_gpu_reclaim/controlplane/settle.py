@@ -11,8 +11,8 @@ Where the Hub is about to start or to stop the session, the other two tables ans
 phase        tree (agent)                Hub          action
 ===========  ==========================  ===========  ================================
 RUNNING,     running, napping            any          ready: policy and intents
-NAPPING,     running, and a second one   running      kill³ the second if what it came
-WARNED                                                from is kept, else report it³
+NAPPING      running, and a second one   running      kill³ the second if what it came
+                                                      from is kept, else report it³
              captured, saved nowhere     running,     thaw
                                          stopped
              holding⁵                    running,     kill

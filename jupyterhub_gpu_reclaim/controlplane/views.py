@@ -52,7 +52,7 @@ def view_of(
     operation = runtime.operation
     return SessionView(
         key=row.key,
-        phase=row.phase,
+        phase=runtime.phase(row),
         since=row.since,
         incarnation=row.incarnation,
         generation=row.generation,
@@ -101,7 +101,7 @@ def _newest_needed(kept: list[CheckpointRow]) -> CheckpointInfo | None:
 def _facts(
     row: SessionRow, runtime: Runtime, policy: SessionPolicy | None
 ) -> SessionFacts:
-    waiting, awake = runtime.waiting, row.phase is Phase.RUNNING
+    waiting, awake = runtime.waiting, runtime.phase(row) is Phase.RUNNING
     return SessionFacts(
         started_at=row.started_at,
         resumed_at=row.resumed_at,

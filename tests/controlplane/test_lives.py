@@ -81,7 +81,7 @@ NEW = {"session": "s2", "incarnation": "i2"}
 )
 def test_ended_is_what_belonged_to_the_processes_or_to_the_session(change, over):
     after = msgspec.structs.replace(FULL, **change)
-    void = session.ended(SessionEvent.WARNED, FULL, after)
+    void = session.ended(SessionEvent.RELEASED, FULL, after)
     left, fresh = msgspec.structs.replace(after, **void), SessionRow(key=KEY)
     ended = {name for name in void if getattr(after, name) != getattr(left, name)}
     assert ended - {"attempt"} == over - {"node"}

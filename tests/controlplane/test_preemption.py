@@ -22,7 +22,6 @@ from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
 from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.session import (
     CheckpointRow,
-    SessionEvent,
     SessionRow,
 )
 from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
@@ -131,7 +130,8 @@ def test_session_that_is_warned_for_its_own_idleness_counts(
     sessions, policy, preemption
 ):
     put(sessions, ADA)
-    put(sessions, BOB, Phase.WARNED)
+    put(sessions, BOB)
+    sessions.runtime(BOB).suspends_at = 1.0
     preemption.select([wait(sessions, ZOE)])
     assert policy.wants == []
 
@@ -141,7 +141,7 @@ def test_session_that_is_warned_because_it_was_chosen_stays_wanted(
 ):
     put(sessions, ADA)
     preemption.select([wait(sessions, ZOE)])
-    sessions.apply(ADA, SessionEvent.WARNED)
+    sessions.runtime(ADA).suspends_at = 1.0
     preemption.select([wait(sessions, ZOE)])
     assert wanted(sessions) == {ADA: 1}
 

@@ -79,7 +79,6 @@ LATE = {"since": 900.0}
 TABLE = [
     # RUNNING
     (row("running"), R, [tree("running")], ActionKind.READY),
-    (row("warned"), S, [tree("running")], ActionKind.READY),
     (row("running"), R, [tree("captured")], Phase.RELEASING),
     (row("running"), S, [tree("captured")], Phase.RELEASING),
     (row("running"), S, [tree("captured", checkpoint="cx")], ActionKind.THAW),
@@ -88,7 +87,7 @@ TABLE = [
     # Its container was started again.
     (row("running"), R, [tree("holding")], ActionKind.KILL),
     (row("napping"), S, [tree("holding")], ActionKind.KILL),
-    (row("warned"), P, [tree("holding")], ActionKind.NOTHING),
+    (row("running"), P, [tree("holding")], ActionKind.NOTHING),
     (row("running"), R, [tree("running", "i2")], Phase.RUNNING),
     (row("running"), S, [], Phase.SUSPENDED),
     (row("running", checkpoint=""), S, [], Phase.SUSPENDED),
@@ -113,7 +112,6 @@ TABLE = [
     # NAPPING, and trees that nap
     (row("napping"), R, [tree("napping")], ActionKind.READY),
     (row("napping"), None, [tree("napping")], ActionKind.READY),
-    (row("warned"), R, [tree("napping")], ActionKind.READY),
     (row("running"), R, [tree("napping")], Phase.NAPPING),
     (row("napping"), R, [tree("running")], Phase.RUNNING),
     (row("napping"), None, [tree("running")], Phase.RUNNING),

@@ -57,7 +57,7 @@ async def test_warned_session_after_a_restart_is_warned_anew_and_told(world, war
         pass
     await changes.aclose()
     assert view.phase == "warned"
-    assert [line.what for line in controller.users.audit(KEY)].count("warned") == 1
+    assert [line.what for line in controller.users.audit(KEY)].count("warned") == 2
 
 
 async def test_audit_says_why_a_session_was_warned_and_suspended(world, warned):

@@ -26,21 +26,14 @@ from simulation.model.session import (
 )
 from tests.support.long_stories import but
 
-#: Steps of the table that the model does not take: nobody is warned in it, nothing is
-#: started cold, no other state is chosen, and none ends with nothing kept (``ENDS``).
+#: Steps of the table that the model does not take: nothing is started cold, no other
+#: state is chosen, and none ends with nothing kept (``ENDS``).
 NOT_IN_THE_MODEL = {
     (Phase.RUNNING, Phase.STOPPED),
     (Phase.NAPPING, Phase.STOPPED),
     (Phase.SUSPENDING, Phase.STOPPED),
-    (Phase.RUNNING, Phase.WARNED),
     (Phase.STOPPED, Phase.RUNNING),
     (Phase.SUSPENDED, Phase.STOPPED),
-    (Phase.WARNED, Phase.RUNNING),
-    (Phase.WARNED, Phase.SUSPENDING),
-    (Phase.WARNED, Phase.STOPPED),
-    (Phase.WARNED, Phase.SUSPENDED),
-    (Phase.WARNED, Phase.RELEASING),
-    (Phase.NAPPING, Phase.WARNED),
 }
 
 

@@ -93,8 +93,8 @@ class Judge:
         snapshot = snapshot_of(self.sessions, row)
         # Beside programs that nap, another one may have begun to use a GPU.
         holds_memory = snapshot.usage is not None and bool(snapshot.usage.gpu_memory)
-        awake = row.phase is Phase.RUNNING or (
-            row.phase is Phase.NAPPING and holds_memory
+        awake = snapshot.phase is Phase.RUNNING or (
+            snapshot.phase is Phase.NAPPING and holds_memory
         )
         if self.decide_nap is not None and awake:
             after = self.decide_nap.after(snapshot.terms)

@@ -114,6 +114,6 @@ class Preemption:
 
     def _idle_anyway(self, row: SessionRow) -> int:
         runtime = self.sessions.runtime(row.key)
-        if row.phase is not Phase.WARNED or runtime.wanted:
+        if runtime.phase(row) is not Phase.WARNED or runtime.wanted:
             return 0
         return len(runtime.cards(row.incarnation))

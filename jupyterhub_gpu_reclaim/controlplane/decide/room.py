@@ -102,7 +102,7 @@ class RoomMaker:
         for row in self.sessions.journal.sessions() if cards else ():
             runtime = self.sessions.runtime(row.key)
             held = runtime.cards(row.incarnation)
-            free = row.phase is Phase.RUNNING and row.intent is Intent.NONE
+            free = runtime.phase(row) is Phase.RUNNING and row.intent is Intent.NONE
             free &= runtime.passed_over is None or runtime.passed_over <= now
             if free and any(gpu.uuid in cards for gpu in held):
                 yield self.judge.room_snapshot(row)

@@ -136,7 +136,7 @@ def snapshot_of(sessions: Sessions, row: SessionRow) -> SessionSnapshot:
         usage = usage.used_at(probed.since, "the administrator's probe")
     return SessionSnapshot(
         key=row.key,
-        phase=row.phase,
+        phase=runtime.phase(row),
         since=row.since,
         usage=usage,
         probed=probed,

@@ -1,7 +1,7 @@
 """Warnings before a suspend: given, taken back, and confirmed at their end.
 
-Nothing is suspended here. The end of a warning is only in memory: after a restart of
-the service a session is warned again, for the full time.
+Nothing is suspended here. A warning is only in memory: after a restart of the service
+a session is warned again, for the full time.
 """
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.decide import draining
-from jupyterhub_gpu_reclaim.controlplane.session import SessionEvent
+from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey
@@ -36,36 +33,29 @@ class Warnings:
         runtimes = self.sessions.runtimes.items()
         warned = [key for key, each in runtimes if each.suspends_at is not None]
         rows = map(self.sessions.row, warned)
-        return [
-            row.key
-            for row in rows
-            if row.phase is Phase.WARNED and not self.judge.reclaims(row)
-        ]
+        return [row.key for row in rows if not self.judge.reclaims(row)]
 
     def spare(self, row: SessionRow) -> None:
-        if row.phase is Phase.WARNED:
-            self._note(row, SessionEvent.STAYS)
+        runtime = self.sessions.runtime(row.key)
+        if runtime.suspends_at is not None:
+            runtime.suspends_at = None
+            self._note(row, "stays")
 
     def warn(self, row: SessionRow) -> float:
         runtime, now = self.sessions.runtime(row.key), self.sessions.clock.now()
-        due = runtime.suspends_at
-        warn_for = self._seconds(row)
-        if row.phase is Phase.WARNED and due is not None:
+        due, warn_for = runtime.suspends_at, self._seconds(row)
+        if due is not None:
             if due > now + warn_for:  # its node has less time than it had
                 runtime.suspends_at = due = now + warn_for
                 self.sessions.touch(row.key)
             return max(0.0, due - now)
-        if warn_for <= 0:
-            return 0.0
-        runtime.suspends_at = now + warn_for
-        if row.phase is Phase.WARNED:
-            self.sessions.touch(row.key)
-        else:
+        if warn_for > 0:
+            runtime.suspends_at = now + warn_for
             goes = draining.decision(self.sessions, row) is not None
             unless = "" if goes else " unless somebody uses it"
             more = f" It is suspended in {duration(warn_for)}{unless}."
-            self._note(row, SessionEvent.WARNED, more)
-        return warn_for
+            self._note(row, "warned", more)
+        return max(0.0, warn_for)
 
     def _seconds(self, row: SessionRow) -> float:
         all_of_them = [row, *self.together.members(row)]
@@ -95,7 +85,8 @@ class Warnings:
         # A session whose node is silent was not sampled: it may be at work.
         return seen and self.sessions.row(row.key) == row
 
-    def _note(self, row: SessionRow, event: SessionEvent, more: str = "") -> None:
+    def _note(self, row: SessionRow, what: str, more: str = "") -> None:
         why = self.judge.why(row.key)
-        why = msgspec.structs.replace(why, message=why.message + more)
-        self.sessions.apply(row.key, event, failure=row.failure, why=why)
+        told = f"{why.message}{more}", why.code
+        line = self.sessions.audit_line(row.key, SERVICE, what, *told)
+        self.sessions.update(row.key, line)
