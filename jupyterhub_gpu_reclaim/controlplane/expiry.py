@@ -106,8 +106,8 @@ def _set_aside(sessions: Sessions, row: SessionRow, due: CheckpointRow) -> None:
 
 def _due(sessions: Sessions) -> list[CheckpointRow]:
     """Return the expired ones, and older ones: a clock may have jumped in between."""
-    expired = {row.id for row in sessions.journal.due(sessions.clock.now())}
-    rows = sessions.journal.checkpoints()
+    rows, now = sessions.journal.checkpoints(), sessions.clock.now()
+    expired = {row.id for row in rows if row.expires is not None and row.expires <= now}
     current = {row.checkpoint for row in sessions.journal.sessions()}
     newest = {
         row.key: row.stamp

@@ -44,56 +44,26 @@ T = TypeVar("T")
 
 class JournalCache:
     def __init__(
-        self,
-        sessions: Iterable[SessionRow],
-        checkpoints: Iterable[CheckpointRow],
+        self, sessions: Iterable[SessionRow], checkpoints: Iterable[CheckpointRow]
     ) -> None:
-        self._sessions = {row.key: row for row in sessions}
-        self._sorted = sorted(self._sessions)
-        self._checkpoints: dict[str, CheckpointRow] = {}
-        self._by_key: dict[SessionKey, list[CheckpointRow]] = {}
+        self.sessions = {row.key: row for row in sessions}
+        self.checkpoints: dict[str, CheckpointRow] = {}
+        self.by_key: dict[SessionKey, dict[str, CheckpointRow]] = {}
         self.keep(checkpoints)
-
-    def session(self, key: SessionKey) -> SessionRow | None:
-        return self._sessions.get(key)
-
-    def sessions(self) -> list[SessionRow]:
-        if len(self._sorted) != len(self._sessions):
-            self._sorted = sorted(self._sessions)
-        return [self._sessions[key] for key in self._sorted]
-
-    def checkpoint(self, checkpoint: str) -> CheckpointRow | None:
-        return self._checkpoints.get(checkpoint)
-
-    def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointRow]:
-        if key is None:
-            return sorted(self._checkpoints.values(), key=_age)
-        return list(self._by_key.get(key, ()))
-
-    def put(self, row: SessionRow) -> None:
-        self._sessions[row.key] = row
-
-    def remove(self, key: SessionKey) -> None:
-        self._sessions.pop(key, None)
-        self._sorted = []
 
     def keep(self, rows: Iterable[CheckpointRow]) -> None:
         for row in rows:
             self.drop(row.id)
-            self._checkpoints[row.id] = row
-            mine = self._by_key.setdefault(row.key, [])
-            mine.append(row)
-            mine.sort(key=_age)
+            self.checkpoints[row.id] = row
+            self.by_key.setdefault(row.key, {})[row.id] = row
 
     def drop(self, checkpoint: str) -> None:
-        row = self._checkpoints.pop(checkpoint, None)
+        row = self.checkpoints.pop(checkpoint, None)
         if row is None:
             return
-        left = [each for each in self._by_key[row.key] if each.id != checkpoint]
-        if left:
-            self._by_key[row.key] = left
-        else:
-            del self._by_key[row.key]
+        del self.by_key[row.key][checkpoint]
+        if not self.by_key[row.key]:
+            del self.by_key[row.key]
 
 
 def _age(row: CheckpointRow) -> tuple[tuple[int, int], str]:
@@ -214,10 +184,11 @@ class Journal:
 
     # --- sessions
     def session(self, key: SessionKey) -> SessionRow | None:
-        return self._cache().session(key)
+        return self._cache().sessions.get(key)
 
     def sessions(self) -> list[SessionRow]:
-        return self._cache().sessions()
+        rows = self._cache().sessions
+        return [rows[key] for key in sorted(rows)]
 
     def save(
         self,
@@ -229,7 +200,7 @@ class Journal:
         lines = [] if audit is None else [schema.insert_audit(audit)]
         changed = schema.note(NoteKind.SESSION, row.key.path, row)
         with self._changing(*changed, *lines, *also, kept=checkpoints) as cache:
-            cache.put(row)
+            cache.sessions[row.key] = row
 
     def forget(
         self,
@@ -242,18 +213,16 @@ class Journal:
         removed = schema.forget_notes(NoteKind.SESSION, key.path)
         lines = [] if audit is None else [schema.insert_audit(audit)]
         with self._changing(*removed, *lines, *also, kept=to_delete) as cache:
-            cache.remove(key)
+            cache.sessions.pop(key, None)
 
     # --- checkpoints
     def checkpoint(self, checkpoint: str) -> CheckpointRow | None:
-        return self._cache().checkpoint(checkpoint)
+        return self._cache().checkpoints.get(checkpoint)
 
     def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointRow]:
-        return self._cache().checkpoints(key)
-
-    def due(self, now: float) -> list[CheckpointRow]:
-        rows = self._cache().checkpoints()
-        return [row for row in rows if row.expires is not None and row.expires <= now]
+        cache = self._cache()
+        rows = cache.checkpoints if key is None else cache.by_key.get(key, {})
+        return sorted(rows.values(), key=_age)
 
     def keep(self, checkpoints: Iterable[CheckpointRow]) -> None:
         with self._changing(kept=checkpoints):

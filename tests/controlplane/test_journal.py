@@ -99,12 +99,10 @@ def test_journal_with_a_code_of_another_release_says_what_it_said(journal, tmp_p
     assert codec.error_of(old).message == old.message
 
 
-def test_journal_same_key_is_replaced_and_due_ones_are_found(journal):
+def test_journal_same_key_is_replaced_and_what_is_dropped_is_gone(journal):
     journal.save(ROW, None, [CHECKPOINT])
     journal.save(SessionRow(key=KEY, phase=Phase.RUNNING, since=1.0))
     assert [row.phase for row in journal.sessions()] == [Phase.RUNNING]
-    assert journal.due(49.9) == []
-    assert journal.due(50.0) == [CHECKPOINT]
     journal.drop("ckpt-1")
     journal.drop("ckpt-1")
     assert journal.checkpoints() == []
@@ -115,7 +113,7 @@ def test_journal_forget_keeps_checkpoints_until_they_are_deleted(journal):
     to_delete = CHECKPOINT.kept(Keeping.TO_DELETE, 0.0)
     journal.forget(KEY, AUDIT, [to_delete])
     assert journal.session(KEY) is None
-    assert journal.due(1.0) == [to_delete]
+    assert journal.checkpoints() == [to_delete]
 
 
 def test_journal_is_durable_by_its_settings(journal, tmp_path):
