@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import func, select
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
-from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane import schema
 from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
@@ -105,6 +104,7 @@ _SENTENCES = {
     "nap failed": "It could not nap.",
     "warned": "Its users were warned.",
     "stays": "The warning was withdrawn.",
+    "keep": "{who}",
     "suspend": "Suspending started.",
     "committed": "Its checkpoint is complete.",
     "released": "It was suspended, and its GPU and memory are free.",
@@ -159,20 +159,9 @@ def line_of(numbered: NumberedLine) -> AuditSentence:
 
 def sentence(line: AuditLine) -> str:
     who = "The service" if line.who == SERVICE else line.who
-    if line.what == "keep":
-        return _kept(who, line.message)
     beginning = _SENTENCES.get(line.what, f"{who}: {line.what}.").replace("{who}", who)
     if line.what in {"discard", "ask to bring back"}:
         return beginning  # the message is an id
     if line.what in {"vanished", "report"} and line.message:
         return line.message  # the whole of it; "vanished" need not be by themselves
     return f"{beginning} {line.message}".strip()
-
-
-def _kept(who: str, message: str) -> str:
-    """Put how long a session is kept into words; the audit has ``"3600 s"``."""
-    digits = message.removesuffix(" s")
-    seconds = float(digits) if digits.isdigit() else 0.0
-    if not seconds:
-        return f"{who} cancelled Keep."
-    return f"{who} asked to keep it for {duration(seconds)}."

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import HubState
@@ -32,30 +32,25 @@ _log = logging.getLogger(__name__)
 _OF_ONE_NODE = {Reason.NODE_SILENT, Reason.NODE_UNTRUSTED, Reason.ENDING_UNSEEN}
 
 
-class ObservedState:
-    def __init__(
-        self,
-        trees: list[Tree] | None,
-        saved: dict[SessionKey, tuple[CheckpointInfo, ...]] | None,
-        servers: dict[SessionKey, HubState] | None,
-        asked: float,
-    ) -> None:
-        self.asked = asked  #: before the first of them answered (monotonic)
-        self._trees = None if trees is None else _by_key(trees)
-        self._saved = saved
-        self._servers = servers
+class ObservedState(NamedTuple):
+    """All sessions as the parts see them now; None: no answer of that one."""
+
+    trees: dict[SessionKey, tuple[Tree, ...]] | None
+    saved: dict[SessionKey, tuple[CheckpointInfo, ...]] | None
+    servers: dict[SessionKey, HubState] | None
+    asked: float  #: before the first of them answered (monotonic)
 
     def keys(self) -> set[SessionKey]:
-        return (self._trees or {}).keys() | (self._saved or {}).keys()
+        return (self.trees or {}).keys() | (self.saved or {}).keys()
 
     def checkpoints(self) -> list[CheckpointInfo]:
-        return [info for infos in (self._saved or {}).values() for info in infos]
+        return [info for infos in (self.saved or {}).values() for info in infos]
 
     def session(self, key: SessionKey) -> Observed:
-        servers = self._servers
+        servers = self.servers
         return Observed(
-            trees=None if self._trees is None else self._trees.get(key, ()),
-            saved=None if self._saved is None else self._saved.get(key, ()),
+            trees=None if self.trees is None else self.trees.get(key, ()),
+            saved=None if self.saved is None else self.saved.get(key, ()),
             hub=None if servers is None else servers.get(key, HubState.STOPPED),
         )
 
@@ -80,7 +75,8 @@ class Observer:
             self._stored(store_every),
             self._ask("Hub", self.sessions.hub.servers),
         )
-        return ObservedState(trees, saved, servers, asked)
+        running = None if trees is None else _by_key(trees)
+        return ObservedState(running, saved, servers, asked)
 
     def silent_parts(self) -> list[str]:
         return sorted(self._silent)

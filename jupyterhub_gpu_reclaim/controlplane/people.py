@@ -232,10 +232,12 @@ class UserApi:
             self._check_stays(row)
         self._check_keep(seconds, manages=manages)
         now = self._sessions.clock.now()
+        told = f"asked to keep it for {duration(seconds)}."
+        told = told if seconds else "cancelled Keep."
         ordered = row.phase in LIVE and row.intent is Intent.SUSPEND
         self._sessions.update(
             key,
-            self._sessions.audit_line(key, by, "keep", f"{seconds:.0f} s"),
+            self._sessions.audit_line(key, by, "keep", told),
             kept_until=now + seconds if seconds else None,
             kept_by=by if seconds else "",
             **(NO_ORDER if seconds and ordered else {}),
