@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.settings import Settings
 
 
 def newest(infos: Iterable[CheckpointInfo]) -> CheckpointInfo | None:
@@ -102,10 +103,8 @@ _RUNS = {*LIVE, Phase.SUSPENDING}
 
 
 class Terms(NamedTuple):
+    settings: Settings
     now: float
-    grace: float
-    set_aside: float
-    save_points: int = 1  #: number of its save points that are kept
     ruled: bool = False  #: whether a rule saves the session while it runs
 
 
@@ -113,7 +112,7 @@ def kept(
     session: SessionRow, rows: Collection[CheckpointRow], terms: Terms
 ) -> list[CheckpointRow]:
     line = _line(session, rows)
-    spare = _spare(rows, terms.save_points)
+    spare = _spare(rows, terms.settings.save_points)
     return [
         _by_word(session, row, terms)
         or _of_running(session, row, terms)
@@ -139,7 +138,7 @@ def _by_word(
     if not is_anothers(session, row.info):
         return None
     if runs:
-        return _begun(row, Keeping.ASIDE, terms.now + terms.set_aside)
+        return _begun(row, Keeping.ASIDE, terms.now + terms.settings.set_aside)
     return row.kept(Keeping.ASIDE)
 
 
@@ -154,7 +153,7 @@ def _of_running(
     if own:
         return row.kept(Keeping.SUPERSEDED)
     if not terms.ruled and session.resumed_at is not None:
-        until = session.resumed_at + terms.grace
+        until = session.resumed_at + terms.settings.grace
     gone_on = row.info.gone_on
     if gone_on is None or gone_on.incarnation != session.incarnation:
         gone_on = GoneOn(incarnation=session.incarnation, since=terms.now)
@@ -164,9 +163,9 @@ def _of_running(
 def _of_others(
     session: SessionRow, row: CheckpointRow, terms: Terms, line: set[str]
 ) -> CheckpointRow:
-    keeping, seconds = Keeping.ASIDE, terms.set_aside
+    keeping, seconds = Keeping.ASIDE, terms.settings.set_aside
     if {row.id, row.info.incarnation} & line:
-        keeping, seconds = Keeping.SUPERSEDED, terms.grace
+        keeping, seconds = Keeping.SUPERSEDED, terms.settings.grace
     if is_asked(session):
         return row.kept(keeping)
     return _begun(row, keeping, terms.now + seconds)

@@ -257,13 +257,8 @@ class Sessions:
         rows = before | {each.id: each for each in given}
         if not rows:
             return []
-        terms = retention.Terms(
-            now=self.clock.now(),
-            grace=self.settings.grace,
-            set_aside=self.settings.set_aside,
-            save_points=self.settings.save_points,
-            ruled=bool(self.saved_every(row.key)),
-        )
+        ruled = bool(self.saved_every(row.key))
+        terms = retention.Terms(self.settings, self.clock.now(), ruled)
         kept = retention.kept(row, rows.values(), terms)
         return [each for each in kept if before.get(each.id) != each]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
@@ -24,19 +23,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
 class _Job:
-    """A key in the queue: its worker, or the timer that adds it again."""
+    """A key in the queue: its worker, and what wakes that before its time."""
 
-    task: asyncio.Task[None] | None = None
-    timer: asyncio.Task[None] | None = None
-    again: bool = False  #: whether the key was added while a worker was at it
-    failures: int = 0  #: in a row
-
-    def cancel_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+    def __init__(self) -> None:
+        self.wanted = asyncio.Event()  #: whether it is to be looked at now
+        self.working = False
+        self.task: asyncio.Task[None] | None = None
 
 
 class WorkQueue:
@@ -67,74 +60,60 @@ class WorkQueue:
     def add(self, key: SessionKey) -> None:
         if self._closed:
             return
-        job = self._jobs.setdefault(key, _Job())
-        job.cancel_timer()
-        if job.task is not None:
-            job.again = True
-        else:
+        job = self._jobs.get(key)
+        if job is None:
+            job = self._jobs[key] = _Job()
             job.task = asyncio.create_task(self._run(key, job), name=f"work {key}")
-
-    def add_later(self, key: SessionKey, delay: float) -> None:
-        if self._closed:
-            return
-        job = self._jobs.setdefault(key, _Job())
-        job.cancel_timer()
-        job.timer = asyncio.create_task(self._add_after(key, job, delay))
+        job.wanted.set()
 
     def busy(self, key: SessionKey) -> bool:
         job = self._jobs.get(key)
-        return job is not None and job.task is not None
+        return job is not None and (job.working or job.wanted.is_set())
 
     async def stop(self) -> None:
         """End all work at once; what is half done is settled after the next start."""
         self._closed = True
-        tasks = [
-            task
-            for job in self._jobs.values()
-            for task in (job.task, job.timer)
-            if task is not None
-        ]
+        tasks = [job.task for job in self._jobs.values() if job.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._jobs.clear()
 
-    async def _add_after(self, key: SessionKey, job: _Job, delay: float) -> None:
-        await self._clock.sleep(delay)
-        job.timer = None
-        self.add(key)
-
     async def _run(self, key: SessionKey, job: _Job) -> None:
-        delay: float | None = None
-        try:
+        delay: float | None = 0.0
+        failures = 0  # in a row
+        while delay is not None or job.wanted.is_set():
+            await self._until_wanted(job, delay or 0.0)
             async with self._slots:
-                job.again = False
-                delay = await self._look_once(key, job)
-        finally:
-            job.task = None
-        if job.again:
-            self.add(key)
-        elif delay is not None:
-            self.add_later(key, delay)
-        elif job.timer is None:
-            self._jobs.pop(key, None)
+                job.wanted.clear()
+                job.working = True
+                try:
+                    delay = await self._work(key)
+                    failures = 0
+                except ReclaimError as error:
+                    delay, failures = self._after(failures), failures + 1
+                    _log.info("%s: retrying in %.0f s: %s", key, delay, error)
+                except Exception:  # noqa: BLE001 the last line of defence: a fault in one session's work
+                    delay, failures = self._after(failures), failures + 1
+                    _log.exception("%s: failed; retrying in %.0f s", key, delay)
+                finally:
+                    job.working = False
+        del self._jobs[key]
 
-    async def _look_once(self, key: SessionKey, job: _Job) -> float | None:
+    async def _until_wanted(self, job: _Job, delay: float) -> None:
+        if job.wanted.is_set():
+            return
+        timer = asyncio.create_task(self._want_after(job, delay))
         try:
-            delay = await self._work(key)
-        except ReclaimError as error:
-            delay = self._after_failure(job)
-            _log.info("%s: retrying in %.0f s: %s", key, delay, error)
-        except Exception:  # noqa: BLE001 the last line of defence: a fault in one session's work
-            delay = self._after_failure(job)
-            _log.exception("%s: failed; retrying in %.0f s", key, delay)
-        else:
-            job.failures = 0
-        return delay
+            await job.wanted.wait()
+        finally:
+            timer.cancel()
 
-    def _after_failure(self, job: _Job) -> float:
-        failures = job.failures
-        job.failures += 1
+    async def _want_after(self, job: _Job, delay: float) -> None:
+        await self._clock.sleep(delay)
+        job.wanted.set()
+
+    def _after(self, failures: int) -> float:
         with contextlib.suppress(OverflowError):
             return min(self._backoff * 2.0**failures, self._backoff_limit)
         return self._backoff_limit

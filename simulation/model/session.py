@@ -1285,7 +1285,7 @@ def _kept(row: Row) -> tuple[CheckpointRow, ...]:
             info = msgspec.structs.replace(info, aside=Aside(until=None))
         keeping = Keeping.TO_DELETE if one.id in row.doomed else Keeping.ASIDE
         kept.append(CheckpointRow(info=info, keeping=keeping))
-    terms = retention.Terms(now=0.0, grace=1.0, set_aside=1.0)
+    terms = retention.Terms(Settings(grace=1.0, set_aside=1.0), now=0.0)
     return tuple(retention.kept(_row(row), kept, terms))
 
 

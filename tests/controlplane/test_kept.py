@@ -16,11 +16,13 @@ from jupyterhub_gpu_reclaim.controlplane.session import (
     Keeping,
     SessionRow,
 )
+from jupyterhub_gpu_reclaim.controlplane.settings import Settings
 from tests.support.checkpoints import checkpoint
 
 KEY = SessionKey("ada")
 NOW, GRACE, ASIDE = 1000.0, 10.0, 100.0
-TERMS = retention.Terms(now=NOW, grace=GRACE, set_aside=ASIDE, save_points=2)
+SETTINGS = Settings(grace=GRACE, set_aside=ASIDE, save_points=2)
+TERMS = retention.Terms(SETTINGS, NOW)
 ASKED = Failure(code="saved_found", message="")
 
 
