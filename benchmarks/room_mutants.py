@@ -180,7 +180,7 @@ MUTANTS = (
     Mutant(
         "controlplane",
         "test_preemption",
-        f"{PACKAGE}/controlplane/decide/preemption.py",
+        f"{PACKAGE}/controlplane/decide/gpu_queue.py",
         "now - at < SETTLE * 2.0 ** (rounds - 1)",
         "now - at < SETTLE",
         "A session for which GPUs are freed in vain is given more of them each minute.",

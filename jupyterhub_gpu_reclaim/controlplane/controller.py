@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.controlplane import metrics
 from jupyterhub_gpu_reclaim.controlplane.decide.draining import NodeApi
-from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue
-from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge, Probing
-from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
+from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue, Preemption
+from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge, Probing, Warnings
 from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
 from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
 from jupyterhub_gpu_reclaim.controlplane.decide.turns import Turns
-from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
 from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.loops import ControlLoops
 from jupyterhub_gpu_reclaim.controlplane.naps import Napper, WakeFollower
@@ -40,8 +38,8 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionPolicy
+    from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import Choose
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Ask
-    from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Choose
     from jupyterhub_gpu_reclaim.controlplane.decide.sampler import Decide, DecideNap
     from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.journal import Journal

@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
-    from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue
-    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
-    from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
+    from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import (
+        GpuQueue,
+        Preemption,
+    )
+    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge, Warnings
     from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
     from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
-    from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
     from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.naps import WakeFollower
     from jupyterhub_gpu_reclaim.controlplane.observer import ObservedState, Observer

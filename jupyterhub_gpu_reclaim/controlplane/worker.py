@@ -42,11 +42,10 @@ from jupyterhub_gpu_reclaim.controlplane.settle import (
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.drain import Drain
     from jupyterhub_gpu_reclaim.common.models import Decision, Tree
-    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
+    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge, Warnings
     from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
     from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
     from jupyterhub_gpu_reclaim.controlplane.decide.turns import Turns
-    from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
     from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.naps import Napper
     from jupyterhub_gpu_reclaim.controlplane.observer import Observer

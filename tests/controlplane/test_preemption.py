@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
     Waiting,
 )
-from jupyterhub_gpu_reclaim.controlplane.decide.preemption import SETTLE, Preemption
+from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import SETTLE, Preemption
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import snapshot_of
 from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
 from jupyterhub_gpu_reclaim.controlplane.journal import Journal
