@@ -25,6 +25,7 @@ from traitlets import (
 from traitlets.config import Application, Configurable
 from traitlets.config.loader import DeferredConfig, LazyConfigValue
 
+from jupyterhub_gpu_reclaim.common.traits import Amount
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.nap import NapPolicy
@@ -119,7 +120,7 @@ def _wanted(trait: TraitType[Any, Any]) -> str:
         each = getattr(trait, "_trait", None)
         of = f", each {_wanted(each)}" if isinstance(each, Enum) else ""
         return f"{trait.info()}{of}"
-    if trait.info_text not in {"a float", "an int"}:
+    if trait.info_text not in {"a float", "an int", Amount.info_text}:
         return str(trait.info_text)
     kind = "a whole number" if isinstance(trait, Int) else "a number"
     low = None if trait.min == -math.inf else trait.min
