@@ -266,7 +266,7 @@ REUSE = "one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)"
 def reset(process, descriptors, ended):
     """As it is done to a tree that has come back, of one process."""
     saved = SimpleNamespace(descriptors=descriptors)
-    back = Return(0, None, saved, {}, None, 1, None)
+    back = Return(0, None, saved, {}, None, None)
     back.tree = SimpleNamespace(processes=[process])
     kind = CutConnections()
     kind._ended = frozenset(ended)

@@ -42,61 +42,34 @@ class Span(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True)
-class SavedProcess:
-    """One process of the saved tree."""
-
-    pid: int  #: in the session's namespace; likewise ``parent`` and ``threads``
-    parent: int
-    threads: tuple[int, ...]
-    exe: int  #: CRIU's number of the program that it runs
-    spans: tuple[Span, ...]  #: all its areas, ascending
-    plain: tuple[Span, ...]  #: those of them that are plain, writable memory of its own
-
-
-def read_processes(saved: SavedImages) -> list[SavedProcess]:
-    """The processes that have memory.
-
-    Raises:
-        RestoreFailed: the images are off (``checkpoint_damaged``).
-    """
-    found: dict[int, SavedProcess] = {}
+def _free_spans(saved: SavedImages) -> dict[int, list[Span]]:
+    """Per process that has memory, where others may write: as long as they can be."""
+    spaces: dict[int, Any] = {}  #: of processes, but for zombies
     for task in saved.tasks():
-        if task.pid in found:
+        if task.pid in spaces:
             raise images.damaged(f"process {task.pid} stands twice in the tree")
-        mm = saved.memory(task.pid)
-        if mm is None:
-            continue  # a zombie
-        vmas = [vma for vma in mm.vmas if not vma.status & GUARD]
-        _check_areas(vmas, task.pid)
-        found[task.pid] = SavedProcess(
-            pid=task.pid,
-            parent=task.ppid,
-            threads=tuple(sorted({task.pid, *task.threads})),
-            exe=mm.exe_file_id,
-            spans=tuple(Span(vma.start, vma.end) for vma in vmas),
-            plain=tuple(Span(vma.start, vma.end) for vma in vmas if _is_plain(vma)),
-        )
-    return list(found.values())
-
-
-def free_spans(
-    processes: Sequence[SavedProcess], saved: SavedImages
-) -> dict[int, list[Span]]:
-    """Per process, where others may write: ascending, as long as they can be.
-
-    Raises:
-        RestoreFailed: an image of a thread is off (``checkpoint_damaged``).
-    """
-    inherited = _inherited(processes)
+        if (mm := saved.memory(task.pid)) is not None:
+            _check_areas(_areas(mm), task.pid)
+            spaces[task.pid] = mm
+    inherited = _inherited(saved, spaces)
     found = {}
-    for process in processes:
-        spans = (span for span in process.plain if span not in inherited[process.pid])
-        kept = _kept_by_kernel(process, saved)
-        found[process.pid] = [
-            part for span in _joined(spans) for part in subtract(span, kept)
-        ]
+    for task in saved.tasks():
+        if task.pid in spaces:
+            plain = (_of(vma) for vma in _areas(spaces[task.pid]) if _is_plain(vma))
+            spans = (span for span in plain if span not in inherited[task.pid])
+            kept = _kept_by_kernel(task, saved)
+            found[task.pid] = [
+                part for span in _joined(spans) for part in subtract(span, kept)
+            ]
     return found
+
+
+def _areas(mm: Any) -> list[Any]:
+    return [vma for vma in mm.vmas if not vma.status & GUARD]
+
+
+def _of(vma: Any) -> Span:
+    return Span(vma.start, vma.end)
 
 
 def subtract(span: Span, holes: Sequence[Span]) -> Iterator[Span]:
@@ -151,30 +124,31 @@ def _is_plain(vma: Any) -> bool:
     )
 
 
-def _inherited(processes: Sequence[SavedProcess]) -> dict[int, set[Span]]:
+def _inherited(saved: SavedImages, spaces: Mapping[int, Any]) -> dict[int, set[Span]]:
     """Per process, the areas that it has in common with its parent or a child.
 
     The rule is CRIU's (``prepare_cow_vmas``): same place, same program.
     """
-    by_pid = {process.pid: process for process in processes}
     found: dict[int, set[Span]] = defaultdict(set)
-    for process in processes:
-        parent = by_pid.get(process.parent)
-        if parent is not None and parent.exe == process.exe:
-            common = {*process.spans} & {*parent.spans}
-            found[process.pid] |= common
-            found[parent.pid] |= common
+    for task in saved.tasks():
+        mm, parents = spaces.get(task.pid), spaces.get(task.ppid)
+        if mm is None or parents is None:
+            continue
+        if parents.exe_file_id == mm.exe_file_id:
+            common = {*map(_of, _areas(mm))} & {*map(_of, _areas(parents))}
+            found[task.pid] |= common
+            found[task.ppid] |= common
     return found
 
 
-def _kept_by_kernel(process: SavedProcess, saved: SavedImages) -> list[Span]:
+def _kept_by_kernel(task: Any, saved: SavedImages) -> list[Span]:
     """Pages with the fields of rseq(2), one of each thread.
 
     The kernel writes there on which processor a thread runs, and may not do so again
     after us: the thread would go on with what was true where it was saved.
     """
     found = []
-    for thread in process.threads:
+    for thread in {task.pid, *task.threads}:
         core = saved.core(thread)
         if core is None:
             raise images.damaged(f"thread {thread} has no state")
@@ -243,29 +217,27 @@ def make_plan(saved: SavedImages, *, advise: bool = False) -> MemoryPlan:
     """
     pieces: dict[str, tuple[Piece, ...]] = {}
     seen: set[str] = set()
-    processes = read_processes(saved)
-    free = free_spans(processes, saved)
-    for process in processes:
-        name = f"pagemap-{process.pid}.img"
+    for pid, free in _free_spans(saved).items():
+        name, mm = f"pagemap-{pid}.img", saved.memory(pid)
         image = saved.read(name)
         if image is None:
             continue
         number, areas = images.read_pagemap(image)
-        if any(span.end - span.start > _LARGEST for span in process.spans):
-            _divide(saved.memory(process.pid))
+        if any(vma.end - vma.start > _LARGEST for vma in _areas(mm)):
+            _divide(mm)
         pages = f"pages-{number}.img"
         if pages in seen:
             raise images.damaged(f"two processes claim {pages}")
         seen.add(pages)
-        _check_pages(areas, saved.size(pages) or 0, process.pid)
+        _check_pages(areas, saved.size(pages) or 0, pid)
         if any(area.flags & ~_KNOWN_FLAGS for area in areas):
             continue  # of a CRIU that knows more than we do
-        chosen = tuple(_pieces(areas, free[process.pid], process.pid))
+        chosen = tuple(_pieces(areas, free, pid))
         if chosen:
             pieces[pages] = chosen
             saved.replace(name, images.write_pagemap(number, _without(areas, chosen)))
             if advise:
-                _advise(saved.memory(process.pid), chosen)
+                _advise(mm, chosen)
     return MemoryPlan(pieces)
 
 
