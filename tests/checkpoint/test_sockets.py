@@ -15,7 +15,6 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
-from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.linux import sock_diag
 from jupyterhub_gpu_reclaim.linux.sock_diag import Diag, TcpState
@@ -426,54 +425,3 @@ def test_tree_sockets_of_a_session_that_is_gone_is_refused():
     gone.wait()
     with pytest.raises(Refused):
         tree_sockets(gone.pid, [gone.pid])
-
-
-PROGRAM = """
-import socket, sys, time
-listener = socket.create_server(("127.0.0.1", 0), backlog=8)
-own = socket.create_connection(listener.getsockname())
-accepted = listener.accept()[0]
-own.send(b"in flight")
-away = socket.create_connection(("127.0.0.1", {port}))
-print("up", listener.getsockname()[1], flush=True)
-while away.fileno() >= 0:
-    time.sleep(0.05)
-    try:
-        away.send(b"x")
-    except OSError:
-        away.close()
-print("closed", accepted.recv(99), flush=True)
-listener.settimeout(20)
-while True:
-    try:
-        print("accepted", listener.accept()[0].recv(5), flush=True)
-    except OSError as error:
-        print("accept:", error, flush=True)
-"""
-
-
-def test_cut_and_close_external_session_comes_back_with_its_own_connections(
-    places, engine, tmp_path
-):
-    """An outside connection and one that nobody accepted do not stop real CRIU."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        place = places.start(
-            sys.executable, "-c", PROGRAM.format(port=server.getsockname()[1])
-        )
-        port = int(place.read_until("\n").split()[1])
-        hub, _ = server.accept()
-        with hub, socket.create_connection(("127.0.0.1", port)):
-            pids = [process.pid for process in place.tree.processes]
-            image = engine.image()
-            # Not cut: as if both had come after the cut.
-            result = engine.dump(place, image.sink)
-            assert [s for s in tree_sockets(place.init_pid, pids) if s.inode]
-            inet.reset_all(place.init_pid, pids)
-            place.kill()
-    assert {p.port for p in ports_of(image["files.img"])} >= {port}
-    place = places.hold()
-    proceed(engine.restore(place, image, result), result.stopped)
-    place.read_until("closed b'in flight'\n")
-    with socket.create_connection(("127.0.0.1", port)) as again:
-        again.send(b"hello")
-        place.read_until("accepted b'hello'\n")
