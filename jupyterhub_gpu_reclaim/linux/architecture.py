@@ -60,7 +60,6 @@ _CALLS: Final = {
     "openat": (257, 56),
     "personality": (135, 92),
     "prctl": (157, 167),
-    "set_mempolicy": (238, 237),
     "set_robust_list": (273, 99),
     "setgroups": (116, 159),
     "setresgid": (119, 149),

@@ -185,21 +185,6 @@ def test_restored_tree_has_what_the_captured_one_had(places, engine):
     assert (read(tree), shown(tree)) == before
 
 
-@pytest.mark.parametrize(
-    ("words", "mode", "nodes"),
-    [
-        ("default", 0, 0),
-        ("interleave:0-1,3", 3, 0b1011),
-        ("bind=static:2", 2 | 1 << 15, 0b100),
-        ("prefer(many)=relative:0", 5 | 1 << 14, 1),
-        ("weighted-interleave:0", 6, 1),
-        ("local", 4, 0),
-    ],
-)
-def test_memory_policy_is_read_as_the_kernel_writes_it(words, mode, nodes):
-    assert attributes.parse_policy(words) == (mode, nodes)
-
-
 def test_damaged_attributes_are_refused(engine):
     image = engine.image()
     image[attributes.IMAGE] = b"{"

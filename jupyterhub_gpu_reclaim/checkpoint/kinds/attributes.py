@@ -6,7 +6,6 @@ import contextlib
 import errno
 import logging
 import os
-import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -25,7 +24,6 @@ from jupyterhub_gpu_reclaim.linux import (
     ptrace,
     scheduling,
 )
-from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.processes import DEAD, named
 from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed, Unsuited
 
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.processes import Process
-    from jupyterhub_gpu_reclaim.linux.ptrace import Traced
 
 _log = logging.getLogger(__name__)
 
@@ -51,8 +48,6 @@ class ThreadAttributes(Value, frozen=True, kw_only=True):
     #: In nanoseconds; 0 for real-time threads, which have none.
     timer_slack: int | None = None
     io_priority: int | None = None  #: class and level
-    #: On which NUMA nodes new memory is, in the kernel's words.
-    memory_policy: str = "default"
     personality: int = 0  #: bits of personality(2)
     #: What CRIU restores: names of /proc/PID/status → values.
     given_back: dict[str, str] = msgspec.field(default_factory=dict)
@@ -86,7 +81,6 @@ STATES: Final = {
     "PR_SET_MDWE": _State(66, lambda value: (65, value), 0),
 }
 _PROCESSORS: Final = Path("/sys/devices/system/cpu/online")
-_NODES: Final = Path("/sys/devices/system/node/online")
 
 
 class ProcessAttributes(Kind):
@@ -97,7 +91,7 @@ class ProcessAttributes(Kind):
     inherit from the agent. What a process has in common with its session's init was
     given to it by the place, not chosen: it is None here, and becomes what the init of
     the new place has. So a program that could use all processors of one machine can use
-    all of the other. What this machine does not have (a processor, a NUMA node) is left
+    all of the other. Processors that this machine does not have are left
     out, and logged.
     """
 
@@ -191,26 +185,9 @@ def _outside(pid: int, tid: int, status: dict[str, str]) -> ThreadAttributes:
         affinity=sorted(os.sched_getaffinity(tid)),
         timer_slack=_TIMER_SLACK.read(tid),
         io_priority=scheduling.io_priority(tid),
-        memory_policy=_memory_policy(pid, tid),
         personality=int(procfs.text(pid, f"task/{tid}/personality") or "0", 16),
         given_back={name: status[name] for name in rights.FIELDS if name in status},
     )
-
-
-def _memory_policy(pid: int, tid: int) -> str:
-    """A thread's own policy: areas that have none show it, and so does the first.
-
-    Only the first line is read: the kernel counts the pages of all others.
-    """
-    with contextlib.suppress(OSError):
-        path = procfs.PROC / str(pid) / f"task/{tid}/numa_maps"
-        with closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as file:
-            line = os.pread(file, 64, 0).decode(errors="replace")
-        _, _, rest = line.partition("\n")[0].partition(" ")
-        # "prefer (many):0 file=…": a mode may have a space.
-        words = rest.replace(" (many)", "(many)").replace("weighted ", "weighted-")
-        return words.partition(" ")[0] or "default"
-    return "default"
 
 
 def _inside(
@@ -363,7 +340,7 @@ def _apply_inside(
     threads = {
         inner[number]: one
         for number, one in wanted.threads.items()
-        if number in inner and (one.personality or one.memory_policy != "default")
+        if number in inner and one.personality
     }
     if not (threads or wanted.states):
         return
@@ -371,7 +348,7 @@ def _apply_inside(
         with ptrace.stopped(process.pid) as traced:
             for tid, one in threads.items():
                 with traced.thread(tid) as thread:
-                    _apply_to_thread(process, thread, one)
+                    thread.call("personality", one.personality)
             for name, state in STATES.items():
                 if name in wanted.states:
                     call = state.set(wanted.states[name])
@@ -381,42 +358,6 @@ def _apply_inside(
         raise RestoreFailed(
             Reason.RESTORE_FAILED, why=why, detail=str(error)
         ) from error
-
-
-def _apply_to_thread(process: Process, thread: Traced, one: ThreadAttributes) -> None:
-    if one.personality:
-        thread.call("personality", one.personality)
-    if one.memory_policy != "default":
-        mode, nodes = parse_policy(one.memory_policy)
-        known = mask_of(_NODES.read_text()) if _NODES.exists() else 1
-        if nodes and not nodes & known:
-            _log.warning(
-                "- process %d (%s) was bound to NUMA nodes that are not here",
-                process.ns_pid,
-                process.name,
-            )
-        else:
-            with thread.text(struct.pack("=Q", nodes & known)) as address:
-                thread.call("set_mempolicy", mode, address if nodes else 0, 65)
-
-
-#: <linux/mempolicy.h>
-_MODES: Final = ("default", "prefer", "bind", "interleave", "local")
-_MORE_MODES: Final = {"prefer(many)": 5, "weighted-interleave": 6}
-_MODE_FLAGS: Final = {"static": 1 << 15, "relative": 1 << 14, "balancing": 1 << 13}
-
-
-def parse_policy(text: str) -> tuple[int, int]:
-    """Mode with its flags, and the nodes as bits, of the kernel's words. Pure.
-
-    As in ``interleave=static:0-1,3``.
-    """
-    head, _, nodes = text.partition(":")
-    name, _, flags = head.partition("=")
-    mode = _MORE_MODES[name] if name in _MORE_MODES else _MODES.index(name)
-    for flag in flags.split("|") if flags else ():
-        mode |= _MODE_FLAGS.get(flag, 0)
-    return mode, mask_of(nodes)
 
 
 def mask_of(numbers: str) -> int:

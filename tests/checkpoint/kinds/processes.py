@@ -161,12 +161,6 @@ _OF_EACH = (
         "",
     ),
     ("personality(2)", "call(135, 0x0040000)", "call(135, 0xFFFFFFFF)", ""),
-    (
-        "NUMA policy (numactl)",
-        "nodes = ctypes.c_ulong(1); call(238, 3, ctypes.byref(nodes), 64)",
-        "read('numa_maps').split()[1]",
-        "",
-    ),
     ("signal at the parent's end (PR_SET_PDEATHSIG)", "prctl(1, 10)", "told(2)", ""),
     ("PR_SET_NAME", "prctl(15, b'another')", "read('comm')", ""),
     (
@@ -512,7 +506,12 @@ _LOST = (
     ),
     lost("uclamp and slice (sched_setattr), core scheduling cookies", ""),
     lost("PR_SET_IO_FLUSHER, PR_SET_TSC", "Nothing is forbidden by them afterwards."),
-    lost("NUMA policy of an area (mbind)", "New pages follow the thread's policy."),
+    lost(
+        "NUMA policy (numactl, mbind)",
+        "New pages are near the processors that it runs on.",
+        "nodes = ctypes.c_ulong(1); call(238, 3, ctypes.byref(nodes), 64)",
+        "read('numa_maps').split()[1]",
+    ),
     lost("autogroup nice value", "It belongs to the terminal's session."),
 )
 
