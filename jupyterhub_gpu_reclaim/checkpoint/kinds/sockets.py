@@ -29,7 +29,7 @@ from jupyterhub_gpu_reclaim.linux.libc import libc
 from jupyterhub_gpu_reclaim.linux.sock_diag import Diag, unix_sockets
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Program, Session
     from jupyterhub_gpu_reclaim.common.models import Finding
@@ -72,6 +72,7 @@ class Sockets(Kind):
     """
 
     def preflight(self, seen: Session) -> Iterator[Finding]:
+        groups = options.groups_of(seen.init_pid)
         for one in seen.programs:
             numbers = [d.fd for d in one.descriptors if d.target.startswith("socket:")]
             yield from _of_unknown_kind(one, numbers)
@@ -80,7 +81,7 @@ class Sockets(Kind):
             except OSError:
                 return  # it has just ended
             with closing(root):
-                never, later = _held(one.pid, numbers, root)
+                never, later = _held(one.pid, numbers, root, groups)
             for kind in sorted(never):
                 yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
             for where in sorted(later):
@@ -121,12 +122,16 @@ def _socket_kind(one: socket.socket) -> str:
     return ""
 
 
-def _held(pid: int, numbers: Iterable[int], root: int) -> tuple[set[str], set[str]]:
+def _held(
+    pid: int, numbers: Iterable[int], root: int, groups: Sequence[tuple[int, bytes]]
+) -> tuple[set[str], set[str]]:
     never: set[str] = set()
     later: set[str] = set()
     for fd in numbers:
         with contextlib.suppress(OSError), borrow_from(pid, fd) as end:
             never.update(unsavable(end, root))
+            if options.is_member(end, groups):
+                never.add("a socket that has joined a multicast group")
             later.update(waiting(end))
     return never, later
 

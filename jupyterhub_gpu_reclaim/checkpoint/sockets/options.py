@@ -3,17 +3,11 @@
 CRIU knows some thirty of the options that Linux has. Here are all that can be read and
 set again, with those of CRIU, so that none depends on its version. What is the same as
 a fresh socket has is not kept; what a restored socket has already is not set.
-
-Linux does not list which multicast groups a socket has joined, only which there are.
-But it tells a socket's filter for one group on one interface, and an error where the
-socket is no member: :func:`memberships` asks for each.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import fcntl
 import functools
 import logging
 import socket
@@ -202,17 +196,8 @@ def _get(end: socket.socket, level: int, name: int) -> bytes | None:
         return None  # not one of this kernel, or of this kind of socket
 
 
-class Membership(NamedTuple):
-    group: bytes
-    interface: str
-    is_include: bool  #: whether it hears those sources only, or all others
-    sources: list[bytes]
-
-
-_JOIN_GROUP, _FILTER = 42, 48  # MCAST_JOIN_GROUP, MCAST_MSFILTER
-_INCLUDE: Final = 1
+_FILTER: Final = 48  # MCAST_MSFILTER
 _STORAGE: Final = 128  # sockaddr_storage
-_SIOCGIFINDEX: Final = 0x8933
 _MOST_SOURCES: Final = 64
 #: Lengths of the addresses that a socket of that family can hear.
 _WIDTHS: Final[dict[int, tuple[int, ...]]] = {
@@ -222,95 +207,43 @@ _WIDTHS: Final[dict[int, tuple[int, ...]]] = {
 _LEVELS: Final = {4: socket.IPPROTO_IP, 16: socket.IPPROTO_IPV6}
 
 
-def groups_of(pid: int) -> list[tuple[int, str, bytes]]:
-    """All groups that are joined: (interface's number, its name, group)."""
+def groups_of(pid: int) -> list[tuple[int, bytes]]:
+    """All multicast groups that are joined there: (interface's number, group)."""
     found = []
-    interface = (0, "")
+    interface = 0
     for line in procfs.text(pid, "net/igmp").splitlines()[1:]:
-        words = line.split()
+        word = line.split()[0]
         if not line.startswith("\t"):
-            interface = (int(words[0]), words[1].rstrip(":"))
+            interface = int(word)
         else:
-            found.append((*interface, struct.pack("=I", int(words[0], 16))))
+            found.append((interface, struct.pack("=I", int(word, 16))))
     for line in procfs.text(pid, "net/igmp6").splitlines():
-        number, name, group = line.split()[:3]
-        found.append((int(number), name, bytes.fromhex(group)))
+        number, _, group = line.split()[:3]
+        found.append((int(number), bytes.fromhex(group)))
     return found
 
 
-def memberships(
-    end: socket.socket, groups: Iterable[tuple[int, str, bytes]]
-) -> list[Membership]:
+def is_member(end: socket.socket, groups: Iterable[tuple[int, bytes]]) -> bool:
+    """Whether a socket has joined one of those groups."""
     family, kind, _ = kind_of(end)
     widths = _WIDTHS.get(family, ())
-    if kind == socket.SOCK_STREAM or not widths:
-        return []
-    found = []
-    for number, name, group in groups:
-        if len(group) in widths:
-            asked = _filter(number, group, 0, [], room=_MOST_SOURCES)
-            size = ctypes.c_uint32(len(asked))
-            level = _LEVELS[len(group)]
-            done = libc.getsockopt(
-                end.fileno(), level, _FILTER, asked, ctypes.byref(size)
-            )
-            if done == 0:
-                found.append(_membership(group, name, bytes(asked)))
-    return found
+    if kind == socket.SOCK_STREAM:
+        return False
+    return any(_has_joined(end, *one) for one in groups if len(one[1]) in widths)
 
 
-def join(end: socket.socket, one: Membership) -> bool:
-    number = _number_of(end, one.interface)
-    level = _LEVELS[len(one.group)]
-    request = struct.pack("=I4x", number) + _sockaddr(one.group)
-    with contextlib.suppress(OSError):
-        end.setsockopt(level, _JOIN_GROUP, request)
-    if not one.is_include and not one.sources:
-        return True
-    mode = _INCLUDE if one.is_include else 0
-    wanted = _filter(number, one.group, mode, one.sources)
-    with contextlib.suppress(OSError):
-        end.setsockopt(level, _FILTER, bytes(wanted))
-        return True
-    return False
-
-
-def _membership(group: bytes, name: str, answer: bytes) -> Membership:
-    mode, count = struct.unpack_from("=II", answer, 8 + _STORAGE)
-    width = len(group)
-    sources = []
-    for at in range(min(count, _MOST_SOURCES)):
-        begin = 16 + _STORAGE + at * _STORAGE + (4 if width == 4 else 8)
-        sources.append(answer[begin : begin + width])
-    return Membership(group, name, mode == _INCLUDE, sources)
-
-
-def _filter(
-    number: int, group: bytes, mode: int, sources: list[bytes], *, room: int = 0
-) -> ctypes.Array[ctypes.c_char]:
-    """``struct group_filter`` (<linux/in.h>)."""
-    count = max(room, len(sources))
-    head = (
-        struct.pack("=I4x", number) + _sockaddr(group) + struct.pack("=II", mode, count)
-    )
-    packed = head + b"".join(map(_sockaddr, sources))
-    return ctypes.create_string_buffer(packed, len(head) + count * _STORAGE)
-
-
-def _sockaddr(address: bytes) -> bytes:
-    if len(address) == 4:
-        packed = struct.pack("=HH4s", socket.AF_INET, 0, address)
+# Linux does not list which groups a socket has joined. But it tells its filter for one
+# group on one interface (<linux/in.h>, struct group_filter), and an error where the
+# socket is no member.
+def _has_joined(end: socket.socket, number: int, group: bytes) -> bool:
+    if len(group) == 4:
+        address = struct.pack("=HH4s", socket.AF_INET, 0, group)
     else:
-        packed = struct.pack("=HHI16s", socket.AF_INET6, 0, 0, address)
-    return packed.ljust(_STORAGE, b"\0")
-
-
-def _number_of(end: socket.socket, interface: str) -> int:
-    """The number of that interface where the socket is; 0 lets the kernel choose."""
-    request = struct.pack("=16si", interface.encode()[:15], 0).ljust(40, b"\0")
-    try:
-        answer = fcntl.ioctl(end.fileno(), _SIOCGIFINDEX, request)
-    except OSError:
-        return 0
-    number: int = struct.unpack_from("=i", answer, 16)[0]
-    return number
+        address = struct.pack("=HHI16s", socket.AF_INET6, 0, 0, group)
+    asked = struct.pack("=I4x", number) + address.ljust(_STORAGE, b"\0")
+    asked += struct.pack("=II", 0, _MOST_SOURCES)
+    buffer = ctypes.create_string_buffer(asked, len(asked) + _MOST_SOURCES * _STORAGE)
+    size = ctypes.c_uint32(len(buffer))
+    level = _LEVELS[len(group)]
+    told = ctypes.byref(size)
+    return bool(libc.getsockopt(end.fileno(), level, _FILTER, buffer, told) == 0)
