@@ -87,23 +87,6 @@ def test_process_that_stays_stopped_is_stopped_at_the_end_of_a_block(program):
         assert states(program) == {processes.STOPPED}
 
 
-def test_processor_that_others_use_is_given_up_once_and_not_at_every_look(
-    program, monkeypatch
-):
-    """Each time it comes back only after all of them have had their turn."""
-    given_up = []
-
-    def late() -> None:
-        given_up.append(time.monotonic())
-        time.sleep(0.003)
-
-    monkeypatch.setattr(os, "sched_yield", late)
-    with ptrace.stopped(program, seconds=20) as traced:
-        for _ in range(300):
-            traced.call("prctl", PR_GET_DUMPABLE, 0, 0, 0, 0)
-    assert all(later - one >= 1 for one, later in itertools.pairwise(given_up))
-
-
 #: Adds up without end, and says so; a register that is not put back ends it.
 COMPUTES = """
 import hashlib, threading

@@ -60,13 +60,11 @@ _OUR_MASKS: Final = {_WORD & ~_ALWAYS_HEARD, _WORD & ~_ALWAYS_HEARD & ~_SIGCONT}
 #: -ERESTART_RESTARTBLOCK, -ERESTARTNOHAND (include/linux/errno.h), and -EINTR.
 _RESTART_BLOCK, _NO_HANDLER, _INTERRUPTED = _WORD - 515, _WORD - 513, _WORD - 3
 _PAUSE_SECONDS: Final = 0.0005
-#: A thread stops within microseconds if a processor is free.
-_QUICK_LOOKS: Final = 50
-#: Whoever gives its processor up to others, who use it, waits for the turn of each of
-#: them, a few ms each, as often as it does so. One that only sleeps keeps its place.
-_GIVEN_UP_SECONDS: Final = 0.001
-#: How long a processor counts as one that others use.
-_CROWDED_SECONDS: Final = 1.0
+#: A thread stops within microseconds if a processor is free. Whoever gives its own up
+#: (sched_yield(2)) to others, who use it, waits for the turn of each of them, a few ms
+#: each; one that sleeps keeps its place.
+_QUICK_LOOKS: Final = 5
+_FIRST_PAUSE_SECONDS: Final = 0.00001
 #: In which the threads of a process stand still, and each of its calls returns.
 SECONDS: Final = 10.0
 #: For a thread that has only to be given a processor.
@@ -556,31 +554,9 @@ class _Thread:
                 raise TraceFailed(0, f"thread {self._tid} does not stand still")
             # The kernel tells of a stop by SIGCHLD to the whole agent only.
             if look >= _QUICK_LOOKS:
-                time.sleep(_PAUSE_SECONDS)
-            elif not _processor.is_crowded():
-                _processor.give_up()
+                doubled = _FIRST_PAUSE_SECONDS * 2 ** min(look - _QUICK_LOOKS, 10)
+                time.sleep(min(doubled, _PAUSE_SECONDS))
         raise AssertionError
-
-
-class _Processor:
-    """The processor that we wait on: whether it can be given up for a moment."""
-
-    def __init__(self) -> None:
-        self._crowded_until = 0.0
-
-    def is_crowded(self) -> bool:
-        """Whether it came back late when it was given up a moment ago."""
-        return time.monotonic() < self._crowded_until
-
-    def give_up(self) -> None:
-        begun = time.monotonic()
-        os.sched_yield()
-        now = time.monotonic()
-        if now - begun > _GIVEN_UP_SECONDS:
-            self._crowded_until = now + _CROWDED_SECONDS
-
-
-_processor = _Processor()
 
 
 def _seize(tid: int, seconds: float, deadline: float) -> _Thread | None:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux.descriptors import readable
 from jupyterhub_gpu_reclaim.linux.processes import start_time
 
 if TYPE_CHECKING:
@@ -59,33 +57,30 @@ def copy_all(
 
 @contextlib.contextmanager
 def _stopping(limit: float, cancel: Cancel | None) -> Iterator[Cancel]:
-    deadline = time.monotonic() + limit
     stop = Cancel()
-    why: list[ReclaimError] = []
-    ended = Cancel()
-
-    def watch() -> None:
-        watched = [ended, *([] if cancel is None else [cancel])]
-        ready = readable(watched, deadline - time.monotonic())
-        if ended in ready:
-            return
-        late = ReclaimError(Reason.TIMED_OUT, step="memory", seconds=limit)
-        why.append(ReclaimError(Reason.CANCELLED) if ready else late)
-        stop.set()
-
-    watcher = threading.Thread(target=watch, name="fill-watch", daemon=True)
-    watcher.start()
+    timer = threading.Timer(limit, stop.set)
+    timer.daemon = True
+    timer.start()
+    if cancel is not None:
+        cancel.add_listener(stop.set)
     try:
         yield stop
     except Exception as error:
-        if why:
-            raise why[0] from error
+        if stop.is_set:
+            raise _stopped(limit, cancel) from error
         raise
     finally:
-        ended.set()
-        watcher.join()
-    if why:
-        raise why[0]
+        timer.cancel()
+        if cancel is not None:
+            cancel.remove_listener(stop.set)
+    if stop.is_set:
+        raise _stopped(limit, cancel)
+
+
+def _stopped(limit: float, cancel: Cancel | None) -> ReclaimError:
+    if cancel is not None and cancel.is_set:
+        return ReclaimError(Reason.CANCELLED)
+    return ReclaimError(Reason.TIMED_OUT, step="memory", seconds=limit)
 
 
 def _refuse_another(process: Process) -> None:

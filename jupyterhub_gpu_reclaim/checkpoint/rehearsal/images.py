@@ -60,49 +60,36 @@ def without_pages(
     Raises:
         OSError: a page cannot be read.
     """
-    found: dict[str, bytes] = {}
+    spaces = {n: bytes(files[n]) for n in files if n.startswith((_PAGEMAP, _MEMORY))}
+    saved = SavedImages(None, spaces)
     for name in files:
         if name.startswith(_PAGEMAP):
-            found |= _emptied(name, files, pids)
-    return found
+            _empty(saved, name, pids)
+    return {n: data for n, data in saved.written().items() if data != spaces.get(n)}
 
 
-def _emptied(
-    name: str, files: Mapping[str, bytes | bytearray], pids: Mapping[int, int]
-) -> dict[str, bytes]:
-    number, areas = images.read_pagemap(bytes(files[name]))
+def _empty(saved: SavedImages, name: str, pids: Mapping[int, int]) -> None:
+    number, areas = images.read_pagemap(saved.read(name) or b"")
     process = name.removeprefix(_PAGEMAP).removesuffix(".img")
-    found: dict[str, bytes] = {}
-    kept: list[Span] = []
-    memory = f"{_MEMORY}{process}.img"
-    if process.isdecimal() and memory in files:
-        found[memory], kept = _read_by_criu(bytes(files[memory]))
+    memory = saved.memory(int(process)) if process.isdecimal() else None
+    kept = []
+    for vma in () if memory is None else memory.vmas:
+        vma.flags &= ~_MAP_LOCKED
+        if vma.status & _READ_BY_CRIU:
+            kept.append(Span(vma.start, vma.end))
     left = [
         images.Area(part.start, (part.end - part.start) // PAGE, area.flags)
         for area in areas
         if area.flags & images.PRESENT
         for part in overlap(Span(area.address, area.address + area.pages * PAGE), kept)
     ]
-    found[name] = images.write_pagemap(number, left)
-    found[f"{PAGES}{number}.img"] = b"".join(
+    saved.replace(name, images.write_pagemap(number, left))
+    pages = b"".join(
         procfs.memory(pids[int(process)], area.address, size).ljust(size, b"\0")
         for area in left
         for size in [area.pages * PAGE]
     )
-    return found
-
-
-def _read_by_criu(image: bytes) -> tuple[bytes, list[Span]]:
-    memory = images.parse("mm_entry", images.only(image, images.MM_MAGIC))
-    for area in memory.vmas:
-        area.flags &= ~_MAP_LOCKED
-    unlocked = images.join(images.MM_MAGIC, [images.serialize(memory)])
-    read = [
-        Span(area.start, area.end)
-        for area in memory.vmas
-        if area.status & _READ_BY_CRIU
-    ]
-    return unlocked, read
+    saved.replace(f"{PAGES}{number}.img", pages)
 
 
 def _hollow(ghost: bytes) -> bytes:

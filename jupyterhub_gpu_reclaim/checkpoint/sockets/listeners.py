@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import socket
+import struct
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
@@ -34,27 +35,10 @@ _FILTER: Final = 26
 _NO_FILTER: Final = 27
 
 
-class _Instruction(ctypes.Structure):
-    """``struct sock_filter`` (``linux/filter.h``)."""
-
-    _fields_ = (
-        ("code", ctypes.c_uint16),
-        ("jt", ctypes.c_uint8),
-        ("jf", ctypes.c_uint8),
-        ("k", ctypes.c_uint32),
-    )
-
-
-class _Program(ctypes.Structure):
-    """``struct sock_fprog``."""
-
-    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
-
-
-#: Load a number that no other program loads, to be recognised; accept no byte.
-_DEAF: Final = (_Instruction * 2)(
-    _Instruction(0x00, 0, 0, 0x67707572), _Instruction(0x06, 0, 0, 0)
-)
+#: ``struct sock_filter`` (``linux/filter.h``): load a number that no other program
+#: loads, to be recognised; accept no byte.
+_INSTRUCTION: Final = struct.Struct("=HBBI")
+_DEAF: Final = _INSTRUCTION.pack(0, 0, 0, 0x67707572) + _INSTRUCTION.pack(6, 0, 0, 0)
 
 
 @contextlib.contextmanager
@@ -107,12 +91,15 @@ def _change(
 
 def _make_deaf(listener: socket.socket) -> None:
     if _filter(listener) == b"":
-        program = _Program(len(_DEAF), ctypes.addressof(_DEAF))
-        listener.setsockopt(socket.SOL_SOCKET, _FILTER, bytes(program))
+        code = ctypes.create_string_buffer(_DEAF, len(_DEAF))
+        # struct sock_fprog: how many, and where
+        count = len(_DEAF) // _INSTRUCTION.size
+        program = struct.pack("@HP", count, ctypes.addressof(code))
+        listener.setsockopt(socket.SOL_SOCKET, _FILTER, program)
 
 
 def _let_hear(listener: socket.socket) -> None:
-    if _filter(listener) == bytes(_DEAF):
+    if _filter(listener) == _DEAF:
         listener.setsockopt(socket.SOL_SOCKET, _NO_FILTER, 0)
 
 
@@ -122,9 +109,9 @@ def _filter(listener: socket.socket) -> bytes | None:
     Not by :meth:`socket.getsockopt`: the kernel counts the buffer in instructions, so
     that it would write beyond what Python gives it.
     """
-    buffer = ctypes.create_string_buffer(ctypes.sizeof(_DEAF))
-    room = ctypes.c_uint(len(_DEAF))
+    buffer = ctypes.create_string_buffer(len(_DEAF))
+    room = ctypes.c_uint(len(_DEAF) // _INSTRUCTION.size)
     number, length = listener.fileno(), ctypes.byref(room)
     if libc.getsockopt(number, socket.SOL_SOCKET, _FILTER, buffer, length):
         return None
-    return buffer.raw[: room.value * ctypes.sizeof(_Instruction)]
+    return buffer.raw[: room.value * _INSTRUCTION.size]
