@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
@@ -184,13 +184,9 @@ _SAVED: Final = {
 }
 
 
-class ThreadRights(NamedTuple):
-    uids: tuple[int, ...]  #: real, effective, saved, for file systems
-    gids: tuple[int, ...]
-    groups: tuple[int, ...]
-    capabilities: tuple[int, ...]
-    no_new_privileges: bool
-    keeps: bool  #: whether bits are set that no thread without capabilities has
+#: Of a thread: users and groups (real, effective, saved, for file systems), groups,
+#: capabilities, whether it may gain no more, and whether it keeps what it gains.
+_ThreadRights = tuple[list[int], list[int], list[int], list[int], bool, bool]
 
 
 def _saved_threads(saved: SavedImages) -> Iterator[int]:
@@ -200,7 +196,7 @@ def _saved_threads(saved: SavedImages) -> Iterator[int]:
             yield int(number)
 
 
-def _rights_in(saved: SavedImages, number: int) -> ThreadRights | None:
+def _rights_in(saved: SavedImages, number: int) -> _ThreadRights | None:
     try:
         entry = saved.core(number)
     except RestoreFailed as error:
@@ -209,27 +205,25 @@ def _rights_in(saved: SavedImages, number: int) -> ThreadRights | None:
     if not entry.thread_core.HasField("creds"):
         return None
     one: Any = entry.thread_core.creds
-    return ThreadRights(
-        (one.uid, one.euid, one.suid, one.fsuid),
-        (one.gid, one.egid, one.sgid, one.fsgid),
-        tuple(sorted(one.groups)),
-        tuple(_number(getattr(one, name)) for name in _SAVED.values()),
+    return (
+        [one.uid, one.euid, one.suid, one.fsuid],
+        [one.gid, one.egid, one.sgid, one.fsgid],
+        sorted(one.groups),
+        [_number(getattr(one, name)) for name in _SAVED.values()],
         bool(one.no_new_privs),
         bool(one.secbits & _KEEPING) and not _number(one.cap_prm),
     )
 
 
-def _rights_now(fields: dict[str, str]) -> ThreadRights | None:
+def _rights_now(fields: dict[str, str]) -> _ThreadRights | None:
     if "Uid" not in fields:
         return None
-    return ThreadRights(
-        tuple(map(int, fields["Uid"].split())),
-        tuple(map(int, fields["Gid"].split())),
-        tuple(sorted(map(int, fields["Groups"].split()))),
-        tuple(int(fields[name], 16) for name in _SAVED),
-        fields["NoNewPrivs"] == "1",
-        keeps=False,
+    uids, gids, groups = (
+        [int(word) for word in fields[name].split()]
+        for name in ("Uid", "Gid", "Groups")
     )
+    known = [int(fields[name], 16) for name in _SAVED]
+    return uids, gids, sorted(groups), known, fields["NoNewPrivs"] == "1", False
 
 
 def _number(words: list[int]) -> int:
