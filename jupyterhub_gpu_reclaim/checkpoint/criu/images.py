@@ -123,6 +123,7 @@ _MESSAGES: Final = {
         no_new_privs=18; uint32* cap_inh=9 cap_prm=10 cap_eff=11 cap_bnd=12 groups=14
         cap_amb=19
     """,
+    "img_streamer_request_entry": "bytes filename=1",
     "pagemap_head": "uint32 pages_id=1",
     "pagemap_entry": "uint64 vaddr=1 nr_pages=5; uint32 compat_nr_pages=2 flags=4",
     "pstree_entry": "uint32 pid=1 ppid=2 pgid=3 sid=4; uint32* threads=5",

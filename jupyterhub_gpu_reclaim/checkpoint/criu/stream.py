@@ -24,6 +24,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.descriptors import closing
@@ -72,17 +73,13 @@ def request(connection: socket.socket) -> str | None:
     if not 2 <= size <= REQUEST_LIMIT:
         raise ValueError(f"a request of {size} bytes")
     body = _receive_exactly(connection, size)
-    # {1: filename}: tag 0x0a, the length as a varint, the name.
-    length, at, shift = 0, 1, 0
-    while at < len(body) and shift < 21:
-        length |= (body[at] & 0x7F) << shift
-        shift += 7
-        at += 1
-        if not body[at - 1] & 0x80:
-            break
-    if body[:1] != b"\x0a" or at + length != len(body):
+    try:
+        name: bytes = images.parse("img_streamer_request_entry", body).filename
+    except ReclaimError as error:
+        raise ValueError(error.detail) from None
+    if not name:
         raise ValueError("a request without a file name")
-    return body[at:].decode("ascii")
+    return name.decode("ascii")
 
 
 def receive_pipe(connection: socket.socket) -> int:

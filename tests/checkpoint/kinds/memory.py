@@ -198,6 +198,31 @@ def look():
         "look()",
         "Attached or not, also removed but still attached; not a part of a segment.",
     ),
+    kept(
+        "a file that two processes have mapped and open, also deleted and made anew",
+        """
+import mmap
+def mapped(name):
+    with open(name, "r+b") as file:
+        return mmap.mmap(file.fileno(), 8192)
+areas = []
+for name in ("named", "deleted", "anew"):
+    with open(name, "wb") as file:
+        file.write(b"x" * 8192)
+    areas.append(mapped(name))
+    reading, writing = os.pipe()
+    if not os.fork():
+        own = mapped(name)
+        os.write(writing, b"1")
+        signal.pause()
+    os.read(reading, 1), os.close(reading), os.close(writing)
+os.unlink("deleted"), os.unlink("anew")
+with open("anew", "wb") as file:
+    file.write(b"y")
+""",
+        "[area[:1] for area in areas]",
+        "As Python's ``mmap`` has it, and NVIDIA's driver for events that are shared.",
+    ),
     kept("private anonymous memory", 'one = put(area(), b"hello")', SEEN),
     kept(
         "shared anonymous memory, also with a child",
