@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
@@ -28,7 +27,7 @@ from jupyterhub_gpu_reclaim.linux.processes import DEAD, named
 from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed, Unsuited
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return
     from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
@@ -58,28 +57,12 @@ class Attributes(Value, frozen=True, kw_only=True):
 
     core_filter: int | None = None  #: what a core dump of it holds; None: as the init's
     oom_score: int | None = None  #: who is ended first when memory runs out; likewise
-    #: Of prctl(2), by their names in ``STATES``.
-    states: dict[str, int] = msgspec.field(default_factory=dict)
+    protection: int = 0  #: that it may run nothing new (PR_SET_MDWE)
     #: By their number in the session.
     threads: dict[int, ThreadAttributes] = msgspec.field(default_factory=dict)
 
 
-class _State(NamedTuple):
-    """A state of prctl(2): how it is asked for, and set to a value."""
-
-    get: int
-    set: Callable[[int], tuple[int, ...]]
-    usual: int  #: of a process that has never asked for another
-
-
-#: <linux/prctl.h>. CRIU keeps part of the second: not whether advised areas are out.
-STATES: Final = {
-    "PR_MCE_KILL": _State(34, lambda value: (33, 1, value), 2),
-    "PR_SET_THP_DISABLE": _State(42, lambda value: (41, 1, value & ~1), 0),
-    "PR_SET_MEMORY_MERGE": _State(68, lambda value: (67, value), 0),
-    # The last one: it takes from the process what the others may need.
-    "PR_SET_MDWE": _State(66, lambda value: (65, value), 0),
-}
+_PR_SET_MDWE, _PR_GET_MDWE = 65, 66  # <linux/prctl.h>
 _PROCESSORS: Final = Path("/sys/devices/system/cpu/online")
 
 
@@ -152,7 +135,7 @@ def _read(
     return Attributes(
         core_filter=_chosen(pid, init.pid, _CORE_FILTER),
         oom_score=_chosen(pid, init.pid, _OOM_SCORE),
-        states=_inside(process, statuses, asked),
+        protection=_inside(process, statuses, asked),
         threads={procfs.inner_id(statuses[tid]): one for tid, one in threads.items()},
     )
 
@@ -190,16 +173,13 @@ def _outside(pid: int, tid: int, status: dict[str, str]) -> ThreadAttributes:
     )
 
 
-def _inside(
-    process: Process, tids: Iterable[int], asked: Mapping[int, Process]
-) -> dict[str, int]:
-    """Its states, which are told to nobody else.
+def _inside(process: Process, tids: Iterable[int], asked: Mapping[int, Process]) -> int:
+    """Its protection, which is told to nobody else.
 
     Raises:
         ReclaimError: a thread confines itself with Landlock: it would come back free;
             or it emulates system calls.
     """
-    states: dict[str, int] = {}
     unasked = bool(asked)
     number, name = process.ns_pid, process.name
     try:
@@ -212,25 +192,20 @@ def _inside(
                 raise ReclaimError(
                     Reason.PROCESS_UNSUPPORTED, pid=number, name=name, what=what
                 )
-            for word, state in STATES.items():
-                with _unknown_to_some_kernels():
-                    value = traced.call("prctl", state.get, 0, 0, 0, 0)
-                    if value != state.usual:
-                        states[word] = value
-            return states
+            return _protection(traced)
     except Unsuited:
         if unasked:
             raise
-        return {}
+        return 0
 
 
-@contextlib.contextmanager
-def _unknown_to_some_kernels() -> Iterator[None]:
+def _protection(traced: ptrace.Traced) -> int:
     try:
-        yield
+        return traced.call("prctl", _PR_GET_MDWE, 0, 0, 0, 0)
     except TraceFailed as error:
-        if error.errno != errno.EINVAL:
+        if error.errno != errno.EINVAL:  # before Linux 6.3
             raise
+        return 0
 
 
 def load(source: SavedImages) -> dict[int, Attributes]:
@@ -342,17 +317,15 @@ def _apply_inside(
         for number, one in wanted.threads.items()
         if number in inner and one.personality
     }
-    if not (threads or wanted.states):
+    if not (threads or wanted.protection):
         return
     try:
         with ptrace.stopped(process.pid) as traced:
             for tid, one in threads.items():
                 with traced.thread(tid) as thread:
                     thread.call("personality", one.personality)
-            for name, state in STATES.items():
-                if name in wanted.states:
-                    call = state.set(wanted.states[name])
-                    traced.call("prctl", *call, *(0,) * (5 - len(call)))
+            if wanted.protection:
+                traced.call("prctl", _PR_SET_MDWE, wanted.protection, 0, 0, 0)
     except OSError as error:
         why = f"process {process.ns_pid} ({process.name}) did not get back what it had"
         raise RestoreFailed(

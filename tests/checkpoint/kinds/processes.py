@@ -242,15 +242,7 @@ _OF_PROCESSES = (
     kept("PR_SET_CHILD_SUBREAPER", "prctl(36, 1)", "told(37)"),
     kept("PR_SET_DUMPABLE", "prctl(4, 0)", "prctl(3)"),
     kept("PR_SET_THP_DISABLE", "prctl(41, 1)", "prctl(42), status('THP_enabled')"),
-    kept(
-        "PR_SET_THP_DISABLE except where advised",
-        "prctl(41, 1, 2)",
-        "prctl(42), status('THP_enabled')",
-        "From Linux 6.18 on.",
-    ),
     kept("PR_SET_MDWE", "prctl(65, 1)", "prctl(66)"),
-    kept("PR_SET_MEMORY_MERGE", "prctl(67, 1)", "prctl(68)"),
-    kept("PR_MCE_KILL", "prctl(33, 1, 1)", "prctl(34)", "Of the first thread."),
     kept(
         "membarrier(2) registrations",
         "[call(324, 1 << bit, 0, 0) for bit in (2, 4, 6, 8)]",
@@ -476,10 +468,14 @@ _LOST = (
         "libc.syscall(250, 10, -3, b'user', b'mine', 0) > 0",
     ),
     lost(
-        "PR_MCE_KILL of other threads than the first",
+        "PR_MCE_KILL, PR_SET_MEMORY_MERGE",
         "",
-        "seen = []; in_thread(lambda: prctl(33, 1, 1)); prctl(33, 1, 2)",
-        "0",
+        "prctl(33, 1, 1); prctl(67, 1)",
+        "prctl(34), prctl(68)",
+    ),
+    lost(
+        "PR_SET_THP_DISABLE except where advised",
+        "There are no huge pages at all afterwards.",
     ),
     lost(
         "the signal with which a child ends, if it is not SIGCHLD (clone)",
