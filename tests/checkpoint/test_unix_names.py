@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
-from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
+from jupyterhub_gpu_reclaim.common.errors import RestoreFailed, RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.checkpoint.conftest import fingerprints
 
@@ -92,3 +92,17 @@ def test_datagram_sockets_with_a_path_lead_to_each_other_again(
     world("a.send(b'to b'); b.send(b'to a')")
     assert world("a.recvfrom(99)") == (b"to a", paths[1])
     assert world("b.recvfrom(99)") == (b"to b", paths[0])
+
+
+def test_datagram_that_comes_at_the_last_moment_ends_the_save_and_is_read(
+    places, engine
+):
+    world = places.world()
+    world("a, b = socket.socketpair(type=socket.SOCK_DGRAM); a.send(b'')")
+    with pytest.raises(RolledBack) as caught:
+        engine.dump(world.place, engine.image().sink)
+    assert caught.value.reason is Reason.SOCKET_UNREAD
+    assert caught.value.retryable
+    assert world("b.recv(9)") == b""
+    world = engine.cycle(world, places)
+    assert world("a.send(b'x'), b.recv(9)") == (1, b"x")
