@@ -1,10 +1,5 @@
 """Data that a connection of the session has not sent yet, through real returns."""
 
-import subprocess
-import sys
-
-import pytest
-
 PAIR = """
 import array, hashlib
 def made(size):
@@ -116,44 +111,3 @@ def test_unsent_data_comes_back_whole_in_each_of_many_connections(places, engine
     assert world("receiver.recv(1)") == b""
     assert world("receiver.send(b'answer'); sender.setblocking(True)") is None
     assert world("sender.recv(99)") == b"answer"
-
-
-ALONE = (
-    "import os, socket, time"
-    + PAIR
-    + """
-sender, receiver = made(1_000_000)
-print("sent", fill(sender, 1_000_000), flush=True)
-while not os.path.exists({flag!r}):
-    time.sleep(0.02)
-print("got", drain(receiver, 1_000_000), flush=True)
-time.sleep(600)
-"""
-)
-
-
-@pytest.fixture
-def networks():
-    command = ["unshare", "--net", "sh", "-c", "ip link set lo up; echo; read x"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    made = [subprocess.Popen(command, **pipes) for _ in range(2)]
-    for one in made:
-        assert one.stdout.readline() == b"\n"
-    yield [one.pid for one in made]
-    for one in made:
-        one.communicate(b"\n")
-
-
-def test_unsent_data_comes_back_in_a_network_of_its_own(
-    places, engine, tmp_path, networks
-):
-    flag = tmp_path / "flag"
-    code = ALONE.format(flag=str(flag))
-    place = places.start(sys.executable, "-c", code, network=networks[0])
-    place.read_until("sent ")
-    sent = place.read_until("\n")
-    saved = engine.save(place)
-    place = saved.back(places.hold(network=networks[1]))
-    flag.touch()
-    place.read_until("got ")
-    assert place.read_until("\n") == sent
