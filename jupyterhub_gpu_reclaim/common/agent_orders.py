@@ -91,8 +91,6 @@ class Restore(AgentOrder, frozen=True):
 class Nap(AgentOrder, frozen=True):
     """Move a tree's GPU memory out; ends with the tree, which runs on in any case."""
 
-    # Its server answers, and whatever is sent to a stopped program wakes it.
-
     # Its server answers; what is sent to a stopped program wakes it, without an order.
 
     streams: ClassVar = True

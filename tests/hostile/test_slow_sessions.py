@@ -39,8 +39,7 @@ async def test_sessions_that_keep_us_waiting_or_fail_cost_no_other_its_sample(
         return session
 
     def see(self, tree, snapshot):
-        target = SampleTarget(tree.incarnation, tree.key, 1, 1, [1], None)
-        return samples._Seen(target, None, [])
+        return SampleTarget(tree.incarnation, tree.key, 1, 1, [1], None)
 
     monkeypatch.setattr(samples.trees, "inspect", inspect)
     monkeypatch.setattr(TreeSampler, "_see", see)

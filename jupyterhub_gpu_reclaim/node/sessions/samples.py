@@ -1,10 +1,10 @@
-"""Samples every session of this node; a server's address is read only once."""
+"""Samples every session of this node."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import TreeState
@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.common.models import Sample, Tree
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
@@ -29,16 +29,8 @@ _log = logging.getLogger(__name__)
 #: States in which the server runs.
 _RUNS = {TreeState.RUNNING, TreeState.NAPPING}
 _LIVE = _RUNS | {TreeState.CAPTURING, TreeState.CAPTURED}
-#: Pid and start time of a program.
-_Name = tuple[int, int]
 #: Programs of one server that are asked whether they are kernels, at each look.
 MOST_ASKED = 512
-
-
-class _Seen(NamedTuple):
-    target: SampleTarget
-    address: tuple[_Name, ServerAddress] | None
-    kernels: list[_Name]
 
 
 class TreeSampler:
@@ -47,10 +39,6 @@ class TreeSampler:
     def __init__(self, placements: Placements, sampler: Sampler) -> None:
         self._placements = placements
         self._sampler = sampler
-        #: Of each server; replaced whole, so threads do no harm.
-        self._addresses: dict[_Name, ServerAddress] = {}
-        #: Programs that are kernels; likewise.
-        self._kernels: frozenset[_Name] = frozenset()
 
     def close(self) -> None:
         self._sampler.close()
@@ -65,10 +53,8 @@ class TreeSampler:
                 if tree.state in _LIVE
             )
         )
-        seen = [one for one in looked if one is not None]
-        self._addresses = dict(one.address for one in seen if one.address is not None)
-        self._kernels = frozenset(name for one in seen for name in one.kernels)
-        return await self._sampler.sample_all([one.target for one in seen])
+        targets = [target for target in looked if target is not None]
+        return await self._sampler.sample_all(targets)
 
     async def cards(self) -> list[CardStatus] | None:
         cards = await self._sampler.cards()
@@ -77,7 +63,9 @@ class TreeSampler:
         names = CardStatus.__struct_fields__
         return [CardStatus(**{n: getattr(card, n) for n in names}) for card in cards]
 
-    def _watch(self, tree: Tree, children: Mapping[int, Sequence[int]]) -> _Seen | None:
+    def _watch(
+        self, tree: Tree, children: Mapping[int, Sequence[int]]
+    ) -> SampleTarget | None:
         try:
             session = self._placements.find(tree.incarnation, tree.pod)
             return self._see(tree, trees.inspect(session, children))
@@ -87,46 +75,39 @@ class TreeSampler:
             _log.exception("%s cannot be looked at", tree.key)
             return None
 
-    def _see(self, tree: Tree, snapshot: Snapshot) -> _Seen | None:
+    def _see(self, tree: Tree, snapshot: Snapshot) -> SampleTarget | None:
         server = snapshot.server
         if server is None:
             return None
-        name = (server.pid, server.start_time)
-        # A program that has not yet become the server does not know its address.
-        address = self._addresses.get(name) or find_address(server.pid, snapshot.init)
-        kernels = find_kernels(snapshot, self._kernels)
-        target = SampleTarget(
+        return SampleTarget(
             incarnation=tree.incarnation,
             key=tree.key,
             pod=tree.pod,
             init_pid=snapshot.init.pid,
             root_pid=server.pid,
             pids=[process.pid for process in snapshot.processes],
-            address=address,
+            # A program that has not yet become the server does not know it.
+            address=find_address(server.pid, snapshot.init),
             stopped=tree.state not in _RUNS,
-            kernels=[kernel.pid for kernel in kernels],
+            kernels=[kernel.pid for kernel in find_kernels(snapshot)],
         )
-        names = [(kernel.pid, kernel.start_time) for kernel in kernels]
-        return _Seen(target, None if address is None else (name, address), names)
 
 
-def find_kernels(snapshot: Snapshot, known: Collection[_Name] = ()) -> list[Process]:
-    """The kernels that the session's server has started, the known ones among them."""
-    server, silent, asked = snapshot.server, False, 0
+def find_kernels(snapshot: Snapshot) -> list[Process]:
+    """The kernels that the session's server has started."""
+    server = snapshot.server
+    if server is None:
+        return []
+    mine = [each for each in snapshot.processes if each.ppid == server.pid]
     found = []
-    for program in snapshot.processes:
-        if server is None or program.ppid != server.pid:
+    for program in mine[:MOST_ASKED]:
+        try:
+            if is_started_as_kernel(program.pid):
+                found.append(program)
+        except TimeoutError:
+            break  # this user's programs keep us waiting: no more of them are asked
+        except OSError:
             continue
-        is_kernel = (program.pid, program.start_time) in known
-        if not is_kernel and not silent and asked < MOST_ASKED:
-            asked += 1
-            try:
-                is_kernel = is_started_as_kernel(program.pid)
-            except OSError as error:
-                # This user's programs keep us waiting: no more of them are asked.
-                silent = isinstance(error, TimeoutError)
-        if is_kernel:
-            found.append(program)
     return found
 
 

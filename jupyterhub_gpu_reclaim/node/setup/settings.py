@@ -274,8 +274,9 @@ class AgentSettings(StoreSettings, Application):
         help="""Seconds that saving a session's memory may take, or bringing it back.
 
         When the time is up the session goes on, and nothing is suspended; or the
-        resume has failed, and its checkpoint is kept. Longer for hundreds of gigabytes
-        on a slow disk.
+        resume has failed, and its checkpoint is kept. The store has a third of it, 600
+        at least, to make a checkpoint durable. Longer for hundreds of gigabytes on a
+        slow disk, or a slow way to an object store.
         """,
     ).tag(config=True)
 
@@ -309,16 +310,6 @@ class AgentSettings(StoreSettings, Application):
         fails for lack of memory less often. Only in the first minute of a wake that
         waits: then it takes what there is. Larger protects those that run; smaller lets
         more sessions be awake at once. 0: nothing is left. Example: 4294967296.
-        """,
-    ).tag(config=True)
-
-    commit_seconds = Seconds(
-        600.0,
-        min=1.0,
-        help="""Seconds that the store has to make a checkpoint durable.
-
-        Twice that for the whole of the commit, in which the session stands still.
-        Longer where the way to an object store is slow.
         """,
     ).tag(config=True)
 
@@ -378,7 +369,7 @@ class AgentSettings(StoreSettings, Application):
     def limits(self) -> TimeLimits:
         return TimeLimits(
             dump=self.dump_seconds,
-            commit=self.commit_seconds,
+            commit=max(600.0, self.dump_seconds / 3),
             restore=self.dump_seconds,
             gpu_lock=self.gpu_lock_seconds,
         )
