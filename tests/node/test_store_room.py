@@ -33,8 +33,8 @@ def operation() -> Operation:
     return Operation("capture", SessionKey("ann"), "cp")
 
 
-def codes(room: StoreRoom, incarnation: str, most: int) -> list[str]:
-    return [found.code for found in room.findings(incarnation, most)]
+def codes(room: StoreRoom, most: int) -> list[str]:
+    return [found.code for found in room.findings(most)]
 
 
 @pytest.fixture
@@ -48,59 +48,44 @@ def room(free):
 
 
 def test_more_memory_than_room_may_be_tried_by_one(room):
-    assert codes(room, "a", 110 * GB) == []
-    room.claim(operation(), "a", 110 * GB)
+    assert codes(room, 110 * GB) == []
+    room.claim(operation(), 110 * GB)
 
 
 def test_store_without_any_room_is_refused(room, free):
     free[0] = 1000
-    found = list(room.findings("a", 1))
+    found = list(room.findings(1))
     assert [one.code for one in found] == ["store_full"]
     assert found[0].retryable
 
 
 def test_object_store_has_no_limit(room, free):
-    room.claim(operation(), "a", 110 * GB)
-    room.ran_out("b", 50 * GB, 40 * GB)
+    room.claim(operation(), 110 * GB)
     free[0] = None
-    assert codes(room, "b", 110 * GB) == []
+    assert codes(room, 110 * GB) == []
 
 
 def test_second_capture_must_fit_beside_the_first(room):
     first, taken = operation(), [0]
-    room.claim(first, "a", 110 * GB, lambda: taken[0])
-    assert codes(room, "b", 1 * GB) == ["store_full"]
+    room.claim(first, 110 * GB, lambda: taken[0])
+    assert codes(room, 1 * GB) == ["store_full"]
     with pytest.raises(Refused) as caught:
-        room.claim(operation(), "b", 1 * GB)
+        room.claim(operation(), 1 * GB)
     assert caught.value.reason is Reason.STORE_FULL
     taken[0] = 30 * GB
-    assert codes(room, "b", 20 * GB) == []
-    assert codes(room, "b", 21 * GB) == ["store_full"]
+    assert codes(room, 20 * GB) == []
+    assert codes(room, 21 * GB) == ["store_full"]
     first.end()
-    assert codes(room, "b", 110 * GB) == []
+    assert codes(room, 110 * GB) == []
 
 
 def test_capture_that_was_refused_claims_nothing(room):
     first = operation()
-    room.claim(first, "a", 110 * GB)
+    room.claim(first, 110 * GB)
     with pytest.raises(Refused):
-        room.claim(operation(), "b", 50 * GB)
+        room.claim(operation(), 50 * GB)
     first.end()
-    assert codes(room, "c", 110 * GB) == []
-
-
-def test_session_that_ran_out_of_room_is_not_stopped_again_for_nothing(room, free):
-    room.ran_out("a", 150 * GB, 99 * GB)
-    assert codes(room, "a", 150 * GB) == ["store_full"]
-    assert codes(room, "b", 150 * GB) == []
-    assert codes(room, "a", 100 * GB) == []  # its user has freed memory
-    free[0] = 120 * GB
-    assert codes(room, "a", 150 * GB) == []
-
-
-def test_room_that_others_had_taken_counts_again_when_it_is_back(room):
-    room.ran_out("a", 50 * GB, 10 * GB)
-    assert codes(room, "a", 50 * GB) == []
+    assert codes(room, 110 * GB) == []
 
 
 @pytest.fixture

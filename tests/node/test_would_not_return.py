@@ -44,7 +44,10 @@ def refusals() -> Refusals:
 
 
 def codes(refusals: Refusals, *programs: tuple[int, int], now: float = 60.0) -> list:
-    return [found.code for found in refusals.findings("ann1", snapshot(*programs), now)]
+    return [
+        found.code
+        for found in refusals.findings("ann1", snapshot(*programs), now, None)
+    ]
 
 
 @pytest.mark.parametrize("programs", [(KERNEL,), (KERNEL, (320, 9)), ()])
@@ -57,12 +60,22 @@ def test_after_an_hour_it_is_tried_again(refusals):
     assert codes(refusals, KERNEL, SHELL, now=HOUR + 1) == []
 
 
+@pytest.mark.parametrize(
+    ("free", "refused"), [(109, True), (111, False), (None, False)]
+)
+def test_store_that_was_full_is_tried_again_once_there_is_room(free, refused):
+    refusals = Refusals()
+    refusals.remember("ann1", snapshot(KERNEL), FAILURE, now=0.0, needs=110.0)
+    assert bool(list(refusals.findings("ann1", snapshot(KERNEL), 9.0, free))) is refused
+    assert not list(refusals.findings("ann1", snapshot(SHELL), 9.0, free))
+
+
 def test_refusal_is_of_that_session_only_and_few_are_kept(refusals):
-    assert not list(refusals.findings("bob1", snapshot(KERNEL, SHELL), 60.0))
+    assert not list(refusals.findings("bob1", snapshot(KERNEL, SHELL), 60.0, None))
     for number in range(300):
         refusals.remember(f"eve{number}", snapshot(KERNEL), FAILURE, now=1.0)
     assert codes(refusals, KERNEL, SHELL) == []
-    assert list(refusals.findings("eve299", snapshot(KERNEL), 60.0))
+    assert list(refusals.findings("eve299", snapshot(KERNEL), 60.0, None))
 
 
 @pytest.mark.parametrize("called_off", [False, True])

@@ -8,7 +8,7 @@ refused at once where it is known to end so, or could end so because of others:
 * there is no room at all;
 * captures are under way, and all of them may need more than there is. The first is
   let try, whatever its memory: two that fill the room between them would both be lost;
-* it ran out of room before, with more than there is now, and its memory has not shrunk.
+* it ran out of room before (``would_not_return``).
 """
 
 from __future__ import annotations
@@ -29,17 +29,6 @@ if TYPE_CHECKING:
 
 #: No session takes less: CRIU's images of one process, and the manifest.
 LEAST_BYTES: Final = 1 << 20
-#: Memory that has shrunk by less is the same session.
-_SAME: Final = 0.9
-#: So much more than it had stored must be free before it is tried again.
-_MORE: Final = 1.1
-#: Sessions whose shortage is remembered.
-_KEPT: Final = 256
-
-
-class _Shortage(NamedTuple):
-    stored: int  #: bytes, when there was no more room
-    most: int  #: bytes that it might have stored
 
 
 class _Claim(NamedTuple):
@@ -56,24 +45,19 @@ class StoreRoom:
     # ``free``: bytes that captures may still take; None where that cannot be known.
 
     def __init__(self, free: Callable[[], int | None]) -> None:
-        self._free = free
+        self.free = free
         self._lock = threading.Lock()
         self._claims: dict[Operation, _Claim] = {}
-        self._shortages: dict[str, _Shortage] = {}
 
-    def findings(self, incarnation: str, most: int) -> Iterator[Finding]:
+    def findings(self, most: int) -> Iterator[Finding]:
         """Find what is in the way of a capture that stores at most that many bytes."""
         with self._lock:
-            short = self._short(incarnation, most)
+            short = self._short(most)
         if short:
             yield finding(Reason.STORE_FULL, **short)
 
     def claim(
-        self,
-        operation: Operation,
-        incarnation: str,
-        most: int,
-        taken: Callable[[], int] = int,
+        self, operation: Operation, most: int, taken: Callable[[], int] = int
     ) -> None:
         """Let others know of a capture, until it ends or :meth:`release`.
 
@@ -84,7 +68,7 @@ class StoreRoom:
         """
         with self._lock:
             self._claims.pop(operation, None)
-            if short := self._short(incarnation, most):
+            if short := self._short(most):
                 raise Refused(Reason.STORE_FULL, **short)
             self._claims[operation] = _Claim(most, taken)
 
@@ -93,17 +77,9 @@ class StoreRoom:
         with self._lock:
             self._claims.pop(operation, None)
 
-    def ran_out(self, incarnation: str, most: int, stored: int) -> None:
-        """A capture of that session had stored so much when there was no more room."""
-        with self._lock:
-            self._shortages.pop(incarnation, None)
-            self._shortages[incarnation] = _Shortage(stored, most)
-            if len(self._shortages) > _KEPT:
-                del self._shortages[next(iter(self._shortages))]
-
-    def _short(self, incarnation: str, most: int) -> dict[str, Any]:
+    def _short(self, most: int) -> dict[str, Any]:
         """The facts for the refusal; empty when it may be tried."""
-        free = self._free()
+        free = self.free()
         if free is None:
             return {}
         if free < LEAST_BYTES:
@@ -112,11 +88,5 @@ class StoreRoom:
         others = sum(one.left() for one in self._claims.values())
         if others and others + most > free:
             needed = f"up to {size(others + most)} (with what is being saved now)"
-            return {"needed": needed, "free": size(free)}
-        before = self._shortages.get(incarnation)
-        if before is None or most < before.most * _SAME:
-            return {}
-        if free < before.stored * _MORE:
-            needed = f"more than {size(before.stored)} (as the last attempt showed)"
             return {"needed": needed, "free": size(free)}
         return {}

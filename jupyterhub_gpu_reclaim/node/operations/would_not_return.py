@@ -1,11 +1,13 @@
-"""Keeps sessions that would not come back from being stopped for that again and again.
+"""Keeps sessions from being stopped again and again for what cannot end well.
 
-A rehearsal that fails costs its user the time in which the session stood still (law
-12). The next one would fail as well while the programs are the same ones. So the
-refusal is repeated before anything is touched, with its reason, until
+A rehearsal that fails (law 12), or a store that runs out of room, costs its user the
+time in which the session stood still. The next attempt would fail as well while the
+programs are the same ones. So the refusal is repeated before anything is touched, with
+its reason, until
 
 * one of the programs that were there has ended (one that has begun mends nothing),
-* some time has passed, since a program may have closed what was in the way, or
+* some time has passed, since a program may have closed what was in the way,
+* there is more room in the store than was not enough, or
 * a person asks (:meth:`Refusals.forget`).
 
 All of it is forgotten when the agent ends. Then one attempt more is made.
@@ -34,38 +36,53 @@ class _Refusal(NamedTuple):
     programs: frozenset[tuple[int, int]]  #: that stood: pid and start of each
     failure: Failure
     at: float
+    needs: float  #: bytes that were not enough in the store; 0: that was not it
 
-    def holds(self, snapshot: Snapshot, now: float) -> bool:
+    def holds(self, snapshot: Snapshot, now: float, free: int | None) -> bool:
         """Whether nothing has changed since that could mend it."""
-        fresh = now - self.at < _AGAIN_SECONDS
-        return fresh and self.programs <= _programs(snapshot)
+        if now - self.at >= _AGAIN_SECONDS or not self.programs <= _programs(snapshot):
+            return False
+        return not self.needs or (free is not None and free < self.needs)
 
 
 class Refusals:
-    """Sessions that would not come back; any thread may call."""
+    """Sessions that were stopped in vain; any thread may call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._refusals: dict[str, _Refusal] = {}
 
     def remember(
-        self, incarnation: str, snapshot: Snapshot, failure: Failure, now: float
+        self,
+        incarnation: str,
+        snapshot: Snapshot,
+        failure: Failure,
+        now: float,
+        needs: float = 0.0,
     ) -> None:
+        refusal = _Refusal(_programs(snapshot), failure, now, needs)
         with self._lock:
-            self._refusals.pop(incarnation, None)
-            self._refusals[incarnation] = _Refusal(_programs(snapshot), failure, now)
+            known = self._refusals.pop(incarnation, refusal)
+            # A store that was full beside a rehearsal that failed is not all of it.
+            keeps = bool(needs) and not known.needs
+            self._refusals[incarnation] = known if keeps else refusal
             if len(self._refusals) > _KEPT:
                 del self._refusals[next(iter(self._refusals))]
 
     def findings(
-        self, incarnation: str, snapshot: Snapshot, now: float
+        self, incarnation: str, snapshot: Snapshot, now: float, free: int | None
     ) -> Iterator[Finding]:
         """The refusal, as long as an attempt would end with it again."""
         with self._lock:
             known = self._refusals.get(incarnation)
-        if known is not None and known.holds(snapshot, now):
+        if known is not None and known.holds(snapshot, now, free):
             failure = known.failure
-            yield Finding(code=failure.code, message=failure.message, hint=failure.hint)
+            yield Finding(
+                code=failure.code,
+                message=failure.message,
+                hint=failure.hint,
+                retryable=failure.retryable,
+            )
 
     def forget(self, incarnation: str) -> None:
         """Let the next capture try, whatever stood in the way. Idempotent."""

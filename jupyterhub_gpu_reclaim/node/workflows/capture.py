@@ -83,6 +83,8 @@ _ABORT_SECONDS = 30.0
 #: The same for who has called it off, and waits: what a slow store has not removed by
 #: then is removed behind the session, which goes on.
 _CALLED_OFF_SECONDS = 0.3
+#: So much more than was stored must be free once the store was full.
+_MORE_ROOM = 1.1
 
 
 class Told(NamedTuple):
@@ -128,9 +130,10 @@ def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
     found += refuse_reaching(rights, session, tools.trusted_capabilities)
     found += filesystem.refuse_ports(session, snapshot, tools.ports)
     most = trees.resident_bytes(snapshot) + moved
-    found += tools.store_room.findings(session.incarnation, most)
+    found += tools.store_room.findings(most)
     now = tools.clock.monotonic()
-    found += tools.refusals.findings(session.incarnation, snapshot, now)
+    free = tools.store_room.free()
+    found += tools.refusals.findings(session.incarnation, snapshot, now, free)
     return Look(found, survey, gpus, most)
 
 
@@ -152,7 +155,6 @@ class Capture(Workflow):
         self._term, self._generation = stamp
         self._writer: CheckpointWriter | None = None
         self._committing = False
-        self._most = 0
         former = trees.record_of(tools.records, session)
         self._record = Record.of(
             session,
@@ -182,7 +184,9 @@ class Capture(Workflow):
         # at the next start what is unfinished then.
         except Exception as error:
             why = reported(error, RolledBack, Reason.CAPTURE_FAILED)
-            self._learn(why)
+            if why.reason is Reason.STORE_FULL and self._writer is not None:
+                needs = _MORE_ROOM * self._writer.stored_bytes
+                self._learn(why, snapshot, needs)
             yield self._note(Stage.ROLLING_BACK, failure=codec.failure_of(why))
             stage = await self._roll_back()
             if stage is not Stage.CAPTURED:
@@ -211,11 +215,11 @@ class Capture(Workflow):
             memory_limit=limit,
         )
 
-    def _learn(self, why: ReclaimError) -> None:
+    def _learn(self, why: ReclaimError, snapshot: Snapshot, needs: float = 0.0) -> None:
         """Keep a failure from stopping the session again for nothing."""
-        if why.reason is Reason.STORE_FULL and self._writer is not None:
-            stored, incarnation = self._writer.stored_bytes, self._session.incarnation
-            self._tools.store_room.ran_out(incarnation, self._most, stored)
+        now, failure = self._tools.clock.monotonic(), codec.failure_of(why)
+        incarnation = self._session.incarnation
+        self._tools.refusals.remember(incarnation, snapshot, failure, now, needs)
 
     def _stopped_before(self, snapshot: Snapshot) -> frozenset[int]:
         # Not those that nap.
@@ -259,10 +263,7 @@ class Capture(Workflow):
         Raises:
             Refused: others took it meanwhile (``not_enough_memory``, ``store_full``).
         """
-        self._most = look.most
-        self._tools.store_room.claim(
-            self._operation, self._session.incarnation, look.most, self._taken
-        )
+        self._tools.store_room.claim(self._operation, look.most, self._taken)
         self._promise_memory(snapshot, look)
 
     def _promise_memory(self, snapshot: Snapshot, look: Look) -> None:
@@ -356,9 +357,7 @@ class Capture(Workflow):
 
     def _rehearsal(self, snapshot: Snapshot) -> Rehearsal:
         def refused(why: RolledBack) -> None:
-            now, failure = self._tools.clock.monotonic(), codec.failure_of(why)
-            incarnation = self._session.incarnation
-            self._tools.refusals.remember(incarnation, snapshot, failure, now)
+            self._learn(why, snapshot)
 
         return Rehearsal(self._tools, self._session, self._operation, refused)
 
