@@ -108,9 +108,9 @@ class Nvml:
     def _card(self, handle: Any, since: float) -> CardUse:
         memory = self._ask("MemoryInfo", handle)
         rates = self._ask("UtilizationRates", handle)
-        mode = self._ask("MigMode", handle)
+        mode, uuid = self._ask("MigMode", handle), self._ask("UUID", handle) or ""
         return CardUse(
-            uuid=_uuid(self._ask("UUID", handle) or ""),
+            uuid=digits(uuid.decode() if isinstance(uuid, bytes) else uuid),
             name=self._ask("Name", handle) or "",
             total=memory.total if memory else None,
             free=memory.free if memory else None,
@@ -178,10 +178,6 @@ def _process(
         instance=_instance(process.gpuInstanceId),
         mps=mps,
     )
-
-
-def _uuid(text: str | bytes) -> str:
-    return digits(text.decode() if isinstance(text, bytes) else text)
 
 
 def _instance(number: int | None) -> int | None:

@@ -253,12 +253,10 @@ def _maybe_working_kernel(sample: Sample, unused: float) -> str | None:
     # by a call, and that no page has ever opened, is "starting" for ever; one that has
     # died and is not started again is "dead" for ever.
     for kernel in sample.kernels or []:
-        if _may_be_working(kernel, sample.at, unused):
+        if kernel.execution_state in {"starting", "dead"} and not kernel.connections:
+            may_be = sample.at - kernel.last_activity < unused
+        else:
+            may_be = kernel.execution_state not in {"busy", "idle"}
+        if may_be:
             return kernel.name
     return None
-
-
-def _may_be_working(kernel: KernelSample, at: float, unused: float) -> bool:
-    if kernel.execution_state in {"starting", "dead"} and not kernel.connections:
-        return at - kernel.last_activity < unused
-    return kernel.execution_state not in {"busy", "idle"}

@@ -149,11 +149,11 @@ class GetReadiness(Handler):
         self.answer({"ready": ready, **told}, 200 if ready else 503)
 
 
-class GetAll(Handler):
-    subject: str  #: a method of the node
+class GetAnswer(Handler):
+    what: str  #: a method of the node
 
-    async def get(self) -> None:
-        self.answer(await getattr(self.node, self.subject)())
+    async def get(self, *subject: str) -> None:
+        self.answer(await getattr(self.node, self.what)(*subject))
 
 
 class GetSession(Handler):
@@ -205,11 +205,6 @@ class PostOrder(Handler):
             self.set_status(204)
 
 
-class GetIdentity(Handler):
-    async def get(self, checkpoint: str) -> None:
-        self.answer(await self.node.identity(checkpoint))
-
-
 class NoSuchPath(Handler):
     async def prepare(self) -> None:
         """After the token check there is nothing here.
@@ -237,12 +232,12 @@ def make_application(
     routes: list[tuple[str, type[Handler]]] = [
         ("/healthz", GetHealth),
         ("/readyz", GetReadiness),
-        ("/v1/status", _all("status")),
-        ("/v1/sessions", _all("trees")),
+        ("/v1/status", _answer("status")),
+        ("/v1/sessions", _answer("trees")),
         (f"/v1/sessions/{name}", GetSession),
         ("/v1/samples", GetSamples),
-        ("/v1/checkpoints", _all("checkpoints")),
-        (f"/v1/checkpoints/{name}/identity", GetIdentity),
+        ("/v1/checkpoints", _answer("checkpoints")),
+        (f"/v1/checkpoints/{name}/identity", _answer("identity")),
     ]
     for each in AGENT_ORDERS:
         handler = type(each.__name__, (PostOrder,), {"kind": each})
@@ -255,8 +250,8 @@ def make_application(
     )
 
 
-def _all(subject: str) -> type[Handler]:
-    return type(subject, (GetAll,), {"subject": subject})
+def _answer(what: str) -> type[Handler]:
+    return type(what, (GetAnswer,), {"what": what})
 
 
 def _log_request(handler: RequestHandler) -> None:

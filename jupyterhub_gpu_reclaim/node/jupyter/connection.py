@@ -43,10 +43,6 @@ def _path_in(pid: int, seconds: float = procfs.SECONDS) -> bytes | None:
     return None
 
 
-def _id_in(path: bytes) -> str:
-    return os.fsdecode(path)[:-5].rpartition("/kernel-")[2]
-
-
 def is_started_as_kernel(pid: int) -> bool:
     """Whether its command line has such a file; OSError as of a read in /proc."""
     return _path_in(pid, seconds=_LOOK_SECONDS) is not None
@@ -75,7 +71,8 @@ def find_connections(
         except OSError:
             continue
         if path is not None:
-            paths.setdefault(_id_in(path), path)
+            name = os.fsdecode(path)[:-5].rpartition("/kernel-")[2]
+            paths.setdefault(name, path)
     found = {
         kernel: _read_connection(init_pid, paths[kernel])
         for kernel in dict.fromkeys(kernels)

@@ -128,9 +128,15 @@ class WakeUp:
         port = self._address.port
         self._deadline = time.monotonic() + _QUEUE_SECONDS
         self._send(port, self._get("api/status", {}))
+        upgrade = {
+            "Connection": "Upgrade",
+            "Upgrade": "websocket",
+            "Sec-WebSocket-Version": "13",
+            "Sec-WebSocket-Key": base64.b64encode(os.urandom(16)).decode(),
+        }
         for name in terminals:
             path = f"terminals/websocket/{quote(name)}"
-            self._send(port, self._get(path, _upgrade()))
+            self._send(port, self._get(path, upgrade))
         for name, kernel in kernels.items():
             sent = self._send(kernel.shell_port, b"".join(_GREETING))
             if sent is not None:
@@ -207,15 +213,6 @@ def _receive(one: socket.socket) -> bytes:
     with contextlib.suppress(OSError):
         return one.recv(_TAIL_BYTES)
     return b""
-
-
-def _upgrade() -> dict[str, str]:
-    return {
-        "Connection": "Upgrade",
-        "Upgrade": "websocket",
-        "Sec-WebSocket-Version": "13",
-        "Sec-WebSocket-Key": base64.b64encode(os.urandom(16)).decode(),
-    }
 
 
 #: An idle kernel answers within milliseconds. Whether a kernel that computes will is

@@ -106,18 +106,14 @@ class LocalPlacements:
         try:
             # The command line last: it is memory of the process, and a user can make
             # a page of it that blocks its reader.
-            if not _is_root_and_first(procfs.read(pid, "status", self._proc)):
+            status = procfs.read(pid, "status", self._proc)
+            if not (processes.is_namespace_init(status) and _OF_ROOT.search(status)):
                 return None
             words = procfs.read(pid, "cmdline", self._proc).split(b"\0")
             start = _start_of_living(pid, self._proc)
         except OSError:  # it has ended while we looked
             return None
         return _session_of(words, pid, start, self._realm) if start else None
-
-
-def _is_root_and_first(status: bytes) -> bool:
-    """Whether all four uids are root's, and it is pid 1 of a namespace below ours."""
-    return processes.is_namespace_init(status) and bool(_OF_ROOT.search(status))
 
 
 def _start_of_living(pid: int, proc: Path) -> int:

@@ -61,7 +61,9 @@ def begin(
     try:
         if not begun.exists() or (there and key_lines(begun) != key_lines(file)):
             _refuse_begun(place, where, file)
-            lines = key_lines(file) if there else _first_key(now)
+            day = datetime.fromtimestamp(now, UTC).date().isoformat()
+            first = new_key_line(f"{day}-{secrets.token_hex(3)}")
+            lines = key_lines(file) if there else first
             write_durably(begun, f"{STORE_ID} {new_id()}\n{lines}".encode())
         keys = load_keys(file=begun)
         IdentityCheck(place, keys, where).begin()
@@ -84,8 +86,3 @@ def _refuse_begun(place: Backend, where: str, file: Path) -> None:
         raise StoreAbsent(f"{why}, and another one is begun in an empty place only")
     line = f'the line "{STORE_ID} {found}"'
     raise StoreAbsent(f"{why}. If {file} is its master key, add {line} to that file")
-
-
-def _first_key(now: float) -> str:
-    day = datetime.fromtimestamp(now, UTC).date().isoformat()
-    return new_key_line(f"{day}-{secrets.token_hex(3)}")

@@ -115,7 +115,8 @@ class ObjectsBackend:
 
     def list(self, prefix: str) -> list[Entry]:
         with answers(prefix):
-            return sorted(self._walk(prefix))
+            pages = obstore.list(self._store(), prefix.rstrip("/"))
+            return sorted(Entry(e["path"], e["size"]) for page in pages for e in page)
 
     def delete(self, name: str) -> None:
         store = self._store()
@@ -142,11 +143,6 @@ class ObjectsBackend:
 
     def __repr__(self) -> str:
         return f"ObjectsBackend({self._options.url!r})"
-
-    def _walk(self, prefix: str) -> Iterator[Entry]:
-        for page in obstore.list(self._store(), prefix.rstrip("/")):
-            for each in page:
-                yield Entry(each["path"], each["size"])
 
     def _range(self, name: str, offset: int, length: int) -> memoryview:
         if length <= 0 or offset >= 1 << 63:

@@ -51,10 +51,6 @@ class WriteIntent(NamedTuple):
         return "\n".join(lines).encode()
 
 
-def publish_intent(backend: Backend, intent: WriteIntent) -> None:
-    backend.publish(layout.intent(intent.checkpoint), intent.encode())
-
-
 def all_intents(backend: Backend) -> list[WriteIntent]:
     """All intents, of running writers and of dead ones."""
     names = [entry.name for entry in backend.list(layout.INTENTS)]

@@ -185,7 +185,7 @@ class CheckpointBuilder:
         last = max(candidates, key=lambda body: body.info.stamp, default=None)
         references = frozenset(origin.id for origin in (last.origins if last else ()))
         intent = locks.WriteIntent(info.id, begun, references)
-        locks.publish_intent(self._backend, intent)
+        self._backend.publish(layout.intent(info.id), intent.encode())
         # Only now it is certain that its packs stay, if it still exists.
         if last is None or not self._catalogue.exists(last.info.id):
             return None
