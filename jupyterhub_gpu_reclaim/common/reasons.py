@@ -220,10 +220,6 @@ class Reason(Enum):
     )
     ARCHITECTURE_UNTRIED = (
         "This machine's processors ({architecture}) have not been tried: sessions on them may come back with wrong results.",
-        "To try it all the same: AgentApp.try_architecture.",
-    )
-    ARCHITECTURE_UNKNOWN = (
-        "Sessions on this machine's processors ({architecture}) cannot be suspended.",
         "Run sessions that are to be suspended on x86-64 machines.",
     )
     CRIU_NOT_INSTALLED = (

@@ -203,7 +203,7 @@ class AgentApp(AgentSettings):
         work = folder(state / "work")
         for rest in work.iterdir():
             _remove(rest)
-        criu = CheckedCriu(Path(self.criu_dir), clock, untried=self.try_architecture)
+        criu = CheckedCriu(Path(self.criu_dir), clock)
         return LocalNode(
             placements=placements,
             operations=Operations(),

@@ -113,18 +113,15 @@ def test_check_in_a_container_with_a_read_only_proc_is_good(criu):
 
 
 @pytest.mark.parametrize(
-    ("name", "untried", "expected"),
+    ("name", "expected"),
     [
-        ("x86_64", False, []),
-        ("aarch64", False, [("architecture_untried", True)]),
-        ("aarch64", True, [("architecture_untried", False)]),
-        ("riscv64", True, [("architecture_unknown", True)]),
+        ("x86_64", []),
+        ("aarch64", [("architecture_untried", True)]),
+        ("riscv64", [("architecture_untried", True)]),
     ],
 )
-def test_processors_that_have_not_been_tried_are_refused_by_name(
-    name, untried, expected
-):
-    found = list(module.judge_architecture(name, untried=untried))
+def test_processors_that_have_not_been_tried_are_refused_by_name(name, expected):
+    found = list(module.judge_architecture(name))
     assert [(one.code, one.fatal) for one in found] == expected
     assert all(f"({name})" in one.message for one in found)
 
@@ -134,8 +131,6 @@ def test_check_says_what_is_against_this_kind_of_processor(monkeypatch, criu):
     folder = criu.binary.parent
     codes = {one.code: one.fatal for one in module.check(folder)}
     assert codes["architecture_untried"]
-    codes = {one.code: one.fatal for one in module.check(folder, untried=True)}
-    assert not codes["architecture_untried"]
 
 
 def test_check_missing_is_fatal(tmp_path):

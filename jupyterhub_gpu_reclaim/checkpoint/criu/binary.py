@@ -107,13 +107,12 @@ def locate(folder: Path = FOLDER) -> Criu:
     return found
 
 
-def check(folder: Path = FOLDER, *, untried: bool = False) -> list[Finding]:
+def check(folder: Path = FOLDER) -> list[Finding]:
     """Everything that keeps this machine from saving sessions; empty when nothing does.
 
-    A missing capability is not fatal: the sessions of root can be saved without. A kind
-    of processor that has not been tried is only noted where ``untried`` allows it.
+    A missing capability is not fatal: the sessions of root can be saved without.
     """
-    findings = list(judge_architecture(architecture.name(), untried=untried))
+    findings = list(judge_architecture(architecture.name()))
     try:
         criu = locate(folder)
     except Refused as error:
@@ -133,11 +132,9 @@ def check(folder: Path = FOLDER, *, untried: bool = False) -> list[Finding]:
     return findings
 
 
-def judge_architecture(name: str, *, untried: bool) -> Iterator[Finding]:
-    if name not in architecture.KNOWN:
-        yield finding(Reason.ARCHITECTURE_UNKNOWN, architecture=name)
-    elif name not in architecture.TRIED:
-        yield finding(Reason.ARCHITECTURE_UNTRIED, fatal=not untried, architecture=name)
+def judge_architecture(name: str) -> Iterator[Finding]:
+    if name not in architecture.TRIED:
+        yield finding(Reason.ARCHITECTURE_UNTRIED, architecture=name)
 
 
 def _complaint(text: str) -> str:

@@ -43,11 +43,8 @@ _BAD_SECONDS = 5.0
 class CheckedCriu:
     """The CRIU of this machine, from any thread."""
 
-    # An untried kind of processor is only noted where ``untried`` says so.
-
-    def __init__(self, folder: Path, clock: Clock, *, untried: bool) -> None:
+    def __init__(self, folder: Path, clock: Clock) -> None:
         self._folder = folder
-        self._untried = untried
         self._clock = clock
         self._lock = threading.Lock()
         self._found: list[Finding] = []
@@ -74,7 +71,7 @@ class CheckedCriu:
         """What keeps CRIU from saving sessions here; remembered for a while."""
         with self._lock:
             if self._clock.monotonic() >= self._until:
-                self._found = criu.check(self._folder, untried=self._untried)
+                self._found = criu.check(self._folder)
                 fatal = any(finding.fatal for finding in self._found)
                 self._version = "" if fatal else self.version()
                 good = _BAD_SECONDS if fatal else _GOOD_SECONDS

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from traitlets import (
-    Bool,
     Dict,
     Enum,
     Integer,
@@ -254,17 +253,6 @@ class AgentSettings(StoreSettings, Application):
         processes. Name here those whose users you trust with the node. Empty: none.
         Sessions on the agent's own machine (`placement = "local"`) are not judged.
         Example: `["SYS_PTRACE"]`, for py-spy and gdb.
-        """,
-    ).tag(config=True)
-
-    try_architecture = Bool(
-        False,
-        help="""Suspend sessions on processors that have not been tried, too.
-
-        So far that is AArch64. CRIU does not save all of their registers: a program
-        that is stopped in the middle of a computation may go on with wrong numbers.
-        Meant for a machine whose sessions nobody needs. By default an agent there
-        answers, samples and resumes, and refuses each suspend and each nap.
         """,
     ).tag(config=True)
 
