@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder, NextWake, PodHint
@@ -196,9 +198,9 @@ class PlacementsOnMachine:
             place.pid,
             place.start,
             holding=place.holding,
-            hint=hint,
-            id=place.session,
-            account=place.account,
+            hint=msgspec.structs.replace(
+                hint, session=place.session, account=place.account
+            ),
         )
 
 

@@ -22,7 +22,5 @@ class Session:
     init_start: int
     holding: bool  #: started to wait for a tree (``hold``)
     container: str = ""  #: empty outside of Kubernetes
-    #: the service's facts; its ``pod`` is where it was found
+    #: the service's facts, or of an init of root its own; ``pod``: where it was found
     hint: PodHint = field(default_factory=PodHint)
-    id: str = ""  #: through all its returns; empty: not known
-    account: str = ""  #: at the Hub; empty: not known

@@ -82,7 +82,7 @@ def test_session_is_found_with_its_container_and_image(placements, proc):
     (session,) = placements.list()
     assert session == placements.find("inc-1")
     assert (session.key, session.container) == (ANN, ANNS)
-    assert (session.id, session.account) == ("its-id", "7.x")
+    assert (session.hint.session, session.hint.account) == ("its-id", "7.x")
     assert session.hint == PodHint(
         pod=ANNS, key=ANN, image=IMAGE, session="its-id", account="7.x"
     )

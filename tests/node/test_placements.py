@@ -47,7 +47,7 @@ def test_list_init_of_root_in_a_pid_namespace_is_a_session(tmp_path):
     (session,) = proc(tmp_path).list()
     assert session.incarnation == "inc-1"
     assert session.key == SessionKey("ann", "gpu")
-    assert (session.id, session.account) == ("its-id", "7.x")
+    assert (session.hint.session, session.hint.account) == ("its-id", "7.x")
     assert (session.init_pid, session.init_start) == (7, 4242)
     assert not session.holding
 

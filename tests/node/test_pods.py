@@ -105,10 +105,10 @@ def test_session_and_account_are_those_that_were_told_not_those_that_it_claims(
 ):
     proc.add()  # its words claim both
     (claim,) = placements.list()
-    assert (claim.id, claim.account) == ("", "")
+    assert (claim.hint.session, claim.hint.account) == ("", "")
     placements.set_hint("inc-1", told(session="its-id", account="7.x"))
     session = placements.find("inc-1")
-    assert (session.id, session.account) == ("its-id", "7.x")
+    assert (session.hint.session, session.hint.account) == ("its-id", "7.x")
 
 
 def test_claim_of_another_pod_is_never_the_session(proc, placements):

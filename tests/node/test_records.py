@@ -24,8 +24,9 @@ FROZEN = (
     b'"gpus":{"driver":"580.1","cards":[{"uuid":"ab","name":"H200"}],"users":[302],'
     b'"uses":[{"pid":302,"uuid":"ab","bytes":5}]},'
     b'"memory_limit":{"file":"/sys/fs/cgroup/x/memory.max","bytes":9,"above":null},'
-    b'"pod":"0a1b","parent":"","nap":null,"image":"","as_of":0.0,"newer":[],"session":"s",'
-    b'"account":"7"}'
+    b'"hint":{"pod":"0a1b","key":{"user":"ann","server":"gpu"},"image":"",'
+    b'"node_labels":{},"session":"s","account":"7"},'
+    b'"parent":"","nap":null,"as_of":0.0,"newer":[]}'
 )
 
 

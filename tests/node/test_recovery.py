@@ -213,9 +213,8 @@ async def test_engine_that_is_away_keeps_no_recorded_session_frozen(recovery, co
     placements = NodeWithoutItsEngine(recovery.placements)
     recovery = dataclasses.replace(recovery, placements=placements)
     record = captured_in_part(counter)
-    recovery.tools.records.save(
-        msgspec.structs.replace(record, pod="a" * 64, image="sha256:1")
-    )
+    hint = PodHint(pod="a" * 64, key=SessionKey("ann"), image="sha256:1")
+    recovery.tools.records.save(msgspec.structs.replace(record, hint=hint))
     for process in counter.tree.processes:
         os.kill(process.pid, signal.SIGSTOP)
 
@@ -223,11 +222,7 @@ async def test_engine_that_is_away_keeps_no_recorded_session_frozen(recovery, co
 
     assert goes_on(counter)
     # without its image, a capture now could come back over another one
-    assert placements.hints == {
-        counter.incarnation: PodHint(
-            pod="a" * 64, key=SessionKey("ann"), image="sha256:1"
-        )
-    }
+    assert placements.hints == {counter.incarnation: hint}
 
 
 def captured_in_part(place) -> Record:

@@ -17,6 +17,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.agent_orders import PodHint
 from jupyterhub_gpu_reclaim.common.bounds import Count, Identifier, Line, Moment, Size
 from jupyterhub_gpu_reclaim.common.durable import sync_folder, write_durably
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
@@ -113,17 +114,14 @@ class Record(Value, frozen=True, kw_only=True):
     failure: Failure | None = None
     gpus: Gpus | None = None  #: those that are emptied
     memory_limit: LimitRecord = LimitRecord()  #: lifted meanwhile
-    pod: str = ""  #: uid of its pod, or its container; empty for one without
+    hint: PodHint = PodHint()  #: what was told of it, with its key
     #: of a capture or nap: the checkpoint that the tree was restored from
     parent: str = ""
     #: not the operation's: it began before, and lasts when that is undone
     nap: NapRecord | None = None
-    image: str = ""  #: of its container, where it was told
     #: of a restore from a save point: the moment of that, and folders of newer files
     as_of: Moment = 0.0
     newer: list[str] = msgspec.field(default_factory=list)
-    session: str = ""  #: id of the session; empty: not known
-    account: str = ""  #: that it belongs to; empty: not known
 
     @classmethod
     def of(cls, session: Session, **more: Any) -> Record:
@@ -132,10 +130,7 @@ class Record(Value, frozen=True, kw_only=True):
             key=session.key,
             init_pid=session.init_pid,
             init_start=session.init_start,
-            pod=session.hint.pod,
-            image=session.hint.image,
-            session=session.id,
-            account=session.account,
+            hint=msgspec.structs.replace(session.hint, key=session.key),
             **more,
         )
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +31,6 @@ from jupyterhub_gpu_reclaim.linux import cgroups
 from jupyterhub_gpu_reclaim.node.sessions.placements import (
     PATIENCE,
     PodPlacements,
-    as_told,
 )
 from jupyterhub_gpu_reclaim.session_init.container_labels import (
     ACCOUNT,
@@ -141,7 +141,8 @@ class DockerPlacements(PodPlacements):
     def list(self) -> list[Session]:
         found = super().list()
         with self._lock:
-            return [as_told(one, self._hints[one.incarnation]) for one in found]
+            told = self._hints
+            return [replace(one, hint=told[one.incarnation]) for one in found]
 
     def set_hint(self, incarnation: str, hint: PodHint) -> None:
         # Only from a record of ours: the service names no container.

@@ -138,14 +138,8 @@ def _session_of(
         pid,
         start,
         holding=found.holding,
-        id=found.session,
-        account=found.account,
+        hint=PodHint(session=found.session, account=found.account),
     )
-
-
-def as_told(session: Session, hint: PodHint) -> Session:
-    """The session with the service's facts: its own claims do not count."""
-    return replace(session, hint=hint, id=hint.session, account=hint.account)
 
 
 class PodPlacements:
@@ -228,7 +222,7 @@ class PodPlacements:
                     continue
                 if hint.key not in {None, session.key}:
                     raise _unknown(incarnation, f"it claims to be {session.key}")
-                return as_told(session, hint)
+                return replace(session, hint=hint)  # its own claims do not count
             if time.monotonic() > deadline or not self._is_young(pod):
                 raise _unknown(incarnation, f"not in pod {pod}")
             time.sleep(_PAUSE)  # nothing tells when a process has set its name
@@ -258,8 +252,8 @@ class PodPlacements:
                 continue
             session = _session_of(words, pid, start, self._realm)
             if session is not None and self._look(pid, pod) == found:
-                claim = as_told(session, PodHint(pod=container.pod))
-                yield replace(claim, container=container.id)
+                hint = PodHint(pod=container.pod)
+                yield replace(session, hint=hint, container=container.id)
 
     def _look(self, pid: int, pod: str) -> tuple[int, cgroups.ContainerCgroup] | None:
         """When a process of (that) pod was started, and its container."""

@@ -105,8 +105,8 @@ def tree_of(
         container=session.container,
         ending=running and operation is not None and operation.kind == orders.Kill.kind,
         nap=_nap(record.nap) if record is not None and record.naps else None,
-        session=session.id,
-        account=session.account,
+        session=session.hint.session,
+        account=session.hint.account,
         as_of=record.as_of if record else 0.0,
         newer=record.newer if record else [],
     )
@@ -125,9 +125,9 @@ def gone(record: Record | Session, checkpoint: str = "") -> Tree:
         state=TreeState.GONE,
         init_pid=0,
         checkpoint=checkpoint,
-        pod=record.pod if isinstance(record, Record) else record.hint.pod,
-        session=record.session if isinstance(record, Record) else record.id,
-        account=record.account,
+        pod=record.hint.pod,
+        session=record.hint.session,
+        account=record.hint.account,
     )
 
 

@@ -420,10 +420,11 @@ class Capture(Workflow):
         Raises:
             Refused: ``order_overtaken``: the order was given before that was saved.
         """
-        if not self._session.id:
+        session = self._session.hint.session
+        if not session:
             return
         listed = self._tools.store.list()
-        stamps = [info.stamp for info in listed if info.session == self._session.id]
+        stamps = [info.stamp for info in listed if info.session == session]
         if max(stamps, default=(0, 0)) > (self._term, self._generation):
             raise Refused(Reason.ORDER_OVERTAKEN)
 
@@ -437,8 +438,8 @@ class Capture(Workflow):
             generation=self._generation,
             expected_bytes=trees.resident_bytes(snapshot) + moved,
             parent=self._record.parent,
-            session=self._session.id,
-            account=self._session.account,
+            session=self._session.hint.session,
+            account=self._session.hint.account,
             term=self._term,
         )
 

@@ -98,7 +98,7 @@ class Outcomes:
 
     def _stands(self, record: Record) -> bool:
         try:
-            session = self.placements.find(record.incarnation, record.pod)
+            session = self.placements.find(record.incarnation, record.hint.pod)
             if not trees.matches(record, session):
                 return False
             return trees.has_programs(session)

@@ -27,7 +27,6 @@ from jupyterhub_gpu_reclaim.checkpoint.memory import robust_lists
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.agent_orders import PodHint
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
     ReclaimError,
@@ -173,15 +172,8 @@ class Recovery:
     def _remember_pods(self) -> None:
         """Register the former agent's pods; the service names them again only later."""
         for record in self.tools.records.list():
-            if record.pod:
-                hint = PodHint(
-                    pod=record.pod,
-                    key=record.key,
-                    image=record.image,
-                    session=record.session,
-                    account=record.account,
-                )
-                self.placements.set_hint(record.incarnation, hint)
+            if record.hint.pod:
+                self.placements.set_hint(record.incarnation, record.hint)
 
     async def _insist(
         self,

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
 from jupyterhub_gpu_reclaim.common import logs
-from jupyterhub_gpu_reclaim.common.agent_orders import PodHint
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.linux import ptrace
 from jupyterhub_gpu_reclaim.node import state_folder
@@ -157,10 +156,8 @@ def _all_at_once(works: Iterable[Callable[[], bool]], seconds: float) -> bool | 
 
 def _session_of(placements: Placements, record: Record) -> Session | None:
     try:
-        if record.pod:
-            placements.set_hint(
-                record.incarnation, PodHint(pod=record.pod, key=record.key)
-            )
+        if record.hint.pod:
+            placements.set_hint(record.incarnation, record.hint)
         session = placements.find(record.incarnation)
         if trees.matches(record, session):
             return session
