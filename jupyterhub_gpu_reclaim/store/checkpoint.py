@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.format.index import chunks_of, damaged
 from jupyterhub_gpu_reclaim.store.format.layout import ALL, Subset
 from jupyterhub_gpu_reclaim.store.packing.blocks import Blocks, BlockSource, is_far
@@ -46,10 +47,19 @@ _ZEROS = bytes(ZERO_BYTES)
 _FEW_TICKETS = 2
 
 
-class Problem(NamedTuple):
-    file: str  #: a file that has it
+class Damage(NamedTuple):
+    """A damaged part of a checkpoint, or one that cannot be opened."""
+
+    checkpoint: str
+    file: str
     object: str  #: where it stands in the backend
     why: str
+    code: str = str(Reason.CHECKPOINT_DAMAGED.value)
+
+    @property
+    def locked(self) -> bool:
+        """Whether only its master key is missing, which says nothing of its bytes."""
+        return self.code == str(Reason.KEY_MISSING.value)
 
 
 class CheckpointReader:
@@ -148,7 +158,7 @@ class CheckpointReader:
         *,
         part: Subset = ALL,
         whole: set[tuple[str, int]] | None = None,
-    ) -> list[Problem]:
+    ) -> list[Damage]:
         """Read its packs of ``part``; return what is damaged, in the packs' order.
 
         ``progress`` gets blocks done and blocks in all. ``whole``: blocks, by pack and
@@ -165,7 +175,7 @@ class CheckpointReader:
 
     def _verify(
         self, block: int, blocks: Blocks, whole: set[tuple[str, int]] | None
-    ) -> list[Problem]:
+    ) -> list[Damage]:
         row = self._index.blocks[block]
         pack = self._body.pack_name(self._body.packs[int(row["pack"])])
         name = pack, int(row["number"])
@@ -177,7 +187,8 @@ class CheckpointReader:
             if error.reason is not damaged("").reason:
                 raise
             why = str(error.facts["why"])
-            return [Problem(file, pack, why) for file in self._users(block)]
+            id_ = self.info.id
+            return [Damage(id_, file, pack, why) for file in self._users(block)]
         self.verified_bytes += int(row["stored"])
         if whole is not None:
             whole.add(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
-from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader, Problem
+from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader, Damage
 from jupyterhub_gpu_reclaim.store.format import layout, manifest
 from jupyterhub_gpu_reclaim.store.write.builder import CheckpointBuilder
 
@@ -61,10 +61,10 @@ class Repository(CheckpointBuilder):
         # Beside a delete it may stay behind, for a sweep; who waits for one waits long.
         self._marks.put(self._catalogue.cached(checkpoint), said, number)
 
-    def mark_damage(self, checkpoint: str) -> list[Problem]:
-        """Problems of a checkpoint's mark, which counts as none then."""
+    def mark_damage(self, checkpoint: str) -> list[Damage]:
+        """Damage of a checkpoint's mark, which counts as none then."""
         found = self._marks.damage(self._catalogue.cached(checkpoint))
-        return [Problem("", name, why) for name, why in found]
+        return [Damage(checkpoint, "", name, why) for name, why in found]
 
     def rekey(self, checkpoint: str | None = None) -> int:
         """Wrap under the newest master key; how many were rewrapped.

@@ -7,11 +7,12 @@ that belong to the part are read. A block that several generations need is read 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
+from jupyterhub_gpu_reclaim.store.checkpoint import Damage
 from jupyterhub_gpu_reclaim.store.format import layout
 from jupyterhub_gpu_reclaim.store.format.layout import ALL, Subset
 
@@ -27,21 +28,6 @@ _DAMAGE = {
     Reason.KEY_MISSING,
     Reason.OTHER_VERSION,
 }
-
-
-class Damage(NamedTuple):
-    """A damaged part of a checkpoint, or one that cannot be opened."""
-
-    checkpoint: str
-    file: str
-    object: str
-    why: str
-    code: str = str(Reason.CHECKPOINT_DAMAGED.value)
-
-    @property
-    def locked(self) -> bool:
-        """Whether only its master key is missing, which says nothing of its bytes."""
-        return self.code == str(Reason.KEY_MISSING.value)
 
 
 @dataclass
@@ -82,4 +68,4 @@ class Verification:
             code = error.reason.value
             return [Damage(checkpoint, "", name, error.message, code)]
         self.bytes += reader.verified_bytes
-        return [Damage(checkpoint, *each) for each in problems]
+        return problems

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import argparse
 
     from jupyterhub_gpu_reclaim.cli.store.repository import OpenStore
-    from jupyterhub_gpu_reclaim.store.verification import Damage
+    from jupyterhub_gpu_reclaim.store.checkpoint import Damage
 
 
 def verify(args: argparse.Namespace) -> int:

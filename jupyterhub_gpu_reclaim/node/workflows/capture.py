@@ -87,13 +87,6 @@ _CALLED_OFF_SECONDS = 0.3
 _MORE_ROOM = 1.1
 
 
-class Told(NamedTuple):
-    """Facts known of a session beside its images."""
-
-    state: ServerState  #: of its server
-    cut: list[int]  #: inodes of the connections that were ended
-
-
 class Look(NamedTuple):
     found: list[Finding]  #: everything that keeps the session from being saved now
     survey: Survey
@@ -284,7 +277,7 @@ class Capture(Workflow):
         cut = await self._cut(snapshot)
         with self._rehearsal(snapshot) as rehearsal:
             async with self._dumping(writer, snapshot):
-                dumped = await self._image(writer, login, Told(state, cut))
+                dumped = await self._image(writer, login, state, cut)
                 rehearsal.begin(dumped)
                 await self._archive(writer)
             info = await self._commit(writer, rehearsal, self._since(frozen))
@@ -305,7 +298,11 @@ class Capture(Workflow):
         )
 
     async def _image(
-        self, target: CheckpointWriter | Staging, login: Identity, told: Told
+        self,
+        target: CheckpointWriter | Staging,
+        login: Identity,
+        state: ServerState,
+        cut: list[int],  # inodes of the connections that were ended
     ) -> Dumped:
         sinks = self._sinks(target)
         result = await in_thread(
@@ -319,8 +316,8 @@ class Capture(Workflow):
                 self._session,
                 criu=self._tools.criu.version(),
                 result=result,
-                cut=told.cut,
-                server_state=told.state,
+                cut=cut,
+                server_state=state,
                 uid=login.uid,
                 gpus=self._record.all_gpus(),
                 reads=not self._goes_on,
@@ -330,7 +327,7 @@ class Capture(Workflow):
             self._refuse_ports(bytes(result.images["files.img"]), world)
         target.add(checkpoint_files.IDENTITY, codec.encode(login))
         await self._describe(target, world)
-        return Dumped(result, world.files, told.cut)
+        return Dumped(result, world.files, cut)
 
     async def _describe(
         self, target: CheckpointWriter | Staging, world: HostRequirements

@@ -44,7 +44,6 @@ from jupyterhub_gpu_reclaim.node.workflows import filesystem
 from jupyterhub_gpu_reclaim.node.workflows.capture import (
     Capture,
     Look,
-    Told,
     thaw_limit,
     thaw_tree,
 )
@@ -170,7 +169,7 @@ class Save(Capture):
         await self._empty(look.survey)
         assert self._staging is not None
         async with self._dumping(self._staging, snapshot):
-            dumped = await self._image(self._staging, login, Told(state, cut=[]))
+            dumped = await self._image(self._staging, login, state, cut=[])
         await self._archive(self._staging)
         return await self._thread("rehearsal", lambda: self._as_it_stands(dumped))
 
