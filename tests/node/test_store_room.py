@@ -9,7 +9,7 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
-from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
+from jupyterhub_gpu_reclaim.node.operations.store_room import StoreNeed, StoreRoom
 from tests.support.agent import running_agent, wait_for
 
 GB = 10**9
@@ -34,7 +34,7 @@ def operation() -> Operation:
 
 
 def codes(room: StoreRoom, most: int) -> list[str]:
-    return [found.code for found in room.findings(most)]
+    return [found.code for found in room.findings(StoreNeed(most))]
 
 
 @pytest.fixture
@@ -49,28 +49,28 @@ def room(free):
 
 def test_more_memory_than_room_may_be_tried_by_one(room):
     assert codes(room, 110 * GB) == []
-    room.claim(operation(), 110 * GB)
+    room.promise(operation(), StoreNeed(110 * GB))
 
 
 def test_store_without_any_room_is_refused(room, free):
     free[0] = 1000
-    found = list(room.findings(1))
+    found = list(room.findings(StoreNeed(1)))
     assert [one.code for one in found] == ["store_full"]
     assert found[0].retryable
 
 
 def test_object_store_has_no_limit(room, free):
-    room.claim(operation(), 110 * GB)
+    room.promise(operation(), StoreNeed(110 * GB))
     free[0] = None
     assert codes(room, 110 * GB) == []
 
 
 def test_second_capture_must_fit_beside_the_first(room):
     first, taken = operation(), [0]
-    room.claim(first, 110 * GB, lambda: taken[0])
+    room.promise(first, StoreNeed(110 * GB, lambda: taken[0]))
     assert codes(room, 1 * GB) == ["store_full"]
     with pytest.raises(Refused) as caught:
-        room.claim(operation(), 1 * GB)
+        room.promise(operation(), StoreNeed(1 * GB))
     assert caught.value.reason is Reason.STORE_FULL
     taken[0] = 30 * GB
     assert codes(room, 20 * GB) == []
@@ -81,9 +81,9 @@ def test_second_capture_must_fit_beside_the_first(room):
 
 def test_capture_that_was_refused_claims_nothing(room):
     first = operation()
-    room.claim(first, 110 * GB)
+    room.promise(first, StoreNeed(110 * GB))
     with pytest.raises(Refused):
-        room.claim(operation(), 50 * GB)
+        room.promise(operation(), StoreNeed(50 * GB))
     first.end()
     assert codes(room, 110 * GB) == []
 

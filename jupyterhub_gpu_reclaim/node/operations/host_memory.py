@@ -2,34 +2,27 @@
 
 A capture moves a GPU's memory into the machine's, a restore loads all of a session's
 memory there. Taking more than there is makes the kernel kill a process, not necessarily
-one that took it. So an operation reserves first, and is refused with what is missing;
-what is reserved and not yet used counts as gone for all others. Free is what the
-machine has (``MemAvailable``) and what is left below every memory limit above a
-session, a slice's for example, except for limits that are lifted for it. A reservation
-lives as long as its operation, however that ends.
+one that took it. So an operation reserves first, and is refused with what is missing.
+Free is what the machine has (``MemAvailable``) and what is left below every memory
+limit above a session, a slice's for example, except for limits that are lifted for it.
 """
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
-from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import cgroups
+from jupyterhub_gpu_reclaim.node.operations.promises import Promises
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Sequence
 
-    from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
-    from jupyterhub_gpu_reclaim.node.operations.operations import Operation
-
-T = TypeVar("T")
 
 MEMINFO = Path("/proc/meminfo")
 #: Left free beside all promises: the agent's own buffers, and programs that grow.
@@ -50,79 +43,29 @@ class Need:
     def headroom(self) -> dict[str, int]:
         return cgroups.headroom(self.init_pid, self.lifted)
 
-
-@dataclass(frozen=True, slots=True)
-class _Promise:
-    need: Need
-    places: frozenset[str]
-
     def left(self) -> int:
         """Bytes that may still be used. What is unknown counts as not used."""
         try:
-            taken = self.need.taken()
+            taken = self.taken()
         except (ReclaimError, OSError):
             taken = 0
-        return max(0, self.need.bytes - max(0, taken))
+        return max(0, self.bytes - max(0, taken))
 
 
-class HostMemory:
-    """The machine's memory; any thread may call."""
+class HostMemory(Promises[Need]):
+    reason = Reason.NOT_ENOUGH_MEMORY
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._promises: dict[Operation, _Promise] = {}
-
-    def findings(self, need: Need) -> Iterator[Finding]:
-        """Find what is missing for a need now; reserves nothing."""
-        with self._lock:
-            short = self._short(need)
-        if short:
-            yield finding(Reason.NOT_ENOUGH_MEMORY, **short)
-
-    def promise(self, operation: Operation, need: Need) -> None:
-        """Keep that much for the operation, until it ends or :meth:`release`.
-
-        Raises:
-            Refused: it is not there (``not_enough_memory``); nothing is kept.
-        """
-        with self._lock:
-            self._promises.pop(operation, None)
-            short = self._short(need)
-            if short:
-                raise Refused(Reason.NOT_ENOUGH_MEMORY, **short)
-            if need.bytes:
-                places = frozenset(need.headroom())
-                self._promises[operation] = _Promise(need, places)
-
-    def grant(self, need: Need, take: Callable[[], T]) -> T:
-        """Have memory taken that was not promised; nobody is promised it meanwhile.
-
-        Raises:
-            Refused: it is not there (``not_enough_memory``); nothing is taken.
-        """
-        with self._lock:
-            if short := self._short(need):
-                raise Refused(Reason.NOT_ENOUGH_MEMORY, **short)
-            return take()
-
-    def release(self, operation: Operation) -> None:
-        """Drop a promise: the operation uses it, or needs no more of it. Idempotent."""
-        with self._lock:
-            self._promises.pop(operation, None)
-
-    def _short(self, need: Need) -> dict[str, Any]:
-        """The facts for the refusal; empty when all of it is there."""
+    def _short(self, need: Need, others: Sequence[Need]) -> dict[str, Any]:
         if not need.bytes:
             return {}
-        self._promises = {op: p for op, p in self._promises.items() if not op.done}
-        others = [(p.left(), p.places) for p in self._promises.values()]
+        promised = [(each.left(), each.headroom()) for each in others if each.bytes]
         machine = _available()
         free = {} if machine is None else {"": machine - RESERVE_BYTES}
         free |= need.headroom()
         for place, count in free.items():
             left = count - sum(
                 bytes_left
-                for bytes_left, places in others
+                for bytes_left, places in promised
                 if not place or place in places
             )
             if left < need.bytes:

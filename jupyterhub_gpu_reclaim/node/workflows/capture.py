@@ -50,6 +50,7 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
     reported,
 )
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
+from jupyterhub_gpu_reclaim.node.operations.store_room import StoreNeed
 from jupyterhub_gpu_reclaim.node.requirements import (
     refuse_reaching,
     rights_of,
@@ -60,7 +61,7 @@ from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
 from jupyterhub_gpu_reclaim.node.workflows.tools import Workflow
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
@@ -123,7 +124,7 @@ def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
     found += refuse_reaching(rights, session, tools.trusted_capabilities)
     found += filesystem.refuse_ports(session, snapshot, tools.ports)
     most = trees.resident_bytes(snapshot) + moved
-    found += tools.store_room.findings(most)
+    found += tools.store_room.findings(StoreNeed(most))
     now = tools.clock.monotonic()
     free = tools.store_room.free()
     found += tools.refusals.findings(session.incarnation, snapshot, now, free)
@@ -159,13 +160,6 @@ class Capture(Workflow):
             parent=former.origin if former else "",
             nap=former.nap if former else None,
         )
-
-    async def run(self, operation: Operation) -> AsyncIterator[Event]:
-        try:
-            async for event in super().run(operation):
-                yield event
-        finally:
-            self._tools.store_room.release(operation)
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
         snapshot, login, look = await self._look()
@@ -256,7 +250,8 @@ class Capture(Workflow):
         Raises:
             Refused: others took it meanwhile (``not_enough_memory``, ``store_full``).
         """
-        self._tools.store_room.claim(self._operation, look.most, self._taken)
+        need = StoreNeed(look.most, self._taken)
+        self._tools.store_room.promise(self._operation, need)
         self._promise_memory(snapshot, look)
 
     def _promise_memory(self, snapshot: Snapshot, look: Look) -> None:
