@@ -121,14 +121,14 @@ class Rules(Configurable):
             open_ = [name for name in SETTINGS if name in rule and name not in by]
             if not open_:
                 continue
-            fits = _fits(rule, about)
-            if fits is None:
-                unknown += _unknown_facts(rule, about)
+            fits, lacking = _fits(rule, about)
+            unknown += lacking
             for name in open_ if fits else ():
                 found[name] = rule[name]
                 by[name] = name_of(rule)
-        lacking = " and ".join(dict.fromkeys(unknown))
-        return SessionPolicy(**found, by=by, unknown=lacking)
+        return SessionPolicy(
+            **found, by=by, unknown=" and ".join(dict.fromkeys(unknown))
+        )
 
     def longest(self, setting: str) -> float:
         """The largest value of that setting in any rule, in seconds; 0: in none."""
@@ -143,24 +143,17 @@ def name_of(rule: Rule) -> str:
     return " and ".join(sorted(parts))
 
 
-def _fits(rule: Rule, about: Subject) -> bool | None:
-    """Whether the rule is for that session; None: a missing fact may decide it."""
+def _fits(rule: Rule, about: Subject) -> tuple[bool, list[str]]:
+    """Whether it is for that session, and the missing facts that may decide it."""
     answers = [
-        match(_as_list(rule[name]), about)
-        for name, (match, _) in _CONDITIONS.items()
+        (match(_as_list(rule[name]), about), what)
+        for name, (match, what) in _CONDITIONS.items()
         if name in rule
     ]
-    if False in answers:
-        return False
-    return None if None in answers else True
-
-
-def _unknown_facts(rule: Rule, about: Subject) -> list[str]:
-    return [
-        what
-        for name, (match, what) in _CONDITIONS.items()
-        if name in rule and match(_as_list(rule[name]), about) is None
-    ]
+    if any(answer is False for answer, _ in answers):
+        return False, []
+    unknown = [what for answer, what in answers if answer is None]
+    return not unknown, unknown
 
 
 def _matches_any(patterns: list[str], values: Iterable[str] | None) -> bool | None:
