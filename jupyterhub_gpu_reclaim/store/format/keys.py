@@ -37,7 +37,6 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAX_WRAPPED = 4096
 #: Far above any file of keys.
 _MAX_BYTES = 65536
-#: scrypt (RFC 7914): 64 MiB and about 0.2 s for each guess.
 
 
 class Wrapper(Protocol):
