@@ -1,7 +1,7 @@
 """Calls a Jupyter server's own REST API, and decodes its answers.
 
 Every request goes to the loopback address of the session's own network namespace, is
-bounded in time and size, and can be marked not to count as activity. Answers are
+bounded in time and size, and does not count as activity. Answers are
 controlled by the user: their lists and words are bounded by their types, and they are
 decoded strictly. A caller that polls keeps the answers and asks only whether they have
 changed (RFC 9110, 13.1.2): a server under JupyterHub notes every answer in the user's
@@ -190,11 +190,10 @@ async def ask(
     kind: type[T],
     *,
     seconds: float,
-    track: bool = False,
     query: str = "",
     known: dict[str, TaggedAnswer] | None = None,
 ) -> T:
-    """Request ``GET <prefix><path>``; ``track``: whether the server counts it as use.
+    """Request ``GET <prefix><path>``, which the server does not count as use.
 
     ``known``: its answers so far, by path; changed here.
 
@@ -203,7 +202,7 @@ async def ask(
         OtherAnswer: the answer leads elsewhere, forbids it, or does not fit.
         Unreachable: no answer, or a failure of the server.
     """
-    query += "" if track else "&no_track_activity=1"
+    query += "&no_track_activity=1"
     if path.startswith("api/contents/"):
         query = "content=0&" + query
     url = f"http://{address.host}:{address.port}{address.prefix}{quote(path)}?{query}"
