@@ -24,7 +24,7 @@ from jupyterhub_gpu_reclaim.common.agent_orders import (
     PodHint,
 )
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
-from jupyterhub_gpu_reclaim.common.models import Failure, Sample, Tree
+from jupyterhub_gpu_reclaim.common.models import Sample, Tree
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import TERM, Term
 from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
@@ -92,16 +92,8 @@ class Handler(RequestHandler):
             self.answer(codec.failure_of(error), error.status)
             return
         reason = _REASONS.get(status_code, Reason.INTERNAL)
-        what = f"{status_code} {self._reason}."
-        self.answer(
-            Failure(
-                code=reason.value,
-                message=reason.sentence(what=what),
-                hint=reason.hint,
-                retryable=reason.retryable,
-            ),
-            status_code,
-        )
+        failed = ReclaimError(reason, what=f"{status_code} {self._reason}.")
+        self.answer(codec.failure_of(failed), status_code)
 
     def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
         if not isinstance(value, ReclaimError):
