@@ -52,6 +52,8 @@ class Stage(StrEnum):
     SETTLED = "settled"  #: nothing to undo; the record is there for its nap
 
 
+#: The tree stands, and its checkpoint is committed.
+SAVED = frozenset({Stage.CAPTURED, Stage.RELEASING})
 #: Nothing is left of the operation that would have to be undone or finished.
 ENDED = frozenset({Stage.RESTORED, Stage.FAILED, Stage.SETTLED})
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import Event, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
+from jupyterhub_gpu_reclaim.node.operations.records import SAVED, Record, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
 
 if TYPE_CHECKING:
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
     from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 
-_SAVED = frozenset({Stage.CAPTURED, Stage.RELEASING})
-_NEEDED = _SAVED | {Stage.RESTORING, Stage.CONTINUING}
+_NEEDED = SAVED | {Stage.RESTORING, Stage.CONTINUING}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +33,7 @@ class Outcomes:
         if record is not None and record.checkpoint == checkpoint:
             if record.stage is Stage.FAILED and record.failure is not None:
                 return Event(failure=record.failure)
-            if record.stage not in _SAVED:
+            if record.stage not in SAVED:
                 return None
         if not self.tools.store.exists(checkpoint):
             return None

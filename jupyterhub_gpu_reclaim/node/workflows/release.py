@@ -30,7 +30,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import CheckpointContents
 from jupyterhub_gpu_reclaim.node.operations.operations import StepReporter, in_thread
-from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
+from jupyterhub_gpu_reclaim.node.operations.records import SAVED, Record, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import filesystem, nap
 
@@ -45,8 +45,6 @@ _log = logging.getLogger(__name__)
 
 #: A process not stopped by then waits for a disk; it is killed all the same.
 _STOP_SECONDS = 2.0
-#: The tree stands, and its checkpoint is committed.
-_SAVED = frozenset({Stage.CAPTURED, Stage.RELEASING})
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class Releases:
         record = self.tools.records.find(session.incarnation)
 
         def work() -> None:
-            self._end(session, saved=record is not None and record.stage in _SAVED)
+            self._end(session, saved=record is not None and record.stage in SAVED)
             self.tools.records.delete(session.incarnation)
 
         await self._step(operation, "kill", "Ending its programs", work)
@@ -228,7 +226,7 @@ class Releases:
             record is None
             or not trees.matches(record, session)
             or record.checkpoint != checkpoint
-            or record.stage not in _SAVED
+            or record.stage not in SAVED
         ):
             raise Refused(Reason.NOT_CAPTURED)
         try:
