@@ -1,9 +1,12 @@
 """Ports of suspended sessions are held by sockets of the agent."""
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -167,6 +170,34 @@ def test_datagrams_to_a_suspended_session_fill_no_memory(kept, free):
     assert held_back < 5
 
 
+def test_strange_descriptor_in_systemds_store_keeps_no_agent_from_starting(tmp_path):
+    """Another program's, or of a release that kept more: it is closed."""
+    code = f"""
+        import os, socket
+        from pathlib import Path
+        made = os.pipe()
+        os.environ |= {{"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2",
+                        "LISTEN_FDNAMES": "one:two"}}
+        os.dup2(made[0], 3)
+        os.dup2(socket.socket(socket.AF_UNIX).detach(), 4)
+        from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
+        HeldPorts(Path({str(tmp_path)!r})).settle()
+        for number in 3, 4:
+            try:
+                os.fstat(number)
+            except OSError:
+                print("closed")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "closed\nclosed\n", done.stderr
+
+
 def test_datagrams_are_let_go_and_taken_again(kept, free):
     datagrams = free[1]._replace(protocol="udp")
     kept.hold("cp", "ann", [free[0], datagrams])
@@ -246,3 +277,93 @@ def test_shares_network_only_with_our_own():
 
     assert shares()
     assert not shares("unshare", "--net")
+
+
+def test_systemd_lets_datagrams_go_too_when_the_session_has_them_again(
+    tmp_path, free, monkeypatch
+):
+    """Else its copy would go on taking them, and each return that fails add more."""
+    address = str(tmp_path / "notify")
+    datagrams = free[1]._replace(protocol="udp")
+    stored: dict[str, list[int]] = {}
+
+    def hear(systemd):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                text, sent, _, _ = socket.recv_fds(systemd, 1000, 10)
+                name = text.decode().split("FDNAME=")[1].split("\n")[0]
+                if b"REMOVE" in text:
+                    for one in stored.pop(name, []):
+                        os.close(one)
+                stored.setdefault(name, []).extend(sent)
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(address)
+        systemd.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+        kept = HeldPorts(tmp_path)
+        kept.hold("cp", "ann", [free[0], datagrams])
+        hear(systemd)
+        kept.let_datagrams_go("cp")
+        hear(systemd)
+        assert [can_bind(free[0]), can_bind(datagrams)] == [False, True]
+        kept.take_again("cp")
+        hear(systemd)
+        assert sum(map(len, stored.values())) == 2
+        kept.let_go("cp")
+        hear(systemd)
+        assert sum(map(len, stored.values())) == 0
+
+
+def test_systemd_keeps_the_sockets_while_the_agent_is_started_again(
+    tmp_path, free, monkeypatch
+):
+    """It gets them with their names, and gives them to the next start."""
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(address)
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+        kept = HeldPorts(tmp_path)
+        kept.hold("cp", "ann", free)
+        text, stored, _, _ = socket.recv_fds(systemd, 1000, 10)
+        name = dict(line.split("=") for line in text.decode().split("\n"))["FDNAME"]
+        assert text.decode() == f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0"
+        assert len(stored) == len(free)
+        monkeypatch.delenv("NOTIFY_SOCKET")
+        end(kept)
+        assert [can_bind(port) for port in free] == [False, False]
+
+        code = f"""
+            import fcntl, os, sys
+            from pathlib import Path
+            copies = [fcntl.fcntl(int(one), fcntl.F_DUPFD, 100) for one in sys.argv[1:]]
+            for number, copy in enumerate(copies):
+                os.dup2(copy, 3 + number)
+            os.closerange(5, 200)
+            os.environ |= {{"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2",
+                            "LISTEN_FDNAMES": "{name}:{name}",
+                            "NOTIFY_SOCKET": "{address}"}}
+            from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
+            kept = HeldPorts(Path({str(tmp_path)!r}))
+            kept.settle()
+            assert kept.missing() == []
+            print([one.fileno() for one in kept._sockets["cp"].values()], flush=True)
+            assert "LISTEN_FDS" not in os.environ
+            sys.stdin.read()
+        """
+        with subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code), *map(str, stored)],
+            pass_fds=stored,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as again:
+            assert sorted(json.loads(again.stdout.readline())) == [3, 4]
+            for one in stored:
+                os.close(one)
+            assert [can_bind(port) for port in free] == [False, False]
+            again.communicate("")
+        told = [systemd.recv(1000).decode() for _ in range(3)]
+    assert told[:2] == [f"FDSTOREREMOVE=1\nFDNAME={name}"] * 2
+    assert told[2] == text.decode()
+    assert [can_bind(port) for port in free] == [True, True]

@@ -6,14 +6,14 @@ to each, from just before its end until it is back. Such a holder is root's, has
 SO_REUSEPORT, and never listens: the kernel lets only root's sockets with the same
 option, as CRIU makes them, be bound beside it, and refuses connections as if the port
 were free. The session's own sockets are made so before they end: no moment is left in
-which the port is free. The list is in a file: an agent that is started again binds them
-again, and tells of those that others took meanwhile. Every user has a budget, and so
-has the machine.
+which the port is free. The list is in a file, and systemd keeps the sockets while the
+agent is restarted (``linux.fdstore``). Every user has a budget, and so has the machine.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import ipaddress
 import logging
 import os
@@ -27,15 +27,15 @@ import msgspec
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import Name  # noqa: TC001 - msgspec reads it
 from jupyterhub_gpu_reclaim.checkpoint.sockets.held_names import HeldNames
-from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port  # noqa: TC001 - likewise
+from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.durable import write_durably
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import Finding, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import procfs
-from jupyterhub_gpu_reclaim.linux.descriptors import borrow_from
+from jupyterhub_gpu_reclaim.linux import fdstore, procfs
+from jupyterhub_gpu_reclaim.linux.descriptors import as_socket, borrow_from
 from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 #: Ports and names that suspended sessions of one user may keep on one machine.
 PER_USER: Final = 512
 #: Of the ports that the kernel gives to connecting programs, all users together keep
-#: one in so many; and never more than an agent can have open.
+#: one in so many; and never more than systemd's unit keeps (FileDescriptorStoreMax).
 _SHARE: Final = 4
 _MOST: Final = 8000
 _RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -80,6 +80,7 @@ class HeldPorts:
         self._per_user = per_user
         self._lock = threading.Lock()
         self._sockets: dict[str, dict[Port, socket.socket]] = {}
+        self._received: dict[Port, socket.socket] = {}
         self._missing: set[Port] = set()
         self._names = HeldNames()
         #: Checkpoints of sessions that are about to bind their own.
@@ -150,6 +151,7 @@ class HeldPorts:
             here = self._sockets.get(checkpoint, {})
             for port in [port for port in here if port.protocol == "udp"]:
                 here.pop(port).close()
+            fdstore.forget(_short(checkpoint, "udp"))
 
     def names(self, checkpoint: str) -> frozenset[Name]:
         with self._lock:
@@ -173,13 +175,17 @@ class HeldPorts:
             return [] if needs is None else self._bind(checkpoint, needs)
 
     def settle(self) -> None:
-        """Hold what the file says, after a start.
+        """Hold what the file says, after a start; with what systemd has kept, first.
 
         Raises:
             Refused: the file cannot be read or written (``internal``).
         """
         with self._lock:
+            self._receive()
             self._bind_all()
+            for rest in self._received.values():
+                rest.close()
+            self._received.clear()
 
     def missing(self) -> list[Port]:
         """Ports that others took while no agent ran and still have; tried once more.
@@ -235,15 +241,20 @@ class HeldPorts:
 
     def _bind_ports(self, checkpoint: str, ports: Iterable[Port]) -> None:
         here = self._sockets.setdefault(checkpoint, {})
+        added: dict[str, list[int]] = {"tcp": [], "udp": []}
         for port in ports:
             if port in here:
                 continue
             try:
-                here[port] = _bound(port)
+                kept = self._received.pop(port) if port in self._received else None
+                here[port] = kept or _bound(port)
             except OSError as error:
                 self._miss(port, error)
             else:
                 self._missing.discard(port)
+                added[port.protocol].append(here[port].fileno())
+        for protocol, descriptors in added.items():
+            fdstore.keep(_short(checkpoint, protocol), descriptors)
 
     def _miss(self, port: Port, error: OSError) -> None:
         if port not in self._missing:
@@ -260,6 +271,18 @@ class HeldPorts:
             one.close()
         self._names.close(checkpoint)
         self._returning.discard(checkpoint)
+        for protocol in ("tcp", "udp"):
+            fdstore.forget(_short(checkpoint, protocol))
+
+    def _receive(self) -> None:
+        for name, descriptor in fdstore.received():
+            fdstore.forget(name)  # what is bound again is kept again
+            with contextlib.suppress(OSError):
+                one = as_socket(descriptor)
+                if one.family in _FAMILIES:
+                    self._received[_port_of(one)] = one
+                else:
+                    one.close()
 
     def _read(self) -> _Record:
         try:
@@ -334,6 +357,23 @@ def _bound(port: Port) -> socket.socket:
         one.close()
         raise
     return one
+
+
+def _port_of(one: socket.socket) -> Port:
+    address, number = one.getsockname()[:2]
+    is_v6 = one.family == socket.AF_INET6
+    return Port(
+        "tcp" if one.type == socket.SOCK_STREAM else "udp",
+        number,
+        address,
+        is_v6 and bool(one.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)),
+        bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)),
+    )
+
+
+def _short(checkpoint: str, protocol: str) -> str:
+    name = f"{protocol} {checkpoint}".encode()
+    return hashlib.blake2s(name, digest_size=6).hexdigest()
 
 
 def _refused(path: Path, error: Exception) -> Refused:
