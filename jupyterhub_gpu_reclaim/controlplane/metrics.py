@@ -122,8 +122,8 @@ def snapshot(
 ) -> MetricsSnapshot:
     kept, rows = sessions.journal.checkpoints(), sessions.journal.sessions()
     sampled, now = sampler.sampled, sessions.clock.now()
-    runtimes = sessions.runtimes.values()
-    napping = (each.napping.nap for each in runtimes if each.napping is not None)
+    runtimes = [sessions.runtime(row.key) for row in rows]
+    napping = [each.napping.nap for each in runtimes if each.napping is not None]
     return MetricsSnapshot(
         phases=dict(Counter(sessions.runtime(row.key).phase(row) for row in rows)),
         counters=sessions.counters,

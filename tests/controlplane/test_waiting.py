@@ -130,6 +130,11 @@ async def test_gpu_time_left_to_others_lasts_over_a_restart(world, saved):
     assert after > before
 
 
+async def test_service_that_has_just_started_has_metrics_of_its_sessions(saved):
+    saved._sessions.runtimes.clear()  # nothing has been looked at
+    assert saved.metrics_snapshot().phases == {"suspended": 1}
+
+
 async def test_who_is_idle_goes_for_who_waits_and_no_sooner(world):
     idle = IdlePolicy(idle_after=900.0)
     pressure = PressurePolicy(idle, pressure_idle_after=20.0)
