@@ -130,7 +130,7 @@ def examine_alone(run, code: str) -> list[str]:
     """The messages of what is found in a session that is alone in its namespace."""
     snapshot = run(ALONE + textwrap.dedent(code))
     found = preflight.examine(snapshot.root.pid, snapshot)
-    return [one.message for one in found if one.code != "foreign_namespace"]
+    return [one.message for one in found if one.code == "ipc_unsupported"]
 
 
 def test_examine_message_queue_that_nobody_holds_is_found(run):
@@ -143,12 +143,27 @@ def test_examine_message_queue_that_nobody_holds_is_found(run):
     assert said.startswith("It has the POSIX message queue /gpu-reclaim, which cannot")
 
 
-def test_examine_semaphores_and_queues_of_system_v_are_found(run):
-    snapshot = run(ALONE + "libc.semget(0, 1, 0), libc.msgget(0, 0)")
-    found = preflight.examine(snapshot.root.pid, snapshot)
-    said = [one.message for one in found if one.code == "ipc_unsupported"]
-    assert "It has System V semaphores" in said[0]
-    assert "It has a System V message queue" in said[1]
+def test_examine_more_objects_than_the_limit_is_found(run):
+    code = """
+        for number in range(4097):
+            assert libc.semget(0, 1, 0o600) >= 0
+        """
+    (said,) = examine_alone(run, code)
+    assert "more than 4096 System V objects" in said
+
+
+def test_more_semaphores_and_messages_than_the_limits_are_found():
+    def problems(**tables):
+        return list(
+            Objects({"sem": [], "msg": [], "shm": [], **tables}, [], False).problems({})
+        )
+
+    (said,) = problems(sem=[{"nsems": 1 << 20}, {"nsems": 1}])
+    assert "more than 1048576 System V semaphores" in said
+    (said,) = problems(msg=[{"cbytes": (64 << 20) - 63, "qnum": 1}])
+    assert "more than 64 MiB in System V message queues" in said
+    # The kernel has something of empty ones, too.
+    assert problems(msg=[{"cbytes": 0, "qnum": (1 << 20) + 1}]) == [said]
 
 
 def test_system_v_objects_in_a_shared_namespace_are_those_of_its_users():

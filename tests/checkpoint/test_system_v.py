@@ -1,4 +1,4 @@
-"""System V segments on their way back: made once CRIU has ended, gone when it fails."""
+"""System V objects on their way back: made once CRIU has ended, gone when it fails."""
 
 import random
 import subprocess
@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds import system_v
-from jupyterhub_gpu_reclaim.checkpoint.kinds.system_v import SavedSegments
+from jupyterhub_gpu_reclaim.checkpoint.kinds.system_v import SavedObjects
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
@@ -15,9 +15,22 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
 
 OBJECTS = """
-import ctypes
+import ctypes, struct
 libc = ctypes.CDLL(None)
 libc.shmat.restype = ctypes.c_void_p
+sets = [libc.semget(key, 2, 0o1600) for key in (1, 2)]
+libc.semctl(sets[0], 0, 0)
+queue = libc.msgget(9, 0o1600)
+assert libc.msgsnd(queue, b"\\1" + bytes(7) + b"five!", 5, 0) == 0
+about = ctypes.create_string_buffer(120)
+def limit(*new):
+    # Bytes that the queue may hold, which can be fewer than are in there.
+    libc.msgctl(queue, 2, about)
+    if new:
+        struct.pack_into("Q", about, 88, *new)
+        assert libc.msgctl(queue, 1, about) == 0
+    return struct.unpack_from("Q", about, 88)[0]
+limit(3)
 first, second = [libc.shmget(key, 1 << 20, 0o1600) for key in (7, 8)]
 address = libc.shmat(second, None, 0)
 ctypes.memmove(address, b"here", 4)
@@ -40,26 +53,33 @@ def saved(shared_places, shared_engine):
     return world, shared_engine.save(world.place)
 
 
-def there(place) -> dict[int, int]:
-    return system_v.look(place.init_pid).segments
+def there(place) -> list[int]:
+    """How many there are of each kind."""
+    return [len(table) for table in system_v.look(place.init_pid).tables.values()]
 
 
-def test_return_that_fails_leaves_no_segment_and_the_next_one_works(saved, places):
+def test_return_that_fails_leaves_no_object_and_the_next_one_works(saved, places):
     world, made = saved
     place = places.hold()
     # The second number is taken, when the first has been made.
     space = f"/proc/{place.init_pid}/ns/ipc"
     subprocess.run([sys.executable, "-c", BLOCKER, space], check=True)
     before = there(place)
-    with pytest.raises(RestoreFailed, match="segments could not be made") as error:
+    with pytest.raises(RestoreFailed, match="objects could not be made") as error:
         made.restore(place)
     assert "is taken" in error.value.detail
     assert there(place) == before
     place = places.hold()
     made.engine.await_free(place, made.image)
     proceed(made.restore(place), made.result.stopped)
-    assert list(there(place).values()) == [1 << 20, 1 << 20]
+    assert there(place) == [1, 1, 2]
     world = world.at(place)
+    assert world("libc.semget(2, 2, 0) == sets[1]")
+    assert world("limit(), libc.msgrcv(queue, about, 9, 0, 0), about[8:13]") == (
+        3,
+        5,
+        b"five!",
+    )
     assert world("ctypes.string_at(address, 4)") == b"here"
 
 
@@ -68,7 +88,7 @@ def test_what_an_attempt_has_left_is_made_anew(saved, places):
     place = places.hold()
     made.restore(place)
     processes.kill_tree(place.init_pid, place.init_start, timeout=20)
-    assert there(place)
+    assert there(place) == [1, 1, 2]
     assert world.at(made.back(place))("ctypes.string_at(address, 4)") == b"here"
 
 
@@ -87,7 +107,9 @@ os.close(librt.mq_open(b"/late", os.O_RDWR | os.O_CREAT, 0o600, None))
     assert world("1 + 1") == 2
 
 
-@pytest.mark.parametrize("name", ["ipcns-shm", "pagemap-shmem"])
+@pytest.mark.parametrize(
+    "name", ["ipcns-sem", "ipcns-msg", "ipcns-shm", "pagemap-shmem"]
+)
 def test_image_that_is_cut_off_makes_nothing(saved, places, engine, name):
     _, made = saved
     image = copy_of(made.image)
@@ -97,7 +119,7 @@ def test_image_that_is_cut_off_makes_nothing(saved, places, engine, name):
     with pytest.raises(RestoreFailed) as error:
         engine.restore(place, image, made.result)
     assert error.value.reason is Reason.CHECKPOINT_DAMAGED
-    assert there(place) == {}
+    assert there(place) == [0, 0, 0]
 
 
 def test_images_that_are_off_are_told_and_never_believed(saved):
@@ -115,12 +137,13 @@ def test_images_that_are_off_are_told_and_never_believed(saved):
             data[chance.randrange(len(data))] = chance.choice((0, 1, 0x7F, 0x80, 0xFF))
         changed[name] = bytes(data)
         try:
-            segments = SavedSegments(SavedImages(changed))
+            objects = SavedObjects(SavedImages(changed))
         except RestoreFailed as error:
             reasons.add(error.reason)
             continue
-        for one in segments.wanted:
-            assert sum(length for _, length in one["pages"]) <= one["size"] + 4095
+        for one in objects.wanted:
+            if one["kind"] == "shm":
+                assert sum(length for _, length in one["pages"]) <= one["size"] + 4095
     assert reasons == {Reason.CHECKPOINT_DAMAGED}
 
 

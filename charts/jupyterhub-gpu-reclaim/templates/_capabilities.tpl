@@ -19,7 +19,7 @@
 - NET_ADMIN # close connections that lead outside; restore sockets' options
 - SYS_NICE # processes come back with their priority
 - IPC_LOCK # locked memory comes back locked
-- IPC_OWNER # shared memory (System V) of every user
+- IPC_OWNER # System V objects of every user
 - LEASE # leases on files come back
 # A process can only come back with rights that the agent has, too. These
 # are the rest of what containerd and CRI-O give to a container's root.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import struct
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
@@ -19,7 +20,7 @@ from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
 COMMON_MAGIC: Final = 0x54564319
 FILES_MAGIC: Final = 0x56303138
@@ -36,7 +37,10 @@ GHOST_MAGIC: Final = 0x52583605
 FIFO_DATA_MAGIC: Final = 0x59333054
 LOCKS_MAGIC: Final = 0x54323616
 INVENTORY_MAGIC: Final = 0x58313116
-IPC_SHM_MAGIC: Final = 0x46283044
+#: Of System V objects, by the kernel's short name for them.
+IPC_MAGICS: Final = MappingProxyType(
+    {"sem": 0x59573019, "msg": 0x55453737, "shm": 0x46283044}
+)
 TCP_STREAM_MAGIC: Final = 0x51465506
 
 #: ``fd_types`` of CRIU's fdinfo.proto.
@@ -117,6 +121,9 @@ _MESSAGES: Final = {
     "inventory_entry": "task_kobj_ids_entry root_ids=3",
     "ipc_desc_entry": "uint32 key=1 uid=2 gid=3 cuid=4 cgid=5 mode=6 id=7",
     "file_lock_entry": "uint32 flag=1 type=2; int32 pid=3 fd=4; int64 start=5 len=6",
+    "ipc_sem_entry": "ipc_desc_entry desc=1; uint32 nsems=2",
+    "ipc_msg_entry": "ipc_desc_entry desc=1; uint32 qbytes=2 qnum=3",
+    "ipc_msg": "uint64 mtype=1; uint32 msize=2",
     "ipc_shm_entry": "ipc_desc_entry desc=1; uint64 size=2; uint32 hugetlb_flag=4",
     "creds_entry": """
         uint32 uid=1 gid=2 euid=3 egid=4 suid=5 sgid=6 fsuid=7 fsgid=8 secbits=13
@@ -333,6 +340,8 @@ def write_pagemap(pages_id: int, areas: Iterable[Area]) -> bytes:
 
 #: epoll_wait, epoll_pwait and epoll_pwait2 of x86-64.
 _POLLS: Final = frozenset({232, 281, 441})
+#: semop and semtimedop: likewise.
+SEMAPHORE_WAITS: Final = frozenset({65, 220})
 _INTERRUPTED: Final = (1 << 64) - errno.EINTR
 #: Length of the instruction ``syscall``. CRIU itself goes back by as much for the calls
 #: that the kernel would take up again.
@@ -341,19 +350,27 @@ _SYSCALL_BYTES: Final = 2
 _COMPAT: Final = 2
 
 
-def restart_wait(core_img: bytes) -> bytes:
-    """CRIU's image of a thread, with an interrupted wait made one to be begun.
+def begin_wait_again(core: Any, waits: Collection[int] = _POLLS) -> bool:
+    """Make a thread's interrupted wait one to be begun; whether it was in one.
 
     A thread that did something else, or of another kind of machine, is left alone.
+    """
+    registers = core.thread_info.gpregs
+    waited = registers.orig_ax in waits and registers.ax == _INTERRUPTED
+    if not waited or registers.mode == _COMPAT or registers.ip < _SYSCALL_BYTES:
+        return False
+    registers.ax = registers.orig_ax
+    registers.ip -= _SYSCALL_BYTES
+    return True
+
+
+def restart_wait(core_img: bytes) -> bytes:
+    """CRIU's image of a thread, with an interrupted wait made one to be begun.
 
     Raises:
         RestoreFailed: it is no such image (``checkpoint_damaged``).
     """
     core = parse("core_entry", only(core_img, CORE_MAGIC))
-    registers = core.thread_info.gpregs
-    waited = registers.orig_ax in _POLLS and registers.ax == _INTERRUPTED
-    if not waited or registers.mode == _COMPAT or registers.ip < _SYSCALL_BYTES:
+    if not begin_wait_again(core):
         return core_img
-    registers.ax = registers.orig_ax
-    registers.ip -= _SYSCALL_BYTES
     return join(CORE_MAGIC, [serialize(core)])

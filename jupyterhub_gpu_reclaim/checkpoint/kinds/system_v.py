@@ -1,4 +1,4 @@
-"""Shared memory of System V; its semaphores and queues, and those of POSIX."""
+"""System V objects of a session, and POSIX message queues."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ if TYPE_CHECKING:
 
 _CLONE_NEWIPC: Final = 0x08000000
 
+#: Of each kind; the kernel's own limit for segments, which few programs come near.
+MOST_OBJECTS: Final = 4096
+#: In all sets together.
+MOST_SEMAPHORES: Final = 1 << 20
+#: In all queues together, with what the kernel has beside each message.
+MOST_MESSAGE_BYTES: Final = 64 << 20
+_BESIDE_MESSAGE: Final = 64
+
 #: How a mapping of a segment is called in /proc/PID/maps.
 MAPPED: Final = "/SYSV"
 
@@ -68,39 +76,44 @@ class Objects(NamedTuple):
             return  # whose other queues are, is not told
         for name in self.queues[:1]:
             yield f"the POSIX message queue /{name}"
-        if self.tables["sem"]:
-            yield "System V semaphores"
-        if self.tables["msg"]:
-            yield "a System V message queue"
+        if any(len(table) > MOST_OBJECTS for table in self.tables.values()):
+            yield f"more than {MOST_OBJECTS} System V objects"
+        if sum(one["nsems"] for one in self.tables["sem"]) > MOST_SEMAPHORES:
+            yield f"more than {MOST_SEMAPHORES} System V semaphores"
+        queues = self.tables["msg"]
+        held = sum(one["cbytes"] + _BESIDE_MESSAGE * one["qnum"] for one in queues)
+        if held > MOST_MESSAGE_BYTES:
+            yield f"more than {MOST_MESSAGE_BYTES >> 20} MiB in System V message queues"
 
 
 class SystemV(Kind):
-    """System V shared memory.
+    """System V semaphores, message queues and shared memory.
 
-    Segments belong to an IPC namespace, and outlive the process that made them. A
-    session has such a namespace of its own, so all that is in there is saved with it.
-    Refused are semaphores and message queues, which few programs use today, and objects
-    in the machine's own namespace, which holds others' objects, too.
+    They belong to an IPC namespace, and outlive the process that made them. A session
+    has such a namespace of its own, so all that is in there is saved with it. Refused
+    are POSIX message queues, whose messages can only be read by taking them out, and
+    objects in the machine's own namespace, which holds others' objects, too.
 
-    **Out.** CRIU saves the segments of an IPC namespace only when that is not its own.
+    **Out.** CRIU saves the objects of an IPC namespace only when that is not its own.
     So where a session has any, CRIU is started in an empty namespace beside it.
 
     **Back.** CRIU would then give the tree a namespace of its own, other than that of
     its init, where the next capture and programs beside it would not find it. So it is
     told that there is nothing of the kind, and that memory which nothing can read is
-    where a segment was attached. Afterwards they are made with the same ids, keys and
-    owners. The tree's root, which is stopped, attaches each segment for a
-    moment to be filled, so that its memory counts as the session's; and each process is
-    made to attach what it had.
+    where a segment was attached. Afterwards a thread makes the objects with the same
+    ids, keys, owners and contents. The tree's root, which is stopped, attaches each
+    segment for a moment to be filled, so that its memory counts as the session's; and
+    each process is made to attach what it had.
 
-    Not kept: times and pids of who was last; new limits of the namespace.
+    Not kept: values that a program had the kernel undo at its end (SEM_UNDO), which no
+    interface tells; times and pids of who was last; new limits of the namespace.
     """
 
     asked_again = True
 
     def __init__(self) -> None:
-        self._own = False  #: whether it has segments, in a namespace of its own
-        self._saved: SavedSegments
+        self._own = False  #: whether it has objects, in a namespace of its own
+        self._saved: SavedObjects
 
     def preflight(self, seen: Session) -> Iterator[Finding]:
         try:
@@ -120,7 +133,7 @@ class SystemV(Kind):
         dump.own_ipc = self._own
 
     def rewrite(self, back: Return) -> None:
-        self._saved = SavedSegments(back.images)
+        self._saved = SavedObjects(back.images)
 
     def after_restore(self, back: Return) -> None:
         saved = self._saved
@@ -133,7 +146,7 @@ class SystemV(Kind):
         try:
             maker.make(saved.wanted)
         except OSError as error:
-            why, detail = "its System V segments could not be made", str(error)
+            why, detail = "its System V objects could not be made", str(error)
             raise RestoreFailed(Reason.RESTORE_FAILED, why=why, detail=detail) from None
         assert back.tree.root is not None
         saved.fill(back.tree.root, maker)
@@ -223,12 +236,13 @@ _NORESERVE: Final = 0x4000
 _SHM_RDONLY, _SHM_REMAP, _SHM_EXEC = 0o10000, 0o40000, 0o100000
 _PROT_EXEC: Final = 4
 _U32: Final = struct.Struct("<I")
+_ALIGNED: Final = 8
 _MOST_PAGES: Final = 1 << 40  #: bytes of one segment: no machine has more memory
 _BLOCK: Final = 1 << 20
 
 
-class SavedSegments:
-    """The segments in a checkpoint, and what CRIU is given instead of them.
+class SavedObjects:
+    """The objects in a checkpoint, and what CRIU is given instead of them.
 
     Raises:
         RestoreFailed: the images are off (``checkpoint_damaged``).
@@ -248,8 +262,14 @@ class SavedSegments:
         theirs = self._rewrite_ids(own)
         if theirs == own:
             return
-        self.wanted = list(self._segments(theirs))
+        self.wanted = [
+            *self._sets(theirs),
+            *self._queues(theirs),
+            *self._segments(theirs),
+        ]
         self._attached = self._attachments()
+        if any(one["kind"] == "sem" for one in self.wanted):
+            self._restart_waits()
 
     def fill(self, root: Process, maker: _Maker) -> None:
         """Have the tree's root, which is stopped, attach each segment to be filled.
@@ -257,7 +277,7 @@ class SavedSegments:
         Raises:
             OSError: (also TraceFailed) it cannot.
         """
-        filled = [one for one in self.wanted if one["pages"]]
+        filled = [one for one in self._shared() if one["pages"]]
         if not filled:
             return
         with (
@@ -283,7 +303,7 @@ class SavedSegments:
         Raises:
             TraceFailed: (an OSError) one cannot.
         """
-        segments = {one["id"]: one for one in self.wanted}
+        segments = {one["id"]: one for one in self._shared()}
         for process in tree.processes:
             found = self._attached.get(process.ns_pid)
             if not found:
@@ -297,6 +317,9 @@ class SavedSegments:
                             raise
                         maker.lend(segments[number], process)
                         _attach(traced, number, base, areas)
+
+    def _shared(self) -> list[dict[str, Any]]:
+        return [one for one in self.wanted if one["kind"] == "shm"]
 
     def _rewrite_ids(self, own: int) -> int:
         found = {own}
@@ -312,11 +335,42 @@ class SavedSegments:
 
     # --- what there was ---------------------------------------------------------------
 
+    def _entries(self, kind: str, number: int) -> Iterator[tuple[Any, images.Entries]]:
+        name = f"ipcns-{kind}-{number}.img"
+        if self._source.size(name) is None:
+            return
+        reader = images.Entries(self._source.stream(name), images.IPC_MAGICS[kind])
+        for _ in range(MOST_OBJECTS):
+            if not reader.has_more():
+                return
+            yield reader.message(f"ipc_{kind}_entry"), reader
+        raise images.damaged(f"{name} holds too much")
+
+    def _sets(self, namespace: int) -> Iterator[dict[str, Any]]:
+        total = 0
+        for entry, reader in self._entries("sem", namespace):
+            total += entry.nsems
+            if total > MOST_SEMAPHORES:
+                raise images.damaged("it holds too many semaphores")
+            values = _padded(reader, 2 * entry.nsems)
+            yield {**_description("sem", entry), "size": entry.nsems, "values": values}
+
+    def _queues(self, namespace: int) -> Iterator[dict[str, Any]]:
+        total = 0
+        for entry, reader in self._entries("msg", namespace):
+            messages = []
+            for _ in range(entry.qnum):
+                head = reader.message("ipc_msg")
+                total += _BESIDE_MESSAGE + head.msize
+                if total > MOST_MESSAGE_BYTES or not 0 < head.mtype < 1 << 63:
+                    raise images.damaged("a message is off")
+                messages.append((head.mtype, _padded(reader, head.msize)))
+            about = _description("msg", entry)
+            yield {**about, "qbytes": entry.qbytes, "messages": messages}
+
     def _segments(self, namespace: int) -> Iterator[dict[str, Any]]:
-        for entry in self._source.entries(
-            f"ipcns-shm-{namespace}.img", images.IPC_SHM_MAGIC, "ipc_shm_entry"
-        ):
-            about = _description(entry)
+        for entry, _ in self._entries("shm", namespace):
+            about = _description("shm", entry)
             pagemap = self._source.read(f"pagemap-shmem-{about['id']}.img")
             if pagemap is None or not 0 < entry.size < _MOST_PAGES:
                 raise images.damaged(f"segment {about['id']} is off")
@@ -341,11 +395,20 @@ class SavedSegments:
                 "image": name,
             }
 
+    def _restart_waits(self) -> None:
+        """Have threads wait on for semaphores, which stopping them has interrupted.
+
+        The kernel takes up nearly all other calls by itself, but not these (signal(7)).
+        """
+        for _, cores in self._source.cores():
+            for core in cores:
+                images.begin_wait_again(core, images.SEMAPHORE_WAITS)
+
     # --- where it was attached --------------------------------------------------------
 
     def _attachments(self) -> dict[int, list[tuple[int, int, list[Any]]]]:
         found: dict[int, list[tuple[int, int, list[Any]]]] = {}
-        sizes = {one["id"]: one["size"] for one in self.wanted}
+        sizes = {one["id"]: one["size"] for one in self._shared()}
         for pid in [task.pid for task in self._source.tasks()]:
             mm = self._source.memory(pid)
             if mm is None:
@@ -368,15 +431,19 @@ class SavedSegments:
         return found
 
 
-def _description(entry: Any) -> dict[str, Any]:
+def _description(kind: str, entry: Any) -> dict[str, Any]:
     desc = entry.desc
     names = ("id", "key", "uid", "gid", "cuid", "cgid", "mode")
     about = {name: int(getattr(desc, name)) for name in names}
     if about["id"] >= 1 << 31:
-        raise images.damaged(f"a segment has the number {about['id']}")
+        raise images.damaged(f"an object has the number {about['id']}")
     # A key is a signed number to libc.
     about["key"] -= (about["key"] >> 31) << 32
-    return about
+    return {"kind": kind, **about}
+
+
+def _padded(reader: images.Entries, size: int) -> bytes:
+    return reader.data(-(-size // _ALIGNED) * _ALIGNED)[:size]
 
 
 def _copy(vma: Any) -> Any:
@@ -410,32 +477,38 @@ def _attach(traced: ptrace.Traced, number: int, base: int, areas: list[Any]) -> 
                 traced.call("madvise", vma.start, length, advice)
 
 
-# <linux/ipc.h>, <linux/shm.h>
+# <linux/ipc.h>, <linux/sem.h>, <linux/shm.h>
 _CREATE, _EXCLUSIVE, _REMOVE, _SET, _STATUS = 0o1000, 0o2000, 0, 1, 2
+_NO_WAIT, _SET_ALL = 0o4000, 17
 _SHM_LOCK, _SHM_DEST, _SHM_LOCKED = 11, 0o1000, 0o2000
 _MODE, _OWNERS = 0o777, 0o700
 _KEEP: Final = -1
 
 
 class _Status(ctypes.Structure):
-    """``struct shmid_ds``, as libc has it on 64-bit machines; IPC_SET reads the ids."""
+    """The part of ``shmid_ds``, ``semid_ds`` and ``msqid_ds`` that IPC_SET reads.
+
+    As libc has them on 64-bit machines.
+    """
 
     _fields_ = (
         ("key", ctypes.c_int),
         *((name, ctypes.c_uint) for name in ("uid", "gid", "cuid", "cgid", "mode")),
-        ("rest", ctypes.c_ulong * 25),
+        ("times", ctypes.c_ulong * 8),
+        ("qbytes", ctypes.c_ulong),  #: of ``msqid_ds``
+        ("rest", ctypes.c_ulong * 16),
     )
 
 
 class _Maker:
-    """Makes segments in an IPC namespace, and removes them again after a failure."""
+    """Makes objects in an IPC namespace, and removes them again after a failure."""
 
     def __init__(self, namespace: int) -> None:
         self._inside = partial(in_namespace, namespace, _CLONE_NEWIPC)
-        self._made: list[int] = []
+        self._made: list[tuple[str, int]] = []
 
     def make(self, wanted: Iterable[dict[str, Any]]) -> None:
-        """Make them, without their contents.
+        """Make them; segments without their contents.
 
         Raises:
             OSError: the kernel refuses, or a number is taken.
@@ -446,6 +519,11 @@ class _Maker:
             with closing(new_file_system("proc")) as proc:
                 for one in wanted:
                     self._new(proc, one)
+                    if one["kind"] == "sem":
+                        values = one["values"]
+                        checked(_control("sem", one["id"], _SET_ALL, values), "semctl")
+                    elif one["kind"] == "msg":
+                        _send(one)
 
         self._inside(make)
 
@@ -458,12 +536,14 @@ class _Maker:
         lent = {**one, "uid": uid, "mode": one["mode"] | _OWNERS}
         self._inside(lambda: _set(lent))
 
-    def finish(self, segments: Iterable[dict[str, Any]]) -> None:
-        """Give segments their owners; what was removed goes with its last user."""
+    def finish(self, wanted: Iterable[dict[str, Any]]) -> None:
+        """Give all of them their owners; what was removed goes with its last user."""
 
         def finish() -> None:
-            for one in segments:
+            for one in wanted:
                 _set(one)
+                if one["kind"] != "shm":
+                    continue
                 if one["mode"] & _SHM_LOCKED:
                     libc.shmctl(one["id"], _SHM_LOCK, None)  # as far as its limit goes
                 if one["mode"] & _SHM_DEST:
@@ -473,8 +553,8 @@ class _Maker:
 
     def end(self, failure: type[BaseException] | None, *_: object) -> None:
         def remove() -> None:
-            for number in self._made:
-                libc.shmctl(number, _REMOVE, None)
+            for kind, number in self._made:
+                _control(kind, number, _REMOVE, None)
 
         if failure is not None:
             with contextlib.suppress(OSError):
@@ -482,34 +562,52 @@ class _Maker:
 
     def _new(self, proc: int, one: dict[str, Any]) -> None:
         _remove_former(one)
-        counter = os.open("sys/kernel/shm_next_id", os.O_WRONLY, dir_fd=proc)
+        kind = one["kind"]
+        size = [ctypes.c_size_t(one["size"])] if "size" in one else []
+        counter = os.open(f"sys/kernel/{kind}_next_id", os.O_WRONLY, dir_fd=proc)
         with closing(counter):
             os.write(counter, str(one["id"]).encode())
-        flags = _CREATE | _EXCLUSIVE | one["mode"] & _MODE | one["huge"]
+        flags = _CREATE | _EXCLUSIVE | one["mode"] & _MODE | one.get("huge", 0)
         call("setresgid", _KEEP, one["cgid"], _KEEP)  # this thread's own
         call("setresuid", _KEEP, one["cuid"], _KEEP)
-        made = libc.shmget(one["key"], ctypes.c_size_t(one["size"]), flags)
-        number = checked(made, "shmget")
-        self._made.append(number)
+        made = getattr(libc, f"{kind}get")(one["key"], *size, flags)
+        number = checked(made, f"{kind}get")
+        self._made.append((kind, number))
         call("setresuid", _KEEP, 0, _KEEP)
         call("setresgid", _KEEP, 0, _KEEP)
         if number != one["id"]:
-            raise OSError(errno.EEXIST, f"number {one['id']} is taken", "shmget")
+            raise OSError(errno.EEXIST, f"number {one['id']} is taken", f"{kind}get")
 
 
 def _remove_former(one: dict[str, Any]) -> None:
     """Remove what an attempt that was ended in its middle has left."""
     status = _Status()
-    if libc.shmctl(one["id"], _STATUS, ctypes.byref(status)) != -1 and (
-        (status.key, status.cuid) == (one["key"], one["cuid"])
-    ):
-        libc.shmctl(one["id"], _REMOVE, None)
+    found = _control(one["kind"], one["id"], _STATUS, ctypes.byref(status))
+    if found != -1 and (status.key, status.cuid) == (one["key"], one["cuid"]):
+        _control(one["kind"], one["id"], _REMOVE, None)
+
+
+def _send(one: dict[str, Any]) -> None:
+    """Fill a queue, which may hold more than its limit is now."""
+    messages = one["messages"]
+    held = max(len(messages), sum(len(data) for _, data in messages))
+    _set({**one, "qbytes": max(one["qbytes"], held)})
+    for kind, data in messages:
+        size = ctypes.c_size_t(len(data))
+        sent = libc.msgsnd(one["id"], struct.pack("=q", kind) + data, size, _NO_WAIT)
+        checked(sent, "msgsnd")
 
 
 def _set(one: dict[str, Any]) -> None:
     status = _Status()
-    known = libc.shmctl(one["id"], _STATUS, ctypes.byref(status))
-    checked(known, "shmctl")
+    name, number = f"{one['kind']}ctl", one["id"]
+    checked(_control(one["kind"], number, _STATUS, ctypes.byref(status)), name)
     status.uid, status.gid = one["uid"], one["gid"]
     status.mode = one["mode"] & _MODE
-    checked(libc.shmctl(one["id"], _SET, ctypes.byref(status)), "shmctl")
+    status.qbytes = one.get("qbytes", status.qbytes)
+    checked(_control(one["kind"], number, _SET, ctypes.byref(status)), name)
+
+
+def _control(kind: str, number: int, command: int, argument: object) -> int:
+    first = (number, 0) if kind == "sem" else (number,)
+    return int(getattr(libc, f"{kind}ctl")(*first, command, argument))

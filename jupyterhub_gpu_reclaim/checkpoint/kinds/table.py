@@ -5,7 +5,7 @@ The order counts where one kind needs what another has done:
 * ``Rights`` come first: what threads may have decides how everything is opened.
 * ``ProcessAttributes`` are read of a tree that has only been frozen, and given back
   before processes are made to do anything: by then their rights have been judged.
-* ``SystemV`` sets addresses aside, and attaches its segments there.
+* ``SystemV`` makes its objects, and attaches segments where it has set addresses aside.
 * ``CutConnections`` decide which connections there still are. They are reset before
   unsent data is sent over the others, and sockets get their options last, which could
   otherwise hinder either.

@@ -161,6 +161,68 @@ def look():
         "Used by aiofile, caio, MySQL and MariaDB. A request that is under way while memory is saved, or waits for a descriptor (IOCB_CMD_POLL), never tells its end. A small ring does not come back on a machine with more processors.",
     ),
     kept(
+        "System V semaphores",
+        _IPC
+        + """
+number = libc.semget(0x5EED, 3, 0o1640)
+libc.semctl(number, 0, 17, (ctypes.c_ushort * 3)(7, 0, 32767))
+os.setegid(4343), os.seteuid(4242)
+other = libc.semget(0, 1, 0o604)
+os.seteuid(0), os.setegid(0)
+def look():
+    values = (ctypes.c_ushort * 3)()
+    libc.semctl(number, 0, 13, values)
+    return values[:], libc.semget(0x5EED, 3, 0), table("sem", number, other)
+""",
+        "look()",
+        "With number, key, owner and mode. What a program had the kernel undo at its end (SEM_UNDO) is not undone after a return.",
+    ),
+    kept(
+        "waiting for a System V semaphore or message",
+        '''
+number, queue, late = libc.semget(0, 1, 0o600), libc.msgget(0, 0o600), libc.semget(0, 1, 0o600)
+def waiting(work):
+    """A child that waits; what it got, once it got it."""
+    reading, writing = os.pipe()
+    if not os.fork():
+        while True:
+            result = work()
+            os.write(writing, b"%d %d;" % (result, ctypes.get_errno() if result < 0 else 0))
+    return reading
+def change(which, by):
+    return libc.semop(which, struct.pack("Hhh", 0, by, 0), 1)
+room = ctypes.create_string_buffer(100)
+limit = struct.pack("qq", 3600, 0)
+waits = [
+    waiting(lambda: change(number, -1)),
+    waiting(lambda: libc.semtimedop(late, struct.pack("Hhh", 0, -1, 0), 1, limit)),
+    waiting(lambda: libc.msgrcv(queue, room, 50, 0, 0)),
+]
+def look():
+    change(number, 1), change(late, 1), libc.msgsnd(queue, struct.pack("q", 1) + b"five!", 5, 0)
+    return [os.read(one, 100) for one in waits]
+''',
+        "look()",
+    ),
+    kept(
+        "System V message queues",
+        _IPC
+        + """
+number = libc.msgget(-5, 0o1660)
+for kind, text in ((3, b"three"), (1, b""), (3, b"x" * 8000)):
+    message = ctypes.create_string_buffer(struct.pack("q", kind) + text)
+    assert libc.msgsnd(number, message, len(text), 0) == 0
+def look():
+    room, seen = ctypes.create_string_buffer(9000), []
+    for at in range(3):
+        size = libc.msgrcv(number, room, 8500, at, 0o44000)
+        seen.append((struct.unpack_from("q", room)[0], room.raw[8 : 8 + size][:9], size))
+    return seen, libc.msgget(-5, 0), table("msg", number)
+""",
+        "look()",
+        "With their messages.",
+    ),
+    kept(
         "System V shared memory",
         _IPC
         + """
@@ -474,7 +536,6 @@ for at, protection in zip(one, (1, 4, 5)):
         "a BPF map, mapped",
         'file = call(321, 0, ctypes.create_string_buffer(struct.pack("IIIII", 2, 4, 4096, 1, 1024), 128), 128); one = area(SHARED, RW, 4096, file); os.close(file)',
     ),
-    Kind("System V semaphores, message queues", "refused"),
     refused(
         "a part of a System V segment",
         "one = libc.shmat(libc.shmget(0, 8192, 0o1600), None, 0); libc.munmap(ctypes.c_void_p(one), 4096)",
