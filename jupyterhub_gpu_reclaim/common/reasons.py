@@ -195,10 +195,6 @@ class Reason(Enum):
         "It is waking and waits for memory on its GPU.",
         "Nothing to do: it wakes as soon as there is room.",
     )
-    GPU_CROWDED = (
-        "GPU {card} has too many sessions: {wakes} times in the last hour a session woke and none could nap to make room.",
-        "Lower the number of sessions for each GPU, or suspend sooner.",
-    )
     NAP_SHORT = (
         "Its last nap lasted {lasted}: what woke it was not a person using it.",
         "Nothing to do. If a panel or a dashboard wakes it, close that.",

@@ -146,7 +146,6 @@ class MetricsSnapshot:
     gpu_seconds: float = 0.0  #: total that suspended sessions have left to others
     waiting: int = 0  #: sessions that wait for a GPU
     napping_bytes: int = 0  #: GPU memory that naps have moved out, now
-    crowded_gpus: int = 0  #: cards that need fewer seats
     kept: int = 0  #: sessions that somebody keeps from being suspended
     save_every: float = 0.0  #: seconds between save points, as set for all; 0: none
     risks: list[Risk] = field(default_factory=list)  #: of sessions that run

@@ -142,12 +142,11 @@ class Controller:
             wakes=wakes,
             taker=taker,
         )
-        self.metrics_snapshot = partial(metrics.snapshot, sessions, sampler, room)
+        self.metrics_snapshot = partial(metrics.snapshot, sessions, sampler)
         self.silent_parts = observer.silent_parts
         self.note_silent = sessions.note_silent
         # many sessions at once
         self.waiting = line.refresh
-        self.crowded = room.crowded
         self.gpus = partial(metrics.gpus, sessions)
         self.gpu_seconds = partial(metrics.gpu_seconds, sessions)
         self.store_use = partial(metrics.store_use, sessions)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from jupyterhub_gpu_reclaim.common.models import GpuSample
-    from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
     from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
     from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
@@ -117,9 +116,7 @@ def risks(sessions: Sessions) -> list[Risk]:
     return found
 
 
-def snapshot(
-    sessions: Sessions, sampler: SessionSampler, room: RoomMaker
-) -> MetricsSnapshot:
+def snapshot(sessions: Sessions, sampler: SessionSampler) -> MetricsSnapshot:
     kept, rows = sessions.journal.checkpoints(), sessions.journal.sessions()
     sampled, now = sampler.sampled, sessions.clock.now()
     runtimes = [sessions.runtime(row.key) for row in rows]
@@ -133,7 +130,6 @@ def snapshot(
         watched=sampler.watched,
         waiting=sum(each.waiting is not None for each in runtimes),
         napping_bytes=sum(nap.bytes for nap in napping if nap),
-        crowded_gpus=len(room.crowded()),
         kept=sum(
             accounting.is_kept(row, now)
             for row in rows

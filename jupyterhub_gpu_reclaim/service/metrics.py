@@ -241,12 +241,6 @@ def _queue(now: MetricsSnapshot) -> Iterator[Metric]:
         "Sessions in the queue for a GPU.",
         now.waiting,
     )
-    yield _gauge(
-        "gpus_crowded",
-        "GPUs that need fewer seats: three or more of their sessions woke in the last"
-        " hour and found none that could nap for them.",
-        now.crowded_gpus,
-    )
     yield _counter(
         "wakes_unserved",
         "Wakes that found their GPU full, and no session there that could nap for"

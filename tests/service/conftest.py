@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
     from jupyterhub_gpu_reclaim.controlplane.accounting import GpuCount
-    from jupyterhub_gpu_reclaim.controlplane.decide.room import CrowdedCard
     from jupyterhub_gpu_reclaim.controlplane.metrics import StoreUse
 
 PREFIX = "/services/gpu-reclaim/"
@@ -143,7 +142,6 @@ class SessionsInMemory:
         self.accounts_made: dict[SessionKey, float] = {}
         self.nodes_known: list[NodeHealth] = []
         self.silent_parts: Callable[[], list[str]] = list
-        self.crowded: Callable[[], dict[str, CrowdedCard]] = dict
         self.gpus: Callable[[], list[GpuCount]] = list
         self.gpu_seconds: Callable[[], float] = float
         self.store_use: Callable[[], list[StoreUse]] = list

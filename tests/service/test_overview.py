@@ -14,7 +14,6 @@ import pytest
 from jupyterhub_gpu_reclaim.common.models import Failure, Phase
 from jupyterhub_gpu_reclaim.controlplane.accounting import GpuCount
 from jupyterhub_gpu_reclaim.controlplane.audit import AuditPage
-from jupyterhub_gpu_reclaim.controlplane.decide.room import CrowdedCard
 from jupyterhub_gpu_reclaim.controlplane.metrics import StoreUse
 from jupyterhub_gpu_reclaim.service.web.pages import STATIC_FILES
 
@@ -44,12 +43,6 @@ async def test_managers_are_the_hubs_administrators_and_whom_a_role_names(servic
 async def test_managers_pages_are_for_managers(service, path):
     assert (await Browser(service, "token-ada").get(path)).code == 403
     assert (await Browser(service, "").get(path)).code == 302
-
-
-async def test_card_that_needs_fewer_seats_is_named(service, root):
-    service.control.crowded = lambda: {"f00d": CrowdedCard(name="NVIDIA A100", wakes=3)}
-    page = (await root.get("all")).body.decode()
-    assert "GPU NVIDIA A100 (f00d) has too many sessions: 3 times in the last" in page
 
 
 async def test_summary_shows_the_present_and_what_was_given_back(service, root):

@@ -9,9 +9,9 @@ there is room.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.controlplane.session import Intent
@@ -31,14 +31,6 @@ if TYPE_CHECKING:
 SETTLE = 2.0
 #: Seconds for which a selected session is left out, if it could not be looked at.
 PASSED_OVER = 10.0
-#: Wakes within so many seconds for which no session of a card could nap: from then on
-#: the card is crowded.
-CROWDED_WAKES, CROWDED_SECONDS = 3, 3600.0
-
-
-class CrowdedCard(NamedTuple):
-    name: str
-    wakes: int
 
 
 @dataclass(eq=False)
@@ -46,9 +38,6 @@ class RoomMaker:
     sessions: Sessions
     line: GpuQueue
     judge: Judge
-    #: times of the wakes for which none could nap, by card; and the cards' names
-    _unserved: dict[str, deque[float]] = field(default_factory=dict, init=False)
-    _names: dict[str, str] = field(default_factory=dict, init=False)
     #: incarnations that wait and are counted
     _counted: dict[SessionKey, str] = field(default_factory=dict, init=False)
 
@@ -62,7 +51,7 @@ class RoomMaker:
         for key, runtime in sessions.runtimes.items():
             if runtime.moving_out is None:
                 runtime.makes_room_for = choice.chosen.get(key)
-        self._count(choice.unserved, {row.key for row, _ in waiting}, now)
+        self._count(choice.unserved, {row.key for row, _ in waiting})
         for key in choice.chosen:
             self.sessions.look(key)
 
@@ -84,19 +73,6 @@ class RoomMaker:
         self.sessions.note_nap(key, tree, asked)
         return tree.shortage is not None
 
-    def crowded(self) -> dict[str, CrowdedCard]:
-        since = self.sessions.clock.now() - CROWDED_SECONDS
-        found = {}
-        for card, times in list(self._unserved.items()):
-            while times and times[0] < since:
-                times.popleft()
-            if not times:
-                del self._unserved[card]
-            if len(times) >= CROWDED_WAKES:
-                name = self._names.get(card) or card
-                found[card] = CrowdedCard(name=name, wakes=len(times))
-        return found
-
     def _snapshots(self, cards: set[str]) -> Iterator[SessionSnapshot]:
         now = self.sessions.clock.monotonic()
         for row in self.sessions.journal.sessions() if cards else ():
@@ -113,7 +89,6 @@ class RoomMaker:
         for _, shortage in waiting:
             for card in shortage.cards:
                 left[card.uuid] = card.free
-                self._names[card.uuid] = card.name
         left.update(
             self._bytes_coming_free({row.key for row, _ in waiting}) if waiting else {}
         )
@@ -152,9 +127,7 @@ class RoomMaker:
                 coming[gpu.uuid] += gpu.memory or 0
         return coming
 
-    def _count(
-        self, unserved: list[RoomWant], waiting: set[SessionKey], now: float
-    ) -> None:
+    def _count(self, unserved: list[RoomWant], waiting: set[SessionKey]) -> None:
         self._counted = {k: v for k, v in self._counted.items() if k in waiting}
         for want in unserved:
             incarnation = self.sessions.row(want.key).incarnation
@@ -162,5 +135,3 @@ class RoomMaker:
                 continue
             self._counted[want.key] = incarnation
             self.sessions.counters.wakes_unserved += 1
-            for card in want.lacking:
-                self._unserved.setdefault(card, deque()).append(now)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from jupyterhub_gpu_reclaim.common import text as words
-from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import accounting
 from jupyterhub_gpu_reclaim.service.api.base import ManagerRoute
 from jupyterhub_gpu_reclaim.service.web.pages import Page
@@ -54,12 +53,6 @@ class ManagersPage(ManagerRoute, Page):
                 *_gpus(control.gpus()),
                 Number(_hours(control.gpu_seconds() / 3600), "GPU-hours given back"),
                 Number(words.size(stored), "in the store", "of all sessions"),
-            ],
-            crowded=[
-                Reason.GPU_CROWDED.sentence(
-                    card=f"{card.name} ({uuid})", wakes=card.wakes
-                )
-                for uuid, card in sorted(control.crowded().items())
             ],
         )
 
