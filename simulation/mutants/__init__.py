@@ -87,7 +87,7 @@ MUTANTS: dict[str, Mutant] = {
         "An order to delete was not repeated, and what was left came back.",
         _READING.format("B11"),
         service.FORGOTTEN_DELETIONS,
-        seed=31007241,
+        seed=29400002602,
     ),
     "an-order-to-delete-hits-the-next-account": Mutant(
         "A new account's session was found before the order to delete the former one"
