@@ -211,6 +211,9 @@ import struct
 def who(one):
     return struct.unpack("=iII", one.getsockopt(1, socket.SO_PEERCRED, 12))
 ear = socket.socket(socket.AF_UNIX); ear.bind("listens"); ear.listen()
+to = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); to.bind("to")
+by = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); by.bind("by")
+by.sendto(b"waits", "to")
 unseen = socket.socket(socket.AF_UNIX); unseen.bind("\\0" + os.getcwd())
 unseen.listen()
 def owners():
@@ -239,7 +242,7 @@ mine = ctypes.create_string_buffer(b"mine")
 memory = os.open("/proc/self/mem", os.O_RDWR | os.O_SYNC)
 own = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
 """
-NAMES = {"named", "listens", "fifo"}
+NAMES = {"named", "listens", "to", "by", "fifo"}
 
 
 def test_cycle_of_another_user_keeps_all_that_is_its_users(world, places, engine, home):
@@ -283,6 +286,7 @@ def test_cycle_of_another_user_keeps_all_that_is_its_users(world, places, engine
         # Whose a listener is, is what those who connect to it from now on are told.
         assert world("owners()") == owners
         assert world("ours.getsockopt(6, 9)") == defers
+        assert world("to.settimeout(9); to.recvfrom(99)") == (b"waits", "by")
         assert world("""
 (os.pread(unnamed.fileno(), 9, 0), os.pread(lost.fileno(), 9, 0),
  len(os.read(fifo, 1 << 18)), os.pread(memory, 4, ctypes.addressof(mine)),

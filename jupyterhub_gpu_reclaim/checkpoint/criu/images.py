@@ -41,6 +41,7 @@ INVENTORY_MAGIC: Final = 0x58313116
 IPC_MAGICS: Final = MappingProxyType(
     {"sem": 0x59573019, "msg": 0x55453737, "shm": 0x46283044}
 )
+SK_QUEUES_MAGIC: Final = 0x56264026
 TCP_STREAM_MAGIC: Final = 0x51465506
 
 #: ``fd_types`` of CRIU's fdinfo.proto.
@@ -81,6 +82,7 @@ _MESSAGES: Final = {
     """,
     "tcp_stream_entry": "uint32 inq_len=1 outq_len=3 outq_seq=4 unsq_len=12",
     "netlink_sk_entry": "uint32 id=1 ino=2",
+    "sk_packet_entry": "uint32 id_for=1 length=2",
     "fh_entry": "bytes path=4",
     "inotify_wd_entry": """
         uint64 i_ino=2; uint32 mask=3 s_dev=5 wd=6; fh_entry f_handle=7

@@ -12,7 +12,7 @@ import socket
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
-from jupyterhub_gpu_reclaim.checkpoint.sockets import options
+from jupyterhub_gpu_reclaim.checkpoint.sockets import datagrams, options
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.findings import finding
@@ -228,38 +228,22 @@ def unsavable(end: socket.socket, root: int) -> Iterator[str]:
 
 def waiting(end: socket.socket) -> Iterator[str]:
     """Say in words what waits in a socket and cannot be saved until it is taken."""
-    family, _, protocol = options.kind_of(end)
+    family, kind, protocol = options.kind_of(end)
     if protocol == socket.IPPROTO_TCP and _is_ready(end, select.POLLPRI):
         yield "a TCP connection with an urgent byte (MSG_OOB)"
     if family == socket.AF_NETLINK and _is_ready(end, select.POLLIN):
         yield "a netlink socket"
     if protocol == socket.IPPROTO_UDP and _option(end, protocol, _UDP_CORK):
         yield "a UDP socket that holds data back (UDP_CORK)"
-    if has_datagrams(end):
-        yield "a UNIX datagram socket"
     if family != socket.AF_UNIX or end.getsockopt(socket.SOL_SOCKET, _ACCEPTS):
         return
     if not unread_bytes(end.fileno()):
         return
     if any(_option(end, socket.SOL_SOCKET, one) for one in _PASSES):
         yield "a UNIX socket whose messages carry credentials"
-
-
-def has_datagrams(end: socket.socket) -> bool:
-    """Whether a message waits in a UNIX datagram socket.
-
-    CRIU would save it without the name of its sender, and none behind an empty one.
-    """
-    family, kind, _ = options.kind_of(end)
-    if family != socket.AF_UNIX or kind != socket.SOCK_DGRAM:
-        return False
-    poll = select.poll()
-    poll.register(end, select.POLLIN | select.POLLRDHUP)
-    ((_, events),) = poll.poll(0) or [(0, 0)]
-    is_shut = bool(events & select.POLLRDHUP)  # which reads as well
-    return bool(events & select.POLLIN) and (
-        not is_shut or unread_bytes(end.fileno()) > 0
-    )
+    has_path = datagrams.name_of(end)[:1] not in {b"", b"\0"}
+    if kind == socket.SOCK_DGRAM and has_path and datagrams.carries_files(end):
+        yield "a UNIX socket whose messages carry open files"
 
 
 def waiting_at(
@@ -285,7 +269,7 @@ def _misnamed(end: socket.socket, kind: int, root: int) -> str:
     It is made again by the name that it was given first, so its file would be another
     one than that where others look for it. Nothing is wrong where that is deleted.
     """
-    name = os.fsencode(end.getsockname() or b"")
+    name = datagrams.name_of(end)
     if name[:1] in {b"", b"\0"}:
         return ""
     try:

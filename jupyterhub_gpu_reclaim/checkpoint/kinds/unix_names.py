@@ -62,7 +62,7 @@ class NamedSockets(Kind):
     name no such path any more.
 
     A connection that its server has not accepted cannot be saved, as for TCP: its
-    client finds it cut.
+    client finds it cut. Datagrams that wait in one are sent again (``socket_state``).
     """
 
     def rewrite(self, back: Return) -> None:

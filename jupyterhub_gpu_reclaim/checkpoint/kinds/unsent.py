@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
+from jupyterhub_gpu_reclaim.checkpoint.sockets.datagrams import enlarged
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow
 from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Return
 
 #: State of a connection without the end (FIN) that it has sent.
@@ -28,8 +26,6 @@ _WITHOUT_END: Final = {
 _READ: Final = 1
 _SEQUENCE: Final = (1 << 32) - 1
 _NOTSENT_LOWAT: Final = 25
-_SNDBUFFORCE, _BUF_LOCK = 32, 72
-#: The largest buffer that the kernel takes; it doubles what it is told.
 _MOST: Final = (1 << 30) - 1
 
 
@@ -110,7 +106,7 @@ def _send(end: socket.socket, what: Unsent) -> None:
     end.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, _MOST)
     left = memoryview(what.data)
     try:
-        with _enlarged(end):
+        with enlarged(end):
             while left:
                 left = left[end.send(left, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) :]
             if what.has_ended:
@@ -122,15 +118,3 @@ def _send(end: socket.socket, what: Unsent) -> None:
         ) from error
     finally:
         end.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, limit)
-
-
-@contextlib.contextmanager
-def _enlarged(end: socket.socket) -> Iterator[None]:
-    size = end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-    lock = end.getsockopt(socket.SOL_SOCKET, _BUF_LOCK)
-    end.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, _MOST)
-    try:
-        yield
-    finally:
-        end.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, size // 2)
-        end.setsockopt(socket.SOL_SOCKET, _BUF_LOCK, lock)

@@ -275,6 +275,42 @@ STATES = [
         ),
     ),
     Kind(
+        "UNIX datagrams with open files under way",
+        "kept",
+        "in a pair, or a socket with an abstract name",
+        _later(
+            "a, b = socket.socketpair(type=socket.SOCK_DGRAM)\n"
+            + _RIGHTS
+            + "a.sendmsg([b'x'], control)",
+            "(b'x', b'through a pipe')",
+            "take(b)",
+        ),
+    ),
+    Kind(
+        "unread UNIX datagrams, also empty ones",
+        "kept",
+        "an empty one that still waits at a second save is not in that one",
+        _later(
+            "a, b = socket.socketpair(type=socket.SOCK_DGRAM)\n"
+            "for text in (b'1', b'', b'3'): a.send(text)",
+            "[b'1', b'', b'3']",
+            "[b.recv(9) for _ in range(3)]",
+        ),
+    ),
+    Kind(
+        "unread datagrams of a named UNIX socket, with their senders",
+        "kept",
+        program=_later(
+            "b = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); b.bind('b')\n"
+            "a = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); a.bind('a')\n"
+            "a.sendto(b'1', 'b')\n"
+            "with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as c:\n"
+            "    c.sendto(b'2', 'b')",
+            "[(b'1', 'a'), (b'2', None)]",
+            "[b.recvfrom(9) for _ in range(2)]",
+        ),
+    ),
+    Kind(
         "UNIX packets (SOCK_SEQPACKET)",
         "kept",
         program=_later(
@@ -564,10 +600,16 @@ REFUSED = [
         ),
     ),
     Kind(
-        "unread UNIX datagrams, also empty ones",
+        "unread messages with open files, in a UNIX datagram socket with a path",
         "refused",
         "until they have been read",
-        _program("a, b = socket.socketpair(type=socket.SOCK_DGRAM); a.send(b'')", "1"),
+        _program(
+            "b = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); b.bind('b')\n"
+            "a = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+            + _RIGHTS
+            + "a.sendmsg([b'x'], control, 0, 'b')",
+            "1",
+        ),
     ),
     *(
         Kind(
