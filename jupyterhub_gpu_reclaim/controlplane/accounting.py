@@ -6,9 +6,11 @@ suspension, so that a crash can neither lose a share nor count it twice.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -31,7 +33,7 @@ def waited(counters: Counters, before: SessionRow, row: SessionRow, now: float) 
         return
     over = row.tells(Reason.GPU_WAIT_OVER)
     outcome = "served" if row.phase in LIVE else "expired" if over else "left"
-    counters.waited(outcome, now - before.waiting_since)
+    counters.waits.labels(outcome).observe(now - before.waiting_since)
 
 
 def is_kept(row: SessionRow, now: float) -> bool:
@@ -41,9 +43,9 @@ def is_kept(row: SessionRow, now: float) -> bool:
 def took(counters: Counters, before: SessionRow, row: SessionRow, now: float) -> None:
     """A suspend ends when its checkpoint is committed, a resume when it runs."""
     if before.phase is Phase.SUSPENDING and row.phase is Phase.RELEASING:
-        counters.took("suspend", now - before.since)
+        counters.whole.labels("suspend").observe(now - before.since)
     elif before.phase is Phase.RESUMING and row.phase in LIVE:
-        counters.took("resume", now - before.since)
+        counters.whole.labels("resume").observe(now - before.since)
 
 
 #: Upper bounds of the histograms of seconds.
@@ -58,64 +60,91 @@ GPU_STATES = (IN_USE, KEPT, IDLE, FREED) = ("in_use", "kept", "idle", "freed")
 CAUSES = ("idle", "node_drains", "pressure", "request")
 
 
-@dataclass
-class Histogram:
-    buckets: list[int] = field(default_factory=lambda: [0] * len(BUCKETS))
-    count: int = 0
-    total: float = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self.count += 1
-        self.total += seconds
-        for index, bound in enumerate(BUCKETS):
-            if seconds <= bound:
-                self.buckets[index] += 1
-
-
-@dataclass
 class Counters:
-    """All counters; keys are bounded sets of our own words."""
+    """What has happened since the start; labels are bounded sets of our own words."""
 
-    #: operation (``suspend``, ``resume``, ``nap``, ``wake``) and outcome (``ok``,
-    #: ``failed``); a session that wakes by its use counts, too
-    operations: Counter[tuple[str, str]] = field(default_factory=Counter)
-    #: operation and reason code
-    failures: Counter[tuple[str, str]] = field(default_factory=Counter)
-    #: operation and step
-    steps: dict[tuple[str, str], Histogram] = field(default_factory=dict)
-    #: seconds of whole suspends and resumes that succeeded
-    whole: dict[str, Histogram] = field(default_factory=dict)
-    #: seconds that sessions stood still while they were saved
-    still: Histogram = field(default_factory=Histogram)
-    #: seconds of waits for a GPU, by outcome (``WAITS``)
-    waits: dict[str, Histogram] = field(default_factory=dict)
-    #: suspends begun, by cause (``CAUSES``)
-    causes: Counter[str] = field(default_factory=Counter)
-    #: ends that nobody had ordered, by reason code (``common.endings.REASONS``)
-    ends: Counter[str] = field(default_factory=Counter)
-    #: wakes that found their card full, and none that could nap for them
-    wakes_unserved: int = 0
-    #: notices that a webhook or a messenger has not taken
-    notices_unsent: int = 0
-    logical_bytes: int = 0
-    stored_bytes: int = 0
-    deduplicated_bytes: int = 0
-
-    def waited(self, outcome: str, seconds: float) -> None:
-        self.waits.setdefault(outcome, Histogram()).observe(seconds)
-
-    def took(self, operation: str, seconds: float) -> None:
-        self.whole.setdefault(operation, Histogram()).observe(seconds)
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        space = "jupyterhub_gpu_reclaim"
+        counter = partial(Counter, namespace=space, registry=self.registry)
+        seconds = partial(
+            Histogram, namespace=space, registry=self.registry, buckets=BUCKETS
+        )
+        self.operations = counter(
+            "operations",
+            "Suspends, resumes, naps and wakes that ended, by outcome; a session that"
+            " is woken by its use counts as a wake.",
+            ["operation", "outcome"],
+        )
+        self.failures = counter(
+            "operation_failures",
+            "Suspends, resumes, naps and wakes that failed, by reason code.",
+            ["operation", "code"],
+        )
+        self.causes = counter(
+            "suspends",
+            "Suspends that were begun, by cause: idle, node_drains, pressure (another"
+            " waited for a GPU), request (a person's).",
+            ["cause"],
+        )
+        self.ends = counter(
+            "sessions_ended",
+            "Sessions whose programs ended although the Hub had not stopped them, by"
+            " reason code.",
+            ["code"],
+        )
+        self.whole = seconds(
+            "operation_duration_seconds",
+            "Time that a whole suspend, until its checkpoint is committed, or a whole"
+            " resume, until the session runs, took that succeeded; a resume with the"
+            " time that it waited for a GPU.",
+            ["operation"],
+        )
+        self.still = seconds(
+            "session_frozen_seconds",
+            "Time that a session stood still while it was saved.",
+        )
+        self.steps = seconds(
+            "step_duration_seconds",
+            "Time that one step of a suspend, a resume, a save, a nap or a wake took.",
+            ["operation", "step"],
+        )
+        self.wakes_unserved = counter(
+            "wakes_unserved",
+            "Wakes that found their GPU full, and no session there that could nap for"
+            " them; they waited for one that ends, naps or is suspended.",
+        )
+        self.notices_unsent = counter(
+            "notices_unsent",
+            "Notices that the webhook or the messenger has not taken; each is in the"
+            " log.",
+        )
+        self.waits = seconds(
+            "wait_duration_seconds",
+            "Time in the queue for a GPU, by how it ended: served, left (called off),"
+            " expired (the time limit).",
+            ["outcome"],
+        )
+        self.logical_bytes = counter(
+            "saved_logical_bytes",
+            "Bytes that suspended sessions held, summed over all suspends.",
+        )
+        self.stored_bytes = counter(
+            "saved_stored_bytes", "Bytes that were written for them."
+        )
+        self.deduplicated_bytes = counter(
+            "saved_deduplicated_bytes",
+            "Bytes that were in the store already and were not written again.",
+        )
 
     def ended(self, operation: str, outcome: str, code: str = "") -> None:
-        self.operations[operation, outcome] += 1
+        self.operations.labels(operation, outcome).inc()
         if code:
-            self.failures[operation, code] += 1
+            self.failures.labels(operation, code).inc()
 
     def step(self, operation: str, step: Step) -> None:
         if step.state == "done":
-            histogram = self.steps.setdefault((operation, step.step), Histogram())
-            histogram.observe(step.seconds)
+            self.steps.labels(operation, step.step).observe(step.seconds)
 
 
 class GpuCount(NamedTuple):

@@ -199,7 +199,9 @@ class ControlLoops:
                 hub = state.session(key).hub
                 left = hub in {HubState.STOPPED, HubState.STOPPING}
                 outcome = "left" if left else "served"
-                sessions.counters.waited(outcome, now - runtime.pod_waits_since)
+                sessions.counters.waits.labels(outcome).observe(
+                    now - runtime.pod_waits_since
+                )
             placed = sessions.row(key).waiting_since is not None
             runtime.pod_waits_since = None if placed else here.get(key)
 

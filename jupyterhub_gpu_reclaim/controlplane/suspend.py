@@ -89,7 +89,7 @@ class Suspender:
             attempt=self.sessions.new_id(),
             **ordered,
         )
-        self.sessions.counters.causes[why.code if why else "request"] += 1
+        self.sessions.counters.causes.labels(why.code if why else "request").inc()
         self.sessions.begin(key, "suspend")
         judged = why is not None and not in_use
         sample = self.sessions.runtime(key).sample if judged else None
@@ -140,10 +140,10 @@ class Suspender:
 
     def committed(self, row: SessionRow, info: CheckpointInfo) -> None:
         counters = self.sessions.counters
-        counters.logical_bytes += info.logical_bytes
-        counters.stored_bytes += info.stored_bytes
+        counters.logical_bytes.inc(info.logical_bytes)
+        counters.stored_bytes.inc(info.stored_bytes)
         now = self.sessions.clock.now()
-        counters.deduplicated_bytes += info.deduplicated_bytes
+        counters.deduplicated_bytes.inc(info.deduplicated_bytes)
         counters.still.observe(info.frozen_seconds)
         self.sessions.apply(
             row.key,

@@ -86,7 +86,7 @@ def vanished(
     """Note a session's end, with what the cluster or its spawner says of it."""
     unknown = codec.failure_of(endings.by_itself("how is not known"))
     failure = sessions.agent.ending(row.incarnation) or told or unknown
-    sessions.counters.ends[failure.code] += 1
+    sessions.counters.ends.labels(failure.code).inc()
     return sessions.apply(
         row.key,
         SessionEvent.VANISHED,

@@ -11,32 +11,23 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
+from prometheus_client import CollectorRegistry, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.accounting import (
-    BUCKETS,
-    CAUSES,
-    WAITS,
-    Histogram,
-)
+from jupyterhub_gpu_reclaim.controlplane.accounting import CAUSES, WAITS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from prometheus_client import Metric
 
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
-    from jupyterhub_gpu_reclaim.controlplane.accounting import MetricsSnapshot
+    from jupyterhub_gpu_reclaim.controlplane.accounting import Counters, MetricsSnapshot
 
 PREFIX = "jupyterhub_gpu_reclaim_"
 OPERATIONS = ("suspend", "resume", "save", "nap", "wake")
@@ -69,8 +60,8 @@ class Exporter(Collector):
             "version",
         )
         yield from _sessions(now)
-        yield from _operations(now)
-        yield from _durations(now)
+        _known(now.counters)
+        yield from now.counters.registry.collect()
         yield from _queue(now)
         yield from _risks(now)
         yield from _bytes(now)
@@ -90,6 +81,7 @@ def registry(
     nodes: Callable[[], Sequence[NodeHealth]] = list,
 ) -> CollectorRegistry:
     """A registry of its own with the exporter, the process and nothing else."""
+    disable_created_metrics()  # a second series for each
     made = CollectorRegistry(auto_describe=False)
     made.register(Exporter(snapshot, nodes))
     return made
@@ -103,18 +95,12 @@ def _family(
     for *values, number in found if labels else [(found,)]:
         if number is None:
             continue
-        if isinstance(number, Histogram):
-            counts = map(float, (*number.buckets, number.count))
-            buckets = list(zip((*map(str, BUCKETS), "+Inf"), counts, strict=True))
-            family.add_metric(values, buckets=buckets, sum_value=number.total)
-        else:
-            family.add_metric(values, number)
+        family.add_metric(values, number)
     return family  # type: ignore[no-any-return]
 
 
 _gauge = partial(_family, GaugeMetricFamily)
 _counter = partial(_family, CounterMetricFamily)
-_histogram = partial(_family, HistogramMetricFamily)
 
 
 def _sessions(now: MetricsSnapshot) -> Iterator[Metric]:
@@ -169,70 +155,21 @@ def _risks(now: MetricsSnapshot) -> Iterator[Metric]:
     )
 
 
-def _operations(now: MetricsSnapshot) -> Iterator[Metric]:
-    counters = now.counters
-    yield _counter(
-        "operations",
-        "Suspends, resumes, naps and wakes that ended, by outcome; a session that is"
-        " woken by its use counts as a wake.",
-        _counts(counters.operations, ((a, b) for a in OPERATIONS for b in OUTCOMES)),
-        "operation outcome",
-    )
-    yield _counter(
-        "suspends",
-        "Suspends that were begun, by cause: idle, node_drains, pressure (another"
-        " waited for a GPU), request (a person's).",
-        [
-            (cause, counters.causes[cause])
-            for cause in sorted({*CAUSES, *counters.causes})
-        ],
-        "cause",
-    )
-    # Each begins at 0: Prometheus sees no increase in a series that begins with 1.
-    known = {(one, reason.value) for one in OPERATIONS for reason in Reason}
-    yield _counter(
-        "operation_failures",
-        "Suspends, resumes, naps and wakes that failed, by reason code.",
-        _counts(counters.failures, sorted(known | set(counters.failures))),
-        "operation code",
-    )
-    ends = sorted({*counters.ends, *(one.value for one in endings.REASONS)})
-    yield _counter(
-        "sessions_ended",
-        "Sessions whose programs ended although the Hub had not stopped them, by"
-        " reason code.",
-        [(code, counters.ends[code]) for code in ends],
-        "code",
-    )
-
-
-def _counts(
-    counted: Counter[tuple[str, str]], labels: Iterable[tuple[str, str]]
-) -> list[tuple[str, str, int]]:
-    return [(*each, counted[each]) for each in labels]
-
-
-def _durations(now: MetricsSnapshot) -> Iterator[Metric]:
-    whole, steps = now.counters.whole, now.counters.steps
-    yield _histogram(
-        "operation_duration_seconds",
-        "Time that a whole suspend, until its checkpoint is committed, or a whole"
-        " resume, until the session runs, took that succeeded; a resume with the time"
-        " that it waited for a GPU.",
-        [(one, whole.get(one, Histogram())) for one in ("suspend", "resume")],
-        "operation",
-    )
-    yield _histogram(
-        "session_frozen_seconds",
-        "Time that a session stood still while it was saved.",
-        now.counters.still,
-    )
-    yield _histogram(
-        "step_duration_seconds",
-        "Time that one step of a suspend, a resume, a save, a nap or a wake took.",
-        [(*each, steps[each]) for each in sorted(steps)],
-        "operation step",
-    )
+def _known(counters: Counters) -> None:
+    """Begin each at 0: Prometheus sees no increase in a series that begins with 1."""
+    for operation in OPERATIONS:
+        for outcome in OUTCOMES:
+            counters.operations.labels(operation, outcome)
+        for reason in Reason:
+            counters.failures.labels(operation, reason.value)
+    for cause in CAUSES:
+        counters.causes.labels(cause)
+    for reason in endings.REASONS:
+        counters.ends.labels(reason.value)
+    for operation in ("suspend", "resume"):
+        counters.whole.labels(operation)
+    for outcome in WAITS:
+        counters.waits.labels(outcome)
 
 
 def _queue(now: MetricsSnapshot) -> Iterator[Metric]:
@@ -240,25 +177,6 @@ def _queue(now: MetricsSnapshot) -> Iterator[Metric]:
         "sessions_waiting",
         "Sessions in the queue for a GPU.",
         now.waiting,
-    )
-    yield _counter(
-        "wakes_unserved",
-        "Wakes that found their GPU full, and no session there that could nap for"
-        " them; they waited for one that ends, naps or is suspended.",
-        now.counters.wakes_unserved,
-    )
-    yield _counter(
-        "notices_unsent",
-        "Notices that the webhook or the messenger has not taken; each is in the log.",
-        now.counters.notices_unsent,
-    )
-    waits = now.counters.waits
-    yield _histogram(
-        "wait_duration_seconds",
-        "Time in the queue for a GPU, by how it ended: served, left (called off),"
-        " expired (the time limit).",
-        [(one, waits.get(one, Histogram())) for one in WAITS],
-        "outcome",
     )
     yield _counter(
         "gpu_seconds_reclaimed",
@@ -280,21 +198,6 @@ def _bytes(now: MetricsSnapshot) -> Iterator[Metric]:
         "GPU memory that is free because the sessions which had it nap now; it is in"
         " the machines' memory.",
         now.napping_bytes,
-    )
-    yield _counter(
-        "saved_logical_bytes",
-        "Bytes that suspended sessions held, summed over all suspends.",
-        now.counters.logical_bytes,
-    )
-    yield _counter(
-        "saved_stored_bytes",
-        "Bytes that were written for them.",
-        now.counters.stored_bytes,
-    )
-    yield _counter(
-        "saved_deduplicated_bytes",
-        "Bytes that were in the store already and were not written again.",
-        now.counters.deduplicated_bytes,
     )
     yield _gauge("checkpoints", "Checkpoints that are kept.", now.checkpoints)
     yield _gauge(

@@ -122,7 +122,7 @@ class _Channel(threading.Thread):
                 self._give_up(notice, why)
 
     def _give_up(self, notice: audit.NumberedLine, why: str) -> None:
-        self._counters.notices_unsent += 1
+        self._counters.notices_unsent.inc()
         _log.warning("%s: %s not told: %s", notice.line.key, self.name, why)
 
 

@@ -1,6 +1,7 @@
 """What people and the spawner ask, phase by phase."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -22,6 +23,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import audit
 from jupyterhub_gpu_reclaim.controlplane.session import Keeping
 from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
+from tests.support.counted import counted
 from tests.support.simulated import KEY
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
@@ -213,7 +215,8 @@ async def test_end_that_nobody_ordered_is_told_with_what_ended_it(world):
     line = controller.users.audit(KEY)[0]
     assert (line.who, line.what, line.code) == (SERVICE, "vanished", killed.code)
     assert audit.sentence(line) == killed.message
-    assert controller.metrics_snapshot().counters.ends == {killed.code: 1}
+    counters = controller.metrics_snapshot().counters
+    assert counted(counters, "sessions_ended_total", code=killed.code) == 1
 
 
 async def test_plan_start_of_a_new_user_is_cold_even_if_the_agent_is_down(world):
@@ -284,9 +287,10 @@ async def test_metrics_snapshot_counts_what_has_happened(world):
     controller = await world.suspended()
     snapshot = controller.metrics_snapshot()
     assert snapshot.phases == {"suspended": 1}
-    assert snapshot.counters.operations["suspend", "ok"] == 1
-    assert snapshot.counters.steps["suspend", "dump"].count == 1
-    assert snapshot.counters.logical_bytes == snapshot.stored_bytes > 0
+    found = partial(counted, snapshot.counters)
+    assert found("operations_total", operation="suspend", outcome="ok") == 1
+    assert found("step_duration_seconds_count", operation="suspend", step="dump") == 1
+    assert found("saved_logical_bytes_total") == snapshot.stored_bytes > 0
     assert snapshot.sample_age is not None
 
 

@@ -3,6 +3,7 @@
 import asyncio
 
 from jupyterhub_gpu_reclaim.common.models import Decision, Failure
+from tests.support.counted import counted
 from tests.support.simulated import KEY
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
@@ -88,10 +89,11 @@ async def test_gpu_of_a_session_is_counted_and_freed_also_after_a_restart(world)
     assert [one.state for one in controller.gpus()] == ["in_use"]
     await controller.users.suspend(KEY, "ada")
     await world.reaches(controller, "suspended")
-    counted = controller.metrics_snapshot()
-    assert counted.counters.whole["suspend"].count == 1
-    assert counted.counters.still.count == 1
-    assert counted.suspended_bytes > 0
+    now = controller.metrics_snapshot()
+    took = "operation_duration_seconds_count"
+    assert counted(now.counters, took, operation="suspend") == 1
+    assert counted(now.counters, "session_frozen_seconds_count") == 1
+    assert now.suspended_bytes > 0
     await world.kill(controller)
 
     controller = await world.controller()
@@ -103,9 +105,9 @@ async def test_gpu_of_a_session_is_counted_and_freed_also_after_a_restart(world)
     await world.until(lambda: controller.users.session(KEY).facts.resumed)
     assert controller.users.session(KEY).facts.resumed.at is not None
     assert "freed" not in [one.state for one in controller.gpus()]
-    counted = controller.metrics_snapshot()
-    assert counted.counters.whole["resume"].count == 1
-    assert (counted.suspended_bytes, counted.kept) == (0, 0)
+    now = controller.metrics_snapshot()
+    assert counted(now.counters, took, operation="resume") == 1
+    assert (now.suspended_bytes, now.kept) == (0, 0)
     (gpu,) = await world.until(lambda: controller.metrics_snapshot().gpus)
     assert (gpu.model, gpu.state) == ("H200", "in_use")
 

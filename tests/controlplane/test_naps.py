@@ -8,6 +8,7 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Decision, Failure
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import FRESH_SECONDS
+from tests.support.counted import counted
 from tests.support.simulated import KEY
 
 NO_ROOM = Failure(code="gpu_memory", message="No room.", retryable=True)
@@ -49,9 +50,11 @@ async def test_session_naps_and_wakes_by_order(world):
     assert whats(controller)[1:] == ["ask to nap", "naps", "ask to wake", "wakes"]
     naps = controller.users.audit(KEY)[2]
     assert (naps.who, naps.message) == ("root", "5 B of GPU memory.")
-    counted = controller.metrics_snapshot().counters
-    assert counted.operations["nap", "ok"] == counted.operations["wake", "ok"] == 1
-    assert counted.steps["nap", "gpu"].count == counted.steps["wake", "gpu"].count == 1
+    counters = controller.metrics_snapshot().counters
+    for each in ("nap", "wake"):
+        assert counted(counters, "operations_total", operation=each, outcome="ok") == 1
+        steps = "step_duration_seconds_count"
+        assert counted(counters, steps, operation=each, step="gpu") == 1
 
 
 async def test_nap_that_fails_leaves_it_running_with_the_reason(world):
@@ -68,8 +71,9 @@ async def test_nap_that_fails_leaves_it_running_with_the_reason(world):
     assert (view.failure, view.facts.failures) == (None, 0)  # no suspend has failed
     await asyncio.sleep(5.0)
     assert whats(controller)[-1] == "nap failed"
-    counted = controller.metrics_snapshot().counters
-    assert counted.failures["nap", "nap_crowded"] == 1
+    counters = controller.metrics_snapshot().counters
+    labels = {"operation": "nap", "code": "nap_crowded"}
+    assert counted(counters, "operation_failures_total", **labels) == 1
 
     world.node.failures.clear()
     await controller.users.nap(KEY, "root")  # an order does not wait
@@ -81,8 +85,10 @@ async def test_wake_that_fails_is_ordered_until_it_is_awake(world):
     tree, controller = await napping(world)
     world.node.failures["gpu back"] = NO_ROOM
     await controller.users.wake(KEY, "root")
-    counted = controller.metrics_snapshot().counters
-    await world.until(lambda: counted.failures["wake", "gpu_memory"] >= 3)
+    counters = controller.metrics_snapshot().counters
+    labels = {"operation": "wake", "code": "gpu_memory"}
+    failures = "operation_failures_total"
+    await world.until(lambda: counted(counters, failures, **labels) >= 3)
     assert (world.phase(controller), tree.on_gpu) == ("napping", False)
     assert facts(controller).nap_failure.code == "gpu_memory"
     assert facts(controller).intent == "wake"

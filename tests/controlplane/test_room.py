@@ -4,6 +4,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import Decision, Failure, SessionKey
 from simulation.doubles.machine import GIB
+from tests.support.counted import counted
 from tests.support.simulated import KEY as ADA
 
 BOB, EVE = SessionKey("bob", "b"), SessionKey("eve", "e")
@@ -101,8 +102,8 @@ async def test_nobody_that_may_not_nap_does_and_place_and_reason_are_told(world,
     assert waiting.key == ADA
     assert "needed, 2.1 GB free" in waiting.reason
     assert crowd.awake() == ["bob", "eve"]
-    counted = crowd.controller.metrics_snapshot()
-    assert (counted.waiting, counted.counters.wakes_unserved) == (1, 1)
+    now = crowd.controller.metrics_snapshot()
+    assert (now.waiting, counted(now.counters, "wakes_unserved_total")) == (1, 1)
     # As soon as one may, it does: found by the ticks, which come at last.
     crowd.policy.keys.add(EVE)
     await crowd.phase(ADA, "running")
@@ -125,11 +126,11 @@ async def test_session_that_waits_is_not_suspended_and_counts_when_it_is_served(
     await world.until(lambda: not crowd.facts(ADA).place)  # it is not back yet
     world.node.hold_at = ""
     await crowd.phase(ADA, "running")
-    counted = crowd.controller.metrics_snapshot().counters
-    assert counted.operations["wake", "ok"] == 1
-    await world.until(lambda: counted.waits)
-    assert list(counted.waits) == ["served"]
-    assert counted.waits["served"].count == 1
+    counters = crowd.controller.metrics_snapshot().counters
+    assert counted(counters, "operations_total", operation="wake", outcome="ok") == 1
+    waits = "wait_duration_seconds_count"
+    await world.until(lambda: counted(counters, waits, outcome="served") == 1)
+    assert not counted(counters, waits, outcome="left")
 
 
 async def test_next_one_naps_where_the_first_cannot(world):
@@ -151,7 +152,7 @@ async def test_wake_that_finds_nobody_is_counted_once_each_time(world):
     for count in range(1, 4):
         crowd.wake(ADA)
         await world.until(lambda: crowd.facts(ADA).place)
-        assert counters.wakes_unserved == count
+        assert counted(counters, "wakes_unserved_total") == count
         for leaves, comes in ((EVE, ADA), (ADA, EVE)):  # by order
             await users.nap(leaves, "root")
             await crowd.phase(leaves, "napping")

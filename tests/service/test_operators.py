@@ -1,6 +1,5 @@
 """Health and metrics: who may see them, and what they say from the start."""
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -81,12 +80,10 @@ def test_metrics_of_a_new_service_have_every_phase_and_outcome():
 
 
 def test_metrics_show_what_was_counted():
-    counters = Counters(
-        operations=Counter({("suspend", "ok"): 3}),
-        failures=Counter({("resume", "port_in_use"): 1}),
-        logical_bytes=10,
-        stored_bytes=5,
-    )
+    counters = Counters()
+    counters.operations.labels("suspend", "ok").inc(3)
+    counters.failures.labels("resume", "port_in_use").inc()
+    counters.logical_bytes.inc(10)
     for seconds in (0.2, 7.0):
         step = Step(step="dump", title="", state="done", seconds=seconds)
         counters.step("suspend", step)
@@ -118,9 +115,11 @@ def test_metrics_show_what_was_counted():
 
 
 def test_metrics_of_the_queue_show_its_length_and_how_waiting_ended():
-    counters = Counters(causes=Counter(pressure=2), deduplicated_bytes=7)
-    counters.waited("served", 45.0)
-    counters.waited("served", 2000.0)
+    counters = Counters()
+    counters.causes.labels("pressure").inc(2)
+    counters.deduplicated_bytes.inc(7)
+    for seconds in (45.0, 2000.0):
+        counters.waits.labels("served").observe(seconds)
     found = samples(replace(EMPTY, counters=counters, waiting=3, gpu_seconds=12.5))
     assert found["sessions_waiting",] == 3
     assert found["suspends_total", "pressure"] == 2
@@ -199,7 +198,7 @@ def test_metrics_of_nodes_tell_of_agents_cards_and_disks():
 
 def test_metrics_of_whole_operations_count_those_that_succeeded():
     counters = Counters()
-    counters.took("resume", 4.0)
+    counters.whole.labels("resume").observe(4.0)
     counters.still.observe(0.2)
     found = samples(replace(EMPTY, counters=counters))
     assert found["operation_duration_seconds_bucket", "5.0", "resume"] == 1

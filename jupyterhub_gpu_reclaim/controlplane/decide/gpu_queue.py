@@ -86,7 +86,7 @@ class GpuQueue:
             if before is not None and runtime.wake_waits is None:
                 begun, napped = before
                 outcome = "served" if naps < napped else "left"
-                self.sessions.counters.waited(outcome, now - begun)
+                self.sessions.counters.waits.labels(outcome).observe(now - begun)
 
     def wakes(self) -> list[tuple[SessionRow, Shortage]]:
         sessions, now = self.sessions, self.sessions.clock.monotonic()

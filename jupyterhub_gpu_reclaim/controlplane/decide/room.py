@@ -134,4 +134,4 @@ class RoomMaker:
             if self._counted.get(want.key) == incarnation:
                 continue
             self._counted[want.key] = incarnation
-            self.sessions.counters.wakes_unserved += 1
+            self.sessions.counters.wakes_unserved.inc()
