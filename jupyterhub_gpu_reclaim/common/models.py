@@ -643,12 +643,14 @@ class SessionFacts(Value, frozen=True, kw_only=True):
 class AuditLine(Value, frozen=True, kw_only=True):
     """Line of the audit log: who did what to whose session, when and why."""
 
+    id: int = 0  #: number in the journal; 0: not written yet
     at: float
     key: SessionKey
     who: str
-    what: str
-    code: str = ""
+    what: str  #: stable word of the audit for what happened
+    code: str = ""  #: of the reason, where there is one
     message: str = ""
+    sentence: str = ""  #: all of it, for people who read it
 
 
 class SessionView(Value, frozen=True, kw_only=True):

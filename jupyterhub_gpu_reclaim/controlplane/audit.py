@@ -6,23 +6,18 @@ nothing and repeats little. A line of an unknown kind is shown in the log's own 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from sqlalchemy import func, select
 
-from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
+from jupyterhub_gpu_reclaim.common.models import AuditLine, Value
 from jupyterhub_gpu_reclaim.controlplane import schema
 from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import AuditLine
     from jupyterhub_gpu_reclaim.controlplane.journal import Journal
-
-
-class NumberedLine(NamedTuple):
-    id: int
-    line: AuditLine
 
 
 class AuditReader:
@@ -35,7 +30,7 @@ class AuditReader:
         else:
             self._at = int(found)
 
-    def next(self, limit: int = 100) -> list[NumberedLine]:
+    def next(self, limit: int = 100) -> list[AuditLine]:
         return after(self._journal, self._at, limit)
 
     def done(self, number: int) -> None:
@@ -48,42 +43,30 @@ def newest(journal: Journal) -> int:
     return found["id"] or 0
 
 
-def after(journal: Journal, number: int, limit: int = 100) -> list[NumberedLine]:
+def after(journal: Journal, number: int, limit: int = 100) -> list[AuditLine]:
     table = schema.audit
     query = table.select().where(table.c.id > number)
-    return _numbered(journal, query.order_by(table.c.id).limit(limit))
+    return _lines(journal, query.order_by(table.c.id).limit(limit))
 
 
 def of_user(
     journal: Journal, user: str | None, before: int, limit: int
-) -> list[NumberedLine]:
+) -> list[AuditLine]:
     table = schema.audit
     query = table.select()
     if user is not None:
         query = query.where(table.c.user == user)
     if before:
         query = query.where(table.c.id < before)
-    return _numbered(journal, query.order_by(table.c.id.desc()).limit(limit))
+    return _lines(journal, query.order_by(table.c.id.desc()).limit(limit))
 
 
-def _numbered(journal: Journal, query: Any) -> list[NumberedLine]:
-    return [
-        NumberedLine(row["id"], schema.audit_row(row)) for row in journal.read(query)
-    ]
-
-
-class AuditSentence(Value, frozen=True, kw_only=True):
-    id: int
-    at: float
-    key: SessionKey
-    who: str
-    what: str  #: stable word of the audit for what happened
-    code: str = ""  #: of the reason, where there is one
-    sentence: str
+def _lines(journal: Journal, query: Any) -> list[AuditLine]:
+    return [schema.audit_row(row) for row in journal.read(query)]
 
 
 class AuditPage(Value, frozen=True, kw_only=True):
-    lines: list[AuditSentence]
+    lines: list[AuditLine]
     next: int | None = None  #: ``before`` of the page with older ones, if there are any
 
 
@@ -144,17 +127,8 @@ _SENTENCES = {
 }
 
 
-def line_of(numbered: NumberedLine) -> AuditSentence:
-    number, line = numbered
-    return AuditSentence(
-        id=number,
-        at=line.at,
-        key=line.key,
-        who=line.who,
-        what=line.what,
-        code=line.code,
-        sentence=sentence(line),
-    )
+def told(line: AuditLine) -> AuditLine:
+    return msgspec.structs.replace(line, sentence=sentence(line))
 
 
 def sentence(line: AuditLine) -> str:

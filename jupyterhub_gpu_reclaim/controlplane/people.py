@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     StoreError,
     Unreachable,
 )
-from jupyterhub_gpu_reclaim.common.models import Decision, Phase, SessionKey
+from jupyterhub_gpu_reclaim.common.models import AuditLine, Decision, Phase, SessionKey
 from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP, Deleted, Left
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
@@ -86,7 +86,7 @@ class UserApi:
         self._deletions = deletions
         self._judge = judge
         self.sessions, self.session = sessions.views, sessions.view
-        self.changes, self.audit = sessions.changes, sessions.journal.audit
+        self.changes = sessions.changes
         self.tab_counts = sessions.tab_keys.count
 
     def why(self, key: SessionKey) -> list[Decision]:
@@ -479,9 +479,13 @@ class UserApi:
         rows, session = self._sessions.journal.checkpoints(key), self._sessions.row(key)
         return [row for row in rows if not retention.is_hidden(session, row)]
 
+    def audit(self, key: SessionKey, limit: int = 100) -> list[AuditLine]:
+        lines = self._sessions.journal.audit(key, limit)
+        return [audit.told(line) for line in lines]
+
     def story(self, user: str | None, before: int = 0, limit: int = 100) -> AuditPage:
         found = audit.of_user(self._sessions.journal, user, before, limit + 1)
-        lines = [audit.line_of(each) for each in found[:limit]]
+        lines = [audit.told(each) for each in found[:limit]]
         return AuditPage(lines=lines, next=lines[-1].id if found[limit:] else None)
 
     def _check_keep(self, seconds: float, *, manages: bool) -> None:

@@ -160,6 +160,7 @@ def forget_notes(kind: NoteKind, *subjects: str) -> list[Any]:
 
 def audit_row(row: Mapping[Any, Any]) -> AuditLine:
     return AuditLine(
+        id=row["id"],
         at=row["at"],
         key=SessionKey(row["user"], row["server"]),
         who=row["who"],
@@ -175,5 +176,6 @@ def insert_audit(row: AuditLine) -> Any:
 
 def audit_values(row: AuditLine) -> dict[str, Any]:
     values = msgspec.structs.asdict(row)
+    del values["id"], values["sentence"]
     key = values.pop("key")
     return {**values, "user": key.user, "server": key.server}

@@ -30,10 +30,11 @@ from jupyterhub_gpu_reclaim.controlplane.audit import sentence
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
+    from jupyterhub_gpu_reclaim.common.models import AuditLine
     from jupyterhub_gpu_reclaim.controlplane.accounting import Counters
     from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 
-    Send: TypeAlias = Callable[[audit.NumberedLine], str]  # why not, if so; blocks
+    Send: TypeAlias = Callable[[AuditLine], str]  # why not, if so; blocks
 
 #: Seconds between two looks, and for each step of a delivery; notices that may wait.
 PACE, LIMIT, ROOM = 1.0, 10.0, 100
@@ -62,9 +63,8 @@ def webhook(url: str, secret: bytes) -> Send:
     kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
-    def post(numbered: audit.NumberedLine) -> str:
-        number, line = numbered
-        notice = {"id": number, "kind": KINDS[line.what], "at": line.at}
+    def post(line: AuditLine) -> str:
+        notice = {"id": line.id, "kind": KINDS[line.what], "at": line.at}
         notice |= {"session": line.key, "sentence": sentence(line), "code": line.code}
         body, at = codec.encode(notice), str(int(time.time()))
         headers = {"Content-Type": "application/json", "X-GPU-Reclaim-Timestamp": at}
@@ -83,8 +83,8 @@ def messenger(addresses: Sequence[str]) -> Send:
     """Make what sends a notice by Apprise (``ImportError``: it is not installed)."""
     import apprise  # noqa: PLC0415 an optional extra
 
-    def notify(numbered: audit.NumberedLine) -> str:
-        line, sender, user = numbered.line, apprise.Apprise(), numbered.line.key.user
+    def notify(line: AuditLine) -> str:
+        sender, user = apprise.Apprise(), line.key.user
         for address in addresses:
             two = "@" in user and "{user}@" in address  # Apprise would take the second
             if "{user}" not in address or (_NAME.fullmatch(user) and not two):
@@ -102,10 +102,10 @@ class _Channel(threading.Thread):
     def __init__(self, name: str, send: Send, counters: Counters) -> None:
         super().__init__(name=name, daemon=True)
         self._send, self._counters = send, counters
-        self._waiting: queue.Queue[audit.NumberedLine] = queue.Queue(ROOM)
+        self._waiting: queue.Queue[AuditLine] = queue.Queue(ROOM)
         self.start()
 
-    def tell(self, notice: audit.NumberedLine) -> None:
+    def tell(self, notice: AuditLine) -> None:
         try:
             self._waiting.put_nowait(notice)
         except queue.Full:
@@ -121,9 +121,9 @@ class _Channel(threading.Thread):
             if why:
                 self._give_up(notice, why)
 
-    def _give_up(self, notice: audit.NumberedLine, why: str) -> None:
+    def _give_up(self, notice: AuditLine, why: str) -> None:
         self._counters.notices_unsent.inc()
-        _log.warning("%s: %s not told: %s", notice.line.key, self.name, why)
+        _log.warning("%s: %s not told: %s", notice.key, self.name, why)
 
 
 @contextlib.asynccontextmanager
@@ -141,9 +141,9 @@ async def telling(
 async def _watch(journal: Journal, channels: Sequence[_Channel], seen: int) -> None:
     while channels:
         with contextlib.suppress(ReclaimError):  # the journal says so itself
-            for notice in audit.after(journal, seen):
-                seen, line = notice
+            for line in audit.after(journal, seen):
+                seen = line.id
                 if line.what in KINDS and line.code not in _NO_FAILURES:
                     for channel in channels:
-                        channel.tell(notice)
+                        channel.tell(line)
         await asyncio.sleep(PACE)

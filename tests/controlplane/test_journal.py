@@ -54,6 +54,7 @@ ROW = SessionRow(
 )
 CHECKPOINT = CheckpointRow(info=INFO, keeping=Keeping.CURRENT, expires=50.0)
 AUDIT = AuditLine(at=6.0, key=KEY, who="ada", what="suspend", code="c", message="m")
+WRITTEN = msgspec.structs.replace(AUDIT, id=1)
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_journal_saved_rows_come_back_equal(saved):
     assert journal.sessions() == [ROW]
     assert journal.checkpoints(KEY) == journal.checkpoints() == [CHECKPOINT]
     assert journal.checkpoint("ckpt-1") == CHECKPOINT
-    assert journal.audit(KEY) == journal.audit() == [AUDIT]
+    assert journal.audit(KEY) == journal.audit() == [WRITTEN]
     assert journal.session(SessionKey("nobody")) is None
 
 
@@ -132,7 +133,7 @@ def test_journal_failed_write_changes_nothing(journal):
         journal.save(SessionRow(key=KEY, since=1.0), AUDIT, [bad])
     assert journal.session(KEY) == ROW
     assert journal.checkpoints() == [CHECKPOINT]
-    assert journal.audit() == [AUDIT]
+    assert journal.audit() == [WRITTEN]
 
 
 @pytest.mark.parametrize("version", [0, 2, 17])
@@ -200,7 +201,7 @@ def test_reader_of_the_audit_misses_nothing_when_all_of_it_was_old(journal):
         journal.save(ROW, AUDIT)
     reader.done(reader.next()[-1].id)
     journal.prune_audit(AUDIT.at + 1)
-    assert journal.audit() == [AUDIT]
+    assert [line.id for line in journal.audit()] == [3]
     journal.save(ROW, AUDIT)
     assert len(reader.next()) == 1
 
@@ -242,9 +243,9 @@ def test_trail_begins_with_what_comes_and_goes_on_where_it_was(journal):
     for at in (7.0, 8.0):
         journal.save(ROW, msgspec.structs.replace(AUDIT, at=at))
     seen = reader.next()
-    assert [each.line.at for each in seen] == [7.0, 8.0]
+    assert [each.at for each in seen] == [7.0, 8.0]
     reader.done(seen[0].id)
     again = audit.AuditReader(journal, "test")
     assert again.next() == reader.next() == seen[1:]
-    assert [e.line.at for e in audit.of_user(journal, KEY.user, seen[1].id, 1)] == [7.0]
+    assert [e.at for e in audit.of_user(journal, KEY.user, seen[1].id, 1)] == [7.0]
     assert audit.of_user(journal, "nobody", 0, 5) == []

@@ -62,7 +62,7 @@ def events(place: Path) -> list[str]:
 # --- one line ------------------------------------------------------------------------
 def test_line_says_who_did_what_to_whose_session_when_and_why(place):
     log = EventLog(str(place))
-    log.session(7, line("capture_failed", code="store_full", message="No room."))
+    log.session(line("capture_failed", code="store_full", message="No room.", id=7))
     log.close()
     assert lines(place) == [
         {
@@ -85,7 +85,7 @@ def test_line_says_who_did_what_to_whose_session_when_and_why(place):
 def test_name_of_a_person_makes_no_line_of_its_own(place):
     log = EventLog(str(place))
     evil = SessionKey('eve\n{"event": "resumed"}\ud800', "\x1b[2J")
-    log.session(1, line(key=evil))
+    log.session(line(key=evil, id=1))
     log.close()
     assert [found["username"] for found in lines(place)] == [evil.user]
 
@@ -119,7 +119,7 @@ def test_refusal_that_cannot_be_written_is_no_error_of_the_request(caplog):
 def test_what_does_not_fit_its_schema_is_not_written(place):
     log = EventLog(str(place))
     with pytest.raises(ValidationError):
-        log.session(0, line())
+        log.session(line(id=0))
     log.close()
     assert place.read_text() == ""
 
@@ -164,7 +164,7 @@ def test_everything_that_can_happen_has_an_event():
 
 def test_word_that_is_not_known_yet_is_kept(place):
     log = EventLog(str(place))
-    log.session(1, line("moved to the moon"))
+    log.session(line("moved to the moon", id=1))
     log.close()
     (found,) = lines(place)
     assert (found["event"], found["what"]) == ("other", "moved to the moon")
@@ -251,9 +251,9 @@ async def test_log_that_is_not_wanted_is_not_made(journal, tmp_path):
 # --- the file ------------------------------------------------------------------------
 def test_file_that_was_rotated_is_made_anew(place):
     log = EventLog(str(place))
-    log.session(1, line("warned"))
+    log.session(line("warned", id=1))
     place.rename(place.with_suffix(".1"))
-    log.session(2, line("stays"))
+    log.session(line("stays", id=2))
     log.close()
     assert events(place.with_suffix(".1")) == ["warned"]
     assert events(place) == ["warning-withdrawn"]
@@ -262,7 +262,7 @@ def test_file_that_was_rotated_is_made_anew(place):
 def test_line_that_a_crash_has_cut_spoils_no_other(place):
     place.write_text('{"event": "war')
     log = EventLog(str(place))
-    log.session(1, line("stays"))
+    log.session(line("stays", id=1))
     log.close()
     cut, whole = place.read_text().splitlines()
     assert cut == '{"event": "war'
@@ -279,7 +279,7 @@ def test_place_that_cannot_be_written_is_told_at_the_start(tmp_path):
 
 def test_standard_output_takes_the_lines_too(capsys):
     log = EventLog("-")
-    log.session(1, line("warned"))
+    log.session(line("warned", id=1))
     log.close()
     assert json.loads(capsys.readouterr().out)["event"] == "warned"
     os.fstat(1)  # it is still open

@@ -7,7 +7,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
-from jupyterhub_gpu_reclaim.controlplane.audit import AuditPage, AuditSentence
+from jupyterhub_gpu_reclaim.controlplane.audit import AuditPage
 from tests.service.conftest import service
 from tests.support.forms import Browser
 
@@ -76,17 +76,11 @@ class TestReusedName:
         key = SessionKey("ada")
         service.control.put("ada")
         rows = [
-            AuditLine(at=at, key=key, who="ada", what="suspend", message=message)
+            AuditLine(at=at, key=key, who="ada", what="suspend", sentence=message)
             for at, message in ((200.0, "mine"), (50.0, "of the former ada"))
         ]
-        lines = [
-            AuditSentence(
-                id=n, at=row.at, key=key, who="ada", what="x", sentence=row.message
-            )
-            for n, row in enumerate(rows)
-        ]
         monkeypatch.setattr(service.control, "audit", lambda *_: rows)
-        page = AuditPage(lines=lines, next=7)
+        page = AuditPage(lines=rows, next=7)
         monkeypatch.setattr(service.control, "story", lambda *_: page)
         service.control.users_since["ada"] = 100.0
         return service

@@ -13,7 +13,6 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.accounting import Counters
-from jupyterhub_gpu_reclaim.controlplane.audit import NumberedLine
 from jupyterhub_gpu_reclaim.service import notices
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
 from tests.support.counted import counted
@@ -24,7 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated")
 
 
 def notice(user="ada", server="träin", what="warned"):
-    line = AuditLine(
+    return AuditLine(
+        id=7,
         at=5.0,
         key=SessionKey(user, server),
         who="gpu-reclaim",
@@ -32,7 +32,6 @@ def notice(user="ada", server="träin", what="warned"):
         code="idle",
         message="Idle for <b>31</b> min.",
     )
-    return NumberedLine(7, line)
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +172,7 @@ async def test_lines_of_the_audit_are_told_in_order_to_each_channel(journal):
         journal.note("restore_failed", message="Broken.", code="chunk_missing")
         await until(lambda: all(len(each) == 3 for each in told.values()))
     for each in told.values():
-        kinds = [notices.KINDS[one.line.what] for one in each]
+        kinds = [notices.KINDS[one.what] for one in each]
         assert kinds == ["warned", "suspended", "resume-failed"]
     assert counted(counters, "notices_unsent_total") == 0
 

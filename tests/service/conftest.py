@@ -46,7 +46,8 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP, Deleted, Left
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.audit import AuditPage, AuditSentence
+from jupyterhub_gpu_reclaim.controlplane import audit
+from jupyterhub_gpu_reclaim.controlplane.audit import AuditPage
 from jupyterhub_gpu_reclaim.controlplane.people import UserApi
 from jupyterhub_gpu_reclaim.service.api.context import Context, Limits, Streams
 from jupyterhub_gpu_reclaim.service.web import pages
@@ -280,14 +281,14 @@ class SessionsInMemory:
 
     def audit(self, key: SessionKey, limit: int = 100) -> list[AuditLine]:
         row = AuditLine(at=1_700_000_000.0, key=key, who="ada", what="suspend")
-        return [row] * min(limit, 2000)
+        return [audit.told(row)] * min(limit, 2000)
 
     def story(self, user: str | None, before: int = 0, limit: int = 100) -> AuditPage:
         self.calls.append(("story", user, before, limit))
         if user not in {None, "ada"}:
             return AuditPage(lines=[])
         key = SessionKey("ada", "gone")
-        line = AuditSentence(
+        line = AuditLine(
             id=7, at=1.0, key=key, who="ada", what="forget", sentence="It was deleted."
         )
         return AuditPage(lines=[line], next=7)

@@ -46,7 +46,7 @@ class Feed:
         """
         lines = self._trail.next()
         for each in lines:
-            self._log.session(each.id, each.line)
+            self._log.session(each)
             self._trail.done(each.id)
         return bool(lines)
 

@@ -108,7 +108,7 @@ class EventLog:
         self._logger.remove_handler(self._handler)
         self._handler.close()
 
-    def session(self, number: int, line: AuditLine) -> None:
+    def session(self, line: AuditLine) -> None:
         """Write one line of the audit.
 
         Raises:
@@ -116,7 +116,7 @@ class EventLog:
         """
         event = EVENTS.get(line.what, "other")
         data: dict[str, Any] = {
-            "number": number,
+            "number": line.id,
             "event": event,
             "username": line.key.user,
             "servername": line.key.server,

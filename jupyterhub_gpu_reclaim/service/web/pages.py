@@ -21,7 +21,6 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.node_status import no_return
 from jupyterhub_gpu_reclaim.common.orders import ORDERS
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.audit import sentence
 from jupyterhub_gpu_reclaim.service.api.base import (
     Forbidden,
     PersonRoute,
@@ -198,7 +197,7 @@ class SessionPage(Page):
         now = self.context.clock.now()
         since = await self.seen_since(user)
         log = [
-            (ago(one.at, now), sentence(one))
+            (ago(one.at, now), one.sentence)
             for one in control.users.audit(key, _LOG_LINES)
             if one.at >= since
         ]
