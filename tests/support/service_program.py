@@ -27,7 +27,7 @@ def _become(environment: dict[str, str], words: list[str], told: Path) -> None:
     sys.argv = ["jupyterhub-gpu-reclaim-service", *words]
     from jupyterhub_gpu_reclaim.service import app
 
-    app.AGAIN_SECONDS = 1.0
+    app.AGAIN_SECONDS = 3.0  # in which a busy machine asks at least once
     app.main()
 
 
