@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from traitlets import TraitError
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
@@ -15,7 +16,6 @@ from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
 from jupyterhub_gpu_reclaim.hub.client import ServiceClient
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
-from jupyterhub_gpu_reclaim.service.settings import validation
 from tests.service.conftest import service
 from tests.support.ran import ran
 from tests.support.simulated_node import TOKEN
@@ -171,9 +171,10 @@ def test_stale_socket_is_replaced_and_another_file_is_not(tmp_path):
 
 @pytest.mark.parametrize("address", ["http://10.0.0.5:8099", "http://127.0.0.1:8099"])
 def test_agent_by_plain_http_is_refused_with_a_sentence(address):
-    [said] = validation.problems({"ReclaimService": {"agent": address}})
-    assert said == (
+    with pytest.raises(TraitError) as refused:
+        ReclaimService(agent=address)
+    assert str(refused.value) == (
         "ReclaimService.agent must be like unix:/path or https://host:port: by plain"
-        " HTTP nothing is sent."
+        " HTTP nothing is sent"
     )
     assert ReclaimService(agent="https://10.0.0.5:8099").agent
