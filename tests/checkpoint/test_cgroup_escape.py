@@ -4,6 +4,7 @@ import os
 import secrets
 import subprocess
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -44,7 +45,7 @@ def _let_in(group):
 def test_a_process_leaves_its_container_and_stays_in_its_pod(contained):
     pid, pod = contained
     before = cgroups.container_of(pid)
-    assert before is not None
+    assert before is not None, Path(f"/proc/{pid}/cgroup").read_text()
     assert before.id
     cgroup_escape.move(pid)
     cgroup_escape.move(pid)

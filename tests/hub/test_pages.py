@@ -4,6 +4,7 @@ import pytest
 
 from tests.support import chromium as chromium_program
 from tests.support.axe import problems
+from tests.support.hub import wait_until
 from tests.support.long_stories import but
 from tests.support.screenshots import shoot_both
 
@@ -195,6 +196,8 @@ def test_delete_of_a_suspended_server_asks_for_its_session_first(
         tab.locator(f"#delete-{server}").click()
         if yes:
             tab.locator(f"#delete-{server}").wait_for(state="detached")
+            # The Hub answers before it has told the service.
+            wait_until(lambda: service.called("forget"), 30, hub.log)
         assert service.called("forget") == yes
     lost = "Its session is suspended. With the server it is deleted for good."
     assert asked == [f"Delete {server}?\n\n{lost}"] * 2
