@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 OUTPUT = "it is back"
-WIDTH, ROW, LEFT = 900, 22, 300
+WIDTH, ROW, LEFT = 960, 22, 370
 COLOURS = {"browser": "#4c78a8", "session": "#f58518", "agent": "#54a24b"}
 
 
