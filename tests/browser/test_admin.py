@@ -100,7 +100,7 @@ def test_admin_suspends_and_resumes_by_keyboard_and_leaves_no_token(
 
 @pytest.mark.long
 def test_column_follows_named_servers_search_and_a_service_that_goes_away(
-    stack: Stack, amy: User, open_panel: Callable[..., Page]
+    stack: Stack, admin: Admin, amy: User, open_panel: Callable[..., Page]
 ) -> None:
     amy.start_server("lab-1")
     page = open_panel()
@@ -124,6 +124,7 @@ def test_column_follows_named_servers_search_and_a_service_that_goes_away(
     page.unroute(away)
     row.get_by_text("Running").wait_for()  # it is back
     note.wait_for(state="hidden")
+    assert len(tokens_of_panels(admin)) == 1  # one that failed was handed back
 
 
 @pytest.mark.long

@@ -142,7 +142,7 @@ async function look() {
     for (const ours of root?.querySelectorAll(".gpu-reclaim") ?? []) ours.remove();
     views = new Map();
     say(`GPU states and buttons are not shown: ${error.message}.`);
-    token = null;
+    handBack();
     wait = AGAIN_MS;
   }
   setTimeout(look, wait);
