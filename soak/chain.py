@@ -155,7 +155,6 @@ class Chain:
             pass
         resuming = time.monotonic()
         with self.killer.during("resume", plan, self.taken.resume):
-            self._try_beside(self.animal.meanwhile(self.home))
             self._resume()
         resumed = time.monotonic()
         self.compare()
@@ -259,31 +258,6 @@ class Chain:
             with contextlib.suppress(*_AWAY):
                 self.admin().resume(self.name)
         self._patiently(self._visit_or_try_again)
-
-    def _try_beside(self, undo: Callable[[], None] | None) -> None:
-        """Come back though others have changed its files; else have that undone.
-
-        Raises:
-            Late: it neither comes back nor says which of its files is in the way.
-        """
-        until = time.monotonic() + self._limit
-        while undo is not None:
-            with contextlib.suppress(*_AWAY):
-                self._visit()
-                break
-            view = self._patiently(lambda: self.admin().session(self.name))
-            failure = view.get("failure") or {}
-            if view["phase"] == "suspended" and self._names_a_file(failure):
-                undo()
-                break
-            if time.monotonic() > until:
-                raise Late(f"with a changed file: {view['phase']}, {failure}")
-            time.sleep(0.2)
-
-    def _names_a_file(self, failure: dict[str, Any]) -> bool:
-        told = failure.get("message", "")
-        code = failure.get("code", "")
-        return code.startswith(("file_", "library_")) and str(self.home) in told
 
     def _die(self) -> bool:
         """Have it end at once, as by a lack of memory, while it can still come back.

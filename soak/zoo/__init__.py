@@ -7,16 +7,10 @@ it, and a number that may only grow, of what goes on by itself.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 from dataclasses import dataclass
 from shutil import which
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -30,7 +24,6 @@ class Animal:
         terminal: whether a terminal with ``vim`` and ``top`` stands beside.
         needs: a package that is not everywhere.
         program: likewise a program.
-        away: module and function, called with the user's home while it is suspended.
         share: how often it is drawn, beside the others.
         cycles: how often its session is suspended before the next animal's turn.
     """
@@ -41,7 +34,6 @@ class Animal:
     terminal: bool = False
     needs: str = ""
     program: str = ""
-    away: str = ""
     share: float = 1.0
     cycles: int = 40
 
@@ -50,15 +42,6 @@ class Animal:
         path = f"{os.environ.get('PATH', '')}:/usr/sbin"
         package = not self.needs or importlib.util.find_spec(self.needs)
         return bool(package and (not self.program or which(self.program, path=path)))
-
-    def meanwhile(self, home: Path) -> Callable[[], None] | None:
-        """Do what others do while it is suspended; the way back, if there is one."""
-        if not self.away:
-            return None
-        module, _, name = self.away.partition(":")
-        do = getattr(importlib.import_module(f"soak.zoo.{module}"), name)
-        way_back: Callable[[], None] = do(home)
-        return way_back
 
 
 ANIMALS = (
@@ -79,7 +62,6 @@ ANIMALS = (
     Animal("kernels", "concurrency:Nothing", kernels=20, share=0.2, cycles=8),
     # What was committed once and never came back.
     Animal("unnamed files", "files:Unnamed"),
-    Animal("package", "files:Package", away="files:upgrade"),
     Animal("in flight", "sockets:InFlight"),
     Animal("open memory", "memory:OpenMemory"),
     Animal("kernel AIO", "memory:AsynchronousFile"),

@@ -5,17 +5,12 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import shutil
 import sqlite3
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from soak.zoo.keeper import digest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Transactions:
@@ -87,72 +82,6 @@ class Unnamed:
             one.write(os.urandom(5000))
             one.flush()
             one.seek(-1000, os.SEEK_CUR)
-
-
-class Package:
-    """A library that is mapped and open, in a folder as uv and conda make it.
-
-    Its file is a link to one in a cache, so that it lives on when it is replaced.
-    """
-
-    NAME = "libpackage.so"
-
-    def __init__(self) -> None:
-        self.folder = Path.home() / "package"
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.turn = 0
-        self._release()
-        self._install()
-        self.map = self._load()
-
-    def _release(self) -> None:
-        """One more version in the cache."""
-        self.turn += 1
-        cache = self.folder / "cache" / str(self.turn)
-        cache.mkdir(parents=True)
-        (cache / self.NAME).write_bytes(os.urandom(1 << 20))
-
-    def _install(self) -> None:
-        library = self.folder / "lib" / self.NAME
-        library.parent.mkdir(exist_ok=True)
-        library.unlink(missing_ok=True)
-        os.link(self.folder / "cache" / str(self.turn) / self.NAME, library)
-
-    def _load(self) -> mmap.mmap:
-        """As the linker does: the file's pages, some of them written to."""
-        self.open = (self.folder / "lib" / self.NAME).open("rb")
-        made = mmap.mmap(self.open.fileno(), 0, access=mmap.ACCESS_COPY)
-        made[:100] = os.urandom(100)
-        return made
-
-    def look(self) -> tuple[str, int]:
-        self.open.seek(0)
-        return digest(self.map[:], self.open.read(), self.turn), 0
-
-    def work(self) -> None:
-        """It is upgraded while it is in use; every other time it is loaded anew."""
-        self._release()
-        self._install()
-        if self.turn % 2:
-            self.map = self._load()
-
-
-def upgrade(home: Path) -> Callable[[], None]:
-    """Upgrade a user's package while they are away.
-
-    Returns:
-        The way back.
-    """
-    library = home / "package" / "lib" / Package.NAME
-    before = library.with_name("before")
-    before.unlink(missing_ok=True)
-    library.rename(before)
-    library.write_bytes(os.urandom(1 << 20))
-
-    def undo() -> None:
-        before.rename(library)
-
-    return undo
 
 
 class Files:

@@ -8,7 +8,7 @@ from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.format import crypto, layout, manifest
 from jupyterhub_gpu_reclaim.store.format.crypto import Origin
-from jupyterhub_gpu_reclaim.store.format.manifest import Body, IndexRef, PackRef
+from jupyterhub_gpu_reclaim.store.format.manifest import Body, PackRef
 from tests.store.doubles import KEYS
 
 ORIGIN = Origin(id="c1", key=SessionKey("ada"), generation=2, data_key=b"d" * 32)
@@ -30,7 +30,7 @@ def body(**changes):
         "id_key": b"i" * 32,
         "origins": [ORIGIN, EARLIER],
         "packs": [PackRef(0, 0, 100), PackRef(1, 65536, 200)],
-        "index": IndexRef(length=50, segments=1),
+        "index": 50,
     }
     return Body(**{**facts, **changes})
 

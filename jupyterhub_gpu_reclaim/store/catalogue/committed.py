@@ -13,7 +13,7 @@ from jupyterhub_gpu_reclaim.store.format import layout, manifest
 from jupyterhub_gpu_reclaim.store.format.index import (
     damaged,
     decode_index,
-    read_segments,
+    read_index,
 )
 
 if TYPE_CHECKING:
@@ -110,8 +110,7 @@ class Catalogue:
                 raise damaged(f"{name} has {length} bytes instead of {expected}")
         name = layout.index(body.info.id)
         return decode_index(
-            list(read_segments(self._backend, name, body.index.length)),
-            body.index.segments,
+            read_index(self._backend, name, body.index),
             body.origins[0].index_key(),
             chunk_bytes=body.chunk_bytes,
             packs=[pack.length for pack in body.packs],

@@ -31,7 +31,6 @@ _DOMAIN = "gpu-reclaim store 1"
 FORMAT = 1
 MAGIC = b"GRSTORE" + bytes([FORMAT])
 _BLOCK = struct.Struct("<IBHI")
-_SEGMENT = struct.Struct("<II")
 
 
 class Forged(Exception):
@@ -158,7 +157,3 @@ def bound_manifest(checkpoint: str) -> bytes:
 def bound_block(number: int, kind: Kind, chunks: int, length: int) -> bytes:
     """Associated data of a block: ``length`` is as stored, without the tag."""
     return _BLOCK.pack(number, kind, chunks, length)
-
-
-def bound_segment(number: int, count: int) -> bytes:
-    return _SEGMENT.pack(number, count)

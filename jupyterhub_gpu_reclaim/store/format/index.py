@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import lz4.block
 import msgspec
@@ -23,11 +23,11 @@ from jupyterhub_gpu_reclaim.store.format import crypto
 from jupyterhub_gpu_reclaim.store.format.compression import MAX_BLOCK_BYTES, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
+    from jupyterhub_gpu_reclaim.store.backend import Backend
 
 #: A table of blocks; ``pack`` is the place in the manifest's list of packs.
 BLOCKS = np.dtype(
@@ -43,8 +43,7 @@ BLOCKS = np.dtype(
 MAX_REFS = (1 << 32) - 1
 _NAME = re.compile(r"(?!.*(?:^|/)\.{1,2}(?:/|\Z))[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 _MAX_NAME = 255
-SEGMENT_BYTES = 4 * 1024 * 1024
-_PIECE_BYTES = 16 * 1024 * 1024
+_READ_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -147,187 +146,61 @@ def _check_blocks(index: ChunkIndex, chunk_bytes: int, packs: Sequence[int]) -> 
         raise damaged("the index has a block that cannot be")
 
 
-class _IndexHead(Value, frozen=True, kw_only=True):
+class _Stored(Value, frozen=True, kw_only=True):
     files: list[tuple[str, int]]
-    blocks: int
-    refs: int
-    ids: int
+    blocks: bytes  #: of :data:`BLOCKS`
+    refs: bytes  #: as differences, which LZ4 shrinks to nearly nothing
+    ids: bytes
 
 
-class Encoded(NamedTuple):
-    """An index being encoded piece by piece, for all of it may be large."""
-
-    segments: int
-    length: int  #: of all sealed segments
-    sealed: Iterator[bytes]
-
-
-def encode_index(index: ChunkIndex, key: bytes) -> Encoded:
-    """The sealed segments; ``key`` may seal one index only."""
-    parts = list(_parts(index))
-    length = sum(len(part) for part in parts)
-    segments = -(-length // SEGMENT_BYTES)
-    sealer = crypto.Sealer(key)
-    sealed = (
-        sealer.seal(number, plain, crypto.bound_segment(number, segments))
-        for number, plain in enumerate(_cut(parts))
+def encode_index(index: ChunkIndex, key: bytes) -> bytes:
+    """The sealed index; ``key`` may seal one only."""
+    differences = np.diff(index.refs, prepend=np.uint32(0)).astype("<u4")
+    stored = _Stored(
+        files=index.files,
+        blocks=index.blocks.tobytes(),
+        refs=lz4.block.compress(differences.tobytes(), store_size=False),
+        ids=np.ascontiguousarray(index.ids, "<u8").tobytes(),
     )
-    return Encoded(segments, length + segments * crypto.TAG_BYTES, sealed)
-
-
-def _cut(parts: Iterable[memoryview]) -> Iterator[bytearray]:
-    piece = bytearray()
-    for part in parts:
-        rest = part
-        while len(rest):
-            take = SEGMENT_BYTES - len(piece)
-            piece += rest[:take]
-            rest = rest[take:]
-            if len(piece) == SEGMENT_BYTES:
-                yield piece
-                piece = bytearray()
-    if piece:
-        yield piece
+    return crypto.Sealer(key).seal(0, msgspec.msgpack.encode(stored), b"")
 
 
 def decode_index(
-    segments: Iterable[bytes],
-    count: int,
-    key: bytes,
-    *,
-    chunk_bytes: int,
-    packs: Sequence[int],
+    sealed: bytes, key: bytes, *, chunk_bytes: int, packs: Sequence[int]
 ) -> ChunkIndex:
-    """An index, checked, of ``count`` segments; ``packs``: lengths of the manifest's.
+    """An index, checked; ``packs``: lengths of the manifest's.
 
     Raises:
         StoreError: ``CHECKPOINT_DAMAGED``, with what does not fit.
     """
-    plain = _open(segments, count, key)
     try:
-        index = _parse(plain)
+        index = _parse(crypto.Sealer(key).open(0, sealed, b""), chunk_bytes)
+    except crypto.Forged:
+        raise damaged("the index is not what was written") from None
     except (ValueError, lz4.block.LZ4BlockError, msgspec.DecodeError) as error:
         raise damaged(f"the index cannot be read ({error})") from None
     check(index, chunk_bytes, packs)
     return index
 
 
-def read_segments(backend: Backend, name: str, length: int) -> Iterator[bytes]:
-    """The sealed segments of an index of that length, one at a time."""
-    step = SEGMENT_BYTES + crypto.TAG_BYTES
-    for at in range(0, length, step):
-        yield backend.read(name, at, min(step, length - at))
-
-
-def check_segments(
-    segments: Iterable[bytes], count: int, key: bytes, name: str
-) -> None:
-    """Check that an index that was just written reads back.
-
-    Raises:
-        StoreError: ``STORE_FAILED``, it does not; or it cannot be read.
-    """
-    try:
-        for _ in _opened(segments, count, key):
-            pass
-    except crypto.Forged:
-        why = f"{name} reads back differently"
-        raise StoreError(Reason.STORE_FAILED, why=why) from None
-
-
-def _parts(index: ChunkIndex) -> Iterator[memoryview]:
-    head = msgspec.json.encode(
-        _IndexHead(
-            files=index.files,
-            blocks=len(index.blocks),
-            refs=len(index.refs),
-            ids=len(index.ids),
-        )
+def read_index(backend: Backend, name: str, length: int) -> bytes:
+    """A sealed index of that length: a slow store gives a part of it in time."""
+    starts = range(0, length, _READ_BYTES)
+    return b"".join(
+        backend.read(name, at, min(_READ_BYTES, length - at)) for at in starts
     )
-    yield memoryview(len(head).to_bytes(4, "little") + head)
-    for name in BLOCKS.names or ():
-        yield _shrink(np.ascontiguousarray(index.blocks[name]))
-    yield _shrink(np.diff(index.refs, prepend=np.uint32(0)).astype("<u4"))
-    yield np.ascontiguousarray(index.ids, "<u8").reshape(-1).view(np.uint8).data
 
 
-def _shrink(column: NDArray[Any]) -> memoryview:
-    # LZ4 pieces behind their total length.
-    plain = column.view(np.uint8).data
-    pieces = []
-    for at in range(0, len(plain), _PIECE_BYTES):
-        piece = lz4.block.compress(plain[at : at + _PIECE_BYTES], store_size=False)
-        pieces += [len(piece).to_bytes(4, "little"), piece]
-    data = b"".join(pieces)
-    return memoryview(len(data).to_bytes(8, "little") + data)
-
-
-def _opened(segments: Iterable[bytes], count: int, key: bytes) -> Iterator[bytes]:
-    """The plain segments; Forged if one is missing or not what was written."""
-    sealer, number = crypto.Sealer(key), 0
-    for sealed in segments:
-        yield sealer.open(number, sealed, crypto.bound_segment(number, count))
-        number += 1
-    if number != count:
-        raise crypto.Forged
-
-
-def _open(segments: Iterable[bytes], count: int, key: bytes) -> bytearray:
-    plain = bytearray()
-    try:
-        for opened in _opened(segments, count, key):
-            plain += opened
-    except crypto.Forged:
-        raise damaged("the index is not what was written") from None
-    return plain
-
-
-class _ColumnReader:
-    """Takes bytes from the front; raises ValueError when there are too few."""
-
-    def __init__(self, plain: Buffer) -> None:
-        self._rest = memoryview(plain)
-
-    def take(self, length: int) -> memoryview:
-        if length > len(self._rest):
-            raise ValueError("it ends too early")
-        found, self._rest = self._rest[:length], self._rest[length:]
-        return found
-
-    def number(self, length: int) -> int:
-        return int.from_bytes(self.take(length), "little")
-
-    def column(self, kind: Any, count: int) -> NDArray[Any]:
-        # See _shrink.
-        inner = _ColumnReader(bytes(self.take(self.number(8))))
-        size = count * np.dtype(kind).itemsize
-        pieces = [
-            lz4.block.decompress(
-                inner.take(inner.number(4)),
-                uncompressed_size=min(_PIECE_BYTES, size - at),
-            )
-            for at in range(0, size, _PIECE_BYTES)
-        ]
-        inner.end()
-        return np.frombuffer(b"".join(pieces), kind, count)
-
-    def end(self) -> None:
-        if len(self._rest):
-            raise ValueError("it has more than it should")
-
-
-def _parse(plain: bytearray) -> ChunkIndex:
-    reader = _ColumnReader(plain)
-    head = decoders.json_decoder(_IndexHead).decode(reader.take(reader.number(4)))
-    if not all(0 <= count <= MAX_REFS for count in (head.blocks, head.refs, head.ids)):
-        raise ValueError("its counts cannot be")
-    # LZ4 shrinks by 255 at most: no count can claim more memory than that.
-    if max(head.blocks, head.refs * 4, head.ids * 16) > 256 * len(plain):
-        raise ValueError("its counts do not fit its length")
-    blocks = np.empty(head.blocks, BLOCKS)
-    for name in BLOCKS.names or ():
-        blocks[name] = reader.column(BLOCKS[name], head.blocks)
-    refs = np.cumsum(reader.column("<u4", head.refs), dtype=np.uint32)
-    ids = np.frombuffer(reader.take(16 * head.ids), "<u8").reshape(-1, 2)
-    reader.end()
-    return ChunkIndex(head.files, blocks, refs, ids)
+def _parse(plain: bytes, chunk_bytes: int) -> ChunkIndex:
+    stored = decoders.msgpack_decoder(_Stored).decode(plain)
+    count = sum(chunks_of(length, chunk_bytes) for _, length in stored.files)
+    # LZ4 shrinks by 255 at most: no length can claim more memory than that.
+    if not 0 <= 4 * count <= 256 * len(stored.refs):
+        raise ValueError("its lengths do not fit its chunks")
+    refs = lz4.block.decompress(stored.refs, uncompressed_size=4 * count)
+    return ChunkIndex(
+        stored.files,
+        np.frombuffer(stored.blocks, BLOCKS),
+        np.cumsum(np.frombuffer(refs, "<u4"), dtype=np.uint32),
+        np.frombuffer(stored.ids, "<u8").reshape(-1, 2),
+    )

@@ -37,11 +37,6 @@ class PackRef(msgspec.Struct, frozen=True, array_like=True):
     length: Size
 
 
-class IndexRef(Value, frozen=True, kw_only=True):
-    length: Size
-    segments: Count
-
-
 class Body(Value, frozen=True, kw_only=True):
     """The part that only a holder of the key can read or write."""
 
@@ -50,7 +45,7 @@ class Body(Value, frozen=True, kw_only=True):
     id_key: bytes
     origins: list[Origin]  #: the checkpoint itself first
     packs: list[PackRef]
-    index: IndexRef
+    index: Size  #: length of the index as it is stored
 
     def __repr__(self) -> str:
         return f"Body({self.info.id})"
@@ -61,7 +56,7 @@ class Body(Value, frozen=True, kw_only=True):
     def objects(self) -> list[Entry]:
         """Every object needed to read the checkpoint, except the manifest."""
         packs = [Entry(self.pack_name(pack), pack.length) for pack in self.packs]
-        return [*packs, Entry(layout.index(self.info.id), self.index.length)]
+        return [*packs, Entry(layout.index(self.info.id), self.index)]
 
 
 def encode(body: Body, keys: Wrapper) -> bytes:

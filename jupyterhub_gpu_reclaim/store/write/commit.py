@@ -18,13 +18,12 @@ from jupyterhub_gpu_reclaim.store.format import layout, manifest
 from jupyterhub_gpu_reclaim.store.format.index import (
     BLOCKS,
     ChunkIndex,
-    check_segments,
     chunks_of,
     damaged,
     encode_index,
-    read_segments,
+    read_index,
 )
-from jupyterhub_gpu_reclaim.store.format.manifest import IndexRef, PackRef
+from jupyterhub_gpu_reclaim.store.format.manifest import PackRef
 from jupyterhub_gpu_reclaim.store.packing.base_blocks import Verdict
 
 if TYPE_CHECKING:
@@ -163,20 +162,18 @@ def _of_base(
     return table, moved, packs, origins
 
 
-def write_index(backend: Backend, origin: Origin, index: ChunkIndex) -> IndexRef:
-    key, name = origin.index_key(), layout.index(origin.id)
-    encoded = encode_index(index, key)
+def write_index(backend: Backend, origin: Origin, index: ChunkIndex) -> int:
+    """Write it, durably; its length. It has to read back."""
+    sealed, name = encode_index(index, origin.index_key()), layout.index(origin.id)
     writer = backend.create(name)
     try:
-        for sealed in encoded.sealed:
-            writer.write(sealed)
+        writer.write(sealed)
         writer.finish()
     finally:
         writer.abandon()
-    ref = IndexRef(length=encoded.length, segments=encoded.segments)
-    back = read_segments(backend, name, ref.length)
-    check_segments(back, ref.segments, key, name)
-    return ref
+    if read_index(backend, name, len(sealed)) != sealed:
+        raise StoreError(Reason.STORE_FAILED, why=f"{name} reads back differently")
+    return len(sealed)
 
 
 def publish_manifest(

@@ -220,8 +220,8 @@ class CheckpointWriter:
             self._info,
             created=self._clock.now(),
             logical_bytes=sum(length for _, length in files),
-            stored_bytes=own + index.length,
-            keeps=_keeps(merged.packs, origins, index.length),
+            stored_bytes=own + index,
+            keeps=_keeps(merged.packs, origins, index),
             deduplicated_bytes=self._pack_writers.counted(KNOWN),
             **record,
         )
