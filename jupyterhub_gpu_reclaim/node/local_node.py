@@ -36,7 +36,6 @@ from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
 from jupyterhub_gpu_reclaim.node.workflows.release import Releases
 from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
-from jupyterhub_gpu_reclaim.node.workflows.tools import looking_again
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
 
 if TYPE_CHECKING:
@@ -378,14 +377,7 @@ class LocalNode:
         if not wakes:
             self.operations.work_for(session)
         operation = Operation(kind, session.key, checkpoint)
-
-        def attempt(operation: Operation) -> AsyncIterator[Event]:
-            return work(session, operation).run(operation)
-
-        steps: Callable[[Operation], AsyncIterator[Event]] = attempt
-        if kind in {orders.Capture.kind, orders.Nap.kind}:
-            record = partial(trees.record_of, self.tools.records, session)
-            steps = looking_again(attempt, record, self.tools.clock)
+        steps = work(session, operation).run
         return self._begin(session, operation, steps).follow()
 
     def _saving(

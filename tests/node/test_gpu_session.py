@@ -145,44 +145,30 @@ def test_a_child_that_is_forked_after_the_survey_gives_up_its_devices_too(
     computes(place, "pcl")
 
 
-def opens(place) -> bool:
-    """Whether one has the driver's library and the card, as in the midst of cuInit."""
-    return any(
-        held_by(one.pid) and "/libcuda.so" in procfs.text(one.pid, "maps")
-        for one in place.tree.processes
-    )
-
-
 @own_agent
 @pytest.mark.usefixtures("counting")
-def test_a_program_that_begins_to_use_a_card_meanwhile_naps_as_well(agent, start):
+def test_a_program_that_begins_to_use_a_card_meanwhile_naps_the_next_time(agent, start):
     session = start("begins")
     computes(session, "p")
+    url = f"/v1/sessions/{session.incarnation}"
+    failure = agent.events(f"{url}/nap", {})[-1]["failure"]
+    assert failure["code"] == "gpu_begun"
+    computes(session, "pi")
     for order, holding in (("nap", 0), ("wake", 2)):
-        events = agent.events(f"/v1/sessions/{session.incarnation}/{order}", {})
+        events = agent.events(f"{url}/{order}", {})
         assert events[-1].get("tree"), events[-1]
         assert holders(session) == holding
     computes(session, "pi")
 
 
-@pytest.mark.long
-@own_agent
-@pytest.mark.usefixtures("counting")
-def test_a_program_that_has_a_card_open_and_is_not_known_yet_is_waited_for(
-    agent, start
-):
-    session = start("slow")
-    wait_for(lambda: opens(session))
-    agent.captured(session, "cp")
-    path = f"/v1/sessions/{session.incarnation}/thaw"
-    assert agent.post(path).status_code == 200
-    computes(session, "pi")
-
-
-@pytest.mark.long
-def test_a_program_that_the_driver_does_not_know_is_refused_in_the_end(agent, start):
+def test_a_program_that_the_driver_does_not_know_is_refused(agent, start):
     session = start("deaf")
-    wait_for(lambda: opens(session))
+    wait_for(
+        lambda: any(
+            held_by(one.pid) and "/libcuda.so" in procfs.text(one.pid, "maps")
+            for one in session.tree.processes
+        )
+    )
     failure = agent.capture(session, "cp")[-1]["failure"]
     assert failure["code"] == "gpu_begun"
     computes(session, "p")

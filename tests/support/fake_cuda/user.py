@@ -3,9 +3,8 @@
 Arguments: the folder for the driver's state, the file that stands for the device, and
 "forks" (another child as soon as it is locked), "imports" (a second such program is
 started, which has memory of the first one open), "large" (its memory moves slowly),
-"alone" (no child), "begins" (a second such program begins as soon as this is locked),
-"slow" (a second such program has the device open for a while before the driver knows
-it) or "deaf" (a second one that it never knows).
+"alone" (no child), "begins" (a second such program begins as soon as this is locked)
+or "deaf" (a second one has the device open that the driver never knows).
 """
 
 import ctypes
@@ -28,7 +27,7 @@ def start_second(word: str) -> Path:
     return Path(folder, str(subprocess.Popen(command).pid))
 
 
-if {"slower", "deafer"} & {*words}:
+if "deafer" in words:
     file = state.with_name("libcuda.so.1")  # whoever opens a device has the library
     file.write_bytes(bytes(4096))
     with file.open("rb") as opened:
@@ -57,12 +56,12 @@ def begin_when_locked() -> None:
     state.with_suffix(".forked").touch()
 
 
-letter = "i" if {"imported", "begun", "slower"} & {*words} else "p"
+letter = "i" if {"imported", "begun"} & {*words} else "p"
 if "imported" in words:
     state.with_suffix(".imports").touch()
-elif {"slower", "deafer"} & {*words}:
-    time.sleep(2 if "slower" in words else 1000)
-elif not {"alone", "begins", "begun", "slow", "deaf"} & {*words} and os.fork() == 0:
+elif "deafer" in words:
+    time.sleep(1000)
+elif not {"alone", "begins", "begun", "deaf"} & {*words} and os.fork() == 0:
     # Like a DataLoader's worker: it has the device open and no use for it.
     while True:
         time.sleep(0.02)
@@ -79,7 +78,7 @@ if "forks" in words:
 if "begins" in words:
     state.with_suffix(".forks").touch()
     threading.Thread(target=begin_when_locked, daemon=True).start()
-for word, second in (("imports", "imported"), ("slow", "slower"), ("deaf", "deafer")):
+for word, second in (("imports", "imported"), ("deaf", "deafer")):
     if word in words:
         start_second(second)
 while True:
