@@ -119,7 +119,6 @@ class World:
         self.kernel.rehearses = plan.rehearsed
         self.kernel.goes_on = self._goes_on
         self.kernel.reads = self._reads
-        self.kernel.refused = self._refused
         self.database = Database()
         self.disk = Disk()
         self.settings = SETTINGS
@@ -137,8 +136,6 @@ class World:
         self.steps = 0
         #: when somebody last asked for a suspend, or a stop, of each session
         self.asked: dict[SessionKey, float] = {}
-        #: incarnations that would not come back, and the agent that has found that out
-        self.refused_by: dict[str, Program | None] = {}
         #: until when each machine is, or was, drained
         self.drained: dict[str, float] = {}
         #: when somebody last asked for a nap of each session
@@ -444,16 +441,6 @@ class World:
             self.history.say(f"{place.key} has read, and holds {tree.contents} now")
         tree.unread = 0
 
-    def _refused(self, place: Place) -> None:
-        """It was stopped for nothing: not again by that agent, unless somebody asks."""
-        self.history.say(f"{place.key} would not come back")
-        agent = self.machines.of(place.pid)[0].agent
-        if self.refused_by.get(place.incarnation) is agent:
-            self.history.wrong(
-                "what would not come back is let alone", f"{place.key} is stopped again"
-            )
-        self.refused_by[place.incarnation] = agent
-
     def naps(self, place: Place) -> bool:
         """Whether its agent holds that tree, alone or half of it, in a nap."""
         record = self._record(place)
@@ -705,11 +692,8 @@ class NodeApi:
         if isinstance(order, Nap):
             world.rooms.ordered(subject)
             return self._checked(subject, answer)
-        if isinstance(order, Capture):
-            if not attaches:
-                world.begins_to_capture(subject)
-            if order.seen is None:  # a person's word
-                world.refused_by.pop(subject, None)
+        if isinstance(order, Capture) and not attaches:
+            world.begins_to_capture(subject)
         return answer
 
     async def _checked(self, incarnation: str, events: Any) -> AsyncIterator[Any]:

@@ -172,14 +172,17 @@ class Suspender:
             SessionEvent.CAPTURE_FAILED,
             failure=failure,
             failures=failures,
-            backoff_until=self._tried_at(row, failures),
+            backoff_until=self._tried_at(row, failures, failure.code),
         )
         self.together.went_on(row)
 
-    def _tried_at(self, row: SessionRow, failures: int) -> float:
+    def _tried_at(self, row: SessionRow, failures: int, code: str = "") -> float:
         """Return when the next try may begin; a drain has no time for a long pause."""
         now, drain = self.sessions.clock.now(), self.sessions.drains.of_session(row)
         wait = self.sessions.settings.pause_after(failures)
+        if code == Reason.WOULD_NOT_RETURN.value:
+            # Found out while it stood still: not again for the same soon.
+            wait = self.sessions.settings.backoff_limit
         if drain is not None and drain.until is not None and drain.until > now:
             wait = min(wait, (drain.until - now) * _PAUSED_PART)
         return now + wait

@@ -181,8 +181,6 @@ class LocalNode:
         Raises:
             Refused: ``order_late``: it may be in use again.
         """
-        if order.seen is None:
-            self.tools.refusals.forget(incarnation)
         work = partial(self._saving, order, capture.Capture)
         return await self._start(incarnation, order, "be suspended now", work)
 

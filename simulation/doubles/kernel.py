@@ -135,8 +135,6 @@ class Kernel:
         self.goes_on: Callable[[Place, bool], None] = lambda place, restored: None
         #: told of each tree that can read what it was sent
         self.reads: Callable[[Place], None] = lambda place: None
-        #: told of each tree that was stopped, and would not come back
-        self.refused: Callable[[Place], None] = lambda place: None
 
     def place(self, pid: int, start: int | None = None) -> Place:
         """The place of that process.
@@ -308,8 +306,6 @@ class Kernel:
         if self.fails():
             raise RolledBack(Reason.INTERNAL)
         if place.tree is not None and place.tree.stuck:
-            if place.tree.frozen:  # one that goes on was only saved
-                self.refused(place)
             raise RolledBack(Reason.WOULD_NOT_RETURN, why="It has an odd file open.")
         return 1.0
 

@@ -278,13 +278,6 @@ MUTANTS: dict[str, Mutant] = {
         node.UNMOUNTED,
         seed=1420000023,
     ),
-    "what-would-not-come-back-is-stopped-again": Mutant(
-        "The policy had a session that would not come back stopped for that again and"
-        " again.",
-        "nobody; made for the checker (issue 28, A)",
-        node.FORGOTTEN_REFUSAL,
-        seed=1400000114,
-    ),
     "a-rescue-keeps-the-agent-out": Mutant(
         "What lets sessions go on without an agent waited a minute for each nap that"
         " found no room, and no agent could start meanwhile.",

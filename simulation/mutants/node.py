@@ -14,7 +14,6 @@ from jupyterhub_gpu_reclaim.node.operations.card_room import CardRoom
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
-from jupyterhub_gpu_reclaim.node.operations.would_not_return import Refusals
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import (
     capture,
@@ -119,9 +118,6 @@ def _patient(*cards: Any, room_seconds: float, **more: Any) -> Accelerator:
 LOCKED_OUT: tuple[Patch, ...] = ((rescue, "Accelerator", _patient),)
 
 UNREHEARSED: tuple[Patch, ...] = ((rehearsal, "rehearse", nothing),)
-
-FORGOTTEN_REFUSAL: tuple[Patch, ...] = ((Refusals, "remember", nothing),)
-
 
 #: An empty folder is a store without checkpoints.
 UNMOUNTED: tuple[Patch, ...] = ((IdentityCheck, "confirm", nothing),)

@@ -7,8 +7,7 @@ refused at once where it is known to end so, or could end so because of others:
 
 * there is no room at all;
 * captures are under way, and all of them may need more than there is. The first is
-  let try, whatever its memory: two that fill the room between them would both be lost;
-* it ran out of room before (``would_not_return``).
+  let try, whatever its memory: two that fill the room between them would both be lost.
 """
 
 from __future__ import annotations

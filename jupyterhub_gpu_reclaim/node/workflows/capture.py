@@ -84,8 +84,6 @@ _ABORT_SECONDS = 30.0
 #: The same for who has called it off, and waits: what a slow store has not removed by
 #: then is removed behind the session, which goes on.
 _CALLED_OFF_SECONDS = 0.3
-#: So much more than was stored must be free once the store was full.
-_MORE_ROOM = 1.1
 
 
 class Look(NamedTuple):
@@ -125,9 +123,6 @@ def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
     found += filesystem.refuse_ports(session, snapshot, tools.ports)
     most = trees.resident_bytes(snapshot) + moved
     found += tools.store_room.findings(StoreNeed(most))
-    now = tools.clock.monotonic()
-    free = tools.store_room.free()
-    found += tools.refusals.findings(session.incarnation, snapshot, now, free)
     return Look(found, survey, gpus, most)
 
 
@@ -171,9 +166,6 @@ class Capture(Workflow):
         # at the next start what is unfinished then.
         except Exception as error:
             why = reported(error, RolledBack, Reason.CAPTURE_FAILED)
-            if why.reason is Reason.STORE_FULL and self._writer is not None:
-                needs = _MORE_ROOM * self._writer.stored_bytes
-                self._learn(why, snapshot, needs)
             yield self._note(Stage.ROLLING_BACK, failure=codec.failure_of(why))
             stage = await self._roll_back()
             if stage is not Stage.CAPTURED:
@@ -201,12 +193,6 @@ class Capture(Workflow):
             gpus=look.gpus,
             memory_limit=limit,
         )
-
-    def _learn(self, why: ReclaimError, snapshot: Snapshot, needs: float = 0.0) -> None:
-        """Keep a failure from stopping the session again for nothing."""
-        now, failure = self._tools.clock.monotonic(), codec.failure_of(why)
-        incarnation = self._session.incarnation
-        self._tools.refusals.remember(incarnation, snapshot, failure, now, needs)
 
     def _stopped_before(self, snapshot: Snapshot) -> frozenset[int]:
         # Not those that nap.
@@ -270,7 +256,7 @@ class Capture(Workflow):
         frozen = self._tools.clock.monotonic()
         await self._empty(survey)
         cut = await self._cut(snapshot)
-        with self._rehearsal(snapshot) as rehearsal:
+        with Rehearsal(self._tools, self._session, self._operation) as rehearsal:
             async with self._dumping(writer, snapshot):
                 dumped = await self._image(writer, login, state, cut)
                 rehearsal.begin(dumped)
@@ -346,12 +332,6 @@ class Capture(Workflow):
         count = len(filesystem.ports_here(files_img, world))
         found = self._tools.ports.findings(self._session.key.user, count)
         refuse_fatal(found, RolledBack)
-
-    def _rehearsal(self, snapshot: Snapshot) -> Rehearsal:
-        def refused(why: RolledBack) -> None:
-            self._learn(why, snapshot)
-
-        return Rehearsal(self._tools, self._session, self._operation, refused)
 
     async def _commit(
         self, writer: CheckpointWriter, rehearsal: Rehearsal, seconds: float

@@ -24,8 +24,6 @@ from jupyterhub_gpu_reclaim.node import cgroup_escape
 from jupyterhub_gpu_reclaim.node.operations.operations import StepReporter, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.session import Session
@@ -40,11 +38,8 @@ class Rehearsal:
         tools: WorkflowTools,
         session: Session,
         operation: Operation,
-        refused: Callable[[RolledBack], None] = lambda _: None,
     ) -> None:
         self._tools = tools
-        # Told in any thread, also if something else has ended the capture by then.
-        self._refused = refused
         self._init = SessionInit(session.init_pid, session.init_start)
         self._progress = StepReporter(operation, tools.clock)
         self._capture = operation.cancel
@@ -93,19 +88,12 @@ class Rehearsal:
 
     def _rehearse(self, dumped: Dumped) -> float:
         with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
-            try:
-                return rehearse(
-                    self._tools.criu.criu(),
-                    self._init,
-                    dumped,
-                    folder=Path(folder),
-                    limit=self._tools.limits.check,
-                    prepare=cgroup_escape.move,
-                    cancel=self._cancel,
-                )
-            except RolledBack as error:
-                # Called off, it may have looked at a tree that went on.
-                called_off = self._cancel.is_set
-                if error.reason is Reason.WOULD_NOT_RETURN and not called_off:
-                    self._refused(error)
-                raise
+            return rehearse(
+                self._tools.criu.criu(),
+                self._init,
+                dumped,
+                folder=Path(folder),
+                limit=self._tools.limits.check,
+                prepare=cgroup_escape.move,
+                cancel=self._cancel,
+            )

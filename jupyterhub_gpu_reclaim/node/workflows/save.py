@@ -229,7 +229,6 @@ class Save(Capture):
         writer, staging = self._writer, self._staging
         assert writer is not None
         assert staging is not None
-        # What it says of a tree that has gone on is forgotten: a suspend finds out.
         with Rehearsal(self._tools, self._session, self._operation) as rehearsal:
             rehearsal.begin(dumped)
             await self._step(

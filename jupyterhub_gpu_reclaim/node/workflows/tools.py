@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.node.operations.operations import (
@@ -10,7 +10,6 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
     durably,
     in_thread,
 )
-from jupyterhub_gpu_reclaim.node.operations.would_not_return import Refusals
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -57,7 +56,6 @@ class WorkflowTools:
     memory: HostMemory
     store_room: StoreRoom
     ports: HeldPorts
-    refusals: Refusals = field(default_factory=Refusals)
     trusted_capabilities: tuple[str, ...] = ()
     save_point_file_bytes: int = 256 << 20
 
