@@ -131,8 +131,6 @@ def configure(
     _add_to_lists(c, spec)
     default(c.JupyterHub, "spawner_class", _SPAWNERS[asked["placement"]])
     _spawner(c, folder)
-    if lost := chosen.get("node_lost_after"):  # the pods are made by it, too
-        default(c.SessionPodSpawner, "node_lost_after", lost)
     patches.apply()
     when_all_is_read(lambda whole: _add_to_lists(whole, spec, repeated=True))
 

@@ -50,7 +50,6 @@ from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
 from jupyterhub_gpu_reclaim.service.events.feed import feeding
 from jupyterhub_gpu_reclaim.service.node_watch import (
     DrainWatch,
-    LostNodes,
     NodeWatch,
     watching,
 )
@@ -188,9 +187,7 @@ class ReclaimService(Application, Options):
             agent, SystemClock(), controller.note_silent, controller.nodes.drain_of
         )
         if isinstance(agent, AgentRouter):
-            lost = LostNodes(agent, SystemClock(), self.node_lost_after)
-            drains = DrainWatch(agent, controller.nodes.follow)
-            nodes.settles += [drains.settle, lost.settle]
+            nodes.settle = DrainWatch(agent, controller.nodes.follow).settle
         try:
             async with (
                 feeding(journal, self.event_log, SystemClock()) as events,

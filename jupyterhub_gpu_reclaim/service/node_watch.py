@@ -31,10 +31,6 @@ if TYPE_CHECKING:
         AnyAgent,
     )
 
-    #: Settles something with the nodes, as they were heard of now; never raises
-    #: ``ReclaimError``.
-    Settle = Callable[[Sequence[NodeHealth]], Awaitable[None]]
-
 _log = logging.getLogger(__name__)
 
 #: Seconds between two rounds, and for an answer: a silence is known within their sum.
@@ -53,7 +49,8 @@ class NodeWatch:
         drain_of: Callable[[str], Drain | None] = lambda _: None,
     ) -> None:
         self._drain_of = drain_of
-        self.settles: list[Settle] = []  #: in turn, after each round
+        #: done after each round; never raises ``ReclaimError``
+        self.settle: Callable[[], Awaitable[None]] | None = None
         self._agents = agents
         self._clock = clock
         self._tell_silent = told
@@ -78,8 +75,8 @@ class NodeWatch:
         found = await asyncio.gather(*map(self._ask_agent, nodes))
         self._known = {each.node: each for each in found}
         self._tell_silent({each.node: each.silence for each in found if each.silence})
-        for settle in self.settles:
-            await settle(found)
+        if self.settle is not None:
+            await self.settle()
 
     async def _ask_agent(self, node: str) -> NodeHealth:
         asked = self._clock.now()
@@ -126,8 +123,7 @@ class DrainWatch:
         self._follow = follow
         self._unknown = False  #: the notices are not known now
 
-    async def settle(self, nodes: Sequence[NodeHealth]) -> None:
-        del nodes
+    async def settle(self) -> None:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 notices = await self._agents.node_notices()
@@ -138,59 +134,3 @@ class DrainWatch:
             self._unknown = True
         else:
             self._unknown = False
-
-
-class LostNodes:
-    """Gives a node up that is silent to us and to the cluster for long enough.
-
-    Kubernetes keeps the pods of a node that does not answer, since they may run: a
-    session can come back elsewhere only when the node is said to be gone. A
-    cloud's controller does, or an administrator (``kubectl taint … out-of-service``);
-    where an administrator has set a time, we do, by force. Two must agree for all of
-    that time: our agent there does not answer, and the API server says that the node is
-    not ready. It is counted on this program's own clock, and from 0 after its restart.
-    """
-
-    def __init__(self, cluster: AgentRouter, clock: Clock, after: float) -> None:
-        self._cluster = cluster
-        self._clock = clock
-        self._after = after
-        self._since: dict[str, float] = {}
-
-    async def settle(self, nodes: Sequence[NodeHealth]) -> None:
-        """Give up the silent nodes that have been down for long enough."""
-        if not self._after:
-            return
-        silent = [each.node for each in nodes if each.silent_since is not None]
-        down = await asyncio.gather(*map(self._is_down, silent))
-        now = self._clock.monotonic()
-        self._since = {
-            node: self._since.get(node, now)
-            for node, is_down in zip(silent, down, strict=True)
-            if is_down
-        }
-        for node, since in self._since.items():
-            if now - since >= self._after:
-                await self._forsake(node)
-
-    async def _is_down(self, node: str) -> bool:
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                return await self._cluster.is_down(node)
-        except (TimeoutError, ReclaimError):
-            return False
-
-    async def _forsake(self, node: str) -> None:
-        try:
-            gone = await self._cluster.forsake(node)
-        except ReclaimError as error:
-            _log.warning("node %s is lost; its pods are still there: %s", node, error)
-            return
-        if gone:
-            _log.warning(
-                "node %s has been silent and not ready for %g s: %d pods of sessions"
-                " were deleted by force",
-                node,
-                self._after,
-                gone,
-            )

@@ -118,7 +118,6 @@ def test_settings_reach_the_service_by_their_full_names(tmp_path):
     given = {
         "idle_after": 1800,
         "grace": 3600,
-        "node_lost_after": 600,
         "agent": "unix:/a",
     }
     configure(c, state_dir=str(tmp_path / "s"), **given)
@@ -126,7 +125,6 @@ def test_settings_reach_the_service_by_their_full_names(tmp_path):
     words = {*options_of(c.JupyterHub.services[0])}
     assert {"--IdlePolicy.idle_after=1800", "--ReclaimService.grace=3600"} <= words
     assert "--ReclaimService.agent=unix:/a" in words
-    assert c.SessionPodSpawner.node_lost_after == 600  # for the pods that it makes
 
 
 def test_setting_in_a_section_of_its_own_is_said_when_the_service_is_started(tmp_path):

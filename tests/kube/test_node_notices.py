@@ -144,29 +144,13 @@ async def test_notice_stands_while_the_nodes_agent_is_replaced(
     assert await watched.node_notices() == []
 
 
-# --- nodes that are lost
-
-
-async def test_node_is_down_where_its_kubelet_has_not_reported(cluster, service):
-    await service.knows(lambda pods: len(service.fleet.nodes()) == 2)
-    assert not await service.fleet.is_down("one")
-    cluster.nodes[0].tell(ready=False)
-    assert await service.fleet.is_down("one")
-    assert not await service.fleet.is_down("two")
-    assert await service.fleet.is_down("never")
-    cluster.forbidden.add(("get", "nodes"))
-    with pytest.raises(ReclaimError):
-        await service.fleet.is_down("one")
-
-
-async def test_pods_of_a_lost_node_alone_are_deleted_by_force(cluster, service):
+async def test_a_pod_that_is_removed_by_force_was_not_ended_by_its_session(
+    cluster, service
+):
+    """As the pods of a node that is said to be out of service."""
     pod = session_pod(cluster)
-    (node,) = [n for n in cluster.nodes if n.name == pod["spec"]["nodeName"]]
-    (other,) = [n for n in cluster.nodes if n is not node]
     await service.knows(lambda pods: pods and pods[0].node)
-    assert await service.fleet.forsake(other.name) == 0
-    node.lost = True
-    assert await service.fleet.forsake(node.name) == 1
+    cluster.drop("pods", pod)
     await service.knows(lambda pods: pods == [])
     assert await service.fleet.trees() == []
     ended = service.fleet.ending(pod["metadata"]["labels"][INCARNATION])

@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 from jupyterhub_gpu_reclaim.service import node_watch
-from jupyterhub_gpu_reclaim.service.node_watch import DrainWatch, LostNodes, NodeWatch
+from jupyterhub_gpu_reclaim.service.node_watch import DrainWatch, NodeWatch
 from jupyterhub_gpu_reclaim.service.web import health
 from tests.service.conftest import PREFIX
 from tests.support.forms import Browser
@@ -70,74 +70,13 @@ async def test_notices_of_before_stand_while_they_are_not_known():
     machines, told = Machines(), []
     watch = DrainWatch(machines, told.append)
     machines.noticed = [NodeNotice("a", "cordoned")]
-    await watch.settle([])
+    await watch.settle()
     machines.forbidden = True
-    await watch.settle([])
+    await watch.settle()
     assert told == [machines.noticed]
     machines.forbidden, machines.noticed = False, []
-    await watch.settle([])
+    await watch.settle()
     assert told[1:] == [[]]
-
-
-class Lost:
-    """Nodes as the API server has them."""
-
-    def __init__(self) -> None:
-        self.down = {"a", "b"}
-        self.away = False
-        self.forsaken: list[str] = []
-
-    async def is_down(self, node: str) -> bool:
-        if self.away:
-            raise Unreachable(Reason.CLUSTER_UNREACHABLE, detail="gone")
-        return node in self.down
-
-    async def forsake(self, node: str) -> int:
-        self.forsaken.append(node)
-        return 1
-
-
-SILENT = [NodeHealth(node="a", silent_since=NOW), NodeHealth(node="b", status=UP)]
-
-
-async def test_node_is_given_up_that_is_silent_and_not_ready_for_long_enough():
-    lost, clock = Lost(), ManualClock(NOW)
-    watch = LostNodes(lost, clock, 60.0)
-    for _ in range(12):
-        await watch.settle(SILENT)
-        clock.advance(5)
-    assert lost.forsaken == []
-    await watch.settle(SILENT)
-    assert lost.forsaken == ["a"]
-
-
-@pytest.mark.parametrize("word", ["ready", "answers", "api away"])
-async def test_any_word_that_it_lives_begins_the_time_anew(word):
-    lost, clock = Lost(), ManualClock(NOW)
-    watch = LostNodes(lost, clock, 60.0)
-    await watch.settle(SILENT)
-    clock.advance(50)
-    nodes = SILENT
-    if word == "ready":
-        lost.down = set()
-    elif word == "api away":
-        lost.away = True
-    else:
-        nodes = [NodeHealth(node="a", status=UP)]
-    await watch.settle(nodes)
-    lost.down, lost.away = {"a", "b"}, False
-    clock.advance(50)
-    await watch.settle(SILENT)
-    assert lost.forsaken == []
-
-
-async def test_no_node_is_given_up_unless_that_is_set():
-    lost, clock = Lost(), ManualClock(NOW)
-    watch = LostNodes(lost, clock, 0.0)
-    await watch.settle(SILENT)
-    clock.advance(1e9)
-    await watch.settle(SILENT)
-    assert lost.forsaken == []
 
 
 async def test_agent_that_does_not_answer_is_silent_since_it_was_asked(monkeypatch):

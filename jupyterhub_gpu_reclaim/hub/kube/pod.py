@@ -13,7 +13,6 @@ A pod whose image has none does not start, and says so.
 from __future__ import annotations
 
 import copy
-import math
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -58,7 +57,6 @@ class PodPurpose:
     token: str = field(default="", repr=False)  #: of the suspended session
     avoid: tuple[str, ...] = ()  #: nodes that just rejected it; others are preferred
     python: str = "python3"  #: the interpreter in the image
-    lost_after: float = 0.0  #: seconds on a node that is cut off; 0: for good
 
 
 def prepared(pod: Any, purpose: PodPurpose) -> Any:
@@ -85,7 +83,7 @@ def prepared(pod: Any, purpose: PodPurpose) -> Any:
     pod.spec.restart_policy = "Never"
     # A stopped tree answers no probe, and the kubelet would kill it for that.
     container.liveness_probe = None
-    pod.spec.tolerations = _staying(pod.spec.tolerations, purpose.lost_after)
+    pod.spec.tolerations = _staying(pod.spec.tolerations)
     if purpose.init.holding:
         _run_init_alone(container, purpose)
         pod.spec.node_selector = _selector(pod.spec.node_selector, purpose.node_labels)
@@ -331,7 +329,7 @@ def _prefer_other_nodes(affinity: Any, avoid: tuple[str, ...]) -> Any:
     return affinity
 
 
-def _staying(given: Any, seconds: float) -> list[Any]:
+def _staying(given: Any) -> list[Any]:
     """The tolerations with those of a node that is cut off, unless they are given."""
     effect = "NoExecute"
     tolerated = {
@@ -340,12 +338,7 @@ def _staying(given: Any, seconds: float) -> list[Any]:
         if (_value(each, "effect") or effect) == effect
     }
     added = [
-        {
-            "key": key,
-            "operator": "Exists",
-            "effect": effect,
-            **({"tolerationSeconds": math.ceil(seconds)} if seconds else {}),
-        }
+        {"key": key, "operator": "Exists", "effect": effect}
         for key in _CUT_OFF
         if not tolerated & {key, ""}
     ]

@@ -26,7 +26,6 @@ from traitlets import default
 from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.traits import Amount
 from jupyterhub_gpu_reclaim.hub.kube import pod as pods
 from jupyterhub_gpu_reclaim.hub.kube import pod_events, watches
 from jupyterhub_gpu_reclaim.hub.spawner import given
@@ -62,18 +61,6 @@ _inside: ContextVar[bool] = ContextVar("inside KubeSpawner", default=False)
 
 class SessionPodSpawner(ImageTraits, KubeSpawner):
     """Makes, watches and ends one session's pod; suspends none."""
-
-    node_lost_after = Amount(
-        0.0,
-        min=0,
-        help="""Seconds that a session's pod stays on a node that is cut off.
-
-        That is, not ready or not reachable (`tolerationSeconds` of these two taints),
-        unless you have set such tolerations yourself. `configure(c)` sets it to
-        `ReclaimService.node_lost_after`. Kubernetes' own 300 s would end a session
-        that goes on where only the network was away for six minutes. 0: for good.
-        """,
-    ).tag(config=True)
 
     user_options: Any  # of JupyterHub
     _quota = ""  #: the API server's words while the quota is used up
@@ -163,7 +150,6 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
             token=saved.api_token if saved else "",
             avoid=tuple(dict(self._rejections)) if saved else (),
             python=self.session_python,
-            lost_after=self.node_lost_after,
         )
 
     def _pod(self) -> dict[str, Any] | None:

@@ -136,28 +136,6 @@ class AgentRouter:
             return None
         return node_notices.notice_of(node, self._heeds)
 
-    async def is_down(self, node: str) -> bool:
-        """Whether the API server calls it not ready, or knows no such node.
-
-        Raises:
-            ReclaimError: it does not answer.
-        """
-        try:
-            return not (await self._cluster.node(node)).ready
-        except NotFound:
-            return True
-
-    async def forsake(self, node: str) -> int:
-        """Delete the sessions' pods there by force; returns their number.
-
-        Raises:
-            ReclaimError: the API server does not answer, or refuses.
-        """
-        pods = [pod for pod in self._sessions.now() if pod.node == node]
-        for pod in pods:
-            await self._cluster.delete(pod, force=True)
-        return len(pods)
-
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         pods = self._sessions.now() if key is None else await self._pods_of(key)
         by_node: dict[str, list[Pod]] = {}

@@ -154,7 +154,7 @@ class Api:
             finally:
                 response.close()
 
-    async def delete(self, pod: Pod, *, force: bool = False) -> None:
+    async def delete(self, pod: Pod) -> None:
         """Delete that very pod, whose session has ended; a missing one is fine.
 
         Never another pod of the same name. A container beside the session's that is
@@ -162,7 +162,7 @@ class Api:
         """
         options = client.V1DeleteOptions(
             preconditions=client.V1Preconditions(uid=pod.uid),
-            grace_period_seconds=0 if force else GRACE_SECONDS,
+            grace_period_seconds=GRACE_SECONDS,
         )
         deleted = self._core.delete_namespaced_pod(
             pod.metadata.name,

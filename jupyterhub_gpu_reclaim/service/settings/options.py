@@ -112,22 +112,6 @@ class Options(Configurable):
         " Example: ['notice', 'cordon'].",
     ).tag(config=True)
 
-    node_lost_after = Amount(
-        0.0,
-        min=0,
-        help="With `placement = kubernetes`: seconds for which a node must be silent to"
-        " the service and not ready to the API server until its sessions' pods are"
-        " deleted by force, so that they can come back elsewhere from their last save"
-        " points. Set it only where a node that is cut off ends soon, or where it does"
-        " no harm if its sessions go on for a while, out of reach, with the"
-        " same home folders. 0: never; a cloud's controller, or an administrator with"
-        " the taint `node.kubernetes.io/out-of-service`, says that a node is gone."
-        " As long as that a session's pod is also left on such a node by Kubernetes"
-        " itself, which would delete it after 300 s: its programs would end as soon as"
-        " the node is reached again (`SessionPodSpawner.node_lost_after`; pods that"
-        " were made before a change keep what they have). Example: 600.",
-    ).tag(config=True)
-
     return_disrupted = Bool(
         _DEFAULTS.return_disrupted,
         help="With `placement = kubernetes`: whether a session that was lost with its"
