@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from jupyterhub.app import JupyterHub
 
 from jupyterhub_gpu_reclaim.hub import config, config_check, self_check
-from jupyterhub_gpu_reclaim.hub.merging import service_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,11 +35,10 @@ def problems_of(file: Path) -> list[str]:
             return [
                 "configure(c) is not called in it, so no session is ever suspended."
             ]
-        environment = (service_of(hub.config) or {})["environment"]
         found += config_check.misplaced(hub.config)
         found += config_check.spawners(hub.config)
         try:
-            return found + self_check.warnings(hub, environment)
+            return found + self_check.warnings(hub)
         except Exception as error:  # noqa: BLE001 - anybody's classes
             return [*found, f"The Hub would not start: {_said(error, file)}"]
 

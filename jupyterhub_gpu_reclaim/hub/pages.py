@@ -5,7 +5,7 @@ Hub's own ``not_running.html`` would hide ours, or ours would hide it. Here ours
 taken first, and it extends ``beneath/`` and its own name: the page that would be shown
 without us. The templates come by an extension of Jinja that ``configure(c)`` adds to
 ``c.JupyterHub.jinja_environment_options``; ``template_paths`` is the administrator's.
-A page beneath that lacks a block which ours fills hides it: see :func:`hidden`.
+A page beneath that lacks a block which ours fills hides it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ from jinja2 import (
     FileSystemLoader,
     PrefixLoader,
     TemplateNotFound,
-    nodes,
 )
-from jinja2.exceptions import TemplateSyntaxError
 from jinja2.ext import Extension
 
 from jupyterhub_gpu_reclaim.hub.merging import current
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 TEMPLATES = Path(__file__).parent / "templates"
 #: Name of the extension, as Jinja takes it.
@@ -73,46 +71,3 @@ class OurPages(Extension):
 def _over(loader: BaseLoader) -> BaseLoader:
     beneath = PrefixLoader({_BENEATH: _Beneath(loader)})
     return ChoiceLoader([FileSystemLoader(TEMPLATES), beneath, loader])
-
-
-def hidden(folders: list[str], own: str) -> list[str]:
-    """Sentences about the administrator's pages that hide parts of ours.
-
-    ``folders`` are ``template_paths``, ``own`` is JupyterHub's.
-    """
-    theirs = FileSystemLoader([folder for folder in folders if folder != own])
-    hubs = FileSystemLoader(own)
-    loader = ChoiceLoader([PrefixLoader({"templates": hubs}), theirs, hubs])
-    environment = Environment(autoescape=True, loader=_over(loader))
-    found = []
-    for page in sorted(path.name for path in TEMPLATES.glob("*.html")):
-        try:
-            _, file, _ = theirs.get_source(environment, page)
-        except TemplateNotFound:
-            continue
-        ours = environment.parse((TEMPLATES / page).read_text())
-        try:
-            there = set(_blocks(environment, f"{_BENEATH}/{page}"))
-        except (TemplateNotFound, TemplateSyntaxError) as error:
-            found.append(f"{file} cannot be shown: {error}.")
-            continue
-        if lost := sorted(set(_own_blocks(ours)) - there):
-            found.append(
-                f"{file} has no block {' and no block '.join(map(repr, lost))}, in"
-                " which our page says what is suspended: let it extend"
-                f" 'templates/{page}'."
-            )
-    return found
-
-
-def _blocks(environment: Environment, name: Any) -> Iterator[str]:
-    while isinstance(name, str) and environment.loader is not None:
-        source, _, _ = environment.loader.get_source(environment, name)
-        page = environment.parse(source)
-        yield from _own_blocks(page)
-        parent = page.find(nodes.Extends)
-        name = getattr(parent and parent.template, "value", None)
-
-
-def _own_blocks(page: nodes.Template) -> Iterator[str]:
-    return (block.name for block in page.find_all(nodes.Block))

@@ -11,23 +11,18 @@ warnings are about the rest, and the service works.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from traitlets.log import get_logger
 
 from jupyterhub_gpu_reclaim.common.auth.scopes import OPTIONS
-from jupyterhub_gpu_reclaim.controlplane.settings import Settings
-from jupyterhub_gpu_reclaim.hub import config_check, cullers, pages
+from jupyterhub_gpu_reclaim.hub import config_check, cullers
 from jupyterhub_gpu_reclaim.hub.merging import service_of
-from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.service.settings.environment import (
     ANNOUNCEMENT,
     PROBLEMS,
     WARNINGS,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _HOW_TO = "docs/how-to/another-spawner.md"
 
@@ -41,7 +36,7 @@ def look(hub: Any, environment: dict[str, str]) -> None:
         return  # a service that configure(c) has not made
     environment[ANNOUNCEMENT] = str(hub.template_vars.get("announcement") or "")
     say(config_check.misplaced(hub.config), {"environment": environment})
-    found = warnings(hub, environment)
+    found = warnings(hub)
     for each in found:
         get_logger().warning("gpu-reclaim: %s", each)
     environment[WARNINGS] = json.dumps(found)
@@ -66,38 +61,13 @@ def found_wrong(c: Any) -> list[str] | None:
     return list(json.loads(service["environment"].get(PROBLEMS, "[]")))
 
 
-def warnings(hub: Any, environment: Mapping[str, str]) -> list[str]:
+def warnings(hub: Any) -> list[str]:
     """Whatever in a Hub's configuration keeps sessions from being saved."""
-    times = _idle_times(_options(environment))
     return [
         *_foreign_spawner(hub),
         *_ends(hub),
-        *pages.hidden(hub.template_paths, f"{hub.data_files_path}/templates"),
-        *cullers.early(hub.services, times),
+        *cullers.unasking(hub.services),
     ]
-
-
-def _options(environment: Mapping[str, str]) -> dict[str, str]:
-    words = [word.partition("=") for word in json.loads(environment[OPTIONS])]
-    return {name.removeprefix("--"): value for name, _, value in words}
-
-
-def _idle_times(options: Mapping[str, str]) -> cullers.IdleTimes:
-    usual = Settings()
-    return cullers.IdleTimes(
-        idle_after=_seconds(
-            options, "IdlePolicy.idle_after", IdlePolicy.idle_after.default_value
-        ),
-        warn_for=_seconds(options, "ReclaimService.warn_for", usual.warn_for),
-        keep_limit=_seconds(options, "ReclaimService.keep_limit", usual.keep_limit),
-    )
-
-
-def _seconds(options: Mapping[str, str], name: str, default: float) -> float:
-    try:
-        return float(options.get(name, default))
-    except ValueError:  # said where the service's settings are judged
-        return default
 
 
 def _foreign_spawner(hub: Any) -> list[str]:

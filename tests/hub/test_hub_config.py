@@ -140,7 +140,7 @@ def test_announcement_of_the_hub_is_passed_to_the_service(tmp_path, monkeypatch)
     c = Config()
     configure(c, state_dir=str(tmp_path / "s"))
     environment = c.JupyterHub.services[0]["environment"]
-    monkeypatch.setattr(self_check, "warnings", lambda hub, environment: [])
+    monkeypatch.setattr(self_check, "warnings", lambda hub: [])
     hub = SimpleNamespace(config=c, template_vars={"announcement": "<b>Monday</b>"})
     self_check.look(hub, environment)
     assert environment[ANNOUNCEMENT] == "<b>Monday</b>"

@@ -188,8 +188,6 @@ def test_no_program_stands_in_the_values_but_a_call_of_ours(overlay):
     [program] = values(overlay)["hub"]["extraConfig"].values()
     assert program.splitlines() == [
         "from z2jh import get_config",
-        "from jupyterhub_gpu_reclaim.hub.needs import check",
-        'check("kubernetes") # names what this Hub\'s image lacks',
         "from jupyterhub_gpu_reclaim.hub.config import configure",
         'configure(c, placement="kubernetes", **get_config("custom.gpuReclaim"))',
     ]
