@@ -38,12 +38,13 @@ from jupyterhub_gpu_reclaim.controlplane.accounting import (
     GpuCount,
     MetricsSnapshot,
 )
+from jupyterhub_gpu_reclaim.controlplane.audit import SENTENCES
 from jupyterhub_gpu_reclaim.hub.docker.spawner import ReclaimDockerSpawner
 from jupyterhub_gpu_reclaim.hub.kube.spawner import ReclaimKubeSpawner
 from jupyterhub_gpu_reclaim.hub.local.spawner import ReclaimLocalSpawner
 from jupyterhub_gpu_reclaim.node.app import AgentApp
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
-from jupyterhub_gpu_reclaim.service.events.log import SCHEMAS
+from jupyterhub_gpu_reclaim.service.events.log import SCHEMA
 from jupyterhub_gpu_reclaim.service.metrics import Exporter
 
 if TYPE_CHECKING:
@@ -175,26 +176,33 @@ command line or into its file.
 
 
 def events() -> str:
-    """Every kind of line in the event log, from its JSON schema."""
-    lines: list[str] = []
-    for file in sorted(SCHEMAS.glob("*.yaml")):
-        schema = yaml.safe_load(file.read_text())
-        lines += [f"## {schema['title']}", "", f"`{schema['$id']}`, version "]
-        lines[-1] += f"{schema['version']} (`{file.name}`)"
-        lines += ["", *schema["description"].strip().splitlines(), ""]
-        rows: list[tuple[object, ...]] = [("field", "always", "what it says")]
-        for name, kind in schema["properties"].items():
-            about = kind.get("description", kind["title"])
-            always = "yes" if name in schema["required"] else ""
-            rows.append((f"`{name}`", always, about))
-        lines += [*table(*rows), ""]
+    """The lines of the event log, from their JSON schema, and the audit's words."""
+    schema = yaml.safe_load(SCHEMA.read_text())
+    fields: list[tuple[object, ...]] = [("field", "always", "what it says")]
+    for name, kind in schema["properties"].items():
+        about = kind.get("description", kind["title"])
+        always = "yes" if name in schema["required"] else ""
+        fields.append((f"`{name}`", always, about))
+    words = [(f"`{word}`", told) for word, told in SENTENCES.items()]
     about = """
 The lines of `ReclaimService.event_log`: JSON, one a line, in the form of JupyterHub's
 own event log (`__timestamp__` in UTC, `__schema__`, `__schema_version__`). A new
-version of a schema only adds fields, or has a new number. The schemas are in
-`jupyterhub_gpu_reclaim/service/events/schemas`; this page is generated from them.
+version of the schema only adds fields, or has a new number. It is
+`jupyterhub_gpu_reclaim/service/events/session-v1.yaml`; this page is generated from it.
 """
-    return page("The event log", about, *lines[:-1])
+    return page(
+        "The event log",
+        about,
+        f"`{schema['$id']}`, version {schema['version']}",
+        "",
+        *schema["description"].strip().splitlines(),
+        "",
+        *table(*fields),
+        "",
+        "## What happens",
+        "",
+        *table(("`event`", "as people read it"), *words),
+    )
 
 
 def scopes() -> str:

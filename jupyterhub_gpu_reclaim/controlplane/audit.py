@@ -71,7 +71,7 @@ class AuditPage(Value, frozen=True, kw_only=True):
 
 
 #: Sentences for the words of the audit; ``{who}`` begins a sentence.
-_SENTENCES = {
+SENTENCES = {
     "ask to suspend": "{who} asked to suspend it.",
     "ask to resume": "{who} asked to resume it.",
     "ask to save": "{who} asked for a save point.",
@@ -133,7 +133,7 @@ def told(line: AuditLine) -> AuditLine:
 
 def sentence(line: AuditLine) -> str:
     who = "The service" if line.who == SERVICE else line.who
-    beginning = _SENTENCES.get(line.what, f"{who}: {line.what}.").replace("{who}", who)
+    beginning = SENTENCES.get(line.what, f"{who}: {line.what}.").replace("{who}", who)
     if line.what in {"discard", "ask to bring back"}:
         return beginning  # the message is an id
     if line.what in {"vanished", "report"} and line.message:

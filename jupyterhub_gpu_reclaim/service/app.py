@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     from tornado import web
 
     from jupyterhub_gpu_reclaim.common.http.server import Door
-    from jupyterhub_gpu_reclaim.service.events.log import EventLog
 
 log = logging.getLogger(__name__)
 
@@ -130,11 +129,11 @@ class ReclaimService(Application, Options):
                 own=environment.own,
             )
             parts = self._controller(hub, journal)
-            async with parts as (controller, events, nodes):
+            async with parts as (controller, nodes):
                 await controller.start()
                 front.open(
                     self._application(
-                        environment, state, controller, events, hub=hub, nodes=nodes
+                        environment, state, controller, hub=hub, nodes=nodes
                     )
                 )
                 log.info("service: ready at %s", environment.prefix)
@@ -148,7 +147,7 @@ class ReclaimService(Application, Options):
     @contextlib.asynccontextmanager
     async def _controller(
         self, hub: HubClient, journal: Journal
-    ) -> AsyncIterator[tuple[Controller, EventLog | None, NodeWatch]]:
+    ) -> AsyncIterator[tuple[Controller, NodeWatch]]:
         folder = Path(self.state_dir)
         agent, let_go = await placement.agent_of(
             self, self._agent_token_file(), journal
@@ -190,12 +189,12 @@ class ReclaimService(Application, Options):
             nodes.settle = DrainWatch(agent, controller.nodes.follow).settle
         try:
             async with (
-                feeding(journal, self.event_log, SystemClock()) as events,
+                feeding(journal, self.event_log, SystemClock()),
                 notices.telling(journal, senders, counters),
                 watching(nodes),
             ):
                 try:
-                    yield controller, events, nodes
+                    yield controller, nodes
                 finally:
                     await _finish_within(FAREWELL, controller.stop())
         finally:
@@ -258,7 +257,6 @@ class ReclaimService(Application, Options):
         environment: HubEnvironment,
         state: lifeline.StateFolder,
         controller: Controller,
-        events: EventLog | None,
         *,
         hub: HubClient,
         nodes: NodeWatch,
@@ -285,7 +283,6 @@ class ReclaimService(Application, Options):
             metrics_open=self.metrics_open,
             trust_plain_http=self.trust_plain_http,
             limits=Limits(set_aside_days=self.set_aside_days),
-            refused=None if events is None else events.refused,
         )
         return application(context, cookie_secret=state.secret("cookie_secret"))
 

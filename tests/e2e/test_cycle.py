@@ -48,9 +48,9 @@ def test_session_suspended_and_visited_comes_back_whole_until_it_is_stopped(
     back = next(t for t in stack.trees() if t["key"]["user"] == user.name)
     assert back["incarnation"] != tree["incarnation"]
     assert (back["session"], back["account"]) == (tree["session"], tree["account"])
-    told = events_until(stack, user.name, "resumed")
-    assert ("suspend-requested", "admin") in told
-    assert ("suspended", "gpu-reclaim") in told
+    told = events_until(stack, user.name, "restored")
+    assert ("ask to suspend", "admin") in told
+    assert ("released", "gpu-reclaim") in told
 
     stop_is_a_real_stop(admin, user, back["init_pid"])
 

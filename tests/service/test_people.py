@@ -1,7 +1,6 @@
 """The API for persons and programs: what they see, what they may do, and errors."""
 
 import json
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -368,26 +367,6 @@ async def test_history_is_told_up_to_a_bound(service, failure):
     assert (await service.call(path + "?limit=x")).code == 400
     missing = await service.call("api/sessions/ada/none/history")
     assert failure(missing).code == "unknown_session"
-
-
-async def test_who_was_refused_a_change_is_told_to_the_event_log(service, failure):
-    told = []
-    service.app.settings["context"] = replace(service.context, refused=told.append)
-    service.control.put("bob")
-    for token, path, method in (
-        ("token-ada", "api/sessions/bob/-/suspend", "POST"),
-        ("token-bob", "api/sessions/bob/-/resume", "POST"),
-        ("wrong", "api/sessions/bob/-/delete", "POST"),
-        ("token-ada", "api/sessions/bob/-", "GET"),
-        ("token-bob", "api/sessions/bob/-/suspend", "POST"),
-    ):
-        await service.call(path, token, method, {})
-    assert [(one.by, one.status, one.code) for one in told] == [
-        ("ada", 404, "unknown_session"),
-        ("bob", 409, "wrong_phase"),
-        ("", 401, "token_unknown"),
-    ]
-    assert told[0].path.endswith("/bob/-/suspend")
 
 
 async def test_save_point_may_be_given_a_name(service):

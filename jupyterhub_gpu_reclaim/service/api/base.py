@@ -34,7 +34,6 @@ from jupyterhub_gpu_reclaim.service.api import visits
 from jupyterhub_gpu_reclaim.service.api.context import TooOften
 from jupyterhub_gpu_reclaim.service.api.openapi import operations
 from jupyterhub_gpu_reclaim.service.api.visits import Login
-from jupyterhub_gpu_reclaim.service.events.log import Refusal
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -240,33 +239,6 @@ class PersonRoute(HubOAuthenticated, Route):
         self.set_header("Access-Control-Max-Age", "600")
         self.no_content()
         return True
-
-    def log_exception(
-        self,
-        typ: type[BaseException] | None,
-        value: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        """Log as the base does; refused changes also go to the event log."""
-        super().log_exception(typ, value, tb)
-        tell = self.context.refused
-        if tell is None or self.request.method in {"GET", "HEAD"} or value is None:
-            return
-        status = value.status_code if isinstance(value, HTTPError) else 500
-        failure, status = told(value, status)
-        if status < 500:
-            person = getattr(self, "person", None)
-            tell(
-                Refusal(
-                    at=self.context.clock.now(),
-                    by=person.label if person is not None else "",
-                    method=self.request.method or "",
-                    path=self.request.path,
-                    status=status,
-                    code=failure.code,
-                    message=failure.message,
-                )
-            )
 
     async def identify(self, *, allowed_only: bool) -> Person:
         """Identify the caller.

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
     from jupyterhub_gpu_reclaim.controlplane.controller import Controller
-    from jupyterhub_gpu_reclaim.service.events.log import Refusal
 
 
 class TooOften(Unreachable):
@@ -93,4 +92,3 @@ class Context:
     streams: Streams = field(default_factory=Streams)  #: streams of events
     #: Limit for each person's changes of each session; all of them are journalled.
     changes: Throttle = field(default_factory=lambda: Throttle(30, per_minute=10))
-    refused: Callable[[Refusal], None] | None = None  #: takes refusals; never raises

@@ -75,20 +75,18 @@ class Feed:
 
 
 @contextlib.asynccontextmanager
-async def feeding(
-    journal: Journal, place: str, clock: Clock
-) -> AsyncIterator[EventLog | None]:
-    """Keep an event log while the block lasts; None if no place is named.
+async def feeding(journal: Journal, place: str, clock: Clock) -> AsyncIterator[None]:
+    """Keep an event log while the block lasts, if a place is named.
 
     Raises:
         Refused: the place cannot be written.
     """
     if not place:
-        yield None
+        yield
         return
     log = EventLog(place)
     try:
         async with Feed(AuditReader(journal, "events"), log, clock).running():
-            yield log
+            yield
     finally:
         log.close()
