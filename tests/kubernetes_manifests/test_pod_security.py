@@ -1,10 +1,10 @@
-"""Which level of the Pod Security Standards each of our pods needs, and why.
+"""Rights of our pods: the agents' alone need any, and a session's get none from us.
 
-``docs/how-to/kubernetes-platforms.md`` says so to administrators, and is read here.
+``docs/how-to/kubernetes-platforms.md`` says which level of the Pod Security Standards
+each needs; what the agents have is compared with a page in ``tests/test_trust.py``.
 """
 
 import logging
-from pathlib import Path
 
 import pytest
 from kubespawner.objects import make_pod
@@ -13,29 +13,17 @@ from jupyterhub_gpu_reclaim.hub.kube.pod import PodPurpose, prepared
 from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 from tests.kube.schemas import as_json
 from tests.support import helm
-from tests.support.pod_security import LEVELS, broken, level
 
 pytestmark = helm.needed
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "kubernetes-platforms.md"
-#: What KubeSpawner is told, for a pod of the level.
-SETTINGS = {
-    "restricted": {
-        "uid": 1000,
-        "allow_privilege_escalation": False,
-        "container_security_context": {
-            "runAsNonRoot": True,
-            "capabilities": {"drop": ["ALL"]},
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-    },
-    "baseline": {"uid": 1000},
-    "privileged": {"privileged": True},
+HOST = ("hostPID", "hostIPC", "hostNetwork")
+#: What the level "restricted" asks of a container.
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "runAsNonRoot": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
 }
-
-
-def agent():
-    return helm.agents()[0]
 
 
 def job(name):
@@ -50,8 +38,58 @@ def of_the_test():
     return helm.one_of(helm.hooks("test"), "Pod")["spec"]
 
 
-def session(**more):
-    return make_pod(
+def of_the_hub():
+    """Beside ours it has what zero-to-jupyterhub gives it."""
+    [ours] = helm.hub_values()["hub"]["initContainers"]
+    of_z2jh = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    return {"securityContext": of_z2jh, "containers": [ours]}
+
+
+def is_restricted(pod):
+    """Whether it keeps to that level, as far as pods like ours could break it."""
+    whole = pod.get("securityContext", {})
+    contexts = [
+        {**whole, **one.get("securityContext", {})}
+        for one in [*pod.get("initContainers", ()), *pod["containers"]]
+    ]
+    return (
+        not any(pod.get(name) for name in HOST)
+        and not any("hostPath" in volume for volume in pod.get("volumes", ()))
+        and all(own.get("runAsUser") != 0 for own in contexts)
+        and all(own.items() >= RESTRICTED.items() for own in contexts)
+    )
+
+
+@pytest.mark.parametrize(
+    "pod", [of_the_test, lambda: job("gpu-reclaim-secrets"), of_the_hub]
+)
+def test_the_pods_without_rights_are_restricted(pod):
+    assert is_restricted(pod())
+    assert not is_restricted(helm.agents()[0])
+
+
+def rights(pod):
+    """All that a level of the standards is about."""
+    containers = [*(pod.get("initContainers") or ()), *pod["containers"]]
+    names = (*HOST, "volumes", "securityContext")
+    return (
+        {name: pod.get(name) for name in names},
+        [(one.get("securityContext"), one.get("ports")) for one in containers],
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"uid": 1000, "container_security_context": RESTRICTED},
+        {"uid": 1000},
+        {"privileged": True},
+    ],
+    ids=["restricted", "baseline", "privileged"],
+)
+@pytest.mark.parametrize("mode", ["start", "hold"])
+def test_a_sessions_pod_has_no_other_rights_than_kubespawners(settings, mode):
+    pod = make_pod(
         name="jupyter-ada",
         cmd=["jupyterhub-singleuser"],
         port=8888,
@@ -59,74 +97,10 @@ def session(**more):
         image_pull_policy="IfNotPresent",
         logger=logging.getLogger(),
         volumes=[{"name": "home", "persistentVolumeClaim": {"claimName": "a"}}],
-        **more,
+        **settings,
     )
-
-
-def table(head):
-    """The rows of the page's table that has this first column."""
-    _, _, text = PAGE.read_text().partition(f"| {head} |")
-    assert text, head
-    rows = text.partition("\n\n")[0].splitlines()[2:]
-    return {
-        cells[0]: cells[1:]
-        for cells in (
-            [cell.strip() for cell in row.strip("|").split(" | ")] for row in rows
-        )
-    }
-
-
-def test_the_agents_break_these_rules_and_no_other():
-    rules = table("the agents break")
-    assert broken(agent(), "baseline") == set(rules)
-    assert level(agent()) == "privileged"
-    install = (PAGE.parent / "kubernetes.md").read_text()
-    assert "pod-security.kubernetes.io/enforce=privileged" in install
-
-
-def test_each_pod_needs_the_level_that_the_page_says():
-    told = {name: cells[0].strip("`") for name, cells in table("pod").items()}
-    assert told.pop("agent") == level(agent())
-    assert told.pop("pod that makes the Secrets") == level(job("gpu-reclaim-secrets"))
-    assert told.pop("pod that begins the store") == level(job("gpu-reclaim-store-init"))
-    assert told.pop("pod of `helm test`") == level(of_the_test())
-    assert told.pop("init container of the Hub's pod") == "restricted"
-    [of_sessions] = told
-    assert of_sessions == "session"
-
-
-def test_the_pods_without_rights_are_restricted():
-    for pod in (of_the_test(), job("gpu-reclaim-secrets")):
-        assert broken(pod, "restricted") == set()
-    [ours] = helm.hub_values()["hub"]["initContainers"]
-    of_z2jh = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    hub = {"securityContext": of_z2jh, "initContainers": [ours], "containers": []}
-    assert broken(hub, "restricted") == set()
-
-
-@pytest.mark.parametrize("wanted", LEVELS)
-@pytest.mark.parametrize("mode", ["start", "hold"])
-def test_a_sessions_pod_needs_no_other_level_than_kubespawners(wanted, mode):
-    pod = session(**SETTINGS[wanted])
     image = "quay.io/jupyter/base@sha256:" + "a" * 64
     init = InitArguments("f" * 32, "ada", "", "", holding=mode == "hold")
     purpose = PodPurpose(init=init, image=image)
     ours, theirs = (as_json(one)["spec"] for one in (prepared(pod, purpose), pod))
-    assert level(theirs) == wanted
-    assert broken(ours, "restricted") == broken(theirs, "restricted")
-
-
-@pytest.mark.parametrize(
-    ("changed", "rule"),
-    [
-        ({"hostPID": True}, "Host Namespaces"),
-        ({"volumes": [{"name": "a", "hostPath": {"path": "/"}}]}, "HostPath Volumes"),
-        ({"securityContext": {"seLinuxOptions": {"type": "spc_t"}}}, "SELinux"),
-        ({"securityContext": {"seccompProfile": {"type": "Unconfined"}}}, "Seccomp"),
-        ({"securityContext": {"sysctls": [{"name": "kernel.msgmax"}]}}, "Sysctls"),
-    ],
-)
-def test_the_rules_find_what_they_are_for(changed, rule):
-    pod = of_the_test()
-    assert broken(pod, "restricted") == set()
-    assert rule in broken({**pod, **changed}, "baseline")
+    assert rights(ours) == rights(theirs)

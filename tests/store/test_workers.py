@@ -19,7 +19,8 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
-from jupyterhub_gpu_reclaim.store.workers import channel, fork_server, handle
+from jupyterhub_gpu_reclaim.store.workers import channel, handle
+from jupyterhub_gpu_reclaim.store.workers import pool as pool_module
 from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
@@ -472,71 +473,20 @@ def test_descriptors_of_those_who_ended_well_are_closed_when_one_does_not():
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_spare_workers_are_taken_and_a_dead_one_is_replaced():
+def test_hung_fork_server_is_an_error_in_words_and_the_next_one_is_new(monkeypatch):
+    monkeypatch.setattr(pool_module, "BEGIN_SECONDS", 0.3)
     pool = Pool(2)
     try:
         pool.warm()
-        pool.warm()
-        first, second = pool._spare
-        first.greet(30)
-        first.kill()
-        workers = pool.start()
-        assert len(workers) == 2
-        assert second in workers
-        assert first not in workers
-        for worker in workers:
-            worker.end()
-    finally:
-        pool.close()
-
-
-def test_hung_fork_server_is_replaced(monkeypatch):
-    monkeypatch.setattr(fork_server, "_FORK_SECONDS", 0.3)
-    pool = Pool(2)
-    try:
-        at_work = pool.start()
         hung = pool._server.pid
         os.kill(hung, signal.SIGSTOP)
-        pool.warm()
-        second = pool.start()
-        assert len(second) == 2
-        assert not _alive(hung)
-        for worker in [*at_work, *second]:
-            worker.end()
-    finally:
-        pool.close()
-
-
-def test_capture_beside_a_hung_fork_server_is_done_by_a_new_one(
-    root, clock, monkeypatch
-):
-    monkeypatch.setattr(fork_server, "_FORK_SECONDS", 0.3)
-    pool = Pool(2)
-    try:
-        for worker in pool.start():
-            worker.end()
-        os.kill(pool._server.pid, signal.SIGSTOP)
-        store = Repository(FolderBackend(root), clock=clock, keys=KEYS, pool=pool)
-        writer = begin(store)
-        take(writer, "pages-1.img", PLAIN)
-        writer.commit()
-        assert store.open("c1").read("pages-1.img") == PLAIN
-    finally:
-        pool.close()
-
-
-def test_servers_that_all_hang_are_an_error_in_words(monkeypatch):
-    monkeypatch.setattr(fork_server, "_BEGIN_SECONDS", 0.3)
-    begun = fork_server.ForkServer.__init__
-
-    def begin_and_hang(server):
-        begun(server)
-        os.kill(server.pid, signal.SIGSTOP)
-
-    monkeypatch.setattr(fork_server.ForkServer, "__init__", begin_and_hang)
-    pool = Pool(2)
-    try:
         with pytest.raises(StoreError, match="no worker can be started"):
             pool.start()
+        assert not _alive(hung)
+        monkeypatch.undo()
+        workers = pool.start()
+        assert len(workers) == 2
+        for worker in workers:
+            worker.end()
     finally:
         pool.close()

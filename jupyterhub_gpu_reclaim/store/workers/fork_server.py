@@ -24,8 +24,8 @@ import sys
 from jupyterhub_gpu_reclaim.store.workers import channel, worker
 from jupyterhub_gpu_reclaim.store.workers.handle import WorkerHandle
 
-#: One that has forked before does it within milliseconds; a new one has to import.
-_FORK_SECONDS, _BEGIN_SECONDS = 5.0, 30.0
+#: So long it may not take the next request, which waits in its socket.
+_FORK_SECONDS = 5.0
 _ENV = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 _PR_SET_PDEATHSIG = 1
 
@@ -43,8 +43,6 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **_ENV},
             )
-        #: Seconds in which a worker that was asked for must be there.
-        self.patience = _BEGIN_SECONDS
 
     @property
     def pid(self) -> int:
@@ -54,10 +52,6 @@ class ForkServer:
     def lives(self) -> bool:
         """It may hang."""
         return self._process.poll() is None
-
-    def answered(self) -> None:
-        # A worker came, so it has imported everything.
-        self.patience = _FORK_SECONDS
 
     def fork(self) -> WorkerHandle:
         """A worker that will come: :meth:`WorkerHandle.greet`; OSError: server gone."""

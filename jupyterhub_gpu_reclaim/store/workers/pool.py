@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: More do not help: the memory is the limit then.
 MOST_WORKERS = 16
+#: A new server has to import everything before it forks.
+BEGIN_SECONDS = 30.0
 
 
 class Pool:
@@ -26,14 +28,12 @@ class Pool:
         self.size = min(workers or cores, MOST_WORKERS)
         self._lock = threading.Lock()
         self._server: ForkServer | None = None
-        #: Requested, not yet in use.
-        self._spare: list[WorkerHandle] = []
 
     def warm(self) -> None:
-        """Request workers that will be wanted soon, without waiting for them."""
+        """Begin what workers are forked from, which takes a while, without waiting."""
         try:
             with self._lock:
-                self._ask(self.size)
+                self._living()
         except OSError as error:
             raise _cannot(error) from error
 
@@ -41,67 +41,34 @@ class Pool:
         """New workers, which wait for their first message; None: as many as it has."""
         workers: list[WorkerHandle] = []
         try:
-            try:
-                self._fetch(workers, count or self.size)
-            except TimeoutError:
-                # The server did not answer, and was ended with them: another one, once.
-                workers.clear()
-                self._fetch(workers, count or self.size)
+            with self._lock:
+                server = self._living()
+                workers.extend(server.fork() for _ in range(count or self.size))
+            until = time.monotonic() + BEGIN_SECONDS
+            for worker in workers:
+                worker.greet(max(0.01, until - time.monotonic()))
         except OSError as error:
             for worker in workers:
                 worker.end()
+            if isinstance(error, TimeoutError):
+                # It hangs: the next capture or restore has another one.
+                self.close()
             raise _cannot(error) from error
         return workers
 
     def close(self) -> None:
         with self._lock:
-            self._end()
+            server, self._server = self._server, None
+            if server is not None:
+                server.kill()
 
-    def _fetch(self, workers: list[WorkerHandle], wanted: int) -> None:
-        """TimeoutError: the server hangs, and was ended with its workers."""
-        with self._lock:
-            server = self._ask(wanted)
-        until, died = time.monotonic() + server.patience, 0
-        while len(workers) < wanted:
-            with self._lock:
-                if not self._spare:
-                    server = self._ask(1)
-                worker = self._spare.pop(0)
-            try:
-                worker.greet(max(0.01, until - time.monotonic()))
-            except TimeoutError:
-                for each in [*workers, worker]:
-                    each.end()
-                with self._lock:
-                    if server is self._server:
-                        self._end()
-                raise
-            except OSError:
-                worker.end()  # it died while it was spare; another one is asked for
-                died += 1
-                if died > self.size:
-                    raise
-            else:
-                workers.append(worker)
-        server.answered()
-
-    def _ask(self, count: int) -> ForkServer:
-        """Have so many workers on their way; OSError: they cannot be had."""
+    def _living(self) -> ForkServer:
         if self._server is not None and not self._server.lives:
-            self._end()
+            self._server.kill()
+            self._server = None
         if self._server is None:
             self._server = ForkServer()
-        while len(self._spare) < count:
-            self._spare.append(self._server.fork())
         return self._server
-
-    def _end(self) -> None:
-        server, self._server = self._server, None
-        spare, self._spare = self._spare, []
-        for worker in spare:
-            worker.end()
-        if server is not None:
-            server.kill()
 
 
 def _cannot(error: Exception) -> StoreError:
