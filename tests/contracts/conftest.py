@@ -6,12 +6,10 @@ import pytest
 
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy, patient
 from simulation.doubles.memory_backend import MemoryBackend
-from tests.support.faulty_backend import FailsEveryThird
 from tests.support.object_store import served
 
-BACKENDS = ["folder", "memory", "s3", "retried"]
+BACKENDS = ["folder", "memory", "s3"]
 _numbers = itertools.count()
 
 
@@ -33,7 +31,4 @@ def backend(request, tmp_path):
             return FolderBackend(tmp_path / "store")
         case "memory":
             return MemoryBackend()
-        case "s3":
-            return open_backend(request.getfixturevalue("spec_of_s3"))
-    call = patient(60.0, pause=lambda seconds: None)
-    return BackendProxy(FailsEveryThird(MemoryBackend()), call)
+    return open_backend(request.getfixturevalue("spec_of_s3"))

@@ -5,30 +5,30 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import Aside, GoneOn, Mark, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
 from jupyterhub_gpu_reclaim.store.format import layout
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.verification import Verification
 from tests.store.doubles import KEYS
+from tests.support.faulty_backend import Around
 from tests.support.manual_clock import ManualClock
 
 ASIDE, FOR_EVER = Aside(until=1234.5), Aside(until=None)
 GONE_ON = GoneOn(incarnation="i2", since=1234.5)
 
 
-class Counted(BackendProxy):
+class Counted(Around):
     def __init__(self, backend):
         super().__init__(backend)
         self.calls = []
 
     def list(self, prefix):
         self.calls.append(f"list {prefix}")
-        return super().list(prefix)
+        return self.inner.list(prefix)
 
     def read(self, name, offset, length):
         self.calls.append(f"read {name}")
-        return super().read(name, offset, length)
+        return self.inner.read(name, offset, length)
 
 
 @pytest.fixture
@@ -147,11 +147,11 @@ def test_words_of_two_agents_that_do_not_see_each_other_are_in_order(backend, st
     assert asides(opened(backend)) == {"c1": None}
 
 
-class Blind(BackendProxy):
+class Blind(Around):
     """An object store whose lists of marks come late."""
 
     def list(self, prefix):
-        found = super().list(prefix)
+        found = self.inner.list(prefix)
         return [] if prefix.startswith(layout.MARKS) else found
 
 

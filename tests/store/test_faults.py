@@ -10,10 +10,10 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
+from tests.support.faulty_backend import Around
 from tests.support.manual_clock import ManualClock
 
 RANDOM = os.urandom(700_000)
@@ -236,17 +236,18 @@ def test_error_of_the_store_while_looking_is_not_missing():
         assert not isinstance(caught.value, NotFound)
 
 
-class BackendThatIsAway(BackendProxy):
+class BackendThatIsAway(Around):
     """Every call fails while it is ``away``."""
 
-    def __init__(self, backend) -> None:
-        super().__init__(backend, self._refuse_or)
-        self.away = False
+    away = False
 
-    def _refuse_or(self, work):
-        if self.away:
-            raise Unavailable("it does not answer")
-        return work()
+    def __getattr__(self, name):
+        def call(*args):
+            if self.away:
+                raise Unavailable("it does not answer")
+            return getattr(self.inner, name)(*args)
+
+        return call
 
 
 def test_what_an_outage_has_left_can_be_deleted_after_it(clock):

@@ -1,6 +1,5 @@
 """Later generations of a session: what stands already is not written again."""
 
-import ctypes
 import os
 import random
 import threading
@@ -14,10 +13,6 @@ from jupyterhub_gpu_reclaim.common.kept_bytes import kept_bytes
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
-from jupyterhub_gpu_reclaim.store.backends.proxies import (
-    BackendProxy,
-    patient,
-)
 from jupyterhub_gpu_reclaim.store.catalogue import locks
 from jupyterhub_gpu_reclaim.store.format.index import BLOCKS, ChunkIndex
 from jupyterhub_gpu_reclaim.store.format.manifest import PackRef
@@ -27,7 +22,7 @@ from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.write.commit import BaseCheckpoint, merge
 from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
-from tests.support.faulty_backend import FailsEveryThird, turn_bit
+from tests.support.faulty_backend import Around, turn_bit
 from tests.support.manual_clock import ManualClock
 
 PAGE = 4096
@@ -103,18 +98,18 @@ def test_generations_survive_the_deletion_of_those_before(store, backend):
     assert backend.objects == {}
 
 
-class FailsInTheMiddle(BackendProxy):
+class FailsInTheMiddle(Around):
     """The deletion of a pack fails, as often as it is told to."""
 
     def __init__(self, backend):
-        super().__init__(backend, lambda work: work())
+        super().__init__(backend)
         self.failures = 0
 
     def delete(self, name):
         if name.startswith("packs/") and self.failures:
             self.failures -= 1
             raise Unavailable(f"{name} cannot be deleted")
-        super().delete(name)
+        self.inner.delete(name)
 
 
 def test_deletion_that_was_cut_off_frees_all_when_it_is_repeated(backend, clock):
@@ -291,24 +286,6 @@ def test_sweeps_beside_writers_and_deletes_take_nothing_that_is_needed(clock):
     thread.join(30)
     assert errors == []
     assert store.open("c14").verify() == []
-
-
-def test_backend_that_fails_every_third_call_saves_and_restores_when_retried(clock):
-    faulty = FailsEveryThird(MemoryBackend())
-    retrying = BackendProxy(faulty, patient(60, pause=lambda seconds: None))
-    store = Repository(retrying, clock=clock, keys=KEYS)
-    save(store, 1)
-    second = changed(PLAIN, 0.1)
-    save(store, 2, second)
-    store.delete("c1")
-    assert store.open("c2").read("pages") == second
-    assert store.open("c2").verify() == []
-    buffer = bytearray(len(second))
-    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-    piece = (0, len(second), os.getpid(), address)
-    store.open("c2").copy_to({"pages": [piece]})
-    assert buffer == second
-    assert faulty.calls > 30
 
 
 # --- keys ----------------------------------------------------------------------------

@@ -1,13 +1,8 @@
 """Faults of stores, by name."""
 
-import threading
-from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
-from jupyterhub_gpu_reclaim.store.backend import Backend, Unavailable
-from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
-
-_T = TypeVar("_T")
+from jupyterhub_gpu_reclaim.store.backend import Backend
 
 
 def turn_bit(backend: Backend, name: str, at: int) -> None:
@@ -20,21 +15,11 @@ def turn_bit(backend: Backend, name: str, at: int) -> None:
     writer.finish()
 
 
-class FailsEveryThird(BackendProxy):
-    """Every third call, of it or of its writers, is :class:`~.backend.Unavailable`."""
+class Around:
+    """A backend around another one, for a test that changes some of its calls."""
 
     def __init__(self, backend: Backend) -> None:
-        super().__init__(backend, self._fail_or)
-        self._lock = threading.Lock()
-        self.calls = 0
+        self.inner = backend
 
-    def spec(self) -> None:
-        return
-
-    def _fail_or(self, work: Callable[[], _T]) -> _T:
-        with self._lock:
-            self.calls += 1
-            number = self.calls
-        if number % 3 == 0:
-            raise Unavailable(f"call {number} fails, as every third does")
-        return work()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)

@@ -10,7 +10,6 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.backends.object_options import ObjectOptions
 from jupyterhub_gpu_reclaim.store.backends.objects import ObjectsBackend
-from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy, patient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,6 +50,5 @@ def open_backend(spec: Spec) -> Backend:
             patience = float(spec["patience"])
             options = ObjectOptions.from_spec(spec)
             options.all()  # a file that cannot be read is said now, not at first use
-            objects = ObjectsBackend(options, patience=patience)
-            return BackendProxy(objects, patient(2 * patience))
+            return ObjectsBackend(options, patience=patience)
     raise BadRequest(Reason.INVALID, what="That does not describe a store.")

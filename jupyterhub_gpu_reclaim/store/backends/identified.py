@@ -20,14 +20,18 @@ from jupyterhub_gpu_reclaim.store.backend import (
     ObjectMissing,
     Unavailable,
 )
-from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
 from jupyterhub_gpu_reclaim.store.format import identity, layout
 from jupyterhub_gpu_reclaim.store.format.keys import STORE_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyterhub_gpu_reclaim.store.backend import Backend
+    from jupyterhub_gpu_reclaim.store.backend import (
+        Backend,
+        Entry,
+        ObjectWriter,
+        Spec,
+    )
     from jupyterhub_gpu_reclaim.store.format.keys import StoreKeys
 
 _T = TypeVar("_T")
@@ -108,12 +112,46 @@ class IdentityCheck:
         )
 
 
-class IdentifiedBackend(BackendProxy):
+class IdentifiedBackend:
     """A backend whose answers are those of the store of the master key."""
 
     def __init__(self, backend: Backend, check: IdentityCheck) -> None:
-        super().__init__(backend)
+        self._backend = backend
         self.check = check
+
+    def create(self, name: str) -> ObjectWriter:
+        return self._backend.create(name)
+
+    def publish(self, name: str, data: bytes) -> None:
+        self._written(name, lambda: self._backend.publish(name, data))
+
+    def replace(self, name: str, data: bytes) -> None:
+        self._written(name, lambda: self._backend.replace(name, data))
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        return self._told(name, lambda: self._backend.read(name, offset, length))
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
+        return self._told(name, lambda: self._backend.read_into(name, offset, buffer))
+
+    def length(self, name: str) -> int:
+        return self._told(name, lambda: self._backend.length(name))
+
+    def list(self, prefix: str) -> list[Entry]:
+        return self._told("", lambda: self._backend.list(prefix))
+
+    def delete(self, name: str) -> None:
+        self._written(name, lambda: self._backend.delete(name))
+
+    def free_bytes(self) -> int | None:
+        return self._told("", self._backend.free_bytes)
+
+    def capacity_bytes(self) -> int | None:
+        return self._told("", self._backend.capacity_bytes)
+
+    def spec(self) -> Spec | None:
+        # Of the place alone: workers write packs, and read what was named.
+        return self._backend.spec()
 
     def _written(self, name: str, work: Callable[[], None]) -> None:
         if name.startswith(layout.PACKS):

@@ -3,8 +3,8 @@
 A process that has used it must not fork: obstore's runtime does not survive that, and
 every call of the child hangs (tried); ``spec`` opens the same store in another process.
 
-obstore repeats single requests, with the login it has; a call that fails all the same
-is ``Unavailable`` where it may be repeated as a whole, with a fresh login.
+obstore repeats single requests, with the login it has, for as long as that may be good;
+a call that fails all the same is ``Unavailable`` where a later one may succeed.
 
 Large objects are sent in parts while they are written. obstore's own writer cannot be
 cancelled (closing publishes, dropping leaves the parts in the bucket), but its ``put``
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.store.backend import Buffer, Spec
 
-#: One request is repeated this often, for this long; far below five minutes, as long
+#: One request is repeated until its time is up; that is far below five minutes, as long
 #: as a signature is good for (obstore repeats without making a new one).
 _RETRIES = {
-    "max_retries": 6,
+    "max_retries": 30,
     "backoff": {
         "init_backoff": timedelta(milliseconds=100),
         "max_backoff": timedelta(seconds=5),
