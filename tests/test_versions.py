@@ -1,6 +1,5 @@
 """What is claimed of versions is what ``make versions`` has run, and it passed."""
 
-import json
 import re
 import tomllib
 from pathlib import Path
@@ -82,21 +81,3 @@ def test_every_python_of_the_workflow_has_run() -> None:
     assert pythons[0] == floor("python")
     assert set(pythons) == {one.python for one in tool.COMBINATIONS}
     assert f"in {' '.join(pythons)};" in (ROOT / "Makefile").read_text()
-
-
-def test_results_are_put_into_the_page_and_other_rows_stay(tmp_path: Path) -> None:
-    page, one = tmp_path / "page.md", tool.COMBINATIONS[0]
-    page.write_text(PAGE.read_text())
-    versions = {"python": "3.11.9", "jupyterhub": "5.2.1"}
-    versions |= {"jupyterlab": "4.2.7", "notebook": "7.2.3"}
-    told = {"demo": "passed", "tab": "2 of 3 passed, failed"}
-    result = tool.Result(one.table, "2026-12-01", "X", versions, told, 7)
-    folder = tmp_path / "results"
-    folder.mkdir()
-    (folder / f"{one.name}.json").write_text(json.dumps(vars(result)))
-    tool._write(page, tool._results(tmp_path))
-    before, after = tool.rows(PAGE, one.table), tool.rows(page, one.table)
-    assert after.pop(one.versions) == result.row
-    assert before.pop(one.versions) != result.row
-    assert after == before
-    assert page.read_text().count(" | ".join(result.row)) == 1

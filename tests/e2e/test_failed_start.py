@@ -7,49 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from demo.__main__ import cramped
-from demo.causes import cause
 from demo.stack import StackError
-from demo.user import trail
 from tests.support.stack import Stack
-
-LOGS = {
-    "the proxy's port": (
-        (
-            "[W 2026-11-22 11:06:16.462 JupyterHub proxy:783] Running without SSL\n"
-            "2026-11-22T11:06:17.736Z [ConfigProxy] \x1b[31merror\x1b[39m: Uncaught"
-            " Exception: listen EADDRINUSE: address already in use 127.0.0.1:42773\n"
-            "[E 2026-11-22 11:06:46.016 JupyterHub app:4090] later\n"
-        ),
-        "listen EADDRINUSE: address already in use 127.0.0.1:42773",
-    ),
-    "a traceback": (
-        (
-            'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n'
-            "ModuleNotFoundError: No module named 'jupyterhub'\n"
-        ),
-        "ModuleNotFoundError: No module named 'jupyterhub'",
-    ),
-    "nothing wrong": ("[I 2026-11-22 11:07:44.061 JupyterHub app:1] fine\n", ""),
-}
-
-
-@pytest.mark.parametrize(("log", "words"), LOGS.values(), ids=LOGS)
-def test_cause_is_the_first_complaint_of_a_log(log: str, words: str) -> None:
-    assert cause(log) == words
-
-
-def test_too_little_room_is_a_sentence_before_anything_starts(tmp_path: Path) -> None:
-    assert cramped(tmp_path, 1) == ""
-    why = cramped(tmp_path, 10**18)
-    assert why.startswith(f"The disk of {tmp_path} has ")
-    assert "and the demo needs" in why
-
-
-def test_pages_that_come_again_stand_once_in_what_a_user_met() -> None:
-    assert trail(["200 /a", "500 /b", "500 /b", "200 /a"]) == (
-        "200 /a, then 500 /b (2 times), then 200 /a"
-    )
 
 
 @pytest.fixture

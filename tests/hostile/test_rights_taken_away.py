@@ -33,6 +33,7 @@ from jupyterhub_gpu_reclaim.session_init.command_line import (
 )
 from tests.checkpoint import conftest as engine_tests
 from tests.node.conftest import agent, folder, places, shared_agent
+from tests.node.test_shipped_rights import PROGRAM
 from tests.support.agent import goes_on, wait_for
 from tests.support.attacker import (
     GID,
@@ -45,17 +46,6 @@ from tests.support.attacker import (
 __all__ = ["agent", "folder", "places", "shared_agent"]
 #: No groups of this machine, and the session's own.
 STAFF, DATA, OWN = 40001, 40002, 0
-
-#: Counts; beside it a thread, and another program.
-PROGRAM = """
-import os, sys, threading, time
-threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()
-if os.fork() == 0:
-    time.sleep(1e6)
-while True:
-    sys.stdout.write("x"); sys.stdout.flush()
-    time.sleep(0.02)
-"""
 
 
 def given(*groups, uid=0):

@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from tests.checkpoint.test_robust_lists import LOCKS
 from tests.support.agent import goes_on, wait_for
 
 pytestmark = pytest.mark.shares_an_agent
@@ -105,30 +104,5 @@ def test_workers_that_are_spawned_go_on_and_so_do_new_ones(agent, places, folder
     for number in range(2):
         name = f"workers-{number}-{place.incarnation[:8]}"
         agent.suspend(place, name, number + 1)
-        place = agent.come_back(places("hold"), name)
-        assert goes_on(place)
-
-
-#: Holds a lock in a file that it has mapped, as in a transaction of LMDB.
-LOCKED = """
-import sys, time
-{locks}
-libc.pthread_mutex_lock(locks[0])
-while True:
-    sys.stdout.write("x"); sys.stdout.flush()
-    time.sleep(0.02)
-"""
-
-
-def test_lock_that_is_held_in_a_mapped_file_is_no_obstacle(agent, places, folder):
-    file = folder / "lock.mdb"
-    program = LOCKED.format(locks=LOCKS.format(path=str(file)))
-    place = places("start", sys.executable, "-c", program)
-    wait_for(lambda: place.output.stat().st_size)
-    before = file.read_bytes()
-    for number in range(2):
-        name = f"locked-{number}-{place.incarnation[:8]}"
-        agent.suspend(place, name, number + 1)
-        assert file.read_bytes() == before
         place = agent.come_back(places("hold"), name)
         assert goes_on(place)
