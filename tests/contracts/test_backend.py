@@ -62,12 +62,6 @@ def test_create_of_existing_name_is_refused(backend):
     assert backend.read("packs/a/0", 0, 9) == b"x"
 
 
-def test_publish_of_new_name_stands_whole(backend):
-    backend.publish("manifests/a.json", b"{}")
-    assert backend.read("manifests/a.json", 0, 9) == b"{}"
-    assert backend.list("tmp/") == []
-
-
 def test_publish_of_existing_name_is_refused(backend):
     backend.publish("manifests/a.json", b"old")
     with pytest.raises(ObjectExists) as caught:
@@ -138,10 +132,6 @@ def test_list_of_prefix_is_sorted_and_confined(backend):
     ]
 
 
-def test_list_of_nothing_is_empty(backend):
-    assert backend.list("packs/nobody/") == []
-
-
 def test_delete_twice_is_idempotent(backend):
     write(backend, "packs/a/0", b"x")
     backend.delete("packs/a/0")
@@ -149,11 +139,6 @@ def test_delete_twice_is_idempotent(backend):
     assert backend.list("packs/") == []
     write(backend, "packs/a/0", b"again")
     assert backend.read("packs/a/0", 0, 9) == b"again"
-
-
-def test_abandon_after_finish_keeps_the_object(backend):
-    write(backend, "packs/a/0", b"x")
-    assert backend.length("packs/a/0") == 1
 
 
 def test_delete_under_a_writer_does_not_break_it(backend):

@@ -46,9 +46,3 @@ def test_what_has_expired_since_the_list_was_made_is_not_damaged(store):
     ids = store.ids()
     store.delete("c1")
     assert [Verification(store).check(id_) for id_ in ids] == [[]]
-
-
-def test_what_is_there_and_lacks_a_pack_is_damaged(store, backend):
-    save(store, "c1")
-    backend.delete("packs/c1/00000000")
-    assert Verification(store).check("c1")

@@ -93,24 +93,6 @@ class BackendThatIsSlowToPublish(MemoryBackend):
         super().publish(name, data)
 
 
-class BackendThatIsSlowToRead(MemoryBackend):
-    """Once told to be, it hands a manifest out only when it may go on."""
-
-    def __init__(self):
-        super().__init__()
-        self.slow = False
-        self.reading = threading.Event()
-        self.go_on = threading.Event()
-
-    def read(self, name, offset, length):
-        data = super().read(name, offset, length)
-        if self.slow and name.startswith("manifests/"):
-            self.slow = False
-            self.reading.set()
-            assert self.go_on.wait(30)
-        return data
-
-
 class BackendThatNeverSyncs(MemoryBackend):
     def __init__(self):
         super().__init__()
@@ -196,26 +178,6 @@ def test_abort_that_comes_too_late_waits_and_tells():
     abort.join(30)
     assert gone == [False]
     assert repository.open(infos[0].id).read("pages.img") == RANDOM
-
-
-def test_info_read_beside_a_delete_is_not_remembered():
-    backend = BackendThatIsSlowToRead()
-    repository = Repository(backend, clock=ManualClock(), keys=KEYS)
-    write_one(repository)
-    backend.slow = True
-    found = []
-    reader = threading.Thread(target=lambda: found.append(repository.info("c1")))
-    reader.start()
-    assert backend.reading.wait(30)
-    repository.delete("c1")
-    writer = begin(repository)
-    writer.add("other", b"x")
-    again = writer.commit()
-    backend.go_on.set()
-    reader.join(30)
-    assert found[0].logical_bytes > again.logical_bytes == 1
-    assert repository.info("c1") == again
-    assert repository.list() == [again]
 
 
 def test_error_of_the_store_while_looking_is_not_missing():

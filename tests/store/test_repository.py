@@ -139,12 +139,6 @@ def test_begin_of_dangerous_id_is_bad_request(begin, repository, name):
     repository.delete(name)
 
 
-@pytest.mark.parametrize("name", ["", "../x", "/x", "a//b", "a b", "x\0"])
-def test_file_of_dangerous_name_is_bad_request(begin, name):
-    with pytest.raises(BadRequest):
-        begin().file(name)
-
-
 def test_abort_beside_writing_threads_leaves_nothing(root, begin):
     writer = begin()
     begun = threading.Barrier(5, timeout=30)

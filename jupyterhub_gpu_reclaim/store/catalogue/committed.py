@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
@@ -34,11 +33,8 @@ class Catalogue:
     def __init__(self, backend: Backend, keys: Wrapper) -> None:
         self._backend = backend
         self._keys = keys
-        #: Bodies of manifests; the lock is held for moments only, never while one is
-        #: read.
+        #: Bodies of manifests, which never change.
         self._bodies: dict[str, Body] = {}
-        self._drops = 0
-        self._lock = threading.Lock()
 
     def exists(self, checkpoint: str) -> bool:
         return layout.is_id(checkpoint) and exists(
@@ -118,18 +114,10 @@ class Catalogue:
 
     def forget(self, checkpoint: str) -> None:
         """Drop it from the cache; call this *after* it was removed."""
-        with self._lock:
-            self._bodies.pop(checkpoint, None)
-            self._drops += 1
+        self._bodies.pop(checkpoint, None)
 
     def _read_once(self, checkpoint: str) -> Body:
-        with self._lock:
-            body, drops = self._bodies.get(checkpoint), self._drops
-        if body is not None:
-            return body
-        body = self.read(checkpoint)
-        with self._lock:
-            # Read during a removal, it may be of an object that was removed.
-            if drops == self._drops:
-                self._bodies[checkpoint] = body
+        body = self._bodies.get(checkpoint)
+        if body is None:
+            body = self._bodies[checkpoint] = self.read(checkpoint)
         return body
