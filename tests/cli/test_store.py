@@ -11,7 +11,6 @@ import pytest
 from jupyterhub_gpu_reclaim.cli.main import main
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.format import identity
-from jupyterhub_gpu_reclaim.store.format.keys import new_key_line
 from tests.support.ran import ran
 
 
@@ -101,20 +100,6 @@ def test_verify_with_another_key_says_which_is_missing(run, tmp_path):
     assert code == 1
     assert "first" in out
     assert out.endswith("0 verified, 0 damaged, 3 without their master key\n")
-
-
-def test_wrong_key_of_the_right_name_is_not_called_damage(run, run_json, tmp_path):
-    other = tmp_path / "other.key"
-    other.write_text(new_key_line("first"))
-    other.chmod(0o600)
-    code, out, _ = run("verify", key_file=other)
-    assert code == 1
-    assert "another key has the name first" in out
-    assert out.endswith("0 verified, 0 damaged, 3 without their master key\n")
-    _, found = run_json("verify", key_file=other)
-    assert {each["code"] for each in found["damage"]} == {"key_missing"}
-    for line in (["show", "ada-1"], ["rekey"], ["ls"]):
-        assert "damaged" not in "".join(map(str, run(*line, key_file=other)[1:]))
 
 
 def test_places_are_taken_from_the_folder_that_one_stands_in(run, store, monkeypatch):

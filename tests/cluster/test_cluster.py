@@ -148,19 +148,6 @@ def test_a_session_that_stays_on_its_node_comes_back_there(hub, nodes, work_of):
     work.check()
 
 
-def test_an_agent_that_ends_in_the_middle_of_a_capture_loses_nothing(hub, work_of):
-    """Its pod is deleted: it calls the capture off, or the next one settles it."""
-    work = work_of("cleo", size=400_000_000)
-    node = node_of(hub.pod("cleo"))
-    agent = hub.agent(node)
-    begin_to_suspend(hub, "cleo")
-    hub.kubectl.run("-n", hub.wanted.agents, "delete", "pod", agent[0], "--wait=false")
-    hub.agent(node, but=agent)
-    hub.wait(lambda: hub.phase("cleo") in {"running", "suspended"}, 300)
-    work.come_back()
-    work.check()
-
-
 def test_an_agent_that_ends_is_followed_by_another_at_once(hub, work_of):
     """Beside a session that came back on its node."""
     work = work_of("cora")

@@ -129,14 +129,6 @@ def test_word_that_arrives_after_a_later_one_is_refused(backend, store):
     assert asides(opened(backend)) == {"c1": ASIDE}
 
 
-def test_same_word_again_is_no_second_mark(backend, store):
-    saved(store)
-    lay(store, ASIDE, word=2)
-    lay(store, ASIDE, word=2)
-    lay(store, ASIDE, word=1)
-    assert len(marks(backend)) == 1
-
-
 def test_words_of_two_agents_that_do_not_see_each_other_are_in_order(backend, store):
     """The later one is published first; the earlier one has not seen it."""
     saved(store)

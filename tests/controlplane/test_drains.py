@@ -254,18 +254,6 @@ async def test_what_failed_before_is_tried_at_once_and_not_called_refused(world)
     await all_suspended(world, controller, limit=5.0)
 
 
-async def test_suspend_that_was_called_off_before_does_not_hold_it_up(world):
-    controller = await running(world, "ada", backoff=3600.0)
-    world.node.hold_at = "dump"
-    await controller.users.suspend(KEY, "ada")
-    await world.reaches(controller, "suspending")
-    await controller.users.keep(KEY, 100, "ada")
-    await world.reaches(controller, "running")
-    world.node.hold_at = ""
-    controller.nodes.drain("", DrainOrder(seconds=30), "root")
-    await all_suspended(world, controller, limit=5.0)
-
-
 async def test_agent_that_restarts_in_the_middle_costs_nobody_their_place(world):
     controller = await running(world, *SEVEN, backoff=60.0, tick_interval=10.0)
     world.node.hold_at = "dump"
@@ -280,15 +268,6 @@ async def test_agent_that_restarts_in_the_middle_costs_nobody_their_place(world)
         await asyncio.sleep(1.0)
     assert {*phases(controller).values()} == {"suspended"}
     assert not refused
-
-
-async def test_what_fails_in_a_drain_is_tried_again_before_its_end(world):
-    controller = await running(world, *SEVEN, backoff=60.0, tick_interval=10.0)
-    world.node.failures["dump"] = BLOCKED
-    controller.nodes.drain("", DrainOrder(seconds=60.0), "root")
-    await asyncio.sleep(15.0)
-    world.node.failures.clear()
-    await all_suspended(world, controller, limit=45.0)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 31 * 86400.0, float("nan")])

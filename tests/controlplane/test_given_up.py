@@ -132,22 +132,15 @@ async def test_nothing_is_taken_over_in_a_pod_that_is_being_deleted(world, given
     assert saved in world.node.saved
 
 
-async def test_its_users_order_to_resume_starts_its_server_which_joins_it(
-    world, given_up
-):
-    await given_up()
-    world.change(orphan_grace=200.0)
-    second = await world.controller()
-    await second.users.resume(KEY, "ada")
-    await world.until(lambda: world.hub.states[KEY] == "running")
-    assert [place.incarnation for place in world.node.living()] == ["i2"]
-
-
-async def test_its_users_order_to_bring_it_back_does_so_too(world, given_up):
+@pytest.mark.parametrize("order", ["resume", "bring back"])
+async def test_its_users_order_starts_its_server_which_joins_it(world, given_up, order):
     saved = await given_up()
     world.change(orphan_grace=200.0)
     second = await world.controller()
-    await second.users.bring_back(KEY, saved, "ada")
+    if order == "resume":
+        await second.users.resume(KEY, "ada")
+    else:
+        await second.users.bring_back(KEY, saved, "ada")
     await world.until(lambda: world.hub.states[KEY] == "running")
     assert [place.incarnation for place in world.node.living()] == ["i2"]
 

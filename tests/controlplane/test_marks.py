@@ -89,19 +89,6 @@ async def test_service_dies_between_journal_and_mark_the_next_one_writes_it(worl
     await world.until(lambda: word(world, saved))
 
 
-async def test_name_waits_for_the_store_over_a_restart_of_the_service(world):
-    first, _ = await world.started("tensors")
-    saved = await world.saved(first, "bad")
-    unmarked(world)
-    await first.users.rename(KEY, saved, "good", "ada")
-    await world.kill(first)
-    assert world.node.said(saved).name != "good"
-    world.node.switches.away.clear()
-    second = await world.controller()
-    await world.until(lambda: world.node.said(saved).name == "good")
-    assert row(second, saved).name == "good"
-
-
 async def test_mark_of_a_higher_term_raises_that_of_the_service(world):
     """The journal was lost, and so were the agents' folders: the store knows more."""
     first, _ = await world.started("tensors")
@@ -180,15 +167,6 @@ async def test_return_that_an_older_journal_has_missed_is_told(world):
     await world.until(lambda: back(world, saved) == world.hub.incarnation())
 
 
-async def test_return_that_a_lost_journal_has_known_is_told(world):
-    unmarked(world)
-    first, saved = await returned(world)
-    await world.kill(first)
-    world.node.switches.away.clear()
-    await world.journal_lost(first)
-    await world.until(lambda: back(world, saved) == world.hub.incarnation())
-
-
 @pytest.mark.parametrize(
     ("rule", "answer"), [(0.0, "restore"), (3600.0, "ended_since_saved")]
 )
@@ -248,21 +226,6 @@ async def test_what_the_service_has_passed_over_is_no_word_in_the_store(world):
 def unmarked(world) -> None:
     """Nothing can be said of a checkpoint."""
     world.node.away("mark", error=StoreError(Reason.STORE_UNREACHABLE))
-
-
-async def test_store_is_away_while_a_person_starts_fresh_then_the_word_is_written(
-    world,
-):
-    first, _ = await world.started("tensors")
-    saved = await world.suspend(first)
-    unmarked(world)
-    world.node.away("checkpoints")
-    await first.users.start_fresh(KEY, "ada")
-    assert word(world, saved) is None
-    world.node.switches.away.clear()
-    await world.until(
-        lambda: word(world, saved) == Aside(until=row(first, saved).expires)
-    )
 
 
 @pytest.fixture

@@ -155,10 +155,6 @@ def test_newest_is_that_of_the_highest_stamp(infos, wanted):
     assert retention.newest(infos).id == wanted
 
 
-def test_newest_of_none_is_none():
-    assert retention.newest([]) is None
-
-
 @pytest.mark.parametrize(
     ("ids", "its"),
     [([""], False), (["s"], True), (["t", "i-c"], True), (["t"], False), (["c"], True)],

@@ -14,7 +14,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionPolicy,
     Usage,
 )
-from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import people, taking
 from jupyterhub_gpu_reclaim.controlplane.save_points import LULL, is_time
 from jupyterhub_gpu_reclaim.controlplane.session import Intent, Keeping
@@ -119,16 +118,6 @@ async def test_what_the_cluster_has_ended_comes_back_by_itself_where_that_is_set
     await world.reaches(controller, "running")
     assert world.node.works() == ["as saved"]
     assert world.hub.plans[-1] == "start restore"
-
-
-async def test_user_may_start_fresh_instead(world):
-    controller, _ = await world.started()
-    checkpoint = await world.saved(controller)
-    world.lost()
-    await world.reaches(controller, "suspended")
-    await controller.users.start_fresh(KEY, "ada")
-    assert await world.hub.start(KEY) == "cold"
-    assert kept(controller) == {checkpoint: Keeping.ASIDE}
 
 
 async def test_last_few_are_kept_where_their_user_finds_them(world):
@@ -249,22 +238,6 @@ async def test_what_has_no_name_is_refused_one(world, monkeypatch):
         await controller.users.rename(KEY, suspended, "", "ada")
 
 
-async def test_name_outlives_the_journal(world):
-    """It is in the manifest; and what has one is kept, whoever counts."""
-    world.change(save_points=1)
-    first, _ = await world.started()
-    named = await world.saved(first, "before Monday")
-    await world.saved(first)
-    assert world.node.saved[named].info.name == "before Monday"
-    second = await world.journal_lost(first)
-    await world.until(lambda: len(kept(second)) == 2)
-    await world.saved(second)
-    states = {each.id: each for each in second.users.session(KEY).kept}
-    assert states[named].name == "before Monday"
-    assert kept(second)[named] is Keeping.ASIDE
-    assert states[named].expires > world.now() + world.settings.set_aside - 60
-
-
 async def test_name_outlives_the_service(world):
     controller, _ = await world.started()
     world.node.hold_at = "dump"
@@ -330,14 +303,6 @@ async def test_suspend_makes_it_superfluous_and_a_stop_puts_it_aside(world):
     await world.reaches(controller, "stopped")
     assert kept(controller)[again] is Keeping.ASIDE
     assert await world.hub.start(KEY) == "cold"
-
-
-async def test_nobody_saves_what_does_not_run(world):
-    controller, _ = await world.started()
-    await world.suspend(controller)
-    with pytest.raises(Refused) as refused:
-        await controller.users.save(KEY, "ada")
-    assert refused.value.reason is Reason.WRONG_PHASE
 
 
 async def test_rule_saves_what_was_used_since_and_nothing_else(world):
@@ -549,21 +514,3 @@ async def test_what_comes_back_by_rule_asks_where_files_are_newer(
     assert files_back == [False]
     assert row(controller).failure.code == "files_newer"
     assert row(controller).intent is Intent.NONE
-
-
-async def test_save_point_that_nobody_heard_of_comes_back_by_its_users_word_alone(
-    world,
-):
-    """The session ended while no service was there: what came after it is lost."""
-    controller, _ = await world.started()
-    world.node.hold_at = "dump"
-    await controller.users.save(KEY, "ada")
-    await world.until(lambda: world.node.begun)
-    await world.kill(controller)
-    world.node.hold_at = ""
-    await world.until(lambda: world.node.saved)
-    world.lost()
-    controller = await world.controller()
-    await world.reaches(controller, "suspended")
-    assert row(controller).checkpoint in world.node.saved
-    assert await world.hub.start() == "ended_since_saved"

@@ -24,21 +24,6 @@ async def test_term_of_the_store_is_no_higher_one_for_who_has_given_it_out(world
     assert controller._sessions.journal.term == 1
 
 
-async def test_term_that_no_service_can_have_had_orders_nothing(world, caplog):
-    first, _ = await world.started()
-    saved = await world.suspend(first)
-    world.node.copy(saved, term=5)
-    world.node.copy(saved, id="wrong", term=1 << 40)
-    info = world.node.saved[saved].info
-    second = await world.journal_lost(first)
-    await world.reaches(second, "suspended")
-    assert second._sessions.row(KEY).checkpoint == info.id
-    assert second._sessions.row(KEY).stamp == info.stamp
-    assert second._sessions.journal.checkpoint("wrong").stamp == (0, 1)
-    assert second._sessions.journal.term == 6
-    assert str(1 << 40) in caplog.text
-
-
 async def test_order_to_delete_that_is_taken_before_the_term_rises_is_carried_out(
     world,
 ):

@@ -51,21 +51,6 @@ async def test_journal_lost_and_unwritable_the_store_tells_of_a_renamed_users_se
     assert "ada" in plan.failure.message
 
 
-async def test_both_databases_put_back_and_another_account_of_that_name_gets_nothing(
-    world,
-):
-    first = await world.controller()
-    backup = world.backup()
-    await begun(world, first)
-    saved = await world.suspend(first)
-    second = await world.journal_put_back(first, backup)
-    await world.reaches(second, "suspended")
-    other = Placement(key=KEY, incarnation="new", owner="8.20260601T000000000000")
-    plan = await second.plan_start(other)
-    assert (plan.action, plan.failure.code) == ("refuse", "former_account")
-    assert saved in world.node.saved
-
-
 async def test_start_ends_what_holds_a_place_for_a_start_that_is_over(world):
     """As by ``docker restart``: its container has the name that the next one needs."""
     controller = await world.suspended()

@@ -11,7 +11,7 @@ from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import held_by
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 from tests.gpu.conftest import PATIENCE
-from tests.gpu.test_frameworks import LOADER, PROGRAMS, TORCH
+from tests.gpu.test_frameworks import PROGRAMS, TORCH
 from tests.support.agent import wait_for
 
 NVML_ONLY = """
@@ -48,17 +48,6 @@ def test_a_program_computes_the_same_after_each_of_three_naps(session, name):
     print(name, one.seconds)
 
 
-def test_loader_workers_nap_and_live_on(session):
-    one = session()
-    one(LOADER + "None")
-    before = one("epoch()")
-    for _ in range(2):
-        assert one.order("nap")["state"] == "napping"
-        # A connection wakes it: its program listens on a port.
-        assert one("epoch()") == before
-        wait_for(lambda: one.state == "running", PATIENCE)
-
-
 def test_a_program_that_only_shows_the_use_of_a_card_runs_on(session):
     if importlib.util.find_spec("pynvml") is None:
         pytest.skip("pynvml is not installed")
@@ -73,17 +62,6 @@ def test_a_program_that_only_shows_the_use_of_a_card_runs_on(session):
     assert one("float(x.sum())") == before
     assert one("int(watcher.stdout.readline()) > 0")
     assert one("watcher.poll()") is None
-
-
-def test_a_session_is_saved_out_of_a_nap_and_naps_after_its_return(session):
-    one = session()
-    one(TORCH + "None")
-    before = one("float(x.sum())")
-    for _ in range(2):
-        assert one.order("nap")["state"] == "napping"
-        one.cycle()
-        assert one("float(x.sum())") == before
-        assert one.state == "running"
 
 
 def test_a_cell_that_is_sent_to_a_kernel_that_naps_is_run(agent, jupyter):

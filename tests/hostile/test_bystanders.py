@@ -210,27 +210,3 @@ def test_fork_bomb_is_refused_in_time_and_goes_on(few_processes, places):
     assert time.monotonic() - begun < 30
     thaw(world.place.tree)
     assert world("1 + 1") == 2
-
-
-def test_program_beside_the_session_that_has_its_memory_open_is_named(places, engine):
-    """Through a /proc of its own, as in another container of the pod."""
-    world = places.world()
-    inside = world.place.tree.server.ns_pid
-    code = f"""
-import ctypes, os
-os.setresgid(54321, 54321, 54321)
-memory = os.open("/proc/{inside}/mem", os.O_RDONLY)
-os.setresuid(54321, 54321, 54321)
-print("up", flush=True)
-import time; time.sleep(1000)
-"""
-    init = str(world.place.init_pid)
-    line = ["nsenter", "-t", init, "-p", "unshare", "-m", "--mount-proc"]
-    line += [sys.executable, "-I", "-S", "-c", code]
-    with subprocess.Popen(line, stdout=subprocess.PIPE) as popen:
-        assert popen.stdout.readline() == b"up\n"
-        with pytest.raises(ReclaimError) as caught:
-            engine.dump(world.place, engine.image().sink)
-        popen.kill()
-    assert "has its memory open" in caught.value.message
-    assert world("1 + 1") == 2

@@ -21,9 +21,8 @@ from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
 from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION, Pod
 from jupyterhub_gpu_reclaim.service.settings.placement import agent_of
 from tests.kube.conftest import ADA, MODEL, service_of, session_pod, until
-from tests.support.certificates import certificate
 from tests.support.cluster import NAMESPACE
-from tests.support.nodes import AGENT_NAME, AGENT_PORT, TOKEN, agents_certificate
+from tests.support.nodes import AGENT_PORT, TOKEN, agents_certificate
 
 BOB = SessionKey("bob", "lab")
 GPU = {"extra_resource_limits": {"nvidia.com/gpu": "1"}}
@@ -177,28 +176,6 @@ async def test_a_silent_node_makes_its_own_sessions_unknown_and_no_others(
     assert two[0]["spec"]["nodeName"] in silent.value.message
     assert len(await service.fleet.trees(BOB)) == 1
     assert [s.key for s in await service.fleet.samples()] == [BOB]
-
-
-async def test_a_node_whose_certificate_is_refused_is_told_with_the_cause(
-    cluster, service, two, tmp_path
-):
-    """Silence might pass by itself; this does not."""
-    node = node_of(cluster, two[0])
-    await node.stop_agent()
-    node.start_agent(certificate(tmp_path, AGENT_NAME))
-
-    async def told():
-        with pytest.raises(Unreachable) as refused:
-            await service.fleet.trees(ADA)
-        return refused.value.reason is Reason.NODE_UNTRUSTED and refused.value
-
-    refused = await until(told)
-    assert f"agent on {node.name} is refused: its authority" in refused.message
-    for call in (service.fleet.status(node.name), service.fleet.tree(I1)):
-        with pytest.raises(Unreachable) as refused:
-            await call
-        assert refused.value.reason is Reason.NODE_UNTRUSTED
-    assert len(await service.fleet.trees(BOB)) == 1
 
 
 async def test_a_tree_in_a_pod_that_is_being_deleted_says_so(cluster, service, two):

@@ -193,23 +193,6 @@ def rows(folder: Path) -> int:
     return count
 
 
-def test_file_that_another_session_has_open_is_not_moved(session, places):
-    session(STORIES["log"][0])
-    session.save("cp-1")
-    session(STORIES["log"][1])
-    path = str(session.files / "run.log")
-    words = f"import time; f = open({path!r}); print('x', flush=True); time.sleep(999)"
-    other = places("start", sys.executable, "-c", words, user="bob")
-    wait_for(lambda: other.output.stat().st_size)
-    newer = session.contents()
-    failure = session.go_back("cp-1", put_files_back=True)["failure"]
-    assert failure["code"] == "file_in_use", failure
-    assert "python" in failure["message"]
-    assert session.contents() == newer
-    other.kill()
-    assert session.go_back("cp-1", put_files_back=True).get("tree")
-
-
 def test_agent_killed_while_files_are_put_back(agent, session):
     session(STORIES["log"][0])
     session.save("cp-1")

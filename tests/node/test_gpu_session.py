@@ -165,16 +165,3 @@ def test_a_program_that_the_driver_does_not_know_is_refused(agent, start):
     failure = agent.capture(session, "cp")[-1]["failure"]
     assert failure["code"] == "gpu_begun"
     computes(session, "p")
-
-
-def test_memory_that_may_be_shared_is_refused_before_anything_is_touched(agent, start):
-    """This driver does not tell who shares it; one of the two would never come back."""
-    session = start("imports")
-    computes(session, "pci")
-
-    failure = agent.capture(session, "cp")[-1]["failure"]
-
-    assert failure["code"] == "gpu_ipc_unknown"
-    computes(session, "pci")
-    assert holders(session) == 3
-    assert agent.get("/v1/checkpoints").json() == []

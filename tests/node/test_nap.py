@@ -98,16 +98,6 @@ def test_agent_that_ends_waits_for_nobody_who_follows_a_wake(agent, session):
     assert state(agent, session) == "napping"
 
 
-def test_suspend_that_is_called_off_ends_in_the_nap_that_it_began_in(agent, session):
-    nap(agent, session)
-
-    agent.capture(session, "cp", until=in_step("dump", lambda: agent.cancel(session)))
-    wait_for(lambda: state(agent, session) == "napping")
-    assert naps(session)
-    wake(agent, session)
-    computes(session)
-
-
 @pytest.mark.parametrize("step", ["preflight", "gpu"])
 def test_nap_that_is_called_off_ends_as_a_whole(agent, session, step):
     order(agent, session, "nap", until=in_step(step, lambda: agent.cancel(session)))

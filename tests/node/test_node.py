@@ -4,14 +4,11 @@ import os
 import resource
 import socket
 import ssl
-import struct
-from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.linux.sock_diag import Diag, TcpState
 from tests.support.agent import Agent, criu_folder, wait_for
 from tests.support.certificates import certificate
@@ -50,47 +47,6 @@ def test_agent_leaves_no_core_file_and_lets_sessions_have_theirs(agent):
     assert core[4] == "0"
     mine = resource.getrlimit(resource.RLIMIT_CORE)[1]
     assert core[5] == ("unlimited" if mine == resource.RLIM_INFINITY else str(mine))
-
-
-@pytest.mark.long
-def test_our_own_connections_from_the_sessions_ports_are_no_conflict(
-    agent, jupyter, places
-):
-    """Kernel and server are connected by loopback; the kernel gives their ports away
-    to others for connections that lead elsewhere."""
-    server = jupyter()
-    kernel = server.start_kernel()
-    server.run(kernel, "x = 5")
-    agent.captured(server.place, "cp")
-    # Now that the tree stands, they stay what they are.
-    tree = server.place.tree
-    held = inet.tree_inodes(process.pid for process in tree.processes)
-    found = inet.sockets_of(server.place.init_pid, held.keys())
-    links = inet.links_of(found, held.keys())
-    listening = {one.local.port for one in found if one.state is TcpState.LISTEN}
-    ephemeral = {one.local.port for one in found if one.inode in links} - listening
-    assert ephemeral
-    agent.release(server.place, "cp")
-    assert not ephemeral & bound()
-
-    # Of an address of its own, so that it is not given one of those ports itself.
-    with socket.create_server(("127.0.0.2", 0)) as elsewhere, ExitStack() as stack:
-        for port in sorted(ephemeral):
-            mine = stack.enter_context(socket.socket())
-            # As the kernel gives it to whoever connects: a connection of an earlier
-            # test may be in TIME_WAIT on the same port, beside which bind() fails.
-            one_port = struct.pack("=HH", port, port)  # from it, to it
-            mine.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, one_port)
-            mine.connect(elsewhere.getsockname())
-            assert mine.getsockname()[1] == port
-            theirs = stack.enter_context(elsewhere.accept()[0])
-            if port == min(ephemeral):
-                mine.close()  # first, so that this end stays in TIME_WAIT
-                theirs.close()
-        holding = places("hold")
-        restored = agent.restore(holding, "cp")[-1]
-    assert restored.get("tree"), restored
-    assert server.run(kernel, "x") == "5"
 
 
 def test_samples_know_running_and_captured_sessions(agent, jupyter):

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.node.test_crash import at, remains, settled
-from tests.node.test_nap import nap, wake
 from tests.node.test_undo import fill
 from tests.support.agent import COUNTER, goes_on, wait_for
 from tests.support.fake_cards import computes, holders
@@ -151,17 +150,6 @@ def test_files_that_are_renamed_or_deleted_while_it_is_saved_are_no_obstacle(
     assert goes_on(place)
 
 
-# In the commit a save of ``test_store_that_hangs`` is called off.
-@pytest.mark.parametrize("step", but(STEPS, "dump"))
-def test_what_else_is_ordered_calls_it_off_and_it_goes_on(agent, counter, step):
-    agent.save(counter, "cp-1", until=at(step, "begun"))
-    captured = agent.capture(counter, "cp-2", 2)
-    assert captured[-1]["checkpoint"]["id"] == "cp-2", captured[-1]
-    assert agent.tree(counter)["state"] == "captured"
-    agent.post(f"/v1/sessions/{counter.incarnation}/thaw")
-    assert goes_on(counter)
-
-
 @pytest.mark.parametrize("step", but(STEPS, "dump", "commit"))
 def test_agent_killed_the_session_goes_on(agent, counter, step):
     agent.save(counter, "cp-1", until=at(step, "begun"))
@@ -189,19 +177,6 @@ def test_session_that_ends_behind_its_copy_is_saved(agent, jupyter, places):
     wait_for(lambda: agent.get("/v1/checkpoints").json())
     server.place = agent.come_back(places("hold"), "cp-1")
     assert server.run(kernel, "len(much)") == str(300 << 20)
-
-
-# In the packs one of ``test_store_that_hangs`` is called off.
-@pytest.mark.long
-@pytest.mark.parametrize("step", STEPS)
-def test_wake_calls_the_save_point_of_a_nap_off(agent, start, step):
-    session = start()
-    computes(session)
-    nap(agent, session)
-    agent.save(session, "cp-1", until=at(step, "begun"))
-    assert wake(agent, session)["tree"]["state"] == "running"
-    computes(session)
-    assert holders(session)
 
 
 def test_session_with_a_card_gets_its_memory_back_before_it_goes_on(agent, start):

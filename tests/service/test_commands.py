@@ -9,7 +9,6 @@ import pytest
 
 from jupyterhub_gpu_reclaim.cli import sessions
 from jupyterhub_gpu_reclaim.common.drain import Drain
-from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import (
     Decision,
     Failure,
@@ -21,7 +20,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     Suspension,
 )
 from jupyterhub_gpu_reclaim.common.node_status import NodeHealth, NodeStatus
-from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.service.conftest import checkpoint
 from tests.support.commands import unused
 
@@ -308,18 +306,6 @@ async def test_cards_and_the_place_in_the_queue_are_shown(command, control):
     assert "Waiting for a free GPU: number 2 in the queue." in out
 
 
-async def test_refusal_of_a_keep_is_said_in_the_services_words(command, control):
-    control.put("ada")
-
-    async def no(*_, **__):
-        raise Refused(Reason.INVALID, what="You have used up today's share.")
-
-    control.keep = no
-    code, _, err = await command("keep", "ada")
-    assert code == 1
-    assert "Error: ada/: You have used up today's share. (invalid)" in err
-
-
 async def test_second_tree_is_ended_by_name_and_not_without_a_yes(command, control):
     control.put("bob", "train")
     code, _, err = await command("end-tree", "bob/train", "i2")
@@ -343,24 +329,3 @@ async def test_nap_is_done_when_its_gpu_memory_is_out(command, control):
     code, results = await command.json("nap", "ada")
     assert (code, results[0]["how"]) == (0, "done")
     assert control.calls == [("nap", ADA, "root")]
-
-
-async def test_nap_that_fails_is_told_with_its_reason(command, control):
-    control.put("ada")
-    failed = Failure(code="gpu_unused", message="No program uses a GPU.")
-    facts = {"nap_failure": failed}
-    goes_on(control, "nap", {"facts": facts})
-    code, _, err = await command("nap", "ada")
-    assert code == 1
-    assert "No program uses a GPU. (gpu_unused)" in err
-
-
-async def test_wake_is_waited_for_until_it_is_awake(command, control):
-    control.put("ada", phase=Phase.NAPPING, facts={"nap": MOVED})
-    no_room = Failure(code="gpu_memory", message="No room.")
-    later = {"nap": MOVED, "intent": "wake", "nap_failure": no_room}
-    pending = {"phase": Phase.NAPPING, "facts": later}
-    goes_on(control, "wake", pending, {"phase": Phase.RUNNING, "facts": {}})
-    code, results = await command.json("wake", "--state=napping", "--yes")
-    assert (code, results[0]["how"]) == (0, "done")
-    assert command.names("wake") == [ADA]

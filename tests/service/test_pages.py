@@ -110,14 +110,6 @@ async def test_api_with_a_cookie_needs_the_pages_token_too(service, browser):
     assert service.control.calls == []
 
 
-async def test_button_on_somebody_elses_session_is_not_found(service, browser):
-    service.control.put("bob")
-    xsrf = await browser.xsrf()
-    response = await browser.post("sessions/bob/-/suspend", _xsrf=xsrf)
-    assert response.code == 404
-    assert service.control.calls == []
-
-
 async def test_button_that_is_refused_gives_a_page_with_the_reason(service, browser):
     service.control.put("ada", phase=Phase.RESUMING)
     response = await browser.press("suspend")

@@ -16,7 +16,6 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.service.api import base
-from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY
 
 ADA = SessionKey("ada")
 
@@ -233,14 +232,6 @@ async def test_limits_of_keep_are_told_whether_a_manager_asks(service):
         body = {"seconds": 300 * 86400}
         await service.call("api/sessions/ada/-/keep", token, method="POST", body=body)
         assert service.control.managed_keeps == managed
-
-
-async def test_body_that_is_too_large_is_not_read(service):
-    service.control.put("ada")
-    body = json.dumps({"seconds": 1, "padding": "x" * MAX_BODY})
-    response = await service.call("api/sessions/ada/-/keep", method="POST", body=body)
-    assert response.code in (400, 599)
-    assert service.control.calls == []
 
 
 async def test_saved_states_are_deleted_one_or_all(service):

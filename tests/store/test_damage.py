@@ -5,11 +5,10 @@ import shutil
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
+from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from tests.store.doubles import KEYS
 
@@ -62,16 +61,6 @@ def test_cut_object_is_damaged_at_open(committed, repository, root, name, share)
     assert name in caught.value.message
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
-def test_cut_manifest_is_damaged(committed, repository, root, share):
-    path = root / "manifests" / "c1"
-    os.truncate(path, int(path.stat().st_size * share))
-    with pytest.raises(StoreError) as caught:
-        repository.open("c1")
-    assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
-    assert "manifest" in caught.value.message
-
-
 @pytest.mark.parametrize("name", ["packs/c1/00000000", "packs/c1/index"])
 def test_lost_object_is_damaged_and_named(committed, repository, root, name):
     (root / name).unlink()
@@ -79,20 +68,6 @@ def test_lost_object_is_damaged_and_named(committed, repository, root, name):
         repository.open("c1")
     assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
     assert f"{name} is missing" in caught.value.message
-
-
-def test_lost_pack_after_open_is_damaged(committed, repository, root):
-    checkpoint = repository.open("c1")
-    (root / "packs" / "c1" / "00000000").unlink()
-    with pytest.raises(StoreError, match="is missing"):
-        checkpoint.read("random")
-
-
-def test_lost_manifest_is_missing(committed, repository, root):
-    (root / "manifests" / "c1").unlink()
-    with pytest.raises(NotFound) as caught:
-        repository.open("c1")
-    assert caught.value.reason is Reason.CHECKPOINT_MISSING
 
 
 def test_swapped_manifests_do_not_open(committed, begin, repository, root):
@@ -198,22 +173,6 @@ def test_replayed_object_of_an_earlier_life_of_that_id_is_damaged(
     with pytest.raises(StoreError) as caught:
         read_all(repository)
     assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
-
-
-def test_manifest_of_a_foreign_store_is_refused(committed, repository, root, clock):
-    other = Repository(
-        FolderBackend(root.with_name("other")),
-        clock=clock,
-        keys=KeyRing({"k1": os.urandom(32)}),
-    )
-    writer = other.begin(id="c1", key=SessionKey("u"), incarnation="i", generation=1)
-    writer.add("random", b"foreign")
-    writer.commit()
-    foreign = root.with_name("other") / "manifests" / "c1"
-    (root / "manifests" / "c1").write_bytes(foreign.read_bytes())
-    with pytest.raises(StoreError) as caught:
-        repository.open("c1")
-    assert caught.value.reason is Reason.KEY_MISSING
 
 
 def test_nothing_of_a_session_is_in_the_open(root, clock):

@@ -103,17 +103,6 @@ def test_reserve_is_never_more_than_a_twentieth(small_disk):
     assert 0 < kept <= 4 * 2**20 // 20
 
 
-def test_object_that_was_refused_had_written_nothing_of_that_block(small_disk):
-    backend = FolderBackend(small_disk, reserve=RESERVE)
-    writer = backend.create("packs/c/00000000")
-    fill([writer])
-    free = left(small_disk)
-    with pytest.raises(StoreError, match="more needed"):
-        writer.write(bytes(2**20))
-    assert left(small_disk) == free
-    writer.drop()
-
-
 def test_file_system_that_does_not_tell_its_size_has_no_limit(tmp_path, monkeypatch):
     told = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: told)

@@ -407,19 +407,6 @@ def test_full_disk_in_a_worker_is_store_full(clock, pool, tmp_path, small_disk):
     assert [p for p in small_disk.rglob("*") if p.is_file()] == []
 
 
-def test_worker_leaves_the_reserve_to_others(clock, pool, small_disk):
-    backend = FolderBackend(small_disk, reserve=200_000)
-    store = Repository(backend, clock=clock, keys=KEYS, pool=pool)
-    writer = begin(store)
-    with Feeder(os.urandom(9_000_000)) as pipe, pytest.raises(StoreError) as caught:
-        writer.file("a").take_pipe(pipe)
-    assert caught.value.reason is Reason.STORE_FULL
-    # The disk had more room than that: a block that did not fit was not begun.
-    assert backend.free_bytes() < 300_000
-    assert "more needed" in caught.value.message
-    writer.abort()
-
-
 def test_workers_end_with_their_agent(tmp_path):
     code = (
         "import sys, time\n"
