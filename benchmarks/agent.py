@@ -97,17 +97,24 @@ class Agent:
             answer: what its last line must hold.
             body: of the request.
         """
-        token = (self._folder / "token").read_text().strip()
         with self._client.stream(
             "POST",
             f"http://agent/v1/sessions/{REALM}/{what}",
             json=body,
-            headers={"Authorization": f"Bearer {token}"},
+            headers=self._headers(),
         ) as response:
             order = Order(line for line in response.iter_lines() if line)
         if response.status_code != 200 or (answer and not order.last.get(answer)):
             sys.exit(f"{what}: {order.last}\n{(self._folder / 'log').read_text()}")
         return order
+
+    def look(self) -> None:
+        """Have it look at its sessions, as a service does every few seconds."""
+        self._client.get("http://agent/v1/sessions", headers=self._headers())
+
+    def _headers(self) -> dict[str, str]:
+        token = (self._folder / "token").read_text().strip()
+        return {"Authorization": f"Bearer {token}"}
 
     def close(self) -> None:
         """End it."""

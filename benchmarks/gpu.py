@@ -236,6 +236,7 @@ class Bench:
             method = self._method(way, folder)
             if isinstance(method, tree.ByAgent):
                 stack.callback(method.close)
+                method.see()
             for name in (way, "again") if again and way == "ours" else (way,):
                 had = files(folder)
                 times = save(self._driver, method, place)

@@ -83,6 +83,8 @@ ROOT = Path(__file__).resolve().parents[1]
 INIT = ROOT / "jupyterhub_gpu_reclaim" / "session_init" / "session_init.py"
 WHERE = {"tmpfs": Path("/dev/shm"), "disk": ROOT / ".cache"}
 LIMIT = 600.0
+#: What an agent begins when it sees its first session is there by then.
+_SEEN_SECONDS = 1.0
 #: CRIU's own processes start above, so that they sit on no pid of the session.
 HELPERS = 20_000
 #: Stock CRIU: as ours, but into files, and with the little it says otherwise.
@@ -282,6 +284,9 @@ class Files:
 class Method:
     """A way to save a session and to bring it back."""
 
+    def see(self) -> None:
+        """See it while it runs, as a service does for half an hour before."""
+
     def save(self, place: Place) -> None:
         """Save it; it is not needed any more."""
         raise NotImplementedError
@@ -428,6 +433,11 @@ class ByAgent(Method):
         #: The last orders.
         self.saved = self.resumed = Order(iter(()))
 
+    def see(self) -> None:
+        """What it begins then has ended long before an order comes."""
+        self._agent.look()
+        time.sleep(_SEEN_SECONDS)
+
     def save(self, place: Place) -> None:
         """Until the session has ended."""
         del place  # the agent has found it by itself
@@ -497,6 +507,7 @@ def cycle(
         stack.callback(place.end)
         wait_for((talk / "answer").exists)
         before = (talk / "answer").read_text()
+        method.see()
         cpu, begun = meter.seconds(), time.monotonic()
         method.save(place)
         measured.save.append(time.monotonic() - begun)

@@ -13,7 +13,12 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Refused
+from jupyterhub_gpu_reclaim.common.errors import (
+    NotFound,
+    ReclaimError,
+    Refused,
+    StoreError,
+)
 from jupyterhub_gpu_reclaim.common.models import (
     Event,
     Identity,
@@ -465,6 +470,9 @@ class LocalNode:
         """Trees of all inits, then of the records whose init has ended."""
         self.tools.records.write_remembered()
         sessions = self.placements.list()
+        if sessions:
+            with suppress(StoreError):  # a capture tells what is wrong
+                self.tools.store.prepare()
         records = {r.incarnation: r for r in self.tools.records.list()}
         found = [
             tree

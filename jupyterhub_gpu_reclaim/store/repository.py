@@ -28,6 +28,11 @@ class Repository(CheckpointBuilder):
     ``StoreError`` with ``CHECKPOINT_DAMAGED`` or ``KEY_MISSING`` when it is unreadable.
     """
 
+    def prepare(self) -> None:
+        """Begin what the first capture or return would wait for; cheap once it runs."""
+        if self._pool is not None:
+            self._pool.warm()
+
     def exists(self, checkpoint: str) -> bool:
         return self._catalogue.exists(checkpoint)
 

@@ -67,6 +67,21 @@ def test_samples_know_running_and_captured_sessions(agent, jupyter):
     assert server.TOKEN not in agent.said()
 
 
+def test_store_is_at_work_before_the_first_capture_of_a_session_that_was_seen(
+    agent, jupyter
+):
+    jupyter()
+    agent.get("/v1/sessions")
+
+    def forks_workers():
+        children = Path(f"/proc/{agent.popen.pid}/task").glob("*/children")
+        pids = [pid for path in children for pid in path.read_text().split()]
+        words = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids]
+        return any(b"store.workers.fork_server" in each for each in words)
+
+    wait_for(forks_workers)
+
+
 def test_checkpoint_outlives_a_restore_that_is_killed_and_one_that_finds_it_damaged(
     agent, counter, places
 ):
