@@ -177,6 +177,9 @@ class RepositoryInMemory:
     def ended(self, checkpoint: str) -> None:
         self._writing.discard(checkpoint)
 
+    def prepare(self) -> None:
+        """No workers are forked here."""
+
     def exists(self, checkpoint: str) -> bool:
         self.store.touch()
         return checkpoint in self.store.there
