@@ -2,7 +2,7 @@
 
 ``configure`` sees only what is above its call. Other spawners, cullers and settings
 that belong into that call are found here. Nothing is changed or refused: the sentences
-go to the Hub's log, to the strip of the service's pages, and to ``config check``.
+go to the Hub's log, to the managers' page, and to ``config check``.
 
 Problems are mistakes in our own settings, for which every session is left alone;
 warnings are about the rest, and the service works.

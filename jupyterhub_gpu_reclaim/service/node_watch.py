@@ -1,9 +1,9 @@
 """Watches the nodes: how each is, and since when its agent is silent.
 
 Every agent is asked every few seconds, none waits for another, and one that does not
-answer in that time is silent. It is for people: the page of nodes, the strip on the
-managers' pages, and the steps of what is under way on a silent node. Nothing is decided
-by it (law 5), but which node is drained.
+answer in that time is silent. It is for people: the managers' page, and the steps of
+what is under way on a silent node. Nothing is decided by it (law 5), but which node is
+drained.
 """
 
 from __future__ import annotations

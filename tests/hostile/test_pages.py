@@ -164,7 +164,7 @@ def check_no_loot(got: object) -> None:
 async def test_fetch_of_any_mode_reads_nothing(world, victim):
     await lured(world, victim)
     paths = [
-        "", "mine", "all", "nodes", "health", "store", "log", "metrics",
+        "", "mine", "all", "nodes", "store", "log", "metrics",
         "sessions/ada/train", "sessions/ada/train/fresh",
         "api/sessions", "api/sessions/ada/train", "api/users/ada/history",
         "tab/ada/train",
@@ -260,7 +260,7 @@ async def test_what_cookies_say_opens_nothing(world, victim):
           const got = [];
           for (const token of xsrf) {
             const headers = {"X-XSRFToken": token};
-            for (const path of ["mine", "all", "api/sessions", "health"])
+            for (const path of ["mine", "all", "api/sessions"])
               got.push(await (await fetch(prefix + path, {headers})).text());
             const gone = prefix + "api/sessions/ada/train/delete";
             got.push((await fetch(gone, {method: "POST", headers})).status);

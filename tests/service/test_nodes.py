@@ -1,4 +1,4 @@
-"""The nodes' health: who is silent and since when, the strip, and the page of nodes."""
+"""The nodes' health: who is silent and since when, and the page of nodes."""
 
 import asyncio
 import json
@@ -22,7 +22,6 @@ from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 from jupyterhub_gpu_reclaim.service import node_watch
 from jupyterhub_gpu_reclaim.service.node_watch import DrainWatch, NodeWatch
-from jupyterhub_gpu_reclaim.service.web import health
 from tests.service.conftest import PREFIX
 from tests.support.forms import Browser
 from tests.support.manual_clock import ManualClock
@@ -137,48 +136,13 @@ def test_operation_on_a_silent_node_says_so_until_it_answers(sessions):
     assert operation.steps() == [step]
 
 
-def parts(nodes, silent=()) -> dict[str, tuple[str, str]]:
-    found = health.strip(nodes, silent)
-    return {part.name: (part.words, part.tone) for part in found}
-
-
-def test_strip_says_in_a_word_what_is_well_and_in_a_sentence_what_is_not():
-    up = NodeHealth(node="a", status=UP)
-    assert parts([up, up])["Agents"] == ("2 ready", "good")
-    assert parts([up])["Store"] == ("900 GB of 4.0 TB free", "good")
-    absent = finding(Reason.STORE_ABSENT, why="/mnt/s holds no store")
-    unmounted = msgspec.structs.replace(UP, findings=[absent], store_free=None)
-    told, tone = parts([up, NodeHealth(node="b", status=unmounted)])["Store"]
-    assert (told, tone) == (f"{absent.message.removesuffix('.')} (as b sees it)", "bad")
+def test_faults_of_a_node_have_a_code_and_a_cure():
     full = msgspec.structs.replace(UP, store_free=0)
-    told = parts([up, NodeHealth(node="b", status=full)])["Store"]
-    short = "Not enough room in the store: more needed, 0 B of 4.0 TB free"
-    assert told == (f"{short} (as b sees it)", "bad")
-    told = parts([up, NodeHealth(node="b", status=full)])["Agents"]
-    assert told == ("1 of 2 ready", "warn")
-    (fault,) = NodeHealth(node="b", status=full).faults  # so the command line, too
+    (fault,) = NodeHealth(node="b", status=full).faults
     assert fault.code == "store_full"
-    lost = NodeHealth(node="b", status=UP, silent_since=NOW - 12)
-    last = NodeHealth(node="", silent_since=NOW - 90)
-    assert parts([up, lost])["Agents"] == ("1 of 2 ready", "bad")
-    assert parts([last, lost])["Agents"] == ("0 of 2 ready", "bad")
-    assert parts([last, lost])["Store"] == ("not known while no agent answers", "bad")
-    assert parts([], ["Hub", "agent's store"]) == {
-        "Agents": ("none seen yet", "warn"),
-        "Hub": ("no answer", "bad"),
-        "Store": ("no answer", "bad"),
-        "Service": parts([])["Service"],
-    }
-
-
-def test_strip_never_calls_a_closed_machine_ready():
+    assert "more needed, 0 B of 4.0 TB free" in fault.message
     drain = Drain(node="", by="root", since=NOW)
-    closed = NodeHealth(node="", status=UP, drain=drain)
-    closed_since = "closed since 2023-11-14 22:13 UTC, until undrain"
-    assert parts([closed])["Agents"] == (f"0 of 1 ready, {closed_since}", "warn")
-    up = NodeHealth(node="a", status=UP)
-    assert parts([up, closed])["Agents"] == (f"1 of 2 ready, {closed_since}", "warn")
-    (fault,) = closed.faults
+    (fault,) = NodeHealth(node="", status=UP, drain=drain).faults
     assert fault.code == "node_closed"
     assert "since 2023-11-14 22:13 UTC" in fault.message
     assert "jupyterhub-gpu-reclaim undrain" in fault.hint
@@ -249,23 +213,19 @@ def test_neither_a_full_store_nor_a_drained_node_of_a_cluster_prevents_a_return(
     assert no_return([NodeHealth(node="a", status=full), drained]) is None
 
 
-async def test_nodes_and_strip_are_for_managers_and_escaped(service):
+async def test_nodes_and_troubles_are_for_managers_and_escaped(service):
     evil = "<b>node</b>"
     note = finding(Reason.FEW_WATCHES, fatal=False, limit=128)
     status = msgspec.structs.replace(UP, host=evil, findings=[note])
     service.control.nodes_known = [NodeHealth(node=evil, status=status)]
     service.control.put(evil, facts={"node": evil})
+    service.control.silent_parts = lambda: ["Hub"]
     root = Browser(service, "token-root")
-    for path in ("nodes", "all", "mine", "store"):
+    for path in ("nodes", "all", "store"):
         page = (await root.get(path)).body.decode()
-        assert 'id="health"' in page, path
-        assert "1 ready" in page
+        assert "The Hub does not answer." in page, path
         assert evil not in page
-    assert "1 ready" in (await root.part("health")).body.decode()
-    assert (await Browser(service, "token-ada").part("health")).code == 403
-    assert (await service.call("health", "")).code == 401
     assert (await service.call("nodes")).code == 403
-    assert 'id="health"' not in (await service.call("mine")).body.decode()
     told = msgspec.json.decode(
         (await service.call("api/nodes", "token-root")).body, type=list[NodeHealth]
     )

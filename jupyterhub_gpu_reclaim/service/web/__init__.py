@@ -1,8 +1,8 @@
 """The pages: each person's own sessions, the managers' table, and their forms.
 
 ``site`` is every route and page in one value. ``pages`` shows a visitor's sessions
-(``cards``) with their reasons, ``forms`` does what the buttons say, ``health`` is the
-strip on top of what managers see, and ``manager`` is the managers' page.
+(``cards``) with their reasons, ``forms`` does what the buttons say, and ``manager`` is
+the managers' page.
 
 One's own sessions and each session's page work without scripts; the managers' tables
 are drawn by one (``static/manager``) with Tabulator (``static/tabulator``, as

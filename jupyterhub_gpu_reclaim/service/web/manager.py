@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import text as words
 from jupyterhub_gpu_reclaim.controlplane import accounting
@@ -49,19 +49,16 @@ class ManagersPage(ManagerRoute, Page):
             view=view,
             title=_VIEWS[view],
             xsrf=self.xsrf(),
+            troubles=[
+                *(f"The {part} does not answer." for part in control.silent_parts()),
+                *self.context.warnings(),
+            ],
             numbers=[
                 *_gpus(control.gpus()),
                 Number(_hours(control.gpu_seconds() / 3600), "GPU-hours given back"),
                 Number(words.size(stored), "in the store", "of all sessions"),
             ],
         )
-
-
-class HealthPart(ManagerRoute, Page):
-    is_page: ClassVar = False
-
-    async def get(self) -> None:
-        self.page("health.html")
 
 
 def _hours(count: float) -> str:
@@ -80,4 +77,4 @@ def _gpus(counts: Sequence[GpuCount]) -> list[Number]:
     ]
 
 
-ROUTES = ((f"({'|'.join(_VIEWS)})", ManagersPage), ("health", HealthPart))
+ROUTES = ((f"({'|'.join(_VIEWS)})", ManagersPage),)

@@ -30,7 +30,6 @@ from jupyterhub_gpu_reclaim.service.api.base import (
 from jupyterhub_gpu_reclaim.service.api.people import story_since
 from jupyterhub_gpu_reclaim.service.api.visits import SANDBOX, is_told, is_visit
 from jupyterhub_gpu_reclaim.service.web.cards import SessionCard, ago, card
-from jupyterhub_gpu_reclaim.service.web.health import strip
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +83,6 @@ class HtmlErrors(Route):
             message_url=context.message_url,
             announcement=context.announcement,
             person=getattr(self, "person", None),
-            health=self.health(),
             theme=self.theme(),
             **values,
         )
@@ -94,10 +92,6 @@ class HtmlErrors(Route):
         """The chosen colours: light, dark, or empty for what the browser prefers."""
         chosen = self.get_cookie(THEME_COOKIE, "")
         return chosen if chosen in {"light", "dark"} else ""
-
-    def health(self) -> dict[str, Any] | None:
-        """The values that the strip of managers' pages prints; None: there is none."""
-        return None
 
     @property
     def for_script(self) -> bool:
@@ -146,15 +140,6 @@ class Page(PersonRoute, HtmlErrors):
             )
             for view in views
         ]
-
-    def health(self) -> dict[str, Any] | None:
-        """The health of every part of ours, for managers."""
-        if not getattr(self, "person", None) or not self.person.manages:
-            return None
-        context = self.context
-        silent = context.control.silent_parts()
-        parts = strip(context.nodes(), silent, context.warnings())
-        return {"parts": parts, "xsrf": self.xsrf()}
 
     def start_url(self, key: SessionKey) -> str:
         path = quote(key.user, safe="")

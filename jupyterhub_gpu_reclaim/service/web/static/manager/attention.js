@@ -54,12 +54,13 @@ function faults(node, now) {
 }
 
 /** Draws all of it; the same is not touched. */
-export function attention(place, { views, nodes, drains, look }) {
+export function attention(place, { views, nodes, drains, away, look }) {
   const now = Date.now() / 1000;
   const reports = new Map(drains.map((one) => [one.drain.node, one]));
   const lost = views.filter(isLost);
   const others = views.filter((view) => view.failure && !isLost(view));
   const lines = [
+    ...(away ? [el("div", { class: "failure" }, "The service does not answer: what is shown here is what it said last.")] : []),
     ...failed(lost, "cannot get back", "lost", look),
     ...nodes.filter((one) => one.drain).map((one) => closed(one, reports.get(one.node))),
     ...nodes.flatMap((one) => faults(one, now)),

@@ -14,7 +14,7 @@ import { Table } from "./table.js";
 
 const { prefix, xsrf, view } = document.getElementById("manager").dataset;
 const place = document.getElementById("view");
-const known = { views: new Map(), nodes: [], drains: [] };
+const known = { views: new Map(), nodes: [], drains: [], away: false };
 const all = () => ({ ...known, views: [...known.views.values()] });
 const wanted = Object.fromEntries(new URLSearchParams(location.search));
 
@@ -210,7 +210,7 @@ async function readAll() {
     above();
     place.removeAttribute("aria-busy");
   } catch {
-    // the service is away; the strip says so, and its stream when it is back
+    // the service is away; its nodes are asked for again, and its stream says when it is back
   }
 }
 const readSoon = calmly(readAll);
@@ -218,17 +218,20 @@ const readSoon = calmly(readAll);
 async function readNodes() {
   try {
     [known.nodes, known.drains] = await Promise.all([read("nodes"), read("drains")]);
+    known.away = false;
     if (view === "nodes") shown.show();
-    above();
   } catch {
-    // likewise
+    known.away = true;
   }
+  above();
 }
 
 async function totals() {
   const part = await fetched(location.pathname, xsrf);
-  const fresh = part?.querySelector("#summary");
-  if (fresh) replaced(document.getElementById("summary"), fresh);
+  for (const id of ["troubles", "summary"]) {
+    const fresh = part?.querySelector(`#${id}`);
+    if (fresh) replaced(document.getElementById(id), fresh);
+  }
 }
 
 onOrder(readNodes);
