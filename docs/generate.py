@@ -127,8 +127,7 @@ def messages() -> str:
 Every message that you can meet, why it comes, and what to do. Words in braces are
 placeholders. Programs, logs and the command line show the code in brackets. This page
 is generated: the messages from `jupyterhub_gpu_reclaim/common/reasons.py`, causes and
-actions from `docs/messages.yaml`. `ReclaimService.message_url` lets the service's pages
-link here: each message has its code as an anchor.
+actions from `docs/messages.yaml`. Each message has its code as an anchor.
 """
     return page("What a message means, and what to do", about, *lines[:-1])
 

@@ -37,7 +37,7 @@ def test_every_message_has_a_cause_and_an_action() -> None:
         for code, (cause, action) in part.messages.items():
             assert cause, code
             assert action, code
-            assert f'<a id="{code}"></a>' in page  # where `message_url` leads
+            assert f'<a id="{code}"></a>' in page
 
 
 @pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.value)

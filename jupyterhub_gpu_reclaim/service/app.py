@@ -277,7 +277,6 @@ class ReclaimService(Application, Options):
                 *controller.lately_culled(),
                 *controller.culled_inside(IdlePolicy(parent=self).idle_after),
             ],
-            message_url=self.message_url,
             announcement=environment.announcement,
             hub_host=environment.hub_host,
             metrics_open=self.metrics_open,

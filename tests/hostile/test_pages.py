@@ -166,7 +166,7 @@ async def test_fetch_of_any_mode_reads_nothing(world, victim):
     paths = [
         "", "mine", "all", "nodes", "store", "log", "metrics",
         "sessions/ada/train", "sessions/ada/train/fresh",
-        "api/sessions", "api/sessions/ada/train", "api/users/ada/history",
+        "api/sessions", "api/sessions/ada/train", "api/sessions/ada/train/history",
         "tab/ada/train",
     ]  # fmt: skip
     got = await victim.evaluate(

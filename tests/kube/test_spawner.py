@@ -431,8 +431,12 @@ async def test_a_return_in_another_image_than_the_chosen_one_says_so(cluster, ma
     spawner = make(kind=Reclaiming)
     saved = "quay.io/jupyter/scipy@sha256:" + "a" * 64
     identity = Identity(api_token="saved", port=SERVER_PORT, image=saved)
-    launch = replace(spawner.reclaim_launch, mode="hold", identity=identity)
-    spawner.reclaim_launch = launch
+    spawner.reclaim_launch = replace(
+        spawner.reclaim_launch,
+        mode="hold",
+        identity=identity,
+        image="quay.io/jupyter/scipy",
+    )
     told: list[str] = []
     telling = asyncio.ensure_future(spawner.reclaim_waiting(told.append))
     await SessionPodSpawner.start(spawner)

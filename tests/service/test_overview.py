@@ -5,15 +5,12 @@ import hashlib
 import json
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.common.models import Failure, Phase
+from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.controlplane.accounting import GpuCount
-from jupyterhub_gpu_reclaim.controlplane.audit import AuditPage
 from jupyterhub_gpu_reclaim.controlplane.metrics import StoreUse
 from jupyterhub_gpu_reclaim.service.web.pages import STATIC_FILES
 
@@ -133,23 +130,6 @@ async def test_log_of_all_sessions_is_the_managers(service, root):
     assert (await ada.get("log?before=x")).code == 400
 
 
-@pytest.mark.parametrize("known", [True, False])
-async def test_codes_link_to_the_documentation_where_that_is_known(
-    service, root, known
-):
-    if known:
-        context = service.app.settings["context"]
-        url = "https://docs.example/messages#{code}"
-        service.app.settings["context"] = replace(context, message_url=url)
-    lost = Failure(code="file_missing", message="The file is gone.")
-    service.control.put("ada", phase=Phase.SUSPENDED, failure=lost)
-    for path, code in (("sessions/ada/-", "file_missing"), ("log?before=x", "invalid")):
-        page = (await root.get(path)).body.decode()
-        link = f'<a href="https://docs.example/messages#{code}"><code>{code}</code></a>'
-        assert (link in page) is known, path
-        assert f"<code>{code}</code>" in page, path
-
-
 async def test_colours_are_those_that_the_hubs_pages_tell(service, root):
     assert "data-bs-theme" not in (await root.get("mine")).body.decode()
     root.cookies["gpu-reclaim-theme"] = "dark"
@@ -171,30 +151,3 @@ def test_library_of_the_tables_is_as_published_with_its_licence():
     for name, digest in known.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
     assert "Tabulator v6.5.3" in (folder / "tabulator_esm.min.mjs").read_text()[:80]
-
-
-async def test_history_of_ones_own_sessions_comes_in_pages(service):
-    response = await service.call("api/users/ada/history?limit=1&before=9")
-    page = msgspec.json.decode(response.body, type=AuditPage)
-    assert (response.code, page.lines[0].sentence) == (200, "It was deleted.")
-    assert page.next == 7
-    assert service.control.calls == [("story", "ada", 9, 1)]
-
-
-@pytest.mark.parametrize(
-    ("token", "status"),
-    [("token-root", 200), ("token-bob", 404), ("token-service-ada", 404), ("", 401)],
-)
-async def test_history_is_told_to_its_user_and_managers_only(service, token, status):
-    assert (await service.call("api/users/ada/history", token)).code == status
-    assert len(service.control.calls) == (status == 200)
-
-
-@pytest.mark.parametrize(("query", "limit"), [("limit=0", 1), ("limit=999999", 500)])
-async def test_history_page_has_a_sensible_length(service, query, limit):
-    assert (await service.call(f"api/users/ada/history?{query}")).code == 200
-    assert service.control.calls == [("story", "ada", 0, limit)]
-
-
-async def test_history_with_words_for_numbers_is_a_bad_request(service):
-    assert (await service.call("api/users/ada/history?before=-1")).code == 400

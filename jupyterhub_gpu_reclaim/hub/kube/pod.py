@@ -217,43 +217,14 @@ def saved_image(saved: str, named: str) -> str:
     return f"{place}{slash}{last.partition(':')[0]}@{digest}"
 
 
-def other_image(chosen: str, saved: str, named: str) -> str:
-    """A sentence if the profile names another image by now; else empty.
-
-    Without the name at its fresh start, one tag of a repository cannot be told from
-    another.
-    """
-    if "@sha256:" not in saved:
-        return ""
-    digests = [image.partition("@")[2] for image in (chosen, saved)]
-    if digests[0]:
-        same = digests[0] == digests[1]
-    elif named:
-        same = _full_name(chosen) == _full_name(named)
-    else:
-        same = _repository(chosen) == _repository(saved)
-    if same:
+def other_image(chosen: str, named: str) -> str:
+    """A sentence if the profile names another image than at the fresh start."""
+    if not named or chosen == named:
         return ""
     return (
-        "It comes back in the image that it was saved in,"
-        f" {named or _repository(saved)}, and not in {chosen}, which its profile names"
-        " now. A fresh start uses that."
+        f"It comes back in the image that it was saved in, {named}, and not in"
+        f" {chosen}, which its profile names now. A fresh start uses that."
     )
-
-
-def _repository(image: str) -> str:
-    name = image.rpartition("://")[2].partition("@")[0]
-    place, slash, last = name.rpartition("/")
-    name = f"{place}{slash}{last.partition(':')[0]}"
-    host, slash, _ = name.partition("/")
-    if slash and (set(host) & set(".:") or host == "localhost"):
-        return name
-    return f"docker.io/{name}" if slash else f"docker.io/library/{name}"
-
-
-def _full_name(image: str) -> str:
-    tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
-    return f"{_repository(image)}:{tag or 'latest'}"
 
 
 def _name(variable: Any) -> str:

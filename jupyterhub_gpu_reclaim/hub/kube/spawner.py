@@ -85,8 +85,9 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
 
     async def get_pod_manifest(self) -> Any:
         purpose = self._purpose()
-        image = pods.other_image(self.image, purpose.image, self.reclaim_launch.image)
-        self._note = image or self._note
+        if purpose.init.holding:
+            image = pods.other_image(self.image, self.reclaim_launch.image)
+            self._note = image or self._note
         if self._note:
             self.log.info("%s: %s", self._reference, self._note)
         return pods.prepared(await super().get_pod_manifest(), purpose)

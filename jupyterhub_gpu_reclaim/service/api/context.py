@@ -83,7 +83,6 @@ class Context:
     nodes: Callable[[], list[NodeHealth]]  #: the status of every node
     #: Problems in the Hub's configuration that defeat us, in sentences.
     warnings: Callable[[], Sequence[str]] = tuple
-    message_url: str = ""  #: see ``Options.message_url``
     announcement: str = ""  #: of the Hub, as HTML
     hub_host: str = ""  #: the Hub's host if it is another (subdomains)
     metrics_open: bool = False

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import (
     AuditLine,
     Decision,
@@ -23,12 +23,11 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.node_status import no_return
 from jupyterhub_gpu_reclaim.common.orders import ORDERS, Order
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.audit import AuditPage
 from jupyterhub_gpu_reclaim.service.api.base import Count, Forbidden, PersonRoute, Route
 from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
 
-#: Most lines of a session's history in one answer, and of all of a user's.
-LONGEST_HISTORY, LONGEST_PAGE = 1000, 500
+#: Most lines of a session's history in one answer.
+LONGEST_HISTORY = 1000
 #: Most sessions that one call may name.
 MOST_IN_A_QUERY = 500
 
@@ -187,41 +186,6 @@ class SessionHistory(PersonRoute):
         self.answer([line for line in lines if line.at >= since])
 
 
-def story_since(page: AuditPage, since: float) -> AuditPage:
-    """Remove older lines from a page; then there is no older page either."""
-    lines = [line for line in page.lines if line.at >= since]
-    return page if len(lines) == len(page.lines) else AuditPage(lines=lines)
-
-
-class UserHistory(PersonRoute):
-    path: ClassVar = "api/users/{user}/history"
-
-    @operation(
-        "What happened to the user's sessions and why, the newest first; deleted"
-        " sessions, too",
-        answer=AuditPage,
-        query=(
-            Query("limit", Count, "At most that many lines; 100 by itself."),
-            Query("before", Count, "Only lines with a smaller id: `next` of a page."),
-        ),
-        errors=(404,),
-    )
-    async def get(self, user: str) -> None:
-        """Answer with one page of the history.
-
-        Raises:
-            NotFound: another user.
-        """
-        if not self.person.may_see(SessionKey(user)):
-            raise NotFound(Reason.UNKNOWN_SESSION, session=user)
-        limit = min(max(self.number("limit", 100), 1), LONGEST_PAGE)
-        before = self.number("before")
-        since = await self.seen_since(user)
-        self.answer(
-            story_since(self.context.control.users.story(user, before, limit), since)
-        )
-
-
 ROUTES: tuple[type[Route], ...] = (
     ListSessions,
     ShowSession,
@@ -229,5 +193,4 @@ ROUTES: tuple[type[Route], ...] = (
     Offers,
     *map(_route_of, ORDERS),
     SessionHistory,
-    UserHistory,
 )

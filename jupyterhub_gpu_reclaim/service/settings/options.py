@@ -218,14 +218,6 @@ class Options(Configurable):
         " count. More takes more of the store: what has changed between. Example: 5.",
     ).tag(config=True)
 
-    message_url = Unicode(
-        "",
-        help="Address of the page that explains a reason, with `{code}` in place of its"
-        " code; the service's pages link codes to it. The documentation has such a"
-        " page, how-to/messages.md. Empty: codes are shown without a link. Example:"
-        ' "https://docs.example.org/how-to/messages.html#{code}".',
-    ).tag(config=True)
-
     orphan_grace = Amount(
         _DEFAULTS.orphan_grace,
         min=5,

@@ -27,7 +27,6 @@ from jupyterhub_gpu_reclaim.service.api.base import (
     Route,
     Unauthenticated,
 )
-from jupyterhub_gpu_reclaim.service.api.people import story_since
 from jupyterhub_gpu_reclaim.service.api.visits import SANDBOX, is_told, is_visit
 from jupyterhub_gpu_reclaim.service.web.cards import SessionCard, ago, card
 
@@ -80,7 +79,6 @@ class HtmlErrors(Route):
         text = context.templates.get_template(name).render(
             prefix=context.prefix,
             hub=context.hub_host + context.hub_prefix,
-            message_url=context.message_url,
             announcement=context.announcement,
             person=getattr(self, "person", None),
             theme=self.theme(),
@@ -215,14 +213,10 @@ class Log(Page):
         now = self.context.clock.now()
         control, before = self.context.control, self.number("before")
         since = await self.seen_since(user)
-        found = control.users.story(user or None, before, _LOG_LINES)
-        story = story_since(found, since)
-        self.page(
-            "log.html",
-            user=user,
-            lines=[(ago(line.at, now), line) for line in story.lines],
-            older=story.next,
-        )
+        story = control.users.story(user or None, before, _LOG_LINES)
+        lines = [(ago(line.at, now), line) for line in story.lines if line.at >= since]
+        older = story.next if len(lines) == len(story.lines) else None
+        self.page("log.html", user=user, lines=lines, older=older)
 
 
 class OAuthCallback(HubOAuthCallbackHandler, HtmlErrors):

@@ -3,7 +3,7 @@
 import { inLocalTime } from "../times.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const { messages, prefix } = document.getElementById("manager").dataset;
+const { prefix } = document.getElementById("manager").dataset;
 
 function made(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
@@ -24,13 +24,8 @@ export const svg = (name, attributes = {}, ...children) =>
 export const told = (name, attributes, ...children) =>
   inLocalTime(el(name, attributes, ...children));
 
-/** A reason's code, which leads to what it means where that is to be read. */
-export function codeOf(code) {
-  if (!code) return "";
-  const shown = el("code", {}, code);
-  const href = messages.replace("{code}", code);
-  return messages ? el("a", { href }, shown) : shown;
-}
+/** A reason's code. */
+export const codeOf = (code) => (code ? el("code", {}, code) : "");
 
 export const button = (label, click, more = {}) =>
   el("button", { type: "button", click, ...more }, label);
