@@ -562,3 +562,14 @@ def test_gpus_of_a_pod_are_counted_whether_limited_or_claimed(resources, gpus):
     assert read.gpus == gpus
     assert read.lacks_gpu is bool(gpus)
     assert pod_events.gpus(pod) is bool(gpus)
+
+
+async def test_line_of_a_watch_that_is_too_long_costs_a_new_list(cluster, service):
+    """As many bytes as no list minds; the watch ended for good, and with it all."""
+    ada = session_pod(cluster)
+    await service.knows(lambda pods: len(pods) == 1)
+    ada["metadata"]["annotations"]["long"] = "x" * (5 << 20)
+    cluster.put("pods", ada)
+    await service.knows(lambda pods: "long" in pods[0].metadata.annotations)
+    session_pod(cluster, BOB, incarnation=I2)
+    await service.knows(lambda pods: len(pods) == 2)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 import msgspec
+from aiohttp.http_exceptions import HttpProcessingError
 from kubernetes_asyncio import client, config
 
 from jupyterhub_gpu_reclaim.common import decoders
@@ -41,8 +42,6 @@ PAGE = 500
 #: Seconds after which the server ends a watch; silence longer than that is a dead line.
 WATCH_SECONDS = 30
 _SLACK = 10.0
-#: The longest line of a watch, in bytes: etcd takes no object above 1.5 MiB.
-MAX_LINE = 4 << 20
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 #: Seconds for what runs beside a session that has ended; Kubernetes' own is 30.
 GRACE_SECONDS = 5
@@ -225,7 +224,7 @@ async def _next_line(response: Any) -> bytes:
     try:
         async with asyncio.timeout(WATCH_SECONDS + _SLACK):
             line: bytes = await response.content.readline()
-    except ValueError:
+    except (ValueError, HttpProcessingError):  # aiohttp's before 3.14, and since
         raise Unreachable(
             Reason.CLUSTER_UNREACHABLE, detail="a line is too long"
         ) from None
