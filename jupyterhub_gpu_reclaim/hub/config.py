@@ -99,7 +99,6 @@ def configure(
     usable = asked["state_dir"] == state_dir and _make_folder(folder, problems)
     host = asked["service_host"] or _own_address(asked["placement"], problems)
     url = f"http://{host}:{asked['service_port']}"
-    problems += config_check.together(c, chosen)
     made_before = service_of(c)
     if made_before is not None:
         what = f"There is a service {SERVICE_NAME!r} already; configure(c) runs once."

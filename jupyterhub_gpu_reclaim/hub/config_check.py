@@ -109,19 +109,6 @@ def misplaced(c: Any) -> list[str]:
     ]
 
 
-def together(c: Any, settings: Mapping[str, Any]) -> list[str]:
-    """Settings of the service that are valid alone but contradict the Hub's."""
-    found = []
-    wait = settings.get("gpu_wait")
-    longest = c.get("Spawner", {}).get("start_timeout")
-    if _is_number(wait) and _is_number(longest) and 0 < longest <= wait:
-        found.append(
-            f"gpu_wait ({wait:g}) must be shorter than"
-            f" Spawner.start_timeout ({longest:g})."
-        )
-    return found
-
-
 # --- one argument --------------------------------------------------------------------
 
 
@@ -180,7 +167,3 @@ def _spawners_value(owner: type[HasTraits], section: str, name: str, value: Any)
     if not str(getattr(traits[name].this_class, "__module__", "")).startswith(_OURS):
         return ""  # JupyterHub's own
     return validation.judged_value(owner, name, value, called)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

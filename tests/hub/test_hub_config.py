@@ -200,16 +200,11 @@ def test_second_call_changes_nothing_and_is_said(tmp_path):
             {"sample_interval": 9999},
             "sample_interval must be a number from 0.5 to 600, not 9999",
         ),
-        (
-            {"gpu_wait": 600},
-            "gpu_wait .600. must be shorter than Spawner.start_timeout .300.",
-        ),
         ({"rules": [{"group": "a", "idle_afer": 3}]}, "rule 1: 'idle_afer'"),
     ],
 )
 def test_mistake_is_said_and_starts_nothing_but_the_hub(tmp_path, given, said):
     c = Config()
-    c.Spawner.start_timeout = 300
     configure(c, **{"state_dir": str(tmp_path / "s"), **given})
     [problem] = found_wrong(c)
     assert re.search(said, problem), problem

@@ -1,4 +1,4 @@
-"""The administrator's probe is run: a command, a function, and what goes wrong."""
+"""The administrator's probe is run, and what goes wrong."""
 
 import asyncio
 import sys
@@ -23,7 +23,7 @@ async def test_command_knows_the_session_and_none_of_our_secrets(monkeypatch):
         "import os; e = os.environ; print(e['GPU_RECLAIM_USER'],"
         " e['GPU_RECLAIM_SERVER'], e.get('JUPYTERHUB_API_TOKEN')); print('more')"
     )
-    assert await asking(command(code))(KEY) == "--ada a b None\n"
+    assert await asking(command(code))(KEY) == "--ada a b None"
 
 
 @pytest.mark.parametrize(

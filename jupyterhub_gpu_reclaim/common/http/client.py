@@ -8,11 +8,11 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from tornado.httpclient import HTTPError, HTTPRequest
 from tornado.httputil import HTTPHeaders
 from tornado.iostream import IOStream, StreamClosedError
-from tornado.netutil import Resolver
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
 from tornado.tcpclient import TCPClient
 
@@ -23,6 +23,8 @@ from jupyterhub_gpu_reclaim.common.models import Failure
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
+
+    from tornado.netutil import Resolver
 
 #: How the address of a UNIX socket begins.
 UNIX = "unix:"
@@ -79,20 +81,6 @@ class Answer:
         except BadRequest:
             return None
         return codec.error_of(failure, codec.kind_of_status(self.status))
-
-
-class FixedResolver(Resolver):
-    """Resolves every name to one machine, so that certificates may have any name."""
-
-    def initialize(self, ip: str) -> None:
-        self._ip = ip
-
-    async def resolve(
-        self, host: str, port: int, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[tuple[int, Any]]:
-        del host, family
-        kind = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
-        return [(int(kind), (self._ip, port))]
 
 
 class _Dialler(TCPClient):
@@ -168,7 +156,7 @@ class Connection:
             self._path = Path(address.removeprefix(UNIX))
             address = "http://localhost"
         elif at:
-            options["resolver"] = FixedResolver(ip=at)
+            options["hostname_mapping"] = {urlsplit(address).hostname: at}
         self._base = address.rstrip("/")
         self._headers = headers
         self._ssl = ssl.create_default_context(cafile=ca_file) if ca_file else None

@@ -31,7 +31,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.api import visits
-from jupyterhub_gpu_reclaim.service.api.context import TooOften
+from jupyterhub_gpu_reclaim.service.api.context import TooMany
 from jupyterhub_gpu_reclaim.service.api.openapi import operations
 from jupyterhub_gpu_reclaim.service.api.visits import Login
 
@@ -352,7 +352,7 @@ class PersonRoute(HubOAuthenticated, Route):
 
         Raises:
             NotFound: it is another user's; the same words as for a missing one.
-            TooOften: it is to be changed, and was too often lately.
+            TooMany: it is to be changed, and was too often lately.
         """
         key = SessionKey.of_path(user, server)
         if not self.person.may_see(key):
@@ -360,7 +360,7 @@ class PersonRoute(HubOAuthenticated, Route):
         if self.request.method not in {"GET", "HEAD"}:
             changed = (self.person.label, key)
             if not self.context.changes.lets(changed, self.context.clock.now()):
-                raise TooOften(Reason.TOO_OFTEN)
+                raise TooMany(Reason.TOO_OFTEN)
         return key
 
 

@@ -25,11 +25,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.controller import Controller
 
 
-class TooOften(Unreachable):
-    status = 429
-
-
-class TooManyStreams(Unreachable):
+class TooMany(Unreachable):
     status = 429
 
 
@@ -44,10 +40,10 @@ class Streams:
         """Count one more stream while the block lasts.
 
         Raises:
-            TooManyStreams: for that person, or for all together.
+            TooMany: for that person, or for all together.
         """
         if self._open[name] >= self.per_person or self._open.total() >= self.total:
-            raise TooManyStreams(Reason.TOO_MANY_STREAMS)
+            raise TooMany(Reason.TOO_MANY_STREAMS)
         self._open[name] += 1
         try:
             yield
