@@ -81,6 +81,16 @@ def test_index_that_was_flipped_cut_or_doubled_is_damaged():
             decode(wrong)
 
 
+def test_index_larger_than_one_cipher_call_takes_comes_back(monkeypatch):
+    monkeypatch.setattr(format_index, "_PART_BYTES", 100)
+    data = encode_index(small(), KEY)
+    assert len(data) > 116
+    assert (decode(data).ids == small().ids).all()
+    for wrong in (data[:-1], data[116:] + data[:116], data[:116]):
+        with pytest.raises(StoreError):
+            decode(wrong)
+
+
 BAD = {
     "pack": np.array([(9, 0, 0, RAW, 4, Kind.RAW)], BLOCKS),
     "beyond": np.array([(0, 0, 1, RAW, 2, Kind.RAW)] * 2, BLOCKS),

@@ -44,6 +44,8 @@ MAX_REFS = (1 << 32) - 1
 _NAME = re.compile(r"(?!.*(?:^|/)\.{1,2}(?:/|\Z))[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 _MAX_NAME = 255
 _READ_BYTES = 4 * 1024 * 1024
+#: Sealed in one call, which takes less than 2 GiB; half a TiB of memory needs more.
+_PART_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,12 @@ def encode_index(index: ChunkIndex, key: bytes) -> bytes:
         refs=lz4.block.compress(differences.tobytes(), store_size=False),
         ids=np.ascontiguousarray(index.ids, "<u8").tobytes(),
     )
-    return crypto.Sealer(key).seal(0, msgspec.msgpack.encode(stored), b"")
+    plain, sealer = memoryview(msgspec.msgpack.encode(stored)), crypto.Sealer(key)
+    starts = range(0, len(plain), _PART_BYTES)
+    return b"".join(
+        sealer.seal(number, plain[at : at + _PART_BYTES], b"")
+        for number, at in enumerate(starts)
+    )
 
 
 def decode_index(
@@ -174,13 +181,22 @@ def decode_index(
         StoreError: ``CHECKPOINT_DAMAGED``, with what does not fit.
     """
     try:
-        index = _parse(crypto.Sealer(key).open(0, sealed, b""), chunk_bytes)
+        index = _parse(_open(sealed, key), chunk_bytes)
     except crypto.Forged:
         raise damaged("the index is not what was written") from None
     except (ValueError, lz4.block.LZ4BlockError, msgspec.DecodeError) as error:
         raise damaged(f"the index cannot be read ({error})") from None
     check(index, chunk_bytes, packs)
     return index
+
+
+def _open(sealed: bytes, key: bytes) -> bytes:
+    parts, sealer = memoryview(sealed), crypto.Sealer(key)
+    step = _PART_BYTES + crypto.TAG_BYTES
+    return b"".join(
+        sealer.open(number, parts[at : at + step], b"")
+        for number, at in enumerate(range(0, max(1, len(parts)), step))
+    )
 
 
 def read_index(backend: Backend, name: str, length: int) -> bytes:
