@@ -62,27 +62,17 @@ async def test_account_that_has_started_nothing_yet_is_told_by_its_time(world):
     assert SessionKey("nobody") not in {view.key for view in users.sessions()}
 
 
-async def test_new_account_changes_nothing_of_the_former_ones_save_points(world):
-    """Without a name one is kept for a shorter time, and beside fewer others."""
-    controller = await world.controller()
-    await _starts(world, controller, "i1", OLD)
-    users, saved = controller.users, await world.saved(controller, "mine")
-    users.compare_account(KEY, owners.made(NEW))
-    with pytest.raises(Refused, match="another account"):
-        await users.rename(KEY, saved, "", KEY.user)
-    assert users._sessions.journal.checkpoint(saved).name == "mine"
-    await users.rename(KEY, saved, "theirs", "root")
-
-
 async def test_new_account_orders_nothing_of_what_runs_of_the_former_one(world):
     controller = await world.controller()
     await _starts(world, controller, "i1", OLD)
     users, ada = controller.users, KEY.user
+    saved = await world.saved(controller, "mine")
     users.compare_account(KEY, owners.made(NEW))
     before = users._sessions.row(KEY)
     for order in (
         users.suspend(KEY, ada),
         users.save(KEY, ada, "mine"),
+        users.rename(KEY, saved, "", ada),
         users.nap(KEY, ada),
         users.wake(KEY, ada),
         users.keep(KEY, 60.0, ada),

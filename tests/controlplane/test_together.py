@@ -233,26 +233,22 @@ async def test_silent_node_does_not_keep_the_others_frozen_for_ever(group):
     group.intact()
 
 
-async def test_one_that_its_user_stops_in_the_middle_keeps_nobody(group):
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_one_that_is_stopped_or_deleted_in_the_middle_keeps_nobody(
+    group, is_deleted
+):
     await group.start(A, B)
     group.hold(B)
     await group.suspend()
     await group.are("releasing", "suspending")
-    await group.world.hub.stop(A)
-    group.let_go()
-    await group.are("suspended")
-    group.intact()
-
-
-async def test_one_that_is_deleted_in_the_middle_keeps_nobody(group):
-    await group.start(A, B)
-    group.hold(B)
-    await group.suspend()
-    await group.are("releasing", "suspending")
-    group.world.hub.states[B] = "stopped"
-    group.world.give_up(B)
-    await group.controller.forget(Deletion(user="ada", server="job-b"))
-    group.keys = (A,)
+    if is_deleted:
+        group.world.hub.states[B] = "stopped"
+        group.world.give_up(B)
+        await group.controller.forget(Deletion(user="ada", server="job-b"))
+        group.keys = (A,)
+    else:
+        await group.world.hub.stop(A)
+        group.let_go()
     await group.are("suspended")
     group.intact()
 

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
 from pathlib import Path
 
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
@@ -16,7 +15,6 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.store.backends import folder
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
-from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 from tests.store.doubles import KEYS
 
 PLAIN = os.urandom(400_000) + b"kernel " * 50_000
@@ -42,41 +40,20 @@ class SystemThatDies:
         return call
 
 
-def save(root, number, pool=None):
+def save(root, number):
     repository = Repository(
-        FolderBackend(root),
-        clock=SystemClock(),
-        keys=KEYS,
-        pool=pool,
-        pack_bytes=300_000,
+        FolderBackend(root), clock=SystemClock(), keys=KEYS, pack_bytes=300_000
     )
     writer = repository.begin(
         id=f"c{number}", key=SessionKey("u"), incarnation="i", generation=number
     )
     plain = os.urandom(20_000)[: 5 * 4096] + PLAIN
     with writer.file("pages.img") as file:
-        if pool is None:
-            for at in range(0, len(plain), 65_536):
-                file.write(plain[at : at + 65_536])
-        else:
-            plain *= 8
-            take(file, plain)
+        for at in range(0, len(plain), 65_536):
+            file.write(plain[at : at + 65_536])
     writer.add("plain", plain)
-    print("committing", flush=True)
     writer.commit()
     print(f"committed c{number}", flush=True)
-
-
-def take(file, plain):
-    reading, writing = os.pipe()
-
-    def feed():
-        with os.fdopen(writing, "wb") as end:
-            end.write(plain)
-
-    threading.Thread(target=feed).start()
-    file.take_pipe(reading)
-    os.close(reading)
 
 
 def die_everywhere(root):
@@ -101,9 +78,4 @@ def die_everywhere(root):
 
 
 if __name__ == "__main__":
-    folder_, mode = Path(sys.argv[1]), sys.argv[2]
-    if mode == "everywhere":
-        die_everywhere(folder_)
-    pool = Pool(2) if mode == "workers" else None
-    for each in range(1, 1 if mode == "everywhere" else 1000):
-        save(folder_, each, pool)
+    die_everywhere(Path(sys.argv[1]))
