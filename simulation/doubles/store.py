@@ -24,7 +24,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Mark
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
-from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
+from jupyterhub_gpu_reclaim.store.backends.identified import IdentifiedBackend
 from jupyterhub_gpu_reclaim.store.format.index import is_name
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
@@ -74,8 +74,10 @@ class Volume(MemoryBackend):
         return super().read(name, offset, length)
 
 
-def _identified(volume: Volume) -> IdentityCheck:
-    check = IdentityCheck(volume, KeyRing({"k": bytes(32)}, _ID), "the store's place")
+def _identified(volume: Volume) -> IdentifiedBackend:
+    check = IdentifiedBackend(
+        volume, KeyRing({"k": bytes(32)}, _ID), "the store's place"
+    )
     check.begin()
     return check
 

@@ -23,7 +23,7 @@ from jupyterhub_gpu_reclaim.node.workflows import (
 from jupyterhub_gpu_reclaim.node.workflows.nap import Nap
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
 from jupyterhub_gpu_reclaim.node.workflows.release import Releases
-from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
+from jupyterhub_gpu_reclaim.store.backends.identified import IdentifiedBackend
 from simulation.mutants.patch import Patch, nothing
 from simulation.plan import Event
 
@@ -120,4 +120,4 @@ LOCKED_OUT: tuple[Patch, ...] = ((rescue, "Accelerator", _patient),)
 UNREHEARSED: tuple[Patch, ...] = ((rehearsal, "rehearse", nothing),)
 
 #: An empty folder is a store without checkpoints.
-UNMOUNTED: tuple[Patch, ...] = ((IdentityCheck, "confirm", nothing),)
+UNMOUNTED: tuple[Patch, ...] = ((IdentifiedBackend, "confirm", nothing),)

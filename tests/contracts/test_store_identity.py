@@ -10,9 +10,8 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.backends.identified import (
-    IdentityCheck,
+    IdentifiedBackend,
     StoreAbsent,
-    identified,
     store_at,
 )
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
@@ -79,13 +78,13 @@ def volume(request, tmp_path):
 
 
 def check(volume, keys=KEYS):
-    return IdentityCheck(volume.place, keys, "the place")
+    return IdentifiedBackend(volume.place, keys, "the place")
 
 
 @pytest.fixture
 def store(volume):
     check(volume).begin()
-    place = identified(volume.place, KEYS, "the place")
+    place = IdentifiedBackend(volume.place, KEYS, "the place")
     made = Repository(place, clock=ManualClock(), keys=KEYS)
     save(made, "one")
     return made
@@ -129,7 +128,7 @@ def test_volume_that_goes_before_the_commit_ends_it(store, volume):
 
 @pytest.mark.parametrize("act", ["exists", "ids"])
 def test_volume_that_goes_while_it_is_asked_has_not_answered(store, volume, act):
-    place = store._backend._backend
+    place = store._backend._place
     name = "length" if act == "exists" else "list"
     ask = getattr(place, name)
 
@@ -146,7 +145,7 @@ def test_volume_that_goes_while_it_is_asked_has_not_answered(store, volume, act)
 def test_store_of_another_hub_is_not_used_or_changed(store, volume):
     """Its key has the same name and other bytes, and its store another id."""
     theirs = KeyRing({"k1": b"2" * 32}, OTHER)
-    place = identified(volume.place, theirs, "the place")
+    place = IdentifiedBackend(volume.place, theirs, "the place")
     other = Repository(place, clock=ManualClock(), keys=theirs)
     before = sorted(volume.below())
     for act in (
@@ -171,7 +170,7 @@ def test_store_that_was_put_back_from_a_backup_is_the_same(store, volume):
     restored = MemoryBackend()
     for name, data in copy.items():
         restored.publish(name, data)
-    place = identified(restored, KEYS, "there")
+    place = IdentifiedBackend(restored, KEYS, "there")
     again = Repository(place, clock=ManualClock(), keys=KEYS)
     assert again.open("two").read("pages") == b"two" * 10_000
     save(again, "three")
@@ -179,7 +178,7 @@ def test_store_that_was_put_back_from_a_backup_is_the_same(store, volume):
     with pytest.raises(StoreAbsent):
         again.list()
     with pytest.raises(StoreAbsent, match="no object identity: copy that one, too"):
-        IdentityCheck(restored, KEYS, "there").begin()
+        IdentifiedBackend(restored, KEYS, "there").begin()
 
 
 def contents(volume):
@@ -212,10 +211,10 @@ def test_key_of_no_store_opens_none(store, volume):
 
 def test_identity_is_kept_when_the_master_key_changes(store, volume):
     both = KeyRing({"k1": b"1" * 32, "k2": b"2" * 32}, ID)
-    place = identified(volume.place, both, "the place")
+    place = IdentifiedBackend(volume.place, both, "the place")
     assert Repository(place, clock=ManualClock(), keys=both).rekey() == 1
     new = KeyRing({"k2": b"2" * 32}, ID)
-    place = identified(volume.place, new, "the place")
+    place = IdentifiedBackend(volume.place, new, "the place")
     only = Repository(place, clock=ManualClock(), keys=new)
     assert only.open("one").read("pages") == b"one" * 10_000
 

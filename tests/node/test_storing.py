@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.node.setup import store_init
 from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
 from jupyterhub_gpu_reclaim.node.setup.store import open_store
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
+from jupyterhub_gpu_reclaim.store.backends.identified import IdentifiedBackend
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.verification import Verification
 from tests.support.manual_clock import ManualClock
@@ -58,7 +58,7 @@ def save(store, checkpoint="one"):
 def begin_there(tmp_path):
     """As ``store init`` does."""
     keys = KeyRing({"k": bytes(32)}, ID)
-    IdentityCheck(FolderBackend(tmp_path / "store"), keys, "there").begin()
+    IdentifiedBackend(FolderBackend(tmp_path / "store"), keys, "there").begin()
 
 
 def codes(store):

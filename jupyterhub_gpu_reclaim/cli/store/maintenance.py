@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.setup import store_init
 from jupyterhub_gpu_reclaim.node.setup.store import key_file, keys_of, place_of
-from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
+from jupyterhub_gpu_reclaim.store.backends.identified import IdentifiedBackend
 from jupyterhub_gpu_reclaim.store.format.identity import new_id
 from jupyterhub_gpu_reclaim.store.format.keys import STORE_ID
 from jupyterhub_gpu_reclaim.store.verification import Verification
@@ -165,7 +165,7 @@ def init(args: argparse.Namespace) -> int:
                 f" {STORE_ID} there, {new_id()} for example, and repeat this without"
                 " --new."
             )
-        IdentityCheck(place, keys, where).begin()
+        IdentifiedBackend(place, keys, where).begin()
     if args.json:
         print_json({"store": store, "place": where})
     else:

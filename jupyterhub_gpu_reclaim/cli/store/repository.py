@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.app import AgentApp
 from jupyterhub_gpu_reclaim.node.setup.store import keys_of, place_of
-from jupyterhub_gpu_reclaim.store.backends.identified import identified
+from jupyterhub_gpu_reclaim.store.backends.identified import IdentifiedBackend
 from jupyterhub_gpu_reclaim.store.format import layout
 from jupyterhub_gpu_reclaim.store.repository import Repository
 
@@ -53,7 +53,7 @@ def open_store(args: argparse.Namespace) -> OpenStore:
     backend = place_of(settings)
     # A key that says of no store may open one that is named; the agent does not.
     if keys.store_id or not args.store:
-        backend = identified(backend, keys, settings.store_url)
+        backend = IdentifiedBackend(backend, keys, settings.store_url)
     return OpenStore(backend, keys, Repository(backend, clock=clock, keys=keys), clock)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.common.models import Finding
-    from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
+    from jupyterhub_gpu_reclaim.store.backends.identified import IdentifiedBackend
 
 #: Seconds that a look is waited for: a folder answers in less than one millisecond.
 _WAIT: Final = 2.0
@@ -32,7 +32,7 @@ class StorePresence:
 
     def __init__(
         self,
-        check: IdentityCheck,
+        check: IdentifiedBackend,
         begin: Callable[[], object] = lambda: None,
         key_file: Path | None = None,
     ) -> None:

@@ -13,7 +13,7 @@ from jupyterhub_gpu_reclaim.node.operations.store_presence import StorePresence
 from jupyterhub_gpu_reclaim.node.setup import store_init
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
-from jupyterhub_gpu_reclaim.store.backends.identified import identified
+from jupyterhub_gpu_reclaim.store.backends.identified import IdentifiedBackend
 from jupyterhub_gpu_reclaim.store.format.keys import LateKeys, load_keys
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.workers.pool import Pool
@@ -54,7 +54,7 @@ def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
     file = key_file(settings, state)
     keys = keys_of(settings, state)
     place, where = place_of(settings), settings.store_url
-    backend = identified(place, keys, where)
+    backend = IdentifiedBackend(place, keys, where)
 
     first = file is not None and _may_begin(file, state)
 
@@ -66,7 +66,7 @@ def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
             _log.warning("- keep a copy of its master key elsewhere: %s", file)
         first = False
 
-    presence = StorePresence(backend.check, begin, file)
+    presence = StorePresence(backend, begin, file)
     presence.findings()
     pool = Pool()
     repository = Repository(

@@ -15,7 +15,7 @@ from jupyterhub_gpu_reclaim.common.durable import sync_folder, write_durably
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backends.identified import (
-    IdentityCheck,
+    IdentifiedBackend,
     StoreAbsent,
     store_at,
 )
@@ -55,7 +55,7 @@ def begin(
     if there and not new:
         keys = load_keys(file=file)
         if keys.store_id:
-            IdentityCheck(place, keys, where).confirm()
+            IdentifiedBackend(place, keys, where).confirm()
             return keys.store_id
     begun = aside(file)
     try:
@@ -66,7 +66,7 @@ def begin(
             lines = key_lines(file) if there else first
             write_durably(begun, f"{STORE_ID} {new_id()}\n{lines}".encode())
         keys = load_keys(file=begun)
-        IdentityCheck(place, keys, where).begin()
+        IdentifiedBackend(place, keys, where).begin()
         begun.replace(file)
         sync_folder(file.parent)
     except OSError as error:

@@ -53,8 +53,8 @@ def store_at(place: Backend) -> str:
     return identity.decode(data)
 
 
-class IdentityCheck:
-    """Tells whether a place is the store of the master key; thread-safe."""
+class IdentifiedBackend:
+    """A place whose answers are those of the store of the master key; thread-safe."""
 
     def __init__(self, place: Backend, keys: StoreKeys, where: str) -> None:
         self._place = place
@@ -88,6 +88,61 @@ class IdentityCheck:
                 )
         self.confirm()
 
+    def create(self, name: str) -> ObjectWriter:
+        return self._place.create(name)
+
+    def publish(self, name: str, data: bytes) -> None:
+        self._written(name, lambda: self._place.publish(name, data))
+
+    def replace(self, name: str, data: bytes) -> None:
+        self._written(name, lambda: self._place.replace(name, data))
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        return self._told(name, lambda: self._place.read(name, offset, length))
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
+        return self._told(name, lambda: self._place.read_into(name, offset, buffer))
+
+    def length(self, name: str) -> int:
+        return self._told(name, lambda: self._place.length(name))
+
+    def list(self, prefix: str) -> list[Entry]:
+        return self._told("", lambda: self._place.list(prefix))
+
+    def delete(self, name: str) -> None:
+        self._written(name, lambda: self._place.delete(name))
+
+    def free_bytes(self) -> int | None:
+        return self._told("", self._place.free_bytes)
+
+    def capacity_bytes(self) -> int | None:
+        return self._told("", self._place.capacity_bytes)
+
+    def spec(self) -> Spec | None:
+        # Of the place alone: workers write packs, and read what was named.
+        return self._place.spec()
+
+    def _written(self, name: str, work: Callable[[], None]) -> None:
+        if name.startswith(layout.PACKS):
+            # It is deleted under a lock, which is an object of the store.
+            work()
+            return
+        self.confirm()
+        try:
+            work()
+        finally:
+            self.confirm()
+
+    def _told(self, name: str, work: Callable[[], _T]) -> _T:
+        try:
+            answer = work()
+        except ObjectMissing:
+            self.confirm()
+            raise
+        if not name.startswith(layout.PACKS):
+            self.confirm()
+        return answer
+
     def _why(self, found: str, wanted: str) -> str:
         where = self._where
         if not wanted and not found:
@@ -110,70 +165,3 @@ class IdentityCheck:
             f"{where} holds the store {found}, and the master key is that of {wanted}."
             " Mount the right volume, or correct store_url or the place of the key"
         )
-
-
-class IdentifiedBackend:
-    """A backend whose answers are those of the store of the master key."""
-
-    def __init__(self, backend: Backend, check: IdentityCheck) -> None:
-        self._backend = backend
-        self.check = check
-
-    def create(self, name: str) -> ObjectWriter:
-        return self._backend.create(name)
-
-    def publish(self, name: str, data: bytes) -> None:
-        self._written(name, lambda: self._backend.publish(name, data))
-
-    def replace(self, name: str, data: bytes) -> None:
-        self._written(name, lambda: self._backend.replace(name, data))
-
-    def read(self, name: str, offset: int, length: int) -> bytes:
-        return self._told(name, lambda: self._backend.read(name, offset, length))
-
-    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        return self._told(name, lambda: self._backend.read_into(name, offset, buffer))
-
-    def length(self, name: str) -> int:
-        return self._told(name, lambda: self._backend.length(name))
-
-    def list(self, prefix: str) -> list[Entry]:
-        return self._told("", lambda: self._backend.list(prefix))
-
-    def delete(self, name: str) -> None:
-        self._written(name, lambda: self._backend.delete(name))
-
-    def free_bytes(self) -> int | None:
-        return self._told("", self._backend.free_bytes)
-
-    def capacity_bytes(self) -> int | None:
-        return self._told("", self._backend.capacity_bytes)
-
-    def spec(self) -> Spec | None:
-        # Of the place alone: workers write packs, and read what was named.
-        return self._backend.spec()
-
-    def _written(self, name: str, work: Callable[[], None]) -> None:
-        if name.startswith(layout.PACKS):
-            # It is deleted under a lock, which is an object of the store.
-            work()
-            return
-        self.check.confirm()
-        try:
-            work()
-        finally:
-            self.check.confirm()
-
-    def _told(self, name: str, work: Callable[[], _T]) -> _T:
-        try:
-            answer = work()
-        except ObjectMissing:
-            self.check.confirm()
-            raise
-        if not name.startswith(layout.PACKS):
-            self.check.confirm()
-        return answer
-
-
-def identified(place: Backend, keys: StoreKeys, where: str) -> IdentifiedBackend:
-    return IdentifiedBackend(place, IdentityCheck(place, keys, where))
