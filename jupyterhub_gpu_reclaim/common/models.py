@@ -510,8 +510,6 @@ class Placement(Value, frozen=True, kw_only=True):
     #: with the generation: the stamp of what the Hub remembers; zeros: not known
     term: int = 0
     generation: int = 0
-    #: of a fresh start: the time of its key for tabs (``common/auth/tab_tokens.py``)
-    tab_key: float = 0.0
     #: why a start was cancelled, if only the spawner knows; how a session ended
     #: without a stop
     failure: Failure | None = None

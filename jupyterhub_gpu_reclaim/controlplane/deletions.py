@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import deletion_orders
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
-from jupyterhub_gpu_reclaim.controlplane import schema, tab_keys
+from jupyterhub_gpu_reclaim.controlplane import schema
 from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.session import Keeping
 from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
@@ -259,10 +259,7 @@ class Deletions:
     def _note_done(self, order: DeletionOrder) -> None:
         message = "Nothing of the deleted server is left."
         line = self._line(order, "forgotten", message)
-        forgotten = [
-            *schema.forget_notes(NoteKind.DELETED, order.key.path),
-            *tab_keys.forgotten(order.key),
-        ]
+        forgotten = schema.forget_notes(NoteKind.DELETED, order.key.path)
         self.sessions.journal.write(*_told(line), *forgotten)
         self._orders_by_key().pop(order.key, None)
 

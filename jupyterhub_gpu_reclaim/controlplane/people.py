@@ -87,7 +87,6 @@ class UserApi:
         self._judge = judge
         self.sessions, self.session = sessions.views, sessions.view
         self.changes = sessions.changes
-        self.tab_counts = sessions.tab_keys.count
 
     def why(self, key: SessionKey) -> list[Decision]:
         """Return every reason for or against a suspend, the deciding one first."""
@@ -270,10 +269,20 @@ class UserApi:
 
     async def revoke_tabs(self, key: SessionKey, by: str) -> None:
         """Take the right to ask and order from all tabs of its starts so far."""
-        self._own_row(key, by)
-        self._sessions.tab_keys.revoke(key)
+        row = self._own_row(key, by)
         line = self._sessions.audit_line(key, by, "revoke tabs")
-        self._sessions.update(key, line)
+        self._sessions.revoke_tabs(row, line)
+
+    def tab_counts(self, key: SessionKey, session: str) -> bool:
+        """Whether an open tab of that session may ask and order.
+
+        Its key is in the session's environment, where a guest may have read it. So it
+        counts only while that very session runs or is suspended, and until it is
+        revoked.
+        """
+        row = self._sessions.row(key)
+        there = row.session == session and row.phase is not Phase.STOPPED
+        return there and session not in row.tabs_revoked
 
     async def start_fresh(self, key: SessionKey, by: str) -> None:
         """Set the checkpoint aside for ``Settings.set_aside``; the next start is cold.

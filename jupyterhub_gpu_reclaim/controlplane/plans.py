@@ -320,7 +320,6 @@ class Planner:
             raise
         if self.sessions.row(key) != row:
             return None
-        self.sessions.tab_keys.comes_back(key, identity)
         self.together.come_back(row)
         self.sessions.begin(key, "resume")
         row = self.sessions.apply(
@@ -393,7 +392,6 @@ class Planner:
         elif placement.checkpoint:
             raise Refused(Reason.WRONG_PHASE, phase=row.phase.value, action="be placed")
         else:
-            sessions.tab_keys.begun(key, placement.tab_key)
             self._note_cold_start(row, placement)
             owners.note(sessions, placement)
         self.sessions.look(key)
@@ -446,14 +444,16 @@ class Planner:
 
     async def login_revoked(self, placement: Placement) -> None:
         """Note that a running server's login was revoked: so is the key of its tabs."""
-        if self.sessions.row(placement.key).incarnation == placement.incarnation:
-            self.sessions.tab_keys.revoke(placement.key)
+        row = self.sessions.row(placement.key)
+        if row.incarnation == placement.incarnation:
+            self.sessions.revoke_tabs(row)
 
     async def cancelled(self, placement: Placement) -> None:
         row = self.sessions.row(placement.key)
         failure = placement.failure
-        if failure is not None and failure.code == Reason.TOKEN_REVOKED.value:
-            self.sessions.tab_keys.revoke(placement.key)
+        revoked = failure is not None and failure.code == Reason.TOKEN_REVOKED.value
+        if revoked and row.since:
+            self.sessions.revoke_tabs(row)
         if row.incarnation == placement.incarnation:
             self._cancel(row, placement)
         with suppress(Unreachable, Refused):

@@ -50,8 +50,6 @@ class NoteKind(StrEnum):
     DELETION = "deletion"  #: when an order to delete was taken (the order's name)
     EXPIRY = "expiry"  #: when a deletion was announced (checkpoint)
     RENAMED = "renamed"  #: when its user was told of a former name (checkpoint, or id)
-    TAB_KEY = "tab key"  #: time of the one that counts; negative: later ones (path)
-    NO_TAB_KEYS = "no tab keys"  #: time up to which they are revoked (path)
 
 
 metadata = MetaData()

@@ -77,6 +77,8 @@ class SessionRow(Value, frozen=True, kw_only=True):
     waiting_since: float | None = None
     #: checkpoint to bring back as soon as the session is suspended
     bring_back: str = ""
+    #: ids of the sessions whose tabs may ask and order nothing any more
+    tabs_revoked: frozenset[str] = frozenset()
 
     @property
     def stamp(self) -> tuple[int, int]:

@@ -56,7 +56,6 @@ from jupyterhub_gpu_reclaim.controlplane.session import (
     SessionRow,
 )
 from jupyterhub_gpu_reclaim.controlplane.settings import Settings
-from jupyterhub_gpu_reclaim.controlplane.tab_keys import TabKeys
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -104,7 +103,6 @@ class Sessions:
         self.settings = settings
         self.drains = Drains(journal)  #: nodes that are to be free of sessions
         self.silences: dict[str, Finding] = {}  #: why nodes do not answer, by name
-        self.tab_keys = TabKeys(journal, clock)
         self.resume_times = views.ResumeTimes()
         #: the highest generation known under a name, or given out by this service
         self._generations: dict[SessionKey, int] = {}
@@ -229,6 +227,12 @@ class Sessions:
     def order_return(self, row: SessionRow, message: str = "") -> None:
         if row.intent is Intent.NONE and not row.asks and not row.claimed:
             self.order(row.key, Intent.RESUME, SERVICE, message)
+
+    def revoke_tabs(self, row: SessionRow, line: AuditLine | None = None) -> None:
+        """Take the right to ask and order from the tabs of all its sessions so far."""
+        kept = self.journal.checkpoints(row.key)
+        sessions = {row.session, *(each.info.session for each in kept)}
+        self.update(row.key, line, tabs_revoked=frozenset(sessions))
 
     def keep(
         self,

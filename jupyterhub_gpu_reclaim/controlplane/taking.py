@@ -209,8 +209,6 @@ def running(
     """
     came_from = row.checkpoint == (tree.origin or tree.checkpoint) != ""
     forget(sessions, row.key, tree.incarnation)
-    if not came_from:
-        sessions.tab_keys.found(row.key)
     now, answered = sessions.clock.now(), observed.hub is not HubState.STOPPED
     return sessions.apply(
         row.key,

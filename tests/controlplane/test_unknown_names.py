@@ -41,7 +41,7 @@ CALLS: dict[str, Callable[[Controller, SessionKey], object]] = {
     "why": lambda c, key: c.users.why(key),
     "history": lambda c, key: c.users.audit(key),
     "story": lambda c, key: c.users.story(key.user),
-    "tab": lambda c, key: c.users.tab_counts(key, 5.0),
+    "tab": lambda c, key: c.users.tab_counts(key, "s"),
     "suspend": lambda c, key: c.users.suspend(key, "x"),
     "save": lambda c, key: c.users.save(key, "x"),
     "nap": lambda c, key: c.users.nap(key, "x"),

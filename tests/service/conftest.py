@@ -138,7 +138,7 @@ class SessionsInMemory:
         self.events: list[Event | Exception] = []
         self.plan = StartPlan(action="cold")
         self.managed_keeps = 0
-        self.tab_starts: dict[SessionKey, float] = {}
+        self.tabs_revoked: set[SessionKey] = set()
         self.users_since: dict[str, float] = {}
         self.accounts_made: dict[SessionKey, float] = {}
         self.nodes_known: list[NodeHealth] = []
@@ -273,11 +273,11 @@ class SessionsInMemory:
 
     async def revoke_tabs(self, key: SessionKey, by: str) -> SessionView:
         self.calls.append(("revoke_tabs", key, by))
-        self.tab_starts[key] = -1.0
+        self.tabs_revoked.add(key)
         return self.session(key)
 
-    def tab_counts(self, key: SessionKey, made: float) -> bool:
-        return self.tab_starts.get(key, made) == made
+    def tab_counts(self, key: SessionKey, session: str) -> bool:
+        return key not in self.tabs_revoked
 
     def audit(self, key: SessionKey, limit: int = 100) -> list[AuditLine]:
         row = AuditLine(at=1_700_000_000.0, key=key, who="ada", what="suspend")

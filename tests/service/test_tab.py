@@ -15,7 +15,8 @@ def pass_of(service, key=ADA, *, started=None, at=None) -> str:
     """As the server of that session makes it."""
     now = service.context.clock.now()
     secret = service.context.spawner_token
-    given = tab_tokens.session_key(secret, key, now if started is None else started)
+    started = now if started is None else started
+    given = tab_tokens.session_key(secret, key, "5e55", started)
     return tab_tokens.made({tab_tokens.VARIABLE: given}, now if at is None else at)
 
 
@@ -83,7 +84,7 @@ async def test_pass_names_its_session_whatever_that_is_called(service, key):
     assert found.key == key
 
 
-@pytest.mark.parametrize("forged", ["", "x", "1.2.3.ada/-", "....", "²." * 4, "é"])
+@pytest.mark.parametrize("forged", ["", "x", "s.1.2.3.ada/-", ".....", "²." * 5, "é"])
 async def test_what_is_no_pass_counts_for_nothing(service, forged):
     service.control.put("ada")
     refused = await call_with(service, forged, "api/sessions/ada/-")
@@ -93,11 +94,12 @@ async def test_what_is_no_pass_counts_for_nothing(service, forged):
 async def test_pass_that_is_changed_old_or_of_the_future_counts_for_nothing(service):
     service.control.put("ada")
     now = service.context.clock.now()
-    since, at, mac, path = pass_of(service).split(".")
+    session, since, at, mac, path = pass_of(service).split(".")
     for changed in (
-        ".".join([str(int(since) + 1), at, mac, path]),
-        ".".join([since, str(int(at) + 1), mac, path]),
-        ".".join([since, at, mac, "bob/-"]),
+        ".".join(["07e2", since, at, mac, path]),
+        ".".join([session, str(int(since) + 1), at, mac, path]),
+        ".".join([session, since, str(int(at) + 1), mac, path]),
+        ".".join([session, since, at, mac, "bob/-"]),
         pass_of(service, started=LONG_AGO, at=now - tab_tokens.SECONDS - 1),
         pass_of(service, at=now + 2 * tab_tokens.AHEAD),
     ):
@@ -112,10 +114,7 @@ def test_server_that_was_started_without_a_key_makes_no_pass():
 
 async def test_tab_of_an_earlier_start_is_told_so(service):
     service.control.put("ada")
-    ada, now = SessionKey("ada"), service.context.clock.now()
-    key = tab_tokens.session_key(service.context.spawner_token, ada, now)
-    tab = tab_tokens.made({tab_tokens.VARIABLE: key}, now)
-    headers = {tab_tokens.HEADER: tab}
+    headers = {tab_tokens.HEADER: pass_of(service)}
     path = "api/sessions/ada/-"
     assert (await service.call(path, "", headers=headers)).code == 200
     revoked = await service.call(f"{path}/revoke-tabs", method="POST")

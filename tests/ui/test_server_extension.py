@@ -30,7 +30,8 @@ def test_installed_configuration_is_the_one_of_this_checkout():
 def server(tmp_path_factory):
     """A Jupyter server as a session has it: its address, without a Hub."""
     folder, port = tmp_path_factory.mktemp("server"), free_port()
-    key = tab_tokens.session_key(SECRET, SessionKey("ada", "train"), time.time())
+    ada = SessionKey("ada", "train")
+    key = tab_tokens.session_key(SECRET, ada, "5e55", time.time())
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "jupyter_server", "--allow-root", "--no-browser"),

@@ -7,7 +7,7 @@ much: on a Hub without subdomains the pages of all users have one origin.
 
 The server makes it with its session's key, which the spawner puts into the server's
 environment at its fresh start and the service can derive again: neither stores it. It
-counts for the session of that start alone (``controlplane/tab_keys.py``).
+names the session of that start, and counts for that one alone.
 """
 
 from __future__ import annotations
@@ -36,42 +36,41 @@ AHEAD = 300.0
 @dataclass(frozen=True)
 class Pass:
     key: SessionKey
+    session: str  #: its id
     since: float  #: when its key was made, at a fresh start; whole seconds
 
 
-def session_key(secret: bytes, key: SessionKey, now: float) -> str:
-    """The key that a user's server gets at a start at the time ``now``."""
-    since = str(math.ceil(now))
-    return f"{since}.{_mac(secret, 'session', since, key.path)}.{key.path}"
-
-
-def made_at(environment: Mapping[str, str]) -> float:
-    """When the key in a session's environment was made; 0: there is none."""
-    since = environment.get(VARIABLE, "").partition(".")[0]
-    return float(since) if _is_number(since) else 0.0
+def session_key(secret: bytes, key: SessionKey, session: str, now: float) -> str:
+    """The key that a session's server gets at its fresh start at the time ``now``."""
+    start = f"{session}.{math.ceil(now)}"
+    return f"{start}.{_mac(secret, 'session', start, key.path)}.{key.path}"
 
 
 def made(environment: Mapping[str, str], now: float) -> str:
     """A token, made inside the session; empty if that was started without a key."""
-    since, _, rest = environment.get(VARIABLE, "").partition(".")
-    secret, _, path = rest.partition(".")
+    session, since, secret, path = _parts(environment.get(VARIABLE, ""), 4)
     if not path:
         return ""
     at = str(int(now))
-    return f"{since}.{at}.{_mac(secret.encode(), 'pass', at)}.{path}"
+    return f"{session}.{since}.{at}.{_mac(secret.encode(), 'pass', at)}.{path}"
 
 
 def read(secret: bytes, text: str, now: float) -> Pass | None:
     """The contents of a token; None if it is invalid or has expired."""
-    since, at, mac, path = (*text.split(".", 3), "", "", "")[:4]
+    session, since, at, mac, path = _parts(text, 5)
     if not (_is_number(since) and _is_number(at) and path.isascii()):
         return None
-    key = _mac(secret, "session", since, path).encode()
+    key = _mac(secret, "session", f"{session}.{since}", path).encode()
     good = hmac.compare_digest(_mac(key, "pass", at).encode(), mac.encode())
     user, slash, server = path.partition("/")
     if not (good and slash and now - SECONDS < int(at) < now + AHEAD):
         return None
-    return Pass(SessionKey.of_path(unquote(user), unquote(server)), float(since))
+    there = SessionKey.of_path(unquote(user), unquote(server))
+    return Pass(there, session, float(since))
+
+
+def _parts(text: str, number: int) -> list[str]:
+    return [*text.split(".", number - 1), *[""] * number][:number]
 
 
 def _mac(secret: bytes, *words: str) -> str:

@@ -11,7 +11,6 @@ database before each step, so that a Hub that is killed in between knows what it
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 import uuid
 from contextlib import suppress
@@ -118,7 +117,6 @@ class SessionLifecycle:
         known: KnownServers,
     ) -> None:
         self.state = SpawnerState()
-        self.tab_key = 0.0  #: when the key for tabs of the last start was made
         self._known = known
         self.logins = Logins(spawner)
         self._spawner = spawner
@@ -230,7 +228,6 @@ class SessionLifecycle:
             session=self._spawner.reclaim_launch.session,
             remembered=self.pointer.phase is not PointerPhase.NONE,
             owner=self.logins.account(),
-            tab_key=self.tab_key,
             checked=self.state.checked,
         )
 
@@ -317,7 +314,6 @@ class SessionLifecycle:
         """Get the service's plan; without an answer only what cannot lose anything."""
         former = self._spawner.reclaim_launch
         self._launch(incarnation=uuid.uuid4().hex, session=secrets.token_hex(16))
-        self.tab_key = float(math.ceil(self._clock.now()))
         loop = asyncio.get_running_loop()
         # Only an agent's silence takes that long, and it is waited for some time.
         slow = loop.call_later(SLOW_PLAN_SECONDS, reporter.report, SLOW_PLAN)

@@ -12,6 +12,7 @@ Every trap of JupyterHub that is handled here is listed, with its test, in
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
@@ -274,8 +275,9 @@ class ReclaimMixin(SessionPlacement):
         if self.reclaim_service and self.reclaim_token_file:
             with suppress(OSError, ValueError):
                 secret = Path(self.reclaim_token_file).read_text().strip().encode()
+                session = self.reclaim_launch.session
                 env[tab_tokens.VARIABLE] = tab_tokens.session_key(
-                    secret, self.reclaim_key, self._lifecycle.tab_key
+                    secret, self.reclaim_key, session, time.time()
                 )
         return env
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
-from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.common.models import Identity, Value
 from jupyterhub_gpu_reclaim.linux import procfs
@@ -34,7 +33,6 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_WANTED = (b"JUPYTERHUB_", f"{tab_tokens.VARIABLE}=".encode())
 #: Characters that may stand in a request line or a header: visible ASCII.
 _WORD = re.compile(r"[!-~]*")
 
@@ -94,7 +92,7 @@ def _environment(words: list[bytes]) -> dict[str, str]:
     pairs = (
         word.decode("utf-8", "replace").partition("=")
         for word in words
-        if word.startswith(_WANTED)
+        if word.startswith(b"JUPYTERHUB_")
     )
     return {name: value for name, _, value in pairs}
 

@@ -281,7 +281,7 @@ class PersonRoute(HubOAuthenticated, Route):
         if not self.for_tabs:
             raise Forbidden(Reason.FORBIDDEN)
         key = shown.key
-        if not self.context.control.users.tab_counts(key, shown.since):
+        if not self.context.control.users.tab_counts(key, shown.session):
             raise Forbidden(Reason.TAB_KEY_OVER)
         return Person(
             name=key.user, is_user=True, manages=False, scrapes=False, only=key.path
