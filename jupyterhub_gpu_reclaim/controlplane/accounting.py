@@ -1,4 +1,4 @@
-"""Accounting: GPU time left to others, and time waited, per change of phase.
+"""Accounting: GPU time left to others, and what is counted.
 
 GPU time lasts: a session's share of it is written in the transaction that ends its
 suspension, so that a crash can neither lose a share nor count it twice.
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from jupyterhub_gpu_reclaim.common.models import Phase
-from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.session import LIVE
 
 if TYPE_CHECKING:
@@ -26,14 +25,6 @@ def left(row: SessionRow, gpus: float, now: float, phase: Phase | None = None) -
     if row.phase is not Phase.SUSPENDED or phase is Phase.SUSPENDED:
         return 0.0
     return gpus * max(0.0, now - row.since)
-
-
-def waited(counters: Counters, before: SessionRow, row: SessionRow, now: float) -> None:
-    if before.waiting_since is None or row.phase is Phase.RESUMING:
-        return
-    over = row.tells(Reason.GPU_WAIT_OVER)
-    outcome = "served" if row.phase in LIVE else "expired" if over else "left"
-    counters.waits.labels(outcome).observe(now - before.waiting_since)
 
 
 def is_kept(row: SessionRow, now: float) -> bool:
@@ -50,8 +41,6 @@ def took(counters: Counters, before: SessionRow, row: SessionRow, now: float) ->
 
 #: Upper bounds of the histograms of seconds.
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
-#: Outcomes of waiting for a GPU: with one, cancelled, or timed out.
-WAITS = ("served", "left", "expired")
 #: States of a GPU that sessions hold: in use if one of them works, or nothing is known
 #: of it; else kept, if somebody wants that, or idle. Freed are those which sessions had
 #: held that are suspended now, whoever uses them since.
@@ -121,9 +110,7 @@ class Counters:
         )
         self.waits = seconds(
             "wait_duration_seconds",
-            "Time in the queue for a GPU, by how it ended: served, left (called off),"
-            " expired (the time limit).",
-            ["outcome"],
+            "Time in the queue for a GPU, however it ended.",
         )
         self.logical_bytes = counter(
             "saved_logical_bytes",

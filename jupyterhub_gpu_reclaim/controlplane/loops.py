@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.logs import News
-from jupyterhub_gpu_reclaim.common.models import HubState, Phase
+from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import expiry, save_points
 from jupyterhub_gpu_reclaim.controlplane.decide import jobs
@@ -29,7 +29,7 @@ from jupyterhub_gpu_reclaim.controlplane.settle import ActionKind, settle
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import (
         GpuQueue,
         Preemption,
@@ -126,7 +126,6 @@ class ControlLoops:
         state = await self.observer.observe_all(STORE_TICKS * settings.tick_interval)
         self.sampler.measure()
         waiting = self.line.refresh()
-        self._note_waits(waiting, state)
         if self.preemption is not None:
             self.preemption.select(waiting)
         rows = {row.key for row in self.sessions.journal.sessions()}
@@ -186,24 +185,6 @@ class ControlLoops:
         self.sessions.runtime(row.key).compared = (
             same and all_answered and not _is_missing(row, observed)
         )
-
-    def _note_waits(self, waiting: list[Waiting], state: ObservedState) -> None:
-        sessions, now = self.sessions, self.sessions.clock.now()
-        here = {
-            each.key: each.since
-            for each in waiting
-            if each.key is not None and sessions.row(each.key).phase not in LIVE
-        }
-        for key, runtime in sessions.runtimes.items():
-            if runtime.pod_waits_since is not None and key not in here:
-                hub = state.session(key).hub
-                left = hub in {HubState.STOPPED, HubState.STOPPING}
-                outcome = "left" if left else "served"
-                sessions.counters.waits.labels(outcome).observe(
-                    now - runtime.pod_waits_since
-                )
-            placed = sessions.row(key).waiting_since is not None
-            runtime.pod_waits_since = None if placed else here.get(key)
 
     def _forget_gone(self, state: ObservedState) -> None:
         sessions, here = self.sessions, state.keys()

@@ -105,7 +105,7 @@ class Resumer:
             self.failed(row, self.line.told(row, end.failure))
 
     async def _restore(self, row: SessionRow) -> Event:
-        unserved = row.waiting_since is not None
+        unserved = self.line.lacks_memory(row)
         noted = self.sessions.journal.noted(NoteKind.FILES_BACK, row.checkpoint)
         order = orders.Restore(row.checkpoint, put_files_back=noted is not None)
 

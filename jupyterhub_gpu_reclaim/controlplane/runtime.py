@@ -77,7 +77,8 @@ class Runtime:
     freed: tuple[int, float] = (0, 0.0)
     waiting: Waiting | None = None  #: its place in the GPU queue
     place_told: str = ""  #: the place that readers were told last
-    pod_waits_since: float | None = None  #: its pod, for a node with a GPU
+    #: since when its resume, which has its place, waits for memory of a GPU
+    lacks_memory_since: float | None = None
 
     #: whether agent, store and Hub show it as the journal has it
     compared: bool = False
@@ -98,8 +99,6 @@ class Runtime:
     napping_seen: float = 0.0  #: when its agent told of that (monotonic)
     #: the waking session for which it was selected to nap
     makes_room_for: SessionKey | None = None
-    #: when its wake began to wait for memory of its card, and bytes napping then
-    wake_waits: tuple[float, int] | None = None
     made_room_at: float | None = None  #: when it last napped for one; 0: never
     passed_over: float | None = None  #: until when it is not selected (monotonic)
     #: GPU memory that is being moved out, by our order

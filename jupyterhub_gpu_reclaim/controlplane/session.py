@@ -73,8 +73,6 @@ class SessionRow(Value, frozen=True, kw_only=True):
     resumed_at: float | None = None
     #: time of the last request to stop it that the Hub has not answered for sure
     stop_asked: float | None = None
-    #: time since which a resume that has its place waits for memory of a GPU
-    waiting_since: float | None = None
     #: checkpoint to bring back as soon as the session is suspended
     bring_back: str = ""
     #: ids of the sessions whose tabs may ask and order nothing any more
@@ -255,7 +253,7 @@ def advance(phase: Phase, event: SessionEvent, *, saved: bool) -> Phase:
 #: Columns that only one phase has; they are empty in every other one.
 _OF_ONE_PHASE: dict[Phase, dict[str, Any]] = {
     Phase.SUSPENDING: {"attempt": ""},
-    Phase.RESUMING: {"placed": False, "waiting_since": None},
+    Phase.RESUMING: {"placed": False},
 }
 #: Events by which an order has begun, failed, or become void.
 _ANSWERS = frozenset(

@@ -32,6 +32,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Step,
     Suspension,
     Tree,
+    Waiting,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import (
@@ -170,7 +171,6 @@ class Sessions:
             code=reason.code if reason else "",
             message=reason.message if reason else note,
         )
-        accounting.waited(self.counters, before, row, now)
         accounting.took(self.counters, before, row, now)
         reclaimed = self._reclaimed(before, now, row.phase)
         self.journal.save(row, audit, self._kept(row, checkpoints), reclaimed)
@@ -187,8 +187,9 @@ class Sessions:
             self.runtime(key).suspends_at = None
         if audit.what in views.CAUSES:
             self.runtime(key).cause = [audit]
-        if row.waiting_since is None:
-            self.runtime(key).waiting = None
+        if moved:
+            self.runtime(key).lacks_memory_since = None
+            self.note_waiting(key, None)
         self.runtime(key).end_untold = event is session.SessionEvent.DISCARDED
         self.touch(key)
         return row
@@ -335,6 +336,15 @@ class Sessions:
 
     def gpus_left(self, row: SessionRow) -> float:
         return len(self.gpus_of(row)) / self.settings.seats_per_gpu
+
+    def note_waiting(self, key: SessionKey, waiting: Waiting | None) -> None:
+        """Note its place in the queue for a GPU; None: it has none, or no more."""
+        runtime = self.runtime(key)
+        before, runtime.waiting = runtime.waiting, waiting
+        if before is not None and waiting is None:
+            self.counters.waits.observe(self.clock.now() - before.since)
+        if (before and before.place) != (waiting and waiting.place):
+            self.touch(key)
 
     def note_node(self, key: SessionKey, tree: Tree | None) -> None:
         """Note the node of its programs; it stays when they have ended."""

@@ -19,7 +19,7 @@ from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.accounting import CAUSES, WAITS
+from jupyterhub_gpu_reclaim.controlplane.accounting import CAUSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -168,8 +168,6 @@ def _known(counters: Counters) -> None:
         counters.ends.labels(reason.value)
     for operation in ("suspend", "resume"):
         counters.whole.labels(operation)
-    for outcome in WAITS:
-        counters.waits.labels(outcome)
 
 
 def _queue(now: MetricsSnapshot) -> Iterator[Metric]:

@@ -92,7 +92,6 @@ _USED = SessionRow(
     intent=Intent.RESUME,
     intent_by="ada",
     placed=True,
-    waiting_since=1.0,
     stop_asked=1.0,
     bring_back="c0",
     failures=2,
@@ -111,6 +110,5 @@ def test_what_one_phase_has_alone_ends_with_it(phase, event, incarnation):
     assert bool(row.attempt) == (row.phase is Phase.SUSPENDING)
     of_this_one = row.phase is Phase.RESUMING and incarnation == "i1"
     assert row.placed is of_this_one
-    assert (row.waiting_since is not None) == (row.phase is Phase.RESUMING)
     begun = {SessionEvent.SUSPEND, SessionEvent.RESTORE, SessionEvent.FOUND_SAVED}
     assert row.intent is Intent.NONE or event not in begun

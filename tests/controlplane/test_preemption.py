@@ -170,9 +170,9 @@ def test_of_those_who_share_a_machine_only_the_first_is_freed_for(
 ):
     put(sessions, ADA)
     put(sessions, EVE)
-    since = sessions.clock.now()
     for key in (BOB, ZOE):
-        put(sessions, key, Phase.RESUMING, gpus=4, waiting_since=since)
+        put(sessions, key, Phase.RESUMING, gpus=4)
+        sessions.runtime(key).lacks_memory_since = sessions.clock.now()
     preemption.select([wait(sessions, BOB, 4), wait(sessions, ZOE, 4)])
     (want,) = policy.wants
     assert (want.key, want.gpus, want.gpu) == (BOB, 1, "A100")

@@ -1,15 +1,15 @@
 """The GPU queue: which sessions wait for a GPU, and whose turn it is.
 
 There are three kinds of waiting. On one machine a resume has its place and lacks GPU
-memory: the journal says which sessions wait, and the order is decided here. On
+memory: it has tried, and the order is decided here, by when they began. On
 Kubernetes a pod waits for a node: its scheduler decides, and this module only reports.
 A session that wakes waits for memory of its own card: its agent decides, by the same
 order, and this module reports its place among those who want that card.
 
 Who goes for those who wait is recomputed on every tick from the queue and the GPUs that
 are already being released. A selected session is ``wanted``; it is then judged, warned
-and confirmed like any other. The count of GPUs freed for a session is only in memory:
-after a restart of the service it begins again.
+and confirmed like any other. The count of GPUs freed for a session, and the time that
+it has waited, are only in memory: after a restart of the service they begin again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class GpuQueue:
     def refresh(self) -> list[Waiting]:
         """Return the queue in its order; tell readers of changed places."""
         rows = {row.key: row for row in self._waiting_rows()}
-        since = ((key, row.waiting_since or 0.0) for key, row in rows.items())
+        since = ((key, row.since) for key, row in rows.items())
         order = fair(since, self._gpu_holders() if rows else {})
         found = [self._waiting(rows[key]) for key in order]
         found += [
@@ -70,23 +70,10 @@ class GpuQueue:
         self._tell_places(order, len(found))
         wakes = self.wakes()
         found += [self._waking(row, shortage) for row, shortage in wakes]
-        self._note_places(found)
-        self._count_wakes(wakes)
+        places = {each.key: each for each in found if each.key is not None}
+        for key in {*places, *self.sessions.runtimes}:
+            self.sessions.note_waiting(key, places.get(key))
         return found
-
-    def _count_wakes(self, wakes: list[tuple[SessionRow, Shortage]]) -> None:
-        now = self.sessions.clock.now()
-        since = {row.key: now - shortage.waited for row, shortage in wakes}
-        for key, runtime in self.sessions.runtimes.items():
-            tree, before = runtime.napping, runtime.wake_waits
-            naps = tree.nap.bytes if tree is not None and tree.nap is not None else 0
-            if tree is not None and tree.operation == "wake" and key not in since:
-                continue  # it has room, and is being moved back
-            runtime.wake_waits = (since[key], naps) if key in since else None
-            if before is not None and runtime.wake_waits is None:
-                begun, napped = before
-                outcome = "served" if naps < napped else "left"
-                self.sessions.counters.waits.labels(outcome).observe(now - begun)
 
     def wakes(self) -> list[tuple[SessionRow, Shortage]]:
         sessions, now = self.sessions, self.sessions.clock.monotonic()
@@ -112,16 +99,6 @@ class GpuQueue:
             reason=Reason.NAP_WAITS.sentence(card=card.name or card.uuid, **facts),
         )
 
-    def _note_places(self, found: list[Waiting]) -> None:
-        places = {each.key: each for each in found if each.key is not None}
-        for key in places:
-            self.sessions.runtime(key)
-        for key, runtime in list(self.sessions.runtimes.items()):
-            before, runtime.waiting = runtime.waiting, places.get(key)
-            now = runtime.waiting
-            if (before and before.place) != (now and now.place):
-                self.sessions.touch(key)
-
     def may_try(self, row: SessionRow) -> bool:
         """Whether a placed resume may look for memory now.
 
@@ -129,7 +106,7 @@ class GpuQueue:
         """
         if not self.sessions.settings.gpu_wait:
             return True
-        if row.waiting_since is None:
+        if not self.lacks_memory(row):
             if not self.sessions.gpus_of(row) or not self._waiting_rows():
                 return True
             self._join(row)
@@ -145,12 +122,17 @@ class GpuQueue:
             or self.over(row) is not None
         ):
             return False
-        if row.waiting_since is None:
+        if not self.lacks_memory(row):
             self._join(row)
         return True
 
+    def lacks_memory(self, row: SessionRow) -> bool:
+        """Whether its resume has its place, and waits for memory of a GPU."""
+        return self.sessions.runtime(row.key).lacks_memory_since is not None
+
     def over(self, row: SessionRow) -> Failure | None:
-        since, limit = row.waiting_since, self.sessions.settings.gpu_wait
+        since = self.sessions.runtime(row.key).lacks_memory_since
+        limit = self.sessions.settings.gpu_wait
         if since is None or self.sessions.clock.now() - since < limit:
             return None
         return failure_of(Reason.GPU_WAIT_OVER, limit=duration(limit))
@@ -159,20 +141,21 @@ class GpuQueue:
         return (no_room(failure) and self.over(row)) or failure
 
     def served(self, row: SessionRow) -> Event:
-        waited = self.sessions.clock.now() - (row.waiting_since or 0.0)
+        waited = self.sessions.clock.now() - row.since
         step = Step(step=STEP, title="A GPU is free", state="done", seconds=waited)
         return Event(step=step)
 
     def _join(self, row: SessionRow) -> None:
         now = self.sessions.clock.now()
+        self.sessions.runtime(row.key).lacks_memory_since = now
         line = self.sessions.audit_line(row.key, "gpu-reclaim", "waits for a GPU")
-        self.sessions.update(row.key, line, waiting_since=now)
+        self.sessions.update(row.key, line)
         self.refresh()
 
     def _waiting(self, row: SessionRow) -> Waiting:
         return Waiting(
             key=row.key,
-            since=row.waiting_since or 0.0,
+            since=row.since,
             gpus=max(1, len(self.sessions.gpus_of(row))),
             reason="No GPU of this machine has enough free memory.",
         )
@@ -181,7 +164,7 @@ class GpuQueue:
         return [
             row
             for row in self.sessions.journal.sessions()
-            if row.waiting_since is not None and row.phase is Phase.RESUMING
+            if row.phase is Phase.RESUMING and self.lacks_memory(row)
         ]
 
     def _gpu_holders(self) -> Counter[str]:
@@ -260,7 +243,7 @@ class Preemption:
                 continue  # it wakes: others nap for it
             # Of those who share a machine's GPUs the first alone may try, and how much
             # it finds is seen when it does: one session goes at a time.
-            shares = row.waiting_since is not None
+            shares = self.sessions.runtime(each.key).lacks_memory_since is not None
             if shares and in_place:
                 continue
             in_place = in_place or shares
