@@ -143,13 +143,6 @@ class GpuCount(NamedTuple):
     number: float
 
 
-class Risk(NamedTuple):
-    """The cost that the end of a running session would have."""
-
-    gpu: bool  #: whether it holds one
-    seconds: float  #: since the state that could be brought back, if it was used since
-
-
 @dataclass(frozen=True)
 class MetricsSnapshot:
     phases: dict[Phase, int]
@@ -163,8 +156,6 @@ class MetricsSnapshot:
     waiting: int = 0  #: sessions that wait for a GPU
     napping_bytes: int = 0  #: GPU memory that naps have moved out, now
     kept: int = 0  #: sessions that somebody keeps from being suspended
-    save_every: float = 0.0  #: seconds between save points, as set for all; 0: none
-    risks: list[Risk] = field(default_factory=list)  #: of sessions that run
     #: sessions of nodes that are drained: node and state -> number
     drained: dict[tuple[str, str], int] = field(default_factory=dict)
     #: bytes that the suspended sessions held, GPU memory included

@@ -14,11 +14,9 @@ from jupyterhub_gpu_reclaim.controlplane import accounting
 from jupyterhub_gpu_reclaim.controlplane.accounting import (
     GpuCount,
     MetricsSnapshot,
-    Risk,
 )
-from jupyterhub_gpu_reclaim.controlplane.save_points import last_saved
 from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
-from jupyterhub_gpu_reclaim.controlplane.session import LIVE, Keeping
+from jupyterhub_gpu_reclaim.controlplane.session import Keeping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,21 +99,6 @@ def store_use(sessions: Sessions) -> list[StoreUse]:
     return sorted(uses, key=lambda use: (-use.stored_bytes, use.user))
 
 
-def risks(sessions: Sessions) -> list[Risk]:
-    now = sessions.clock.now()
-    found = []
-    for row in sessions.journal.sessions():
-        if row.phase not in LIVE:
-            continue
-        runtime = sessions.runtime(row.key)
-        saved = last_saved(sessions, row) or row.resumed_at or row.started_at
-        since = saved or row.since
-        used = runtime.usage is None or runtime.usage.used_since(since)
-        gpu = bool(runtime.cards_or_nap(row.incarnation))
-        found.append(Risk(gpu, max(0.0, now - since) if used else 0.0))
-    return found
-
-
 def snapshot(sessions: Sessions, sampler: SessionSampler) -> MetricsSnapshot:
     kept, rows = sessions.journal.checkpoints(), sessions.journal.sessions()
     sampled, now = sampler.sampled, sessions.clock.now()
@@ -138,8 +121,6 @@ def snapshot(sessions: Sessions, sampler: SessionSampler) -> MetricsSnapshot:
         suspended_bytes=sum(
             c.info.logical_bytes for c in kept if c.keeping is Keeping.CURRENT
         ),
-        save_every=sessions.settings.save_every,
-        risks=risks(sessions),
         drained=sessions.drains.counts(),
         gpus=gpus(sessions),
         gpu_seconds=gpu_seconds(sessions),

@@ -63,7 +63,7 @@ class Exporter(Collector):
         _known(now.counters)
         yield from now.counters.registry.collect()
         yield from _queue(now)
-        yield from _risks(now)
+        yield from _drains(now)
         yield from _bytes(now)
         yield _gauge(
             "gpus",
@@ -123,29 +123,7 @@ def _sessions(now: MetricsSnapshot) -> Iterator[Metric]:
     )
 
 
-def _risks(now: MetricsSnapshot) -> Iterator[Metric]:
-    yield _gauge(
-        "save_every_seconds",
-        "Time between two save points of a session, as set for all; 0: by order only.",
-        now.save_every,
-    )
-    found = {
-        name: [risk.seconds for risk in now.risks if risk.gpu is gpu]
-        for name, gpu in (("yes", True), ("no", False))
-    }
-    yield _gauge(
-        "at_risk_seconds",
-        "Time since the state to which each session that runs could be brought back,"
-        " in all, of those that were used since.",
-        [(name, sum(seconds)) for name, seconds in found.items()],
-        "gpu",
-    )
-    yield _gauge(
-        "at_risk_longest_seconds",
-        "The same of the session with the longest such time.",
-        [(name, max(seconds, default=0.0)) for name, seconds in found.items()],
-        "gpu",
-    )
+def _drains(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _gauge(
         "drained_sessions",
         "Sessions of nodes that are being drained, by state: waiting, saving, saved,"

@@ -372,22 +372,6 @@ async def test_session_with_a_card_is_saved_once_in_each_nap_and_not_before(worl
     assert world.phase(controller) == "napping"
 
 
-async def test_risk_is_counted_from_the_last_save_point_of_what_was_used_since(world):
-    world.node.used(world.now() - 3600.0)
-    controller, _ = await world.started()
-    await world.until(lambda: controller._sessions.runtime(KEY).usage is not None)
-    (risk,) = controller.metrics_snapshot().risks
-    assert risk.seconds == 0.0  # nothing was done in it
-    world.node.used(world.now() + 60.0)
-    await world.until(lambda: controller.metrics_snapshot().risks[0].seconds > 3)
-    begun = world.now()
-    await world.saved(controller)
-    (risk,) = controller.metrics_snapshot().risks
-    assert risk.seconds < 1.5 + world.now() - begun
-    await world.suspend(controller)
-    assert controller.metrics_snapshot().risks == []
-
-
 async def test_save_by_rule_that_finds_others_under_way_is_tried_soon(world):
     controller, _ = await world.started(gpu=GIB, save_every=60.0, captures=1)
     other = SessionKey("bob", "lab")

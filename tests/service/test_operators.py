@@ -12,7 +12,6 @@ from jupyterhub_gpu_reclaim.controlplane.accounting import (
     Counters,
     GpuCount,
     MetricsSnapshot,
-    Risk,
 )
 from jupyterhub_gpu_reclaim.service import metrics
 
@@ -148,15 +147,10 @@ def test_metrics_of_gpus_say_what_is_done_with_them_and_where():
     assert (found["sessions_kept",], found["suspended_memory_bytes",]) == (3, 12)
 
 
-def test_metrics_of_risk_say_what_would_be_lost():
-    risks = [Risk(True, 40.0), Risk(True, 2.0), Risk(False, 7.0), Risk(False, 0.0)]
+def test_metrics_of_drains_say_what_has_become_of_the_sessions():
     drained = {("gpu-1", "saved"): 2, ("gpu-1", "refused"): 1}
-    found = samples(replace(EMPTY, save_every=60.0, risks=risks, drained=drained))
-    assert found["save_every_seconds",] == 60
-    assert (found["at_risk_seconds", "yes"], found["at_risk_seconds", "no"]) == (42, 7)
-    assert found["at_risk_longest_seconds", "yes"] == 40
+    found = samples(replace(EMPTY, drained=drained))
     assert found["drained_sessions", "gpu-1", "refused"] == 1
-    assert samples(EMPTY)["at_risk_longest_seconds", "no"] == 0
 
 
 def test_metrics_of_nodes_tell_of_agents_cards_and_disks():
