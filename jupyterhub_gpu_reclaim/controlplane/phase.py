@@ -41,19 +41,6 @@ set one aside, nothing older of that session is current either, unless a later w
 the marks' numbers) has chosen that; and nothing is that is older than what was decided
 about already (``SessionRow.stamp``), but for what the session goes back to: while it
 runs, its newest save point, or what it came from.
-
-``question`` tells why a person must be asked, or what they are told, before a
-checkpoint comes back of which nobody but the store knows:
-
-===========================================  =======================================
-last word on it                              question
-===========================================  =======================================
-it was gone on from, and a rule saves the    ENDED_SINCE_SAVED: it was kept like a
-session while it runs                        save point
-it was gone on from                          ENDED_AFTER_RETURN: else it had expired
-it was chosen                                none
-none, and it is a save point                 ENDED_SINCE_SAVED
-===========================================  =======================================
 """
 
 from __future__ import annotations
@@ -63,7 +50,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, TreeState
-from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import retention
 from jupyterhub_gpu_reclaim.controlplane.session import LIVE, RESTS, Intent
 
@@ -283,14 +269,16 @@ def is_taken(
     return own or new or saved.id == row.checkpoint
 
 
-def question(
-    info: CheckpointInfo, said: Mapping[str, Mark], *, ruled: bool
-) -> Reason | None:
-    """Why a person is asked or told something before a checkpoint comes back."""
+def went_on(info: CheckpointInfo, said: Mapping[str, Mark], *, ruled: bool) -> bool:
+    """Whether its session went on, and its user is told so before it comes back.
+
+    ``ruled``: what it came back from is kept like a save point, however long it runs;
+    else it would have expired soon after.
+    """
     if said.get(info.id, info.mark).gone_on is not None:
-        return Reason.ENDED_SINCE_SAVED if ruled else Reason.ENDED_AFTER_RETURN
+        return ruled
     chosen = info.id in said or info.word > (0, 0)
-    return Reason.ENDED_SINCE_SAVED if info.goes_on and not chosen else None
+    return info.goes_on and not chosen
 
 
 def is_aside(info: CheckpointInfo, said: Mapping[str, Mark]) -> bool:

@@ -113,30 +113,25 @@ class Taker:
 
         ``remembered``: ids by which the Hub remembers it; empty: none, or not asked.
         """
-        match action.kind:
-            case ActionKind.TAKE if row.phase is Phase.RESUMING and _is_back(
-                row, action
-            ):
-                answered = observed.hub is not HubState.STOPPED
-                self.resumer.restored(row, answered=answered)
-            case ActionKind.TAKE if action.phase in LIVE and action.tree is not None:
-                self._take_running(row, action.tree, action.phase, observed)
-            case ActionKind.TAKE if action.phase is Phase.SUSPENDED:
-                self._take_suspended(row, action.saved, observed, remembered)
-            case ActionKind.TAKE:
-                self._take_ending(row, action)
-            case _:
-                raise AssertionError(f"{action} is nothing to be taken")
-
-    def _take_ending(self, row: SessionRow, action: Action) -> None:
-        if action.phase is Phase.STOPPED:
+        if action.kind is not ActionKind.TAKE:
+            raise AssertionError(f"{action} is nothing to be taken")
+        now, tree, saved = action.phase, action.tree, action.saved
+        own = tree is None or tree.incarnation == row.incarnation
+        if now in LIVE and own and row.phase is Phase.RESUMING:
+            answered = observed.hub is not HubState.STOPPED
+            self.resumer.restored(row, answered=answered)
+        elif now in LIVE and tree is not None:
+            self._take_running(row, tree, now, observed)
+        elif now is Phase.SUSPENDED:
+            self._take_suspended(row, saved, observed, remembered)
+        elif now is Phase.STOPPED:
             vanished(self.sessions, row)
-        elif action.phase is Phase.SUSPENDING and action.tree is not None:
-            self.suspender.found(row, action.tree)
-        elif row.phase is Phase.SUSPENDING and action.saved is not None:
-            self.suspender.committed(row, action.saved)
-        elif action.saved is not None:
-            captured(self.sessions, row, action.saved)
+        elif now is Phase.SUSPENDING and tree is not None:
+            self.suspender.found(row, tree)
+        elif row.phase is Phase.SUSPENDING and saved is not None:
+            self.suspender.committed(row, saved)
+        elif saved is not None:
+            captured(self.sessions, row, saved)
 
     def _take_suspended(
         self,
@@ -182,21 +177,20 @@ class Taker:
 
         Its user is asked before it comes back, unless the Hub remembers it, too.
         """
-        asks = _question(self.sessions, newest, observed)
-        found = asks.code == Reason.SAVED_FOUND.value
-        sure = found and retention.is_of(newest, remembered)
+        ruled = bool(self.sessions.saved_every(row.key))
+        failure: Failure | None = None
+        if phase.went_on(newest, observed.said, ruled=ruled):
+            now = self.sessions.clock.now()
+            failure = _ended_since_saved(newest, 0.0, now)
+        elif not retention.is_of(newest, remembered):
+            failure = failure_of(Reason.SAVED_FOUND, when=moment(newest.created))
         self.sessions.apply(
             row.key,
             SessionEvent.FOUND_SAVED,
-            failure=None if sure else asks,
+            failure=failure,
             checkpoints=self.sessions.found([newest]),
             **_columns(row, newest, observed.saved or ()),
         )
-
-
-def _is_back(row: SessionRow, action: Action) -> bool:
-    own = action.tree is None or action.tree.incarnation == row.incarnation
-    return action.phase in LIVE and own
 
 
 def running(
@@ -267,14 +261,6 @@ def captured(sessions: Sessions, row: SessionRow, saved: CheckpointInfo) -> Sess
         checkpoints=sessions.found([saved]),
         **_columns(row, saved, [saved]),
     )
-
-
-def _question(sessions: Sessions, found: CheckpointInfo, observed: Observed) -> Failure:
-    ruled = bool(sessions.saved_every(found.key))
-    asks = phase.question(found, observed.said, ruled=ruled)
-    if asks is Reason.ENDED_SINCE_SAVED:
-        return _ended_since_saved(found, 0.0, sessions.clock.now())
-    return failure_of(Reason.SAVED_FOUND, when=moment(found.created))
 
 
 def _ended_since_saved(

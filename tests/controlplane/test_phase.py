@@ -15,13 +15,12 @@ from jupyterhub_gpu_reclaim.common.models import (
     Tree,
     TreeState,
 )
-from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.phase import (
     Observed,
     State,
     derive,
     differs,
-    question,
+    went_on,
 )
 from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
 
@@ -235,30 +234,25 @@ def test_what_it_is_suspended_in_and_cannot_be_seen_is_not_passed_over():
     assert not differs(suspended, found, Observed((), (saved(1),), None))
 
 
-# --- the question
-
-
-def asked(*, ruled=False, said=None, **more) -> Reason | None:
-    return question(saved(1, **more), {"c1": said} if said else {}, ruled=ruled)
+# --- whether its user is asked
+def asked(*, ruled=False, said=None, **more) -> bool:
+    return went_on(saved(1, **more), {"c1": said} if said else {}, ruled=ruled)
 
 
 def test_save_point_comes_back_only_by_a_word():
-    assert asked(goes_on=True) is Reason.ENDED_SINCE_SAVED
-    assert asked(goes_on=True, word=(1, 1)) is None
-    assert asked(goes_on=True, said=CHOSEN) is None
-    assert asked() is None
+    assert asked(goes_on=True)
+    assert not asked(goes_on=True, word=(1, 1))
+    assert not asked(goes_on=True, said=CHOSEN)
+    assert not asked()
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-@pytest.mark.parametrize(
-    ("ruled", "reason"),
-    [(True, Reason.ENDED_SINCE_SAVED), (False, Reason.ENDED_AFTER_RETURN)],
-)
+@pytest.mark.parametrize("ruled", [False, True])
 def test_what_a_session_has_gone_on_from_is_asked_about_where_it_is_kept(
-    goes_on, ruled, reason
+    goes_on, ruled
 ):
     """It is kept until there is a newer one where a rule saves the session."""
     told = Mark(gone_on=BACK)
-    assert asked(goes_on=goes_on, ruled=ruled, gone_on=BACK, word=(1, 1)) is reason
-    assert asked(goes_on=goes_on, ruled=ruled, said=told) is reason
-    assert asked(ruled=ruled, said=CHOSEN, gone_on=BACK, word=(1, 1)) is None
+    assert asked(goes_on=goes_on, ruled=ruled, gone_on=BACK, word=(1, 1)) is ruled
+    assert asked(goes_on=goes_on, ruled=ruled, said=told) is ruled
+    assert not asked(ruled=ruled, said=CHOSEN, gone_on=BACK, word=(1, 1))
