@@ -1,19 +1,16 @@
 """Marks: what is said of a checkpoint, kept beside it in the store.
 
-That it is set aside, or chosen, and its name are a person's word; that a session has
-come back from it, and gone on, is what has happened since. The journal is the wish,
-the mark its copy, so that a lost journal costs history and no word. Nothing is queued:
-a difference is told to the agent, until a list of the store shows it. What is to be
-said waits in the journal while the store is away, and nothing waits for it.
+That it is set aside, or chosen, is a person's word; that a session has come back from
+it, and gone on, is what has happened since. The journal is the wish, the mark its copy,
+so that a lost journal costs history and no word. Nothing is queued: a difference is
+told to the agent, until a list of the store shows it. What is to be said waits in the
+journal while the store is away, and nothing waits for it. A name is told at once.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 from typing import TYPE_CHECKING, NamedTuple
-
-import msgspec
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
@@ -44,8 +41,6 @@ class _Word(NamedTuple):
 class Marks:
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        #: numbers of the service's words in its term, so that a late one does not count
-        self._words = itertools.count(1)
         self._last = ""  #: the checkpoint tried last: the others come first
 
     async def settle(self, saved: Iterable[CheckpointInfo]) -> None:
@@ -64,16 +59,13 @@ class Marks:
                 continue
             self._last = checkpoint
             try:
-                order = orders.Mark(said, next(self._words))
-                await self._sessions.agent.order(checkpoint, order)
+                await tell(self._sessions, key, checkpoint, said)
             except Unreachable as error:
                 _log.debug("%s: mark of %s: %s", key, checkpoint, error)
                 return
             except ReclaimError as error:
                 refused.add(key)
                 _log.info("%s: mark of %s not written: %s", key, checkpoint, error)
-            else:
-                self._sessions.runtime(key).told[checkpoint] = said
 
     def _due(self, saved: Iterable[CheckpointInfo]) -> list[_Word]:
         by_key: dict[SessionKey, list[CheckpointInfo]] = {}
@@ -84,9 +76,16 @@ class Marks:
             runtime = self._sessions.runtime(key)
             if runtime.compared:
                 words = untold(self._sessions, key, infos, runtime.told)
-                words |= _renamed(self._sessions, infos, {*words, *runtime.told})
                 due += [_Word(key, *word) for word in words.items()]
         return due
+
+
+async def tell(
+    sessions: Sessions, key: SessionKey, checkpoint: str, said: Mark
+) -> None:
+    order = orders.Mark(said, next(sessions.words))
+    await sessions.agent.order(checkpoint, order)
+    sessions.runtime(key).told[checkpoint] = said
 
 
 def _rank(word: _Word) -> tuple[bool, bool]:
@@ -135,18 +134,6 @@ def untold(
         if phase.is_left(info, saved, due)
     }
     return due | chosen
-
-
-def _renamed(
-    sessions: Sessions, saved: Iterable[CheckpointInfo], said: Collection[str]
-) -> dict[str, Mark]:
-    """The names that the store does not show; no choice is made by them."""
-    rows = {each.id: sessions.journal.checkpoint(each.id) for each in saved}
-    return {
-        info.id: msgspec.structs.replace(info.mark, name=row.name, adds_to=info.word)
-        for info in saved
-        if (row := rows[info.id]) and row.called and info.id not in said
-    }
 
 
 def _is_decided(row: CheckpointRow) -> bool:

@@ -12,6 +12,8 @@ import unicodedata
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.auth.principals import of_user
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -25,7 +27,14 @@ from jupyterhub_gpu_reclaim.common.models import AuditLine, Decision, Phase, Ses
 from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP, Deleted, Left
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
-from jupyterhub_gpu_reclaim.controlplane import audit, expiry, owners, retention, taking
+from jupyterhub_gpu_reclaim.controlplane import (
+    audit,
+    expiry,
+    marks,
+    owners,
+    retention,
+    taking,
+)
 from jupyterhub_gpu_reclaim.controlplane.audit import AuditPage
 from jupyterhub_gpu_reclaim.controlplane.phase import Observed
 from jupyterhub_gpu_reclaim.controlplane.plans import order_renewal
@@ -382,6 +391,7 @@ class UserApi:
             NotFound: no such session or checkpoint.
             BadRequest: the name is not valid.
             Refused: it is no save point, or there are too many names.
+            Unreachable, StoreError: the name is kept in the store.
         """
         row = self._own_row(key, by)
         found, name = self._own(row, checkpoint), _checked_name(name)
@@ -389,9 +399,14 @@ class UserApi:
             raise Refused(Reason.INVALID, what="Only save points have a name.")
         if name and not found.name:
             self._check_names(key)
+        there = await self._sessions.agent.checkpoints(key)
+        info = next((each for each in there if each.id == checkpoint), found.info)
+        said = msgspec.structs.replace(info.mark, name=name, adds_to=info.word)
+        await marks.tell(self._sessions, key, checkpoint, said)
         called = f"“{name}”" if name else ""
         line = self._sessions.audit_line(key, by, "rename", called)
-        self._sessions.update(key, line, [found.renamed(name)])
+        found = self._own(row, checkpoint)
+        self._sessions.update(key, line, [found.said(name=name)])
 
     def _own(self, row: SessionRow, checkpoint: str) -> CheckpointRow:
         found = self._sessions.journal.checkpoint(checkpoint)
@@ -399,7 +414,10 @@ class UserApi:
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
         return found
 
-    def _discard_other(self, row: SessionRow, checkpoint: str, by: str) -> None:
+    def _discard(self, row: SessionRow, checkpoint: str, by: str) -> None:
+        if row.phase is Phase.SUSPENDED and checkpoint == row.checkpoint:
+            expiry.discard(self._sessions, row.key, checkpoint, by=by)
+            return
         found = self._own(row, checkpoint)
         if not is_needless(found, row):
             raise _wrong_phase(row, SessionEvent.DISCARDED)
@@ -451,38 +469,22 @@ class UserApi:
                 the session is not suspended.
         """
         row = self._own_row(key, by)
-        before = [each.id for each in self._visible(key)]
+        visible = self._visible(key)
+        named = [checkpoint or row.checkpoint]
         if everything and not checkpoint:
-            self._mark_all_unneeded(row, by)
-        elif row.phase is Phase.SUSPENDED and checkpoint in {"", row.checkpoint}:
-            expiry.discard(self._sessions, key, row.checkpoint, by=by)
-        elif not checkpoint:
+            named = [each.id for each in visible if is_needless(each, row)]
+            if not visible:
+                raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint="")
+        elif not checkpoint and row.phase is not Phase.SUSPENDED:
             raise _wrong_phase(row, SessionEvent.DISCARDED)
-        else:
-            self._discard_other(row, checkpoint, by)
+        for each in named:  # the oldest first
+            self._discard(self._sessions.row(key), each, by)
         await expiry.collect(self._sessions)
         journal = self._sessions.journal
-        rows = [each for name in before if (each := journal.checkpoint(name))]
-        gone = set(before) - {each.id for each in rows}
-        return Deleted(deleted=sorted(gone, key=before.index), kept=[*map(_left, rows)])
-
-    def _mark_all_unneeded(self, row: SessionRow, by: str) -> None:
-        kept = self._visible(row.key)
-        needless = (each for each in kept if is_needless(each, row))
-        to_delete = [each.kept(Keeping.TO_DELETE) for each in needless]
-        if row.phase is Phase.SUSPENDED:
-            self._sessions.apply(
-                row.key,
-                SessionEvent.DISCARDED,
-                by=by,
-                checkpoints=to_delete,
-                checkpoint="",
-            )
-        elif to_delete:
-            line = self._sessions.audit_line(row.key, by, "discard")
-            self._sessions.update(row.key, line, to_delete)
-        elif not kept:
-            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint="")
+        rows = [kept for each in visible if (kept := journal.checkpoint(each.id))]
+        left = {each.id for each in rows}
+        gone = [each.id for each in visible if each.id not in left]
+        return Deleted(deleted=gone, kept=[*map(_left, rows)])
 
     def _visible(self, key: SessionKey) -> list[CheckpointRow]:
         rows, session = self._sessions.journal.checkpoints(key), self._sessions.row(key)

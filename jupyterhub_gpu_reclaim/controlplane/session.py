@@ -113,8 +113,6 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
     # Computed (``retention.py``), but for an order to delete it, or to hide it:
     keeping: Keeping = Keeping.ASIDE
     expires: float | None = None  #: None: not by itself
-    #: names that the store may have yet, of before a person gave it this one
-    called: frozenset[str] = frozenset()
 
     @property
     def id(self) -> str:
@@ -141,18 +139,6 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
     def said(self, **words: Aside | GoneOn | str | None) -> CheckpointRow:
         info = msgspec.structs.replace(self.info, **words)
         return msgspec.structs.replace(self, info=info)
-
-    def renamed(self, name: str) -> CheckpointRow:
-        called = self.called | {self.name}
-        return msgspec.structs.replace(self.said(name=name), called=called)
-
-    def shown(self, name: str) -> CheckpointRow:
-        """Take over the store's name, which may be newer than the journal's."""
-        if name != self.name and (not name or name in self.called):
-            return self  # what has no name is soon deleted
-        if name == self.name and not self.called:
-            return self
-        return msgspec.structs.replace(self.said(name=name), called=frozenset())
 
     def set_aside(self, until: float | None) -> CheckpointRow:
         return self.said(aside=Aside(until=until), gone_on=None)

@@ -8,6 +8,7 @@ their own straight to the journal.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,9 @@ class Sessions:
         self.resume_times = views.ResumeTimes()
         #: the highest generation known under a name, or given out by this service
         self._generations: dict[SessionKey, int] = {}
+        #: numbers of this service's words about checkpoints, so that a late one does
+        #: not count
+        self.words = itertools.count(1)
         #: has a worker look at a session
         self.look: Callable[[SessionKey], None] = lambda _: None
         self._views: Broadcast[SessionView] = Broadcast()
@@ -309,8 +313,8 @@ class Sessions:
         known = dict(before)
         for info in infos:
             if info.id in before and info.id not in told:
-                known[info.id] = before[info.id].shown(info.name)
-        named = [each for each in known.values() if each is not before[each.id]]
+                known[info.id] = before[info.id].said(name=info.name)
+        named = [each for each in known.values() if each != before[each.id]]
         new = [CheckpointRow(info=info) for info in infos if info.id not in known]
         if not (new or named):
             return

@@ -89,6 +89,18 @@ async def test_service_dies_between_journal_and_mark_the_next_one_writes_it(worl
     await world.until(lambda: word(world, saved))
 
 
+async def test_name_that_the_store_does_not_take_is_refused(world):
+    controller, _ = await world.started("tensors")
+    saved = await world.saved(controller, "bad")
+    unmarked(world)
+    with pytest.raises(StoreError):
+        await controller.users.rename(KEY, saved, "good", "ada")
+    assert row(controller, saved).name == "bad"
+    world.node.switches.away.clear()
+    await controller.users.rename(KEY, saved, "good", "ada")
+    assert row(controller, saved).name == world.node.said(saved).name == "good"
+
+
 async def test_mark_of_a_higher_term_raises_that_of_the_service(world):
     """The journal was lost, and so were the agents' folders: the store knows more."""
     first, _ = await world.started("tensors")

@@ -191,15 +191,14 @@ async def test_name_that_was_given_later_outlives_the_journal_and_chooses_nothin
     unsaid = world.node.listed()[0].word
     for _ in range(2):  # as often as one likes
         await first.users.rename(KEY, saved, " before Monday ", "ada")
-        await world.until(lambda: world.node.listed()[0].name == "before Monday")
+        assert world.node.listed()[0].name == "before Monday"
         assert world.node.listed()[0].word == unsaid == (0, 0)
         await first.users.rename(KEY, saved, "", "ada")
-        await world.until(lambda: not world.node.listed()[0].name)
+        assert not world.node.listed()[0].name
     await first.users.rename(KEY, saved, "good", "ada")
-    await world.until(lambda: world.node.listed()[0].name == "good")
     later = await world.saved(first)
     second = await world.journal_lost(first)
-    await world.until(lambda: len(kept(second)) == 2)
+    await world.reaches(second, "running")
     states = {each.id: each.name for each in second.users.session(KEY).kept}
     assert states == {saved: "good", later: ""}
     world.lost()
