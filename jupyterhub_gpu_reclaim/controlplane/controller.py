@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.controlplane import metrics
-from jupyterhub_gpu_reclaim.controlplane.decide.draining import NodeApi
 from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue, Preemption
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge, Probing, Warnings
 from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
@@ -126,7 +125,7 @@ class Controller:
         #: calls about sessions
         self.users = UserApi(sessions, deletions, judge)
         #: calls about nodes
-        self.nodes = NodeApi(sessions)
+        self.nodes = sessions.drains
         planner = Planner(sessions, observer, deletions, resumer, together, worker)
         self._loops = ControlLoops(
             sessions=sessions,

@@ -156,33 +156,16 @@ async def check_names(sessions: Sessions, placement: Placement) -> None:
     Raises:
         Refused: ``renamed``, unless the user has said to start fresh.
     """
-    mine = sessions.row(placement.key)
-    if placement.former in mine.ids or mine.phase is not Phase.STOPPED:
+    mine, ids = sessions.row(placement.key), {placement.former, placement.checkpoint}
+    if ids & mine.ids or mine.phase is not Phase.STOPPED or ids == {""}:
         return
-    for key in sorted(await _names(sessions, placement) - {mine.key}):
-        there = sessions.row(key).ids
-        named = {placement.former, placement.checkpoint, *there} - {""}
+    for key in sorted(await names_of(sessions, *ids) - {mine.key}):
         told = sessions.journal.all_noted(NoteKind.RENAMED).keys()
-        if mine.failure is None and named & told:
+        if mine.failure is None and ids & told:
             continue
         error = Refused(Reason.RENAMED, there=key, here=mine.key)
         # Its user's "start fresh" leaves no failure.
-        left = placement.checkpoint or min(there, default=placement.former)
+        left = placement.checkpoint or placement.former
         sessions.journal.note(NoteKind.RENAMED, left, sessions.clock.now())
         sessions.update(mine.key, failure=codec.failure_of(error))
         raise error
-
-
-async def _names(sessions: Sessions, placement: Placement) -> set[SessionKey]:
-    rows = sessions.journal.sessions()
-    there = [row for row in rows if row.phase is not Phase.STOPPED]
-    if hubs := {placement.former, placement.checkpoint} - {""}:
-        found = {row.key for row in there if hubs & row.ids}
-        if found := found or await names_of(sessions, *hubs):
-            return found
-    if sessions.row(placement.key).since or not placement.owner:
-        return set()  # something was begun under this name
-    server, owner = placement.key.server, placement.owner
-    return {
-        row.key for row in there if (row.key.server, row.account) == (server, owner)
-    }

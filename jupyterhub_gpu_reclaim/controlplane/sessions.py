@@ -103,7 +103,8 @@ class Sessions:
         self.runtimes: dict[SessionKey, Runtime] = {}
         self.policies = policies
         self.settings = settings
-        self.drains = Drains(journal)  #: nodes that are to be free of sessions
+        #: nodes that are to be free of sessions
+        self.drains = Drains(journal, clock, self._look_at_node)
         self.silences: dict[str, Finding] = {}  #: why nodes do not answer, by name
         self.resume_times = views.ResumeTimes()
         #: the highest generation known under a name, or given out by this service
@@ -356,6 +357,16 @@ class Sessions:
         known = tree is not None and tree.incarnation == row.incarnation and tree.node
         if tree is not None and known and tree.node != row.node:
             self.update(key, node=tree.node)
+
+    def _look_at_node(self, node: str, drained: bool) -> None:
+        for row in self.journal.sessions():
+            if row.node != node or row.phase.rests:
+                continue
+            if drained and row.backoff_until:
+                # What failed or was called off before is tried now, and told anew.
+                self.update(row.key, failures=0, backoff_until=None)
+            self.touch(row.key)
+            self.look(row.key)
 
     def note_ended(self, key: SessionKey, observed: Observed) -> None:
         """Drop the report of programs beside the session that have ended since."""

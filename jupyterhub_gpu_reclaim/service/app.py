@@ -183,7 +183,7 @@ class ReclaimService(Application, Options):
         )
         senders, counters = self._senders(), controller.metrics_snapshot().counters
         nodes = NodeWatch(
-            agent, SystemClock(), controller.note_silent, controller.nodes.drain_of
+            agent, SystemClock(), controller.note_silent, controller.nodes.of
         )
         if isinstance(agent, AgentRouter):
             nodes.settle = DrainWatch(agent, controller.nodes.follow).settle

@@ -366,22 +366,6 @@ async def test_person_who_was_renamed_stops_their_session(world):
     assert controller.users.session(KEY).phase == "stopped"
 
 
-async def test_renamed_user_is_known_by_their_account(world):
-    """The Hub's database is older than their server, and remembers nothing of it."""
-    controller = await world.controller()
-    first = Placement(key=KEY, incarnation="i1", owner="7.2026")
-    assert (await controller.plan_start(first)).action == "cold"
-    world.node.run(KEY, "work", "i1")
-    await controller.placed(first)
-    renamed = SessionKey("renamed", KEY.server)
-    visit = Placement(key=renamed, incarnation="i2", owner="7.2026")
-    assert (await controller.plan_start(visit)).failure.code == "renamed"
-    other = Placement(key=SessionKey("bob"), incarnation="i3", owner="8.2026")
-    assert (await controller.plan_start(other)).action == "cold"
-    await controller.users.start_fresh(renamed, "renamed")
-    assert (await controller.plan_start(visit)).action == "cold"
-
-
 async def test_renamed_user_does_not_start_beside_what_only_the_agent_knows(world):
     """The journal was lost, and the Hub takes the server for stopped."""
     world.node.run(KEY, "work", "i1")

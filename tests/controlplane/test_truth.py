@@ -23,19 +23,6 @@ async def _sees_nothing(self) -> None:
     """A round of a service whose journal cannot be written."""
 
 
-async def test_both_databases_put_back_and_the_user_renamed_is_told_so(world):
-    first = await world.controller()
-    backup = world.backup()
-    await begun(world, first)
-    await world.suspend(first)
-    second = await world.journal_put_back(first, backup)
-    await world.reaches(second, "suspended")
-    renamed = Placement(key=SessionKey("eve"), incarnation="new", owner=ANN)
-    plan = await second.plan_start(renamed)
-    assert (plan.action, plan.failure.code) == ("refuse", "renamed")
-    assert "ada" in plan.failure.message
-
-
 async def test_journal_lost_and_unwritable_the_store_tells_of_a_renamed_users_session(
     world, monkeypatch
 ):

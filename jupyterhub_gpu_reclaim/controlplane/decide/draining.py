@@ -1,103 +1,21 @@
-"""Drains of nodes, by people and by the cluster: idle and small sessions first.
+"""Judges and warns the sessions of a drained node: idle and small ones first.
 
 A few sessions are saved at a time (``turns.py``), so that each of them is safe soon.
 """
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.common.drain import Drain
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.save_points import last_saved
-from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
 from jupyterhub_gpu_reclaim.policy.decide import allow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from jupyterhub_gpu_reclaim.common.drain import DrainOrder, DrainReport, NodeNotice
     from jupyterhub_gpu_reclaim.common.models import Decision
     from jupyterhub_gpu_reclaim.controlplane.decide.turns import Rank
     from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
-
-
-_log = logging.getLogger(__name__)
-
-#: Longest time for a drain, in seconds.
-LONGEST = 30 * 86400.0
-
-
-@dataclass(eq=False)
-class NodeApi:
-    sessions: Sessions
-
-    def drain(self, node: str, order: DrainOrder, by: str) -> DrainReport:
-        """Suspend the sessions of a node, and those that come there later.
-
-        Raises:
-            BadRequest: not a sensible time, or nowhere to come back to.
-        """
-        seconds, now = order.seconds, self.sessions.clock.now()
-        if seconds is not None and not 0 < seconds <= LONGEST:
-            what = "The time for a drain is more than 0 seconds, and at most 30 days."
-            raise BadRequest(Reason.INVALID, what=what)
-        if order.comes_back and not node:
-            what = "There is no other machine where sessions could go on."
-            raise BadRequest(Reason.INVALID, what=what)
-        until = None if seconds is None else now + seconds
-        drain = Drain(
-            node=node, by=by, since=now, until=until, comes_back=order.comes_back
-        )
-        self.sessions.drains.begin(drain)
-        self._note_begun(drain)
-        return self.sessions.drains.report(drain)
-
-    def undrain(self, node: str, by: str) -> None:
-        """What runs there stays, and what is suspended may return.
-
-        Raises:
-            NotFound: ``not_drained``.
-        """
-        drain = self.sessions.drains.of(node)
-        if drain is None:
-            raise NotFound(Reason.NOT_DRAINED, node=node or "This machine")
-        self.sessions.drains.end(node)
-        _log.info("%s: no longer drained, by %s", drain.name, by)
-        self._look_at_sessions_on(node)
-
-    def follow(self, notices: Iterable[NodeNotice]) -> None:
-        """Drain the nodes that the cluster announces to end, for as long as it does."""
-        drains, now = self.sessions.drains, self.sessions.clock.now()
-        before = {drain.node for drain in drains.all()}
-        for drain in drains.follow(notices, SERVICE, now):
-            self._note_begun(drain)
-        for node in before - {drain.node for drain in drains.all()}:
-            self._look_at_sessions_on(node)
-
-    def drain_of(self, node: str) -> Drain | None:
-        return self.sessions.drains.of(node)
-
-    def drains(self) -> list[DrainReport]:
-        return [self.sessions.drains.report(d) for d in self.sessions.drains.all()]
-
-    def _note_begun(self, drain: Drain) -> None:
-        _log.info("%s: drained, by %s%s", drain.name, drain.by, drain.because)
-        for row in self.sessions.journal.sessions():
-            if row.backoff_until and self.sessions.drains.of_session(row) == drain:
-                # What failed or was called off before is tried now, and told anew.
-                self.sessions.update(row.key, failures=0, backoff_until=None)
-        self._look_at_sessions_on(drain.node)
-
-    def _look_at_sessions_on(self, node: str) -> None:
-        for row in self.sessions.journal.sessions():
-            if row.node == node and not row.phase.rests:
-                self.sessions.touch(row.key)
-                self.sessions.look(row.key)
 
 
 #: Seconds since its last use in which a session counts as in use.
