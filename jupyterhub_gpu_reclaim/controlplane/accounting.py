@@ -155,7 +155,6 @@ class MetricsSnapshot:
     gpu_seconds: float = 0.0  #: total that suspended sessions have left to others
     waiting: int = 0  #: sessions that wait for a GPU
     napping_bytes: int = 0  #: GPU memory that naps have moved out, now
-    kept: int = 0  #: sessions that somebody keeps from being suspended
     #: sessions of nodes that are drained: node and state -> number
     drained: dict[tuple[str, str], int] = field(default_factory=dict)
     #: bytes that the suspended sessions held, GPU memory included

@@ -112,7 +112,6 @@ SENTENCES = {
     "went back": "It went back to a save point.",
     "ask to bring back": "{who} asked for another checkpoint of it.",
     "rename": "{who} renamed a save point of it.",
-    "journal rebuilt": "{who} chose to resume its newest checkpoint.",
     "renew login": "{who} let its next start make its old login valid again.",
     "revoke tabs": "{who} revoked the key of its open tabs.",
     "opt out": "{who} set it never to be suspended when idle.",

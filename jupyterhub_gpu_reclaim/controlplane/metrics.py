@@ -64,7 +64,7 @@ def _cards(
 ) -> Iterator[tuple[SessionRow, GpuSample]]:
     for row in rows:
         if not row.phase.rests:
-            for card in sessions.runtime(row.key).cards(row.incarnation):
+            for card in sessions.runtime(row.key).cards:
                 yield row, card
 
 
@@ -113,11 +113,6 @@ def snapshot(sessions: Sessions, sampler: SessionSampler) -> MetricsSnapshot:
         watched=sampler.watched,
         waiting=sum(each.waiting is not None for each in runtimes),
         napping_bytes=sum(nap.bytes for nap in napping if nap),
-        kept=sum(
-            accounting.is_kept(row, now)
-            for row in rows
-            if row.phase is not Phase.STOPPED
-        ),
         suspended_bytes=sum(
             c.info.logical_bytes for c in kept if c.keeping is Keeping.CURRENT
         ),

@@ -58,7 +58,7 @@ class Napper:
     async def nap(self, row: SessionRow, by: str, why: Decision | None = None) -> None:
         """Move a session's GPU memory out; it then is NAPPING, or runs as before."""
         runtime = self.sessions.runtime(row.key)
-        runtime.moving_out = runtime.cards(row.incarnation)
+        runtime.moving_out = runtime.cards
         sample = runtime.sample if why is not None else None
         seen = None if sample is None else sample.at
         try:
@@ -79,7 +79,7 @@ class Napper:
             self._note_failure(now, by, end.failure)
         elif end.tree is not None:
             self.sessions.counters.ended("nap", "ok")
-            trouble = runtime.nap_trouble_of(row.incarnation)
+            trouble = runtime.nap_trouble
             # Whether this one lasts longer is seen at its end.
             runtime.nap_trouble = trouble if trouble and trouble.is_short else None
             self._journal_step(now, SessionEvent.NAPS, end.tree, by, why)
@@ -108,7 +108,7 @@ class Napper:
         if end.failure is not None:
             self.sessions.counters.ended("wake", "failed", end.failure.code)
             failure = self.sessions.timed(end.failure)
-            trouble = NapTrouble(row.incarnation, failure, 0, None)
+            trouble = NapTrouble(failure, 0, None)
             self.sessions.runtime(row.key).nap_trouble = trouble
             self.sessions.touch(row.key)
             _log.info("%s: not awake yet: %s", row.key, end.failure.message)
@@ -164,7 +164,7 @@ class Napper:
         _log.info("%s: it runs on without a nap: %s", row.key, failure.message)
 
     def _next_trouble(self, row: SessionRow, failure: Failure) -> NapTrouble:
-        former = self.sessions.runtime(row.key).nap_trouble_of(row.incarnation)
+        former = self.sessions.runtime(row.key).nap_trouble
         failures = former.failures if former is not None else 0
         failures += failure.code not in CALLED_OFF
         pause = self.sessions.settings.pause_after(failures)
@@ -174,7 +174,7 @@ class Napper:
             )  # it is not different in a minute
         until = self.sessions.clock.now() + pause
         failure = self.sessions.timed(failure)
-        return NapTrouble(row.incarnation, failure, failures, until)
+        return NapTrouble(failure, failures, until)
 
 
 def _still_runs(before: SessionRow, now: SessionRow) -> bool:
@@ -249,10 +249,10 @@ class WakeFollower:
         if self.sessions.row(key).incarnation != incarnation:
             return
         if event.step is not None and event.step.step == MOVE:
-            self._note_moving(key, incarnation, event.step)
+            self._note_moving(key, event.step)
         elif event.step is not None and event.step.step == ROOM:
             runtime, now = self.sessions.runtime(key), self.sessions.clock.monotonic()
-            known = runtime.shortage_of(incarnation) is not None
+            known = runtime.shortage is not None
             if not known or now - runtime.napping_seen >= self.sessions.settings.pace:
                 self._note_waiting(
                     key, incarnation, await self.sessions.agent.tree(incarnation), now
@@ -261,8 +261,8 @@ class WakeFollower:
             self._note_waiting(key, incarnation, event.tree)
             self.sessions.look(key)
 
-    def _note_moving(self, key: SessionKey, incarnation: str, step: Step) -> None:
-        nap = self.sessions.runtime(key).nap_of(incarnation)
+    def _note_moving(self, key: SessionKey, step: Step) -> None:
+        nap = self.sessions.runtime(key).nap
         total = step.total_bytes or (nap.bytes if nap is not None else 0)
         if step.state == "done" and step.seconds > 0 and total:
             self._speed = total / step.seconds
@@ -279,7 +279,7 @@ class WakeFollower:
     ) -> None:
         if self.sessions.row(key).incarnation != incarnation:
             return
-        before = self.sessions.runtime(key).shortage_of(incarnation)
+        before = self.sessions.runtime(key).shortage
         self.sessions.note_nap(key, tree, asked)
         if (before is None) != (tree.shortage is None) or tree.shortage is not None:
             self.room.refresh()

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.common.models import Event, Failure, Phase
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, moment
 from jupyterhub_gpu_reclaim.controlplane import operations
@@ -28,7 +27,12 @@ from jupyterhub_gpu_reclaim.controlplane.session import (
 from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import Tree
+    from jupyterhub_gpu_reclaim.common.models import (
+        Event,
+        Failure,
+        SessionKey,
+        Tree,
+    )
     from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import GpuQueue
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
@@ -40,46 +44,30 @@ _log = logging.getLogger(__name__)
 class Resumer:
     sessions: Sessions
     line: GpuQueue
-    _asking: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    #: requests to the Hub for starts, which it has not answered yet
+    _asking: dict[SessionKey, asyncio.Task[None]] = field(
+        default_factory=dict, init=False
+    )
 
-    async def start(self, row: SessionRow) -> None:
+    def start(self, row: SessionRow) -> None:
         """Ask the Hub for the start that a person asked for; may be repeated.
 
-        It returns as soon as the spawner has asked ``plan_start``: the Hub answers only
-        when the session runs, and the worker is needed meanwhile.
+        Nobody waits for the answer: it comes when the session runs, and the worker is
+        needed meanwhile.
         """
-        asking = asyncio.create_task(self._ask_for_start(row))
-        self._asking.add(asking)
-        asking.add_done_callback(self._forget_request)
-        begun = asyncio.create_task(
-            self.sessions.until(
-                row.key,
-                lambda now: now.phase is not Phase.SUSPENDED,
-                self.sessions.settings.operation_limit,
-            )
-        )
-        try:
-            await asyncio.wait({asking, begun}, return_when=asyncio.FIRST_COMPLETED)
-            if asking.done():
-                asking.result()
-        except asyncio.CancelledError:
-            asking.cancel()
-            raise
-        finally:
-            begun.cancel()
-
-    def _forget_request(self, asking: asyncio.Task[None]) -> None:
-        self._asking.discard(asking)
-        asking.cancelled() or asking.exception()  # looked at, so asyncio is content
+        if row.key not in self._asking:
+            asking = asyncio.create_task(self._ask_for_start(row))
+            self._asking[row.key] = asking
+            asking.add_done_callback(lambda _: self._asking.pop(row.key))
 
     async def _ask_for_start(self, row: SessionRow) -> None:
         try:
             await self.sessions.hub.start(row.key)
-        except Refused as error:
+        except ReclaimError as error:
             asked, row = row, self.sessions.row(row.key)
             if row.intent is not Intent.RESUME or row.since != asked.since:
                 return  # it was begun; the agent has reported its end
-            if error.retryable:
+            if isinstance(error, Unreachable) or error.retryable:
                 _log.info("%s: the Hub is not ready for a start: %s", row.key, error)
                 return
             failure = codec.failure_of(error)

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NapTrouble:
-    incarnation: str
     failure: Failure
     failures: int  #: naps failed in a row
     until: float | None  #: no nap by policy before; None: it was a wake
@@ -57,15 +56,17 @@ class NapTrouble:
 
 @dataclass(slots=True, eq=False)
 class Runtime:
-    #: recent samples of one incarnation, and their newest sum
+    # Of one incarnation, and forgotten with it:
+    #: recent samples, and their newest sum
     window: Window | None = None
     usage: Usage | None = None
     sample: Sample | None = None  #: the last of them
-    #: when it was asked for (monotonic), if it is of the agent's last answer
-    sample_asked: float = -math.inf
+    probed: Probed | None = None  #: what the administrator's probe said last
+    napping: Tree | None = None  #: its tree, while programs of it nap
+    nap_trouble: NapTrouble | None = None  #: failure of its last nap or wake
 
-    #: what the administrator's probe said last, and of which incarnation
-    probed: tuple[str, Probed] | None = None
+    #: when its sample was asked for (monotonic), if it is of the agent's last answer
+    sample_asked: float = -math.inf
     decisions: list[Decision] = field(default_factory=list)  #: the deciding one first
     nap_decision: Decision | None = None  #: decision whether it naps by itself
     suspends_at: float | None = None  #: if it is warned: when it goes
@@ -95,7 +96,6 @@ class Runtime:
     operation: OperationEvents | None = None  #: the last capture or restore
     #: the audit's line on its last suspend, if there is one; None: not read
     cause: list[AuditLine] | None = None
-    napping: Tree | None = None  #: its tree, while programs of it nap
     napping_seen: float = 0.0  #: when its agent told of that (monotonic)
     #: the waking session for which it was selected to nap
     makes_room_for: SessionKey | None = None
@@ -106,55 +106,48 @@ class Runtime:
     waking_until: float | None = None  #: when its memory is expected to be back
     save_again: float = 0.0  #: until when no rule saves it again
     saves_failed: int = 0  #: in a row
-    nap_trouble: NapTrouble | None = None  #: failure of its last nap or wake
+
+    def begin_anew(self) -> None:
+        """Forget what was found out of another incarnation."""
+        self.window = self.usage = self.sample = self.probed = None
+        self.napping = self.nap_trouble = None
 
     def phase(self, row: SessionRow) -> Phase:
         """Its phase for people and policies: whether it is warned stands here alone."""
         warned = row.phase.live and self.suspends_at is not None
         return Phase.WARNED if warned else row.phase
 
-    def sample_of(self, incarnation: str) -> Sample | None:
-        mine = self.sample is not None and self.sample.incarnation == incarnation
-        return self.sample if mine else None
+    @property
+    def cards(self) -> list[GpuSample]:
+        return (self.sample.gpus or []) if self.sample is not None else []
 
-    def cards(self, incarnation: str) -> list[GpuSample]:
-        sample = self.sample_of(incarnation)
-        return (sample.gpus or []) if sample is not None else []
+    @property
+    def nap(self) -> Nap | None:
+        return self.napping.nap if self.napping is not None else None
 
-    def probed_of(self, incarnation: str) -> Probed | None:
-        mine = self.probed is not None and self.probed[0] == incarnation
-        return self.probed[1] if self.probed is not None and mine else None
+    @property
+    def shortage(self) -> Shortage | None:
+        return self.napping.shortage if self.napping is not None else None
 
-    def nap_of(self, incarnation: str) -> Nap | None:
-        mine = self.napping is not None and self.napping.incarnation == incarnation
-        return self.napping.nap if self.napping is not None and mine else None
+    @property
+    def cards_or_nap(self) -> list[GpuSample]:
+        return self.cards or (self.nap.gpus if self.nap is not None else [])
 
-    def shortage_of(self, incarnation: str) -> Shortage | None:
-        napping = self.nap_of(incarnation) is not None and self.napping
-        return napping.shortage if napping else None
-
-    def cards_or_nap(self, incarnation: str) -> list[GpuSample]:
-        nap = self.nap_of(incarnation)
-        return self.cards(incarnation) or (nap.gpus if nap is not None else [])
-
-    def gpus_to_free(self, incarnation: str) -> list[GpuSample]:
+    @property
+    def gpus_to_free(self) -> list[GpuSample]:
         """A pod holds its GPUs while it naps; a nap frees a machine's own cards."""
         in_pod = self.napping is not None and bool(self.napping.pod)
-        return self.cards_or_nap(incarnation) if in_pod else self.cards(incarnation)
+        return self.cards_or_nap if in_pod else self.cards
 
-    def nap_trouble_of(self, incarnation: str) -> NapTrouble | None:
+    @property
+    def nap_failure(self) -> Failure | None:
+        """The failure for people: a nap that was over soon is none."""
         trouble = self.nap_trouble
-        mine = trouble is not None and trouble.incarnation == incarnation
-        return trouble if mine else None
-
-    def nap_failure_of(self, incarnation: str) -> Failure | None:
-        """Return the failure for people: a nap that was over soon is none."""
-        trouble = self.nap_trouble_of(incarnation)
         return None if trouble is None or trouble.is_short else trouble.failure
 
-    def wake_failed(self, incarnation: str) -> bool:
-        trouble = self.nap_trouble_of(incarnation)
-        return trouble is not None and trouble.is_wake
+    @property
+    def wake_failed(self) -> bool:
+        return self.nap_trouble is not None and self.nap_trouble.is_wake
 
 
 T = TypeVar("T")

@@ -117,10 +117,10 @@ def is_due(sessions: Sessions, row: SessionRow) -> bool:
     last = last_saved(sessions, row)
     if now < runtime.save_again:
         return False
-    nap = runtime.nap_of(row.incarnation)
+    nap = runtime.nap
     if nap is not None:
         return last is None or last < nap.begun
-    if runtime.usage is None or runtime.cards(row.incarnation):
+    if runtime.usage is None or runtime.cards:
         return False
     if last is None:
         last = row.resumed_at or row.started_at or row.since

@@ -195,6 +195,8 @@ class Sessions:
         if moved:
             self.runtime(key).lacks_memory_since = None
             self.note_waiting(key, None)
+        if row.incarnation != before.incarnation:
+            self.runtime(key).begin_anew()
         self.runtime(key).end_untold = event is session.SessionEvent.DISCARDED
         self.touch(key)
         return row
@@ -335,7 +337,7 @@ class Sessions:
     def gpus_of(self, row: SessionRow) -> list[GpuSample]:
         """Return the GPUs that a session holds, or that it held when it was saved."""
         if row.phase in {*session.LIVE, Phase.SUSPENDING}:
-            return self.runtime(row.key).cards_or_nap(row.incarnation)
+            return self.runtime(row.key).cards_or_nap
         saved = self.journal.checkpoint(row.checkpoint)
         return saved.info.gpus if saved is not None else []
 

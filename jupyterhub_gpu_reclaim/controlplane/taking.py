@@ -232,7 +232,7 @@ def lost(
     order: dict[str, Any] = {}
     if saved.incarnation == row.incarnation or sessions.saved_every(row.key):
         how = "" if ended is None else f" ({_in_brackets(ended.message)})"
-        sample = sessions.runtime(row.key).sample_of(row.incarnation)
+        sample = sessions.runtime(row.key).sample
         seen = 0.0 if sample is None else sample.at
         at = ended.at if ended is not None else 0.0
         failure = _ended_since_saved(saved, at or seen, at or now, how)

@@ -62,7 +62,7 @@ def view_of(
         failure=row.failure,
         kept_until=row.kept_until,
         suspends_at=runtime.suspends_at,
-        gpus=[] if ended else runtime.cards(row.incarnation),
+        gpus=[] if ended else runtime.cards,
         steps=operation.steps() if operation is not None else [],
         last_suspend=_newest_needed(kept),
         kept=kept_states(kept, row),
@@ -116,11 +116,11 @@ def _facts(
         place=UNSET if waiting is None else waiting.place,
         waiting_since=UNSET if waiting is None else waiting.since,
         terms=UNSET if policy is None else policy,
-        nap=runtime.nap_of(row.incarnation) or UNSET,
+        nap=runtime.nap or UNSET,
         waking_until=runtime.waking_until or UNSET,
         nap_verdict=(awake and runtime.nap_decision) or UNSET,
-        nap_failure=runtime.nap_failure_of(row.incarnation) or UNSET,
-        wake_failed=runtime.wake_failed(row.incarnation) or UNSET,
+        nap_failure=runtime.nap_failure or UNSET,
+        wake_failed=runtime.wake_failed or UNSET,
     )
 
 

@@ -206,7 +206,7 @@ class Worker:
             return self.sessions.settings.pace
         if row.phase is Phase.SUSPENDED and row.intent is Intent.RESUME:
             if observed.hub is HubState.STOPPED:
-                await self.resumer.start(row)
+                self.resumer.start(row)
             return self.sessions.settings.pace
         if self.sessions.runtime(row.key).end_untold:
             if observed.hub is HubState.STOPPED and not observed.silent:

@@ -112,11 +112,6 @@ def _sessions(now: MetricsSnapshot) -> Iterator[Metric]:
         now.watched,
     )
     yield _gauge(
-        "sessions_kept",
-        "Sessions that a person keeps from being suspended, for a time or for good.",
-        now.kept,
-    )
-    yield _gauge(
         "sample_age_seconds",
         "Time since the agent last told what the sessions do; absent until it has.",
         now.sample_age,

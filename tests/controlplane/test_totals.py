@@ -33,16 +33,6 @@ def sample(at: float, card="a", key=ADA) -> Sample:
     return Sample(incarnation="i1", key=key, at=at, gpus=cards)
 
 
-def test_cards_are_those_of_the_incarnation_that_was_seen_last(sessions):
-    runtime = sessions.runtime(ADA)
-    assert runtime.cards("i1") == []
-    runtime.sample = sample(START)
-    assert [card.uuid for card in runtime.cards("i1")] == ["a"]
-    assert runtime.cards("i2") == []
-    runtime.sample = Sample(incarnation="i1", key=ADA, at=START, gpus=None)
-    assert runtime.cards("i1") == []
-
-
 @pytest.fixture
 def sessions(tmp_path):
     journal = Journal(f"sqlite:///{tmp_path}/journal.sqlite")
@@ -60,6 +50,16 @@ def hold(sessions: Sessions, key: SessionKey, card: str, percent: float | None) 
         at=now, watched=60, sample_age=0, last_active=now, gpu_percent=percent
     )
     runtime.usage = usage
+
+
+def test_what_was_seen_of_another_incarnation_is_forgotten(sessions):
+    hold(sessions, ADA, "a", 90.0)
+    runtime = sessions.runtime(ADA)
+    assert [card.uuid for card in runtime.cards] == ["a"]
+    sessions.apply(ADA, SessionEvent.FOUND_RUNNING, incarnation="i1")
+    assert runtime.cards
+    sessions.apply(ADA, SessionEvent.FOUND_RUNNING, incarnation="i2")
+    assert (runtime.cards, runtime.usage, runtime.sample) == ([], None, None)
 
 
 def suspended(sessions, key: SessionKey, since: float, *cards: str) -> None:
@@ -93,7 +93,7 @@ def test_gpus_are_counted_by_node_model_and_what_is_done_with_them(sessions):
     change(SessionKey("fay"), kept_until=at + 60)
     suspended(sessions, SessionKey("gil"), 1.0, *["T4"] * 3)
     sessions.settings = replace(sessions.settings, seats_per_gpu=2)
-    model = sessions.runtime(ADA).cards("i1")[0].name
+    model = sessions.runtime(ADA).cards[0].name
     assert metrics.gpus(sessions) == [
         GpuCount("", "T4", "freed", 1.5),
         GpuCount("gpu-1", model, "idle", 1),

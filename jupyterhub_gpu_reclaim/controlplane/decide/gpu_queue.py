@@ -82,7 +82,7 @@ class GpuQueue:
             if runtime.napping is None:
                 continue
             row = sessions.row(key)
-            shortage = runtime.shortage_of(row.incarnation)
+            shortage = runtime.shortage
             heard = now - runtime.napping_seen < _OLD
             if shortage is not None and heard and row.phase in LIVE:
                 found.append((row, shortage))
@@ -270,4 +270,4 @@ class Preemption:
         runtime = self.sessions.runtime(row.key)
         if runtime.phase(row) is not Phase.WARNED or runtime.wanted:
             return 0
-        return len(runtime.cards(row.incarnation))
+        return len(runtime.cards)

@@ -115,7 +115,7 @@ class Judge:
     def room_snapshot(self, row: SessionRow) -> SessionSnapshot:
         after = self.decide_nap.room_after if self.decide_nap is not None else 0.0
         snapshot = self._nap_snapshot(snapshot_of(self.sessions, row), row, after)
-        trouble = self.sessions.runtime(row.key).nap_trouble_of(row.incarnation)
+        trouble = self.sessions.runtime(row.key).nap_trouble
         if trouble is not None and trouble.is_short:
             # Its user came back soon; whoever waits must not pay for that for an hour.
             snapshot = msgspec.structs.replace(
@@ -138,7 +138,7 @@ class Judge:
         self, snapshot: SessionSnapshot, row: SessionRow, after: float
     ) -> SessionSnapshot:
         runtime, now = self.sessions.runtime(row.key), self.sessions.clock.now()
-        trouble = runtime.nap_trouble_of(row.incarnation)
+        trouble = runtime.nap_trouble
         usage = runtime.window.usage(now, after) if runtime.window else None
         return msgspec.structs.replace(
             snapshot,
@@ -167,7 +167,7 @@ class Probing:
     )
 
     def want(self, row: SessionRow) -> None:
-        known = self.sessions.runtime(row.key).probed_of(row.incarnation)
+        known = self.sessions.runtime(row.key).probed
         age = self.sessions.clock.now() - known.at if known is not None else AGAIN
         if self.ask is not None and age >= AGAIN:
             self._begin(row)
@@ -191,8 +191,8 @@ class Probing:
             answer = Probed(at=now, trouble=str(error) or type(error).__name__)
         if answer is not None and answer.trouble:
             _log.warning("%s: the probe is silent: %s", row.key, answer.trouble)
-        runtime = self.sessions.runtime(row.key)
-        runtime.probed = None if answer is None else (row.incarnation, answer)
+        if self.sessions.row(row.key).incarnation == row.incarnation:
+            self.sessions.runtime(row.key).probed = answer
 
 
 @dataclass(eq=False)

@@ -77,7 +77,7 @@ class RoomMaker:
         now = self.sessions.clock.monotonic()
         for row in self.sessions.journal.sessions() if cards else ():
             runtime = self.sessions.runtime(row.key)
-            held = runtime.cards(row.incarnation)
+            held = runtime.cards
             free = runtime.phase(row) is Phase.RUNNING and row.intent is Intent.NONE
             free &= runtime.passed_over is None or runtime.passed_over <= now
             if free and any(gpu.uuid in cards for gpu in held):
@@ -116,7 +116,7 @@ class RoomMaker:
             if key in waiting:
                 continue
             row = sessions.row(key)
-            nap = runtime.nap_of(row.incarnation)
+            nap = runtime.nap
             if runtime.moving_out is not None:
                 gpus = runtime.moving_out
             elif nap is not None and 0 <= now - row.since < SETTLE:

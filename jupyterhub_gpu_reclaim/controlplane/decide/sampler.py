@@ -73,8 +73,7 @@ class SessionSampler:
 
     def _age(self, row: SessionRow) -> float:
         runtime = self.sessions.runtime(row.key)
-        mine = runtime.sample_of(row.incarnation) is not None
-        asked = runtime.sample_asked if mine else -math.inf
+        asked = runtime.sample_asked if runtime.sample is not None else -math.inf
         return self.sessions.clock.monotonic() - asked
 
     async def _ask(self, key: SessionKey | None = None) -> None:
@@ -89,9 +88,8 @@ class SessionSampler:
                 self._take(row, sample, asked)
 
     def _take(self, row: SessionRow, sample: Sample, asked: float) -> None:
-        """Add a sample; a new incarnation begins a new window."""
         runtime = self.sessions.runtime(row.key)
-        if runtime.window is None or runtime.sample_of(row.incarnation) is None:
+        if runtime.window is None:
             runtime.window = self.window()
         runtime.window.add(sample)
         runtime.sample, runtime.sample_asked = sample, asked
@@ -101,8 +99,7 @@ class SessionSampler:
             if runtime.window is None:
                 continue
             row = self.sessions.row(key)
-            mine = runtime.sample_of(row.incarnation) is not None
-            if not mine or row.phase is Phase.STOPPED:
+            if row.phase is Phase.STOPPED:
                 runtime.window = runtime.usage = None
             else:
                 self._measure(row)
@@ -131,7 +128,7 @@ class DecideNap(Protocol):
 
 def snapshot_of(sessions: Sessions, row: SessionRow) -> SessionSnapshot:
     runtime = sessions.runtime(row.key)
-    usage, probed = runtime.usage, runtime.probed_of(row.incarnation)
+    usage, probed = runtime.usage, runtime.probed
     if usage is not None and probed is not None and probed.since is not None:
         usage = usage.used_at(probed.since, "the administrator's probe")
     return SessionSnapshot(
@@ -147,8 +144,8 @@ def snapshot_of(sessions: Sessions, row: SessionRow) -> SessionSnapshot:
         opted_out_by=row.opted_out_by,
         backoff_until=row.backoff_until,
         failure=row.failure,
-        gpus=runtime.gpus_to_free(row.incarnation),
+        gpus=runtime.gpus_to_free,
         terms=sessions.policy_of(row) or SessionPolicy(),
         wanted=runtime.wanted,
-        waking=runtime.shortage_of(row.incarnation) is not None,
+        waking=runtime.shortage is not None,
     )
