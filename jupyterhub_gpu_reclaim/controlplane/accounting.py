@@ -98,11 +98,6 @@ class Counters:
             "Time that one step of a suspend, a resume, a save, a nap or a wake took.",
             ["operation", "step"],
         )
-        self.wakes_unserved = counter(
-            "wakes_unserved",
-            "Wakes that found their GPU full, and no session there that could nap for"
-            " them; they waited for one that ends, naps or is suspended.",
-        )
         self.notices_unsent = counter(
             "notices_unsent",
             "Notices that the webhook or the messenger has not taken; each is in the"
@@ -118,10 +113,6 @@ class Counters:
         )
         self.stored_bytes = counter(
             "saved_stored_bytes", "Bytes that were written for them."
-        )
-        self.deduplicated_bytes = counter(
-            "saved_deduplicated_bytes",
-            "Bytes that were in the store already and were not written again.",
         )
 
     def ended(self, operation: str, outcome: str, code: str = "") -> None:

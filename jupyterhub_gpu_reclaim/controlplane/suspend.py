@@ -143,7 +143,6 @@ class Suspender:
         counters.logical_bytes.inc(info.logical_bytes)
         counters.stored_bytes.inc(info.stored_bytes)
         now = self.sessions.clock.now()
-        counters.deduplicated_bytes.inc(info.deduplicated_bytes)
         counters.still.observe(info.frozen_seconds)
         self.sessions.apply(
             row.key,

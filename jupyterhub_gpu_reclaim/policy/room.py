@@ -6,7 +6,7 @@ vain. Pure.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Phase, Value
 from jupyterhub_gpu_reclaim.policy.idle import idle_for
@@ -25,18 +25,13 @@ class RoomWant(Value, frozen=True, kw_only=True):
     lacking: dict[str, int]  #: bytes by card; positive
 
 
-class RoomChoice(NamedTuple):
-    chosen: dict[SessionKey, SessionKey]
-    unserved: list[RoomWant]
-
-
 def choose_for_room(
     snapshots: Iterable[SessionSnapshot],
     wants: Sequence[RoomWant],
     now: float,
     decide: Callable[[SessionSnapshot, float], Sequence[Decision]],
-) -> RoomChoice:
-    """Choose the sessions that nap; ``wants`` are in the order of the queue."""
+) -> dict[SessionKey, SessionKey]:
+    """Choose the sessions that nap, and for whom; ``wants`` are in their order."""
     cards = {card for want in wants for card in want.lacking}
     able = [
         snapshot
@@ -45,14 +40,12 @@ def choose_for_room(
         and held(snapshot, cards)
         and decide(snapshot, now)[0].reclaim
     ]
-    choice = RoomChoice({}, [])
+    chosen: dict[SessionKey, SessionKey] = {}
     for want in wants:
-        left = [each for each in able if each.key not in {*choice.chosen, want.key}]
+        left = [each for each in able if each.key not in {*chosen, want.key}]
         mine = _fewest_that_suffice(left, want.lacking, now)
-        choice.chosen.update(dict.fromkeys(mine, want.key))
-        if not mine:
-            choice.unserved.append(want)
-    return choice
+        chosen.update(dict.fromkeys(mine, want.key))
+    return chosen
 
 
 def held(snapshot: SessionSnapshot, cards: Iterable[str]) -> int:

@@ -74,7 +74,6 @@ def test_metrics_of_a_new_service_have_every_phase_and_outcome():
         assert found["suspends_total", cause] == 0
     assert found["wait_duration_seconds_count",] == 0
     assert found["gpu_seconds_reclaimed_total",] == 0
-    assert found["saved_deduplicated_bytes_total",] == 0
 
 
 def test_metrics_show_what_was_counted():
@@ -115,7 +114,6 @@ def test_metrics_show_what_was_counted():
 def test_metrics_of_the_queue_show_its_length_and_how_long_others_waited():
     counters = Counters()
     counters.causes.labels("pressure").inc(2)
-    counters.deduplicated_bytes.inc(7)
     for seconds in (45.0, 2000.0):
         counters.waits.observe(seconds)
     found = samples(replace(EMPTY, counters=counters, waiting=3, gpu_seconds=12.5))
@@ -125,7 +123,6 @@ def test_metrics_of_the_queue_show_its_length_and_how_long_others_waited():
     assert found["wait_duration_seconds_bucket", "3600.0"] == 2
     assert found["wait_duration_seconds_sum",] == 2045.0
     assert found["gpu_seconds_reclaimed_total",] == 12.5
-    assert found["saved_deduplicated_bytes_total",] == 7
 
 
 def test_metrics_of_gpus_say_what_is_done_with_them_and_where():

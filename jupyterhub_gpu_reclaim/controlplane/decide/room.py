@@ -10,7 +10,7 @@ there is room.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Phase
@@ -38,8 +38,6 @@ class RoomMaker:
     sessions: Sessions
     line: GpuQueue
     judge: Judge
-    #: incarnations that wait and are counted
-    _counted: dict[SessionKey, str] = field(default_factory=dict, init=False)
 
     def refresh(self) -> None:
         self.line.refresh()
@@ -47,12 +45,11 @@ class RoomMaker:
         wants = self._wants(waiting)
         now, sessions = self.sessions.clock.now(), self.sessions
         snapshots = self._snapshots({card for want in wants for card in want.lacking})
-        choice = choose_for_room(snapshots, wants, now, self.judge.for_room)
+        chosen = choose_for_room(snapshots, wants, now, self.judge.for_room)
         for key, runtime in sessions.runtimes.items():
             if runtime.moving_out is None:
-                runtime.makes_room_for = choice.chosen.get(key)
-        self._count(choice.unserved, {row.key for row, _ in waiting})
-        for key in choice.chosen:
+                runtime.makes_room_for = chosen.get(key)
+        for key in chosen:
             self.sessions.look(key)
 
     def pass_over(self, key: SessionKey) -> None:
@@ -126,12 +123,3 @@ class RoomMaker:
             for gpu in gpus:
                 coming[gpu.uuid] += gpu.memory or 0
         return coming
-
-    def _count(self, unserved: list[RoomWant], waiting: set[SessionKey]) -> None:
-        self._counted = {k: v for k, v in self._counted.items() if k in waiting}
-        for want in unserved:
-            incarnation = self.sessions.row(want.key).incarnation
-            if self._counted.get(want.key) == incarnation:
-                continue
-            self._counted[want.key] = incarnation
-            self.sessions.counters.wakes_unserved.inc()
