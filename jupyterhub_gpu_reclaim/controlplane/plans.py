@@ -334,7 +334,7 @@ class Planner:
         return StartPlan(
             action="restore",
             checkpoint=row.checkpoint,
-            generation=row.generation,
+            generation=row.stamp[1],
             identity=identity,
             suspension=self.sessions.suspension(row),
             session=row.session,

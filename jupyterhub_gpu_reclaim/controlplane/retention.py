@@ -54,8 +54,7 @@ def newest(infos: Iterable[CheckpointInfo]) -> CheckpointInfo | None:
 
 
 def highest(row: SessionRow, infos: Iterable[CheckpointInfo]) -> dict[str, Any]:
-    term, generation = max([row.stamp, *(info.stamp for info in infos)])
-    return {"term": term, "generation": generation}
+    return {"stamp": max([row.stamp, *(info.stamp for info in infos)])}
 
 
 def is_anothers(row: SessionRow, info: CheckpointInfo) -> bool:

@@ -51,9 +51,8 @@ class SessionRow(Value, frozen=True, kw_only=True):
     account: str = ""
     claimed: bool = False  #: whether another account of its user's name wants it
     incarnation: str = ""
-    #: with ``term``: the highest stamp of a checkpoint that was taken into account
-    generation: int = 0
-    term: int = 0
+    #: the highest of a checkpoint that was taken into account: term and generation
+    stamp: tuple[int, int] = (0, 0)
     #: committed checkpoint, which a start of this session restores; while RUNNING it is
     #: the one that the session came from, kept for the time of grace, or its save point
     checkpoint: str = ""
@@ -77,10 +76,6 @@ class SessionRow(Value, frozen=True, kw_only=True):
     bring_back: str = ""
     #: ids of the sessions whose tabs may ask and order nothing any more
     tabs_revoked: frozenset[str] = frozenset()
-
-    @property
-    def stamp(self) -> tuple[int, int]:
-        return self.term, self.generation
 
     def tells(self, reason: Reason) -> bool:
         return self.failure is not None and self.failure.code == reason.value

@@ -296,7 +296,7 @@ class Sessions:
         """The highest known or given out under a name, of deleted sessions, too."""
         kept = [row.info.generation for row in self.journal.checkpoints(key)]
         known = self._generations.get(key, 0)
-        highest = max([known, self.row(key).generation, *kept])
+        highest = max([known, self.row(key).stamp[1], *kept])
         if highest:
             self._generations[key] = highest
         return highest
@@ -327,7 +327,7 @@ class Sessions:
             if chosen is not None:  # and nothing was decided of it yet
                 new.append(chosen.said(aside=None))
                 term, generation = chosen.stamp
-                changes = {"term": term, "generation": generation - 1}
+                changes = {"stamp": (term, generation - 1)}
         if row.since:
             self.update(key, checkpoints=[*named, *new], **changes)
         else:

@@ -519,7 +519,7 @@ def _settle_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action
         return UNANSWERED
     if asked.remembered and not row.since:
         return UNANSWERED
-    never_saved = not row.generation and not asked.remembered
+    never_saved = row.stamp == (0, 0) and not asked.remembered
     good = asked.listed or never_saved or asked.silence is Reason.NO_AGENT
     return Action(ActionKind.COLD) if good else UNANSWERED
 

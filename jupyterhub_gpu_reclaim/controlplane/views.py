@@ -55,7 +55,7 @@ def view_of(
         phase=runtime.phase(row),
         since=row.since,
         incarnation=row.incarnation,
-        generation=row.generation,
+        generation=row.stamp[1],
         checkpoint=row.checkpoint,
         verdict=runtime.decisions[0] if runtime.decisions else None,
         usage=runtime.usage,

@@ -146,7 +146,7 @@ class Desk:
     def highest_generation(self, key: SessionKey) -> int:
         known = [row.info.generation for row in self.checkpoints(key)]
         given = model._generation(self.state.term, self.state.next - 1)
-        return max([self.row(key).generation, given, *known])
+        return max([self.row(key).stamp[1], given, *known])
 
     # --- the agent
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:

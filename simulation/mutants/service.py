@@ -102,13 +102,13 @@ class _NoTerm:
         return 0
 
 
-def _one_more(row: SessionRow, infos: object) -> dict[str, int]:
+def _one_more(row: SessionRow, infos: object) -> dict[str, tuple[int, int]]:
     del infos  # whatever their numbers are
-    return {"generation": row.generation + 1}
+    return {"stamp": (row.stamp[0], row.stamp[1] + 1)}
 
 
 def _after_the_row(self: Sessions, key: SessionKey) -> int:
-    return self.row(key).generation + 1
+    return self.row(key).stamp[1] + 1
 
 
 _differs = phase.differs

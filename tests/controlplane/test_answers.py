@@ -59,10 +59,10 @@ def stop(incarnation: str = "i1", **facts) -> Asked:
 
 HUBS = start(checkpoint="c1", remembered=True)
 STOPPED = row("stopped", checkpoint="")
-LOST = row("stopped", checkpoint="", generation=0)  #: with the journal
+LOST = row("stopped", checkpoint="", stamp=(0, 0))  #: with the journal
 
 
-LATER = row("running", generation=2)  #: what is saved as c2 was passed over
+LATER = row("running", stamp=(0, 2))  #: what is saved as c2 was passed over
 
 #: c2 is in the store, and the journal knows it, or not.
 BOTH = {"saved": ("c1", "c2"), "known": ("c1", "c2")}
@@ -117,7 +117,7 @@ def at(*trees, **more):
         (start(), row("suspended"), at(tree("captured", "i9", "c9")), A.THAW),
         (
             start(),
-            row("suspended", checkpoint="c2", generation=2),
+            row("suspended", checkpoint="c2", stamp=(0, 2)),
             at(tree("captured"), **BOTH),
             A.KILL,
         ),
@@ -136,13 +136,13 @@ def at(*trees, **more):
         (start(), row("suspended"), {**NEWER}, Phase.SUSPENDED),
         (
             start(),
-            row("suspended", checkpoint="c3", generation=3),
+            row("suspended", checkpoint="c3", stamp=(0, 3)),
             {"saved": ("c2", "c3"), "known": ("c3",)},
             A.RETURN,
         ),
         (
             start(checkpoint="c2"),
-            row("suspended", checkpoint="c3", generation=3),
+            row("suspended", checkpoint="c3", stamp=(0, 3)),
             {"saved": ("c2", "c3"), "known": ("c3",)},
             A.RETURN,
         ),
@@ -173,7 +173,7 @@ SILENT = {"trees": None, "saved": None}
 @pytest.mark.parametrize(
     ("facts", "row", "silence", "kind"),
     [
-        ({}, row("stopped", checkpoint="", generation=0), Reason.NO_AGENT, A.COLD),
+        ({}, row("stopped", checkpoint="", stamp=(0, 0)), Reason.NO_AGENT, A.COLD),
         ({}, STOPPED, Reason.AGENT_UNREACHABLE, A.COLD),
         ({"listed": False}, STOPPED, Reason.AGENT_UNREACHABLE, A.UNANSWERED),
         ({"listed": False}, STOPPED, Reason.NO_AGENT, A.COLD),
@@ -261,7 +261,7 @@ def test_return_beside_a_silent_node_not_where_hub_and_journal_are_both_older():
         (stop("old"), STOPPED, at(tree("captured", "old")), A.END),
         (
             stop("old"),
-            row("suspended", checkpoint="c2", generation=2),
+            row("suspended", checkpoint="c2", stamp=(0, 2)),
             at(tree("captured", "old"), **BOTH),
             A.KEEP,
         ),
@@ -312,12 +312,12 @@ def test_stop_what_a_later_session_has_saved_is_not_forgotten():
     """Journal and Hub are of before that session: what they know has ended long ago."""
     later = msgspec.structs.replace(info("c2"), incarnation="i9", session="later")
     observed = Observed((), (later,), HubState.SPAWNING)
-    mine = row("running", checkpoint="", generation=0, session="mine")
+    mine = row("running", checkpoint="", stamp=(0, 0), session="mine")
     assert settle(mine, observed, NOW, LIMITS, stop()).kind is A.KEEP
 
 
 def test_return_of_what_is_gone_is_the_hubs_or_a_question():
-    mine = row("suspended", checkpoint="c3", generation=3)
+    mine = row("suspended", checkpoint="c3", stamp=(0, 3))
 
     def gone(asked, mine=mine, *saved):
         names = tuple(each.id for each in asked.kept)
@@ -343,7 +343,7 @@ def test_return_of_what_is_gone_is_the_hubs_or_a_question():
 
 def test_hub_that_remembers_a_newer_state_of_the_session_is_a_reason_to_ask():
     """Journal and store are older than its database, as one volume put back."""
-    mine = row("suspended", checkpoint="c3", generation=3, session="s1")
+    mine = row("suspended", checkpoint="c3", stamp=(0, 3), session="s1")
     there = (msgspec.structs.replace(info("c3"), session="s1"),)
     rows = (msgspec.structs.replace(kept("c3"), info=there[0]),)
     observed = Observed((), there, HubState.SPAWNING)
@@ -417,6 +417,6 @@ def test_start_goes_back_to_a_save_point_that_nobody_heard_of():
     """It is of before a suspend that was taken back: the journal knows a later one."""
     point = msgspec.structs.replace(info("c1"), incarnation="i1", goes_on=True)
     observed = Observed((), (point,), HubState.SPAWNING)
-    ended = row("running", checkpoint="", incarnation="i1", generation=2)
+    ended = row("running", checkpoint="", incarnation="i1", stamp=(0, 2))
     action = settle(ended, observed, NOW, LIMITS, start())
     assert (action.phase, action.saved) == (Phase.SUSPENDED, point)

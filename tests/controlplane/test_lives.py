@@ -45,7 +45,7 @@ FULL = SessionRow(
     since=1.0,
     session="s1",
     incarnation="i1",
-    generation=3,
+    stamp=(0, 3),
     checkpoint="c1",
     attempt="c2",
     intent=Intent.SUSPEND,
@@ -88,4 +88,4 @@ def test_ended_is_what_belonged_to_the_processes_or_to_the_session(change, over)
     for name in over:
         assert getattr(left, name) == getattr(fresh, name)
     assert left.opted_out_by == "root"
-    assert left.generation == 3
+    assert left.stamp == (0, 3)

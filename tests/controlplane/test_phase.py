@@ -199,7 +199,7 @@ def test_another_session_of_that_name_says_nothing_of_this_one():
 
 def test_what_is_older_than_what_was_decided_about_is_not_current():
     """Its user has stopped what came after it, or has been asked about it."""
-    ended = row("stopped", incarnation="i2", generation=2)
+    ended = row("stopped", incarnation="i2", stamp=(0, 2))
     assert phase([], [saved(1)], its=ended).phase is Phase.STOPPED
     assert phase([], [saved(1), saved(3)], its=ended).saved.id == "c3"
 
@@ -214,21 +214,21 @@ def test_while_it_runs_it_is_what_the_session_goes_back_to():
 
 def test_session_that_ends_goes_back_to_what_it_came_from_or_to_its_save_point():
     point = CheckpointInfo(**{**fields(saved(3, goes_on=True)), "incarnation": "i1"})
-    ended = row("running", incarnation="i1", checkpoint="c2", generation=3)
+    ended = row("running", incarnation="i1", checkpoint="c2", stamp=(0, 3))
     assert phase([], [saved(1), saved(2)], its=ended).saved.id == "c2"
-    forgotten = row("running", incarnation="i1", generation=3)
+    forgotten = row("running", incarnation="i1", stamp=(0, 3))
     assert phase([], [saved(1), point], its=forgotten).saved.id == "c3"
 
 
 def test_what_is_left_of_a_suspend_that_was_taken_back_is_better_than_nothing():
     """The store was away as it was to be deleted, and its programs have ended since."""
-    ended = row("running", incarnation="i1", generation=1)
+    ended = row("running", incarnation="i1", stamp=(0, 1))
     assert phase([], [saved(1)], its=ended).saved.id == "c1"
     assert phase([], [saved(1)], its=ended, c1=LEFT).phase is Phase.STOPPED
 
 
 def test_what_it_is_suspended_in_and_cannot_be_seen_is_not_passed_over():
-    suspended = row("suspended", incarnation="i2", checkpoint="c2", generation=2)
+    suspended = row("suspended", incarnation="i2", checkpoint="c2", stamp=(0, 2))
     found = phase([], [saved(1)], its=suspended)
     assert (found.phase, found.saved) == (Phase.SUSPENDED, None)
     assert not differs(suspended, found, Observed((), (saved(1),), None))

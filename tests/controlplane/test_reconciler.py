@@ -38,7 +38,7 @@ ENDING = {ActionKind.KILL, ActionKind.RELEASE}
 
 def row(phase: str, **more) -> SessionRow:
     more = {"since": 990.0, "incarnation": "i1", "checkpoint": "c1", **more}
-    more = {"generation": 1, **more}
+    more = {"stamp": (0, 1), **more}
     return SessionRow(key=KEY, phase=Phase(phase), **more)
 
 
@@ -241,15 +241,15 @@ NEWER = [
     (SessionRow(key=KEY), S, [], Phase.SUSPENDED),
     (SessionRow(key=KEY), R, [], ActionKind.NOTHING),
     (row("stopped"), S, [], Phase.SUSPENDED),
-    (row("stopped", generation=2), S, [], ActionKind.NOTHING),
+    (row("stopped", stamp=(0, 2)), S, [], ActionKind.NOTHING),
     (row("running"), S, [], Phase.SUSPENDED),
-    (row("running", generation=2), S, [], Phase.SUSPENDED),
+    (row("running", stamp=(0, 2)), S, [], Phase.SUSPENDED),
     (row("running"), R, [tree("running")], Phase.RUNNING),  # it is older
-    (row("running", generation=2), R, [tree("running")], ActionKind.READY),
+    (row("running", stamp=(0, 2)), R, [tree("running")], ActionKind.READY),
     (row("suspending", attempt="c3"), S, [], Phase.SUSPENDED),
     (row("suspending", attempt="c2"), S, [], Phase.RELEASING),
     (row("suspended"), S, [], Phase.SUSPENDED),
-    (row("suspended", generation=2), S, [], ActionKind.NOTHING),
+    (row("suspended", stamp=(0, 2)), S, [], ActionKind.NOTHING),
     (row("suspended"), S, [tree("captured", "i2", "c2")], Phase.RELEASING),
     (row("suspended"), S, [tree("running", "i2", "c2")], Phase.RUNNING),
     (row("suspended"), R, [tree("running", "i2", "c2")], Phase.RUNNING),
@@ -262,7 +262,7 @@ NEWER = [
 def test_settle_checkpoint_that_the_journal_has_missed_has_its_act(row, hub, trees, do):
     done = act(row, hub, *trees, saved=("c1", "c2"))
     assert found(done) is do
-    if do in {Phase.SUSPENDED, Phase.RELEASING} and row.generation < 2:
+    if do in {Phase.SUSPENDED, Phase.RELEASING} and row.stamp < (0, 2):
         assert done.saved.id == "c2"
 
 

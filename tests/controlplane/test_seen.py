@@ -53,7 +53,7 @@ def test_what_is_seen_has_a_row_whether_or_not_its_session_has_one(sessions):
     sessions.journal.save(SessionRow(key=ADA, since=1.0))
     sessions.see(ADA, [info(1), info(2, aside=True)])
     assert ids(sessions) == {"c1", "c2"}
-    assert sessions.row(ADA).generation == 0  # nothing was decided of it
+    assert sessions.row(ADA).stamp == (0, 0)  # nothing was decided of it
 
 
 def test_what_was_deleted_since_the_list_is_not_seen_again(sessions):
@@ -67,7 +67,7 @@ def test_journal_that_was_put_back_takes_the_choice_that_it_has_missed(
     sessions, chosen, found
 ):
     """It has set c5 aside; since then something newer was, and c5 was brought back."""
-    row = SessionRow(key=ADA, since=1.0, phase=Phase.STOPPED, generation=5)
+    row = SessionRow(key=ADA, since=1.0, phase=Phase.STOPPED, stamp=(0, 5))
     sessions.journal.save(row, checkpoints=[CheckpointRow(info=info(5, aside=True))])
     there = (info(5, aside=not chosen), info(6, aside=True))
     sessions.see(ADA, there)
