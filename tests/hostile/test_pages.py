@@ -437,7 +437,7 @@ async def test_pass_of_eves_own_tab_and_a_forged_referer_show_nothing_of_adas(
 ):
     secret = (world.hub.folder / "state" / "spawner.token").read_text().strip()
     now = time.time()
-    key = tab_tokens.session_key(secret.encode(), SessionKey("eve"), now)
+    key = tab_tokens.session_key(secret.encode(), SessionKey("eve"), "5e55", now)
     own = tab_tokens.made({tab_tokens.VARIABLE: key}, now + 5)
     await lured(world, victim)
     got = await victim.evaluate(

@@ -117,7 +117,7 @@ class TestReusedName:
         reused.control.users_since["ada"] = now - 60
         for started, status in ((now - 120, 401), (now - 30, 200)):
             key = tab_tokens.session_key(
-                reused.context.spawner_token, SessionKey("ada"), started
+                reused.context.spawner_token, SessionKey("ada"), "5e55", started
             )
             tab = tab_tokens.made({tab_tokens.VARIABLE: key}, now)
             answer = await reused.call(
