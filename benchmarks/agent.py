@@ -104,7 +104,7 @@ class Agent:
             headers=self._headers(),
         ) as response:
             order = Order(line for line in response.iter_lines() if line)
-        if response.status_code != 200 or (answer and not order.last.get(answer)):
+        if response.status_code >= 400 or (answer and not order.last.get(answer)):
             sys.exit(f"{what}: {order.last}\n{(self._folder / 'log').read_text()}")
         return order
 

@@ -444,7 +444,7 @@ class ByAgent(Method):
         self.saved = self._agent.order(
             "capture", "checkpoint", checkpoint="benchmark", generation=1
         )
-        self._agent.order("release", "state", checkpoint="benchmark")
+        self._agent.order("release", checkpoint="benchmark")
 
     def bring_back(self, place: Place) -> None:
         """Until it runs."""

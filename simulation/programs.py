@@ -414,10 +414,9 @@ class AgentOverWire:
             )
         )
 
-    async def order(self, subject: str, order: AgentOrder) -> Tree | None:
+    async def order(self, subject: str, order: AgentOrder) -> None:
         limit = 15.0 if order.quick else 120.0
-        found: Tree | None = await self._ask("carry_out", subject, order, limit=limit)
-        return found
+        await self._ask("carry_out", subject, order, limit=limit)
 
     async def _quick(self, name: str, *args: Any) -> Any:
         return await self._ask(name, *args, limit=15.0)

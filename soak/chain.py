@@ -359,8 +359,7 @@ class Chain:
     def _states(self) -> list[str]:
         """What the agent says of this session's trees."""
         trees = self.killer.stack.trees()
-        mine = [tree["state"] for tree in trees if tree["key"]["user"] == self.name]
-        return [state for state in mine if state != "gone"]
+        return [tree["state"] for tree in trees if tree["key"]["user"] == self.name]
 
     def _change(self, kernel: Kernel, before: dict[str, Any]) -> dict[str, Any]:
         """Let the animal change, once, though its answer may be cut off by a kill."""

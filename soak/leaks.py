@@ -71,8 +71,7 @@ def wait_until_collected(stack: Stack, seconds: float = 120) -> None:
     manifests = stack.folder / "store" / "manifests"
     while time.monotonic() < until:
         with contextlib.suppress(OSError):
-            ended = all(tree["state"] == "gone" for tree in stack.trees())
-            if ended and not _files(manifests):
+            if not stack.trees() and not _files(manifests):
                 return
         time.sleep(0.5)
 

@@ -36,7 +36,7 @@ class AgentOrder(Value, frozen=True, kw_only=True):
 
     kind: ClassVar[str]  #: its class's name, with dashes
     about: ClassVar[Literal["sessions", "checkpoints"]] = "sessions"
-    #: Whether events answer it, of which the last has the end; else the ``Tree`` does.
+    #: Whether events answer it, of which the last has the end; else nothing does.
     streams: ClassVar[bool] = False
     #: Whether it waits for no process to end.
     quick: ClassVar[bool] = False

@@ -83,7 +83,6 @@ class TreeState(StrEnum):
     CAPTURING = "capturing"
     CAPTURED = "captured"  #: committed; the tree is stopped but alive
     RESTORING = "restoring"
-    GONE = "gone"
     UNKNOWN = "unknown"  #: there is a pod, and the agent of its node does not answer
 
 

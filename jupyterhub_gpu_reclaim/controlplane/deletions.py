@@ -217,11 +217,7 @@ class Deletions:
         if order is None:
             return False
         trees = await self.sessions.agent.trees(key)
-        left = [
-            tree
-            for tree in trees
-            if tree.state is not TreeState.GONE and self._is_old(order, tree)
-        ]
+        left = [tree for tree in trees if self._is_old(order, tree)]
         for tree in left:
             await self._end_tree(tree)
         saved = await self.sessions.agent.checkpoints(key)

@@ -60,7 +60,7 @@ class Agent(Protocol):
     def follow(self, incarnation: str, order: AgentOrder) -> AsyncIterator[Event]:
         """Give an order that streams; its last event has its end or its failure."""
 
-    async def order(self, subject: str, order: AgentOrder) -> Tree | None:
+    async def order(self, subject: str, order: AgentOrder) -> None:
         """Give any other order, and wait for its end; None for a checkpoint."""
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.agent_orders import Cancel
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
+from jupyterhub_gpu_reclaim.common.errors import (
+    NotFound,
+    ReclaimError,
+    Refused,
+    Unreachable,
+)
 from jupyterhub_gpu_reclaim.common.models import Event
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
@@ -56,7 +61,8 @@ async def end_of(
         if not order.cancellable:
             late = Refused(Reason.TIMED_OUT, step=order.kind, seconds=limit)
             return Event(failure=codec.failure_of(late))
-        await sessions.agent.order(row.incarnation, Cancel())
+        with suppress(NotFound):
+            await sessions.agent.order(row.incarnation, Cancel())
         raise Unreachable(Reason.AGENT_UNREACHABLE, detail=order.kind) from None
     except Unreachable:
         raise

@@ -22,7 +22,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
+from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import retention
 from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
@@ -140,7 +140,7 @@ def row_of(sessions: Sessions, placement: Placement) -> SessionRow:
 async def names_of(sessions: Sessions, *ids: str) -> set[SessionKey]:
     """Return the names by which the agents, or else the store, know these ids."""
     known = set(ids) - {""}
-    trees = [t for t in await sessions.agent.trees() if t.state is not TreeState.GONE]
+    trees = await sessions.agent.trees()
     if names := {t.key for t in trees if known & {t.session, t.incarnation}}:
         return names
     return {

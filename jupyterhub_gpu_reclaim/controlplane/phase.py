@@ -86,7 +86,7 @@ class Observed(NamedTuple):
         return next((t for t in self.left() if t.incarnation == incarnation), None)
 
     def left(self) -> tuple[Tree, ...]:
-        return tuple(t for t in self.trees or () if t.state is not TreeState.GONE)
+        return self.trees or ()
 
     def whole(self) -> tuple[Tree, ...]:
         """Return all trees with memory of their own: no places held for one."""

@@ -27,15 +27,16 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
+from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.known_term import act_for_itself
 from jupyterhub_gpu_reclaim.node.operations.operations import (
     Operation,
     Operations,
+    in_silence,
     in_thread,
 )
 from jupyterhub_gpu_reclaim.node.sessions import trees
-from jupyterhub_gpu_reclaim.node.sessions.ended import EndedSessions
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap, save
 from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
@@ -44,7 +45,7 @@ from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder, PodHint
     from jupyterhub_gpu_reclaim.common.models import (
@@ -104,9 +105,6 @@ class LocalNode:
         self.recovery = Recovery(
             placements=self.placements, operations=self.operations, tools=self.tools
         )
-        self._ended = EndedSessions(
-            self.tools.records, self.operations, self.tools.clock
-        )
 
     # --- looking ------------------------------------------------------------------
 
@@ -142,7 +140,7 @@ class LocalNode:
         return await asyncio.to_thread(self._trees)
 
     async def tree(self, incarnation: str) -> Tree:
-        """The tree of an incarnation, even if ended; ``NotFound`` when unknown."""
+        """The tree of an incarnation; ``NotFound``: it has ended, or is unknown."""
         return await asyncio.to_thread(self._tree, incarnation)
 
     async def samples(self) -> list[Sample]:
@@ -171,11 +169,11 @@ class LocalNode:
 
     async def carry_out(
         self, subject: str, order: AgentOrder
-    ) -> AsyncIterator[Event] | Tree | None:
+    ) -> AsyncIterator[Event] | None:
         if order.about == "sessions":
             await self.set_hint(subject, order.hint)
         work = getattr(self, order.kind.replace("-", "_"))
-        answer: AsyncIterator[Event] | Tree | None = await work(subject, order)
+        answer: AsyncIterator[Event] | None = await work(subject, order)
         return answer
 
     async def capture(
@@ -260,28 +258,20 @@ class LocalNode:
         )
         return self._begin(session, operation, work.run).follow()
 
-    async def thaw(self, incarnation: str, order: orders.Thaw) -> Tree:
+    async def thaw(self, incarnation: str, order: orders.Thaw) -> None:
         session = await self._find(incarnation)
-        return await self._do(
-            order.kind, session, "", lambda op: self.releases.thaw(session, op)
-        )
+        await self._do(order.kind, session, "", self.releases.thaw)
 
-    async def release(self, incarnation: str, order: orders.Release) -> Tree:
+    async def release(self, incarnation: str, order: orders.Release) -> None:
         checkpoint = order.checkpoint
         try:
             session = await self._find(incarnation)
         except NotFound:
-            return await asyncio.to_thread(
-                self.releases.already_released, incarnation, checkpoint
-            )
-        return await self._do(
-            order.kind,
-            session,
-            checkpoint,
-            lambda op: self.releases.release(session, op),
-        )
+            await asyncio.to_thread(self.releases.finish_ended, incarnation, checkpoint)
+        else:
+            await self._do(order.kind, session, checkpoint, self.releases.release)
 
-    async def kill(self, incarnation: str, order: orders.Kill) -> Tree:
+    async def kill(self, incarnation: str, order: orders.Kill) -> None:
         running = self.operations.running(incarnation)
         if running is not None and running.kind == orders.Capture.kind:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
@@ -289,15 +279,10 @@ class LocalNode:
             self.term.confirm()
             running.cancel.set()
             await running.wait(_CALL_OFF_SECONDS)
-        try:
-            session = await self._find(incarnation)
-        except NotFound:
-            return await self.tree(incarnation)
-        return await self._do(
-            order.kind, session, "", lambda op: self.releases.kill(session, op)
-        )
+        session = await self._find(incarnation)
+        await self._do(order.kind, session, "", self.releases.kill)
 
-    async def cancel(self, incarnation: str, order: orders.Cancel) -> Tree:
+    async def cancel(self, incarnation: str, order: orders.Cancel) -> None:
         """Call off what runs; where nothing does there is nothing to do."""
         del order
         running = self.operations.running(incarnation)
@@ -306,7 +291,6 @@ class LocalNode:
         if running is not None:
             self.term.confirm()
             running.cancel.set()
-        return await self.tree(incarnation)
 
     async def discard(self, checkpoint: str, order: orders.Discard) -> None:
         """Delete a checkpoint that is no longer needed.
@@ -450,51 +434,45 @@ class LocalNode:
         kind: str,
         session: Session,
         checkpoint: str,
-        work: Callable[[Operation], AsyncIterator[Event]],
-    ) -> Tree:
-        """Run a short operation, or wait for the same one; its tree or its error."""
+        work: Callable[[Session, Operation], Awaitable[None]],
+    ) -> None:
+        """Run a short operation, or wait for the same one; raises its error."""
         operation = self.operations.attach(session.incarnation, kind, checkpoint)
         if operation is None:
             self.term.confirm()
             operation = Operation(kind, session.key, checkpoint)
-            self.operations.begin(session.incarnation, operation, work)
+            steps = in_silence(partial(work, session))
+            self.operations.begin(session.incarnation, operation, steps)
         await operation.wait()
         if operation.error is not None:
             raise operation.error
-        tree = operation.events[-1].tree
-        if tree is None:
-            raise Refused(Reason.INTERNAL, detail=f"{kind} ended without a tree")
-        return tree
 
     def _trees(self) -> list[Tree]:
-        """Trees of all inits, then of the records whose init has ended."""
         self.tools.records.write_remembered()
         sessions = self.placements.list()
         if sessions:
             with suppress(StoreError):  # a capture tells what is wrong
                 self.tools.store.prepare()
         records = {r.incarnation: r for r in self.tools.records.list()}
-        found = [
+        for name in records.keys() - {session.incarnation for session in sessions}:
+            self._forget_if_ended(records[name])
+        return [
             tree
             for session in sessions
             if (tree := self._tree_of(session, records.get(session.incarnation)))
             is not None
         ]
-        here = {session.incarnation for session in sessions}
-        return found + [
-            trees.gone(record, record.checkpoint)
-            for record in self._ended.among(records.values(), here)
-        ]
+
+    def _forget_if_ended(self, record: Record) -> None:
+        """Delete the record of a session that has ended: the store has what is left."""
+        lives = processes.start_time(record.init_pid) == record.init_start
+        if not lives and self.operations.running(record.incarnation) is None:
+            with suppress(OSError):
+                self.tools.records.delete(record.incarnation)
 
     def _tree(self, incarnation: str) -> Tree:
         record = self.tools.records.find(incarnation)
-        try:
-            session = self.placements.find(incarnation)
-        except NotFound:
-            if record is not None:
-                return trees.gone(record, record.checkpoint)
-            raise
-        tree = self._tree_of(session, record)
+        tree = self._tree_of(self.placements.find(incarnation), record)
         if tree is None:
             raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
         return tree

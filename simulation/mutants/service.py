@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.agent_orders import Discard
-from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
+from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import (
     expiry,
@@ -175,7 +175,7 @@ async def _once(self: Deletions, key: Any) -> bool:
     with suppress(Exception):
         trees = await self.sessions.agent.trees(key)
         for tree in trees:
-            if tree.state is not TreeState.GONE and self._is_old(order, tree):
+            if self._is_old(order, tree):
                 await self._end_tree(tree)
         for row in self.sessions.journal.checkpoints(key):
             await self.sessions.agent.order(row.id, Discard())

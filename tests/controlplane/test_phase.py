@@ -96,7 +96,7 @@ ENDED = row("stopped", incarnation="i1")  #: by a person
         ([tree("captured", "c1")], [], "running", None, "running"),
         ([tree("holding")], [saved(1)], "spawning", None, None),
         ([tree("restoring", "c1")], [saved(1)], "stopped", None, None),
-        ([tree("gone")], [saved(1)], "stopped", None, "suspended"),
+        ([], [saved(1)], "stopped", None, "suspended"),
         ([], [saved(1)], "running", None, None),
         ([], [saved(1)], "spawning", None, None),
         ([], [], "stopped", None, "stopped"),

@@ -80,8 +80,7 @@ class Somebody:
     def states(self) -> list[str]:
         """What the agent says of this user's processes; it must answer."""
         trees = self.stack.trees()
-        mine = (t["state"] for t in trees if t["key"]["user"] == self.name)
-        return [state for state in mine if state != "gone"]
+        return [t["state"] for t in trees if t["key"]["user"] == self.name]
 
     def reaches(self, *states: list[str]) -> None:
         end = time.monotonic() + SECONDS

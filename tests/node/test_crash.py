@@ -56,7 +56,7 @@ def test_capture_agent_killed_tree_runs_or_is_captured(agent, counter, step, sta
         assert all(one.stopped for one in counter.tree.processes)
         repeated = agent.capture(counter, "cp")
         assert repeated[-1]["checkpoint"]["id"] == "cp"
-        assert agent.post(f"/v1/sessions/{counter.incarnation}/thaw").json()["state"]
+        assert agent.post(f"/v1/sessions/{counter.incarnation}/thaw").status_code == 204
     else:
         assert tree["state"] == "running"
         if step != "preflight":

@@ -186,10 +186,9 @@ def test_nap_that_was_left_half_done_is_ended_by_the_next_agent(agent, session, 
 def test_session_that_ends_while_it_naps_is_gone(agent, session):
     nap(agent, session)
     os.kill(program(session).pid, signal.SIGKILL)
-    wait_for(lambda: state(agent, session) == "gone")
-    agent.kill()
-    agent.start()
-    assert agent.tree(session)["status"] == 404
+    wait_for(lambda: agent.tree(session).get("status") == 404)
+    assert agent.get("/v1/sessions").json() == []
+    assert not list((agent.folder / "state" / "records").glob("*"))
 
 
 def test_program_that_a_debugger_holds_wakes_when_it_is_let_go(agent, session):

@@ -124,8 +124,7 @@ async def thawed(recovery, record: Record) -> ReclaimError | None:
     session = recovery.placements.find(record.incarnation)
     operation = Operation("thaw", KEY, "")
     try:
-        async for _ in recovery.releases.thaw(session, operation):
-            pass
+        await recovery.releases.thaw(session, operation)
     except ReclaimError as error:
         return error
     return None
@@ -286,7 +285,7 @@ def test_full_state_folder_lets_a_captured_tree_go_on(agent_on_small_disk, count
     assert refused.json()["code"] == "state_full"
     assert all(process.stopped for process in counter.tree.processes)
 
-    assert agent.post(f"{path}/thaw").json()["state"] == "running"
+    assert agent.post(f"{path}/thaw").status_code == 204
     assert goes_on(counter)
 
 

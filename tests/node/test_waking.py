@@ -214,7 +214,7 @@ def test_what_was_said_during_a_suspend_wakes_when_it_is_taken_back(napper):
     agent, place = napper.agent, napper.server.place
     agent.captured(place, "cp")
     napper.say("shell", "execute_request", {"code": "1"})
-    assert agent.post(f"{napper.path}/thaw").status_code == 200
+    assert agent.post(f"{napper.path}/thaw").status_code == 204
     assert napper.wakes()
     assert agent.get("/v1/checkpoints").json() == []
 

@@ -24,7 +24,7 @@ from jupyterhub_gpu_reclaim.common.agent_orders import (
     PodHint,
 )
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
-from jupyterhub_gpu_reclaim.common.models import Sample, Tree
+from jupyterhub_gpu_reclaim.common.models import Sample
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import TERM, Term
 from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
@@ -188,11 +188,9 @@ class PostOrder(Handler):
     kind: type[AgentOrder]
 
     async def post(self, subject: str) -> None:
-        answer = await self.node.carry_out(subject, self.body(self.kind))
-        if isinstance(answer, Tree):
-            self.answer(answer)
-        elif answer is not None:
-            await self.stream(answer)
+        events = await self.node.carry_out(subject, self.body(self.kind))
+        if events is not None:
+            await self.stream(events)
         else:
             self.set_status(204)
 

@@ -34,7 +34,7 @@ from jupyterhub_gpu_reclaim.linux import far_files
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.node.operations.records import Record, Records
@@ -265,6 +265,20 @@ class Operations:
         ended = [name for name, operation in self._current.items() if operation.done]
         for name in ended[: max(0, len(ended) - KEPT)]:
             del self._current[name]
+
+
+def in_silence(
+    work: Callable[[Operation], Awaitable[None]],
+) -> Callable[[Operation], AsyncIterator[Event]]:
+    """Work that tells of its steps only, as an operation runs it."""
+
+    async def run(operation: Operation) -> AsyncIterator[Event]:
+        await work(operation)
+        nothing: tuple[Event, ...] = ()
+        for event in nothing:
+            yield event
+
+    return run
 
 
 async def _run(

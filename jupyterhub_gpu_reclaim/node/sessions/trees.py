@@ -118,19 +118,6 @@ def _nap(record: NapRecord | None) -> Nap | None:
     return Nap(begun=record.begun, gpus=record.gpus.held())
 
 
-def gone(record: Record | Session, checkpoint: str = "") -> Tree:
-    return Tree(
-        incarnation=record.incarnation,
-        key=record.key,
-        state=TreeState.GONE,
-        init_pid=0,
-        checkpoint=checkpoint,
-        pod=record.hint.pod,
-        session=record.hint.session,
-        account=record.hint.account,
-    )
-
-
 def _checkpoint(record: Record | None, operation: Operation | None) -> str:
     if (
         operation is not None

@@ -36,7 +36,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
 from jupyterhub_gpu_reclaim.linux.processes import Process
-from jupyterhub_gpu_reclaim.node.operations.operations import Operation
+from jupyterhub_gpu_reclaim.node.operations.operations import Operation, in_silence
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.sessions.placements import LocalPlacements
@@ -44,10 +44,10 @@ from jupyterhub_gpu_reclaim.node.workflows import capture, nap
 from jupyterhub_gpu_reclaim.node.workflows.release import Releases
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import Callable, Coroutine
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Event
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
     from jupyterhub_gpu_reclaim.node.operations.operations import Operations
     from jupyterhub_gpu_reclaim.node.operations.records import Records
@@ -143,19 +143,16 @@ class Recovery:
         _keep(settle())
 
     def _begin(self, session: Session) -> Operation:
-        async def work(operation: Operation) -> AsyncIterator[Event]:
+        async def work(operation: Operation) -> None:
             # Until the store has answered it is busy: what it has of the session may be
             # older than what runs.
             settle = partial(self._settle, session)
             await self._insist(settle, operation.key, operation.cancel)
             if session.incarnation in self._unasked:
                 await self._insist(settle, operation.key, operation.cancel)
-            told: tuple[Event, ...] = ()  # nothing, but this is how operations run
-            for event in told:
-                yield event
 
         operation = Operation(trees.RECOVER, session.key, "")
-        return self.operations.begin(session.incarnation, operation, work)
+        return self.operations.begin(session.incarnation, operation, in_silence(work))
 
     def _sessions(self) -> list[Session]:
         """Sessions here; while others cannot be listed, those that have a record."""

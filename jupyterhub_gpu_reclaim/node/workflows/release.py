@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     RolledBack,
     StoreError,
 )
-from jupyterhub_gpu_reclaim.common.models import Event, Tree, TreeState
+from jupyterhub_gpu_reclaim.common.models import TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import CheckpointContents
@@ -35,7 +35,7 @@ from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import filesystem, nap
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection
+    from collections.abc import Callable, Collection
 
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.session import Session
@@ -53,10 +53,8 @@ class Releases:
 
     tools: WorkflowTools
 
-    async def release(
-        self, session: Session, operation: Operation
-    ) -> AsyncIterator[Event]:
-        """End a captured tree and its init; the last event is the tree, gone.
+    async def release(self, session: Session, operation: Operation) -> None:
+        """End a captured tree and its init.
 
         Raises:
             Refused: it is not captured, or that checkpoint is not its own
@@ -77,11 +75,8 @@ class Releases:
             self.tools.records.delete(session.incarnation)
 
         await self._step(operation, "release", "Ending the suspended programs", work)
-        yield Event(tree=trees.gone(session, checkpoint))
 
-    async def kill(
-        self, session: Session, operation: Operation
-    ) -> AsyncIterator[Event]:
+    async def kill(self, session: Session, operation: Operation) -> None:
         """End a session, whatever it does; its checkpoints stay.
 
         Raises:
@@ -94,11 +89,8 @@ class Releases:
             self.tools.records.delete(session.incarnation)
 
         await self._step(operation, "kill", "Ending its programs", work)
-        yield Event(tree=trees.gone(session, record.checkpoint if record else ""))
 
-    async def thaw(
-        self, session: Session, operation: Operation
-    ) -> AsyncIterator[Event]:
+    async def thaw(self, session: Session, operation: Operation) -> None:
         """Thaw a captured tree and drop its checkpoint; one that runs is left alone.
 
         Raises:
@@ -127,8 +119,6 @@ class Releases:
             self._note_failed(record, RolledBack(Reason.CANCELLED))
 
         await self._step(operation, "thaw", "Letting it go on", work)
-        record = self.tools.records.find(session.incarnation)
-        yield Event(tree=trees.tree_of(session, record, None))
 
     def undo_capture(self, session: Session, record: Record) -> None:
         """Thaw a captured tree without its checkpoint, and forget the capture.
@@ -149,9 +139,7 @@ class Releases:
         snapshot = trees.inspect(session)
         if snapshot.root is None or snapshot.root.state in processes.DEAD:
             # It may have died of just that memory.
-            raise Refused(
-                Reason.WRONG_PHASE, phase=TreeState.GONE.value, action="go on"
-            )
+            raise Refused(Reason.WRONG_PHASE, phase="dead", action="go on")
         self.tools.store.delete(record.checkpoint)
         thaw(snapshot, trees.left_stopped(record, snapshot))
         self.tools.ports.let_go(record.checkpoint)
@@ -169,8 +157,8 @@ class Releases:
         self._end_held(session, self._contents(record.checkpoint))
         self.tools.records.delete(record.incarnation)
 
-    def already_released(self, incarnation: str, checkpoint: str) -> Tree:
-        """A session that has ended is released if that checkpoint is its own."""
+    def finish_ended(self, incarnation: str, checkpoint: str) -> None:
+        """Release a session that has ended, if that checkpoint is its own."""
         try:
             info = self.tools.store.info(checkpoint)
         except NotFound:
@@ -179,14 +167,6 @@ class Releases:
             raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
         self.hold_ports(checkpoint)
         self.tools.records.delete(incarnation)
-        return Tree(
-            incarnation=incarnation,
-            key=info.key,
-            state=TreeState.GONE,
-            init_pid=0,
-            checkpoint=checkpoint,
-            generation=info.generation,
-        )
 
     def hold_ports(self, checkpoint: str) -> None:
         """Keep others off the ports that the session will bind again. Idempotent."""

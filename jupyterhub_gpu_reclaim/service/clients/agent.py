@@ -152,11 +152,10 @@ class AgentClient:
         path, data = _path(incarnation, order), codec.encode(order)
         return self._authority.stream(lambda: self._events(path, data))
 
-    async def order(self, subject: str, order: AgentOrder) -> Tree | None:
+    async def order(self, subject: str, order: AgentOrder) -> None:
         limit = self._quick if order.quick else self._slow
         path, data = _path(subject, order), codec.encode(order)
-        answer = await self._ask("POST", path, limit=limit, body=data)
-        return _decode(answer.body, Tree, path) if answer.body else None
+        await self._ask("POST", path, limit=limit, body=data)
 
     # --- the border
     async def _get(self, path: str, kind: type[T]) -> T:

@@ -146,8 +146,7 @@ class AgentRouter:
         found = [tree for trees in await asyncio.gather(*asked) for tree in trees]
         unseen = [tree for tree in found if tree.state is TreeState.UNKNOWN]
         if key is not None and unseen:
-            living = [tree for tree in found if tree.state is not TreeState.GONE]
-            node, ending = unseen[0].node, all(tree.ending for tree in living)
+            node, ending = unseen[0].node, all(tree.ending for tree in found)
             raise silent(node, self._agents.why_silent(node), ending=ending)
         return found
 
@@ -235,28 +234,28 @@ class AgentRouter:
             async for event in client.follow(incarnation, told):
                 yield event
 
-    async def order(self, subject: str, order: AgentOrder) -> Tree | None:
+    async def order(self, subject: str, order: AgentOrder) -> None:
         """Give any other order: about a session to its node's agent.
 
         A checkpoint is in the store of all of them; whether the session that came from
         it runs, its own node's agent sees.
         """
         if isinstance(order, Kill):
-            return await self._kill(subject, order)
-        if order.about == "sessions":
+            await self._kill(subject, order)
+        elif order.about == "sessions":
             pod, client = await self._seat(subject)
             told = await self._with_facts(order, pod)
             with named(pod.node):
-                tree = await client.order(subject, told)
+                await client.order(subject, told)
             if isinstance(order, Release):
                 await self._delete(pod)
-            return tree
-        if isinstance(order, Discard) and order.runs:
+        elif isinstance(order, Discard) and order.runs:
             _, client = await self._seat(order.runs)
-            return await client.order(subject, order)
-        return await self._agents.anyone(
-            lambda client: client.order(subject, order), seconds=_ORDER_SECONDS
-        )
+            await client.order(subject, order)
+        else:
+            await self._agents.anyone(
+                lambda client: client.order(subject, order), seconds=_ORDER_SECONDS
+            )
 
     async def _with_facts(self, order: AgentOrder, pod: Pod) -> AgentOrder:
         hint = PodHint(
@@ -270,7 +269,7 @@ class AgentRouter:
         )
         return msgspec.structs.replace(order, hint=hint)
 
-    async def _kill(self, incarnation: str, order: Kill) -> Tree:
+    async def _kill(self, incarnation: str, order: Kill) -> None:
         pod = await self._pod_of(incarnation)
         if pod.node and not pod.over:
             # no init there (yet): the kubelet ends what there is
@@ -278,13 +277,6 @@ class AgentRouter:
                 told = await self._with_facts(order, pod)
                 await self._agents.on(pod.node).order(incarnation, told)
         await self._delete(pod)
-        return Tree(
-            incarnation=incarnation,
-            key=pod.key,
-            state=TreeState.GONE,
-            init_pid=0,
-            pod=pod.uid,
-        )
 
     def labels(self, key: SessionKey) -> dict[str, str] | None:
         try:
