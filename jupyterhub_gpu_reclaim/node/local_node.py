@@ -42,6 +42,7 @@ from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
 from jupyterhub_gpu_reclaim.node.workflows.release import Releases
 from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
+from jupyterhub_gpu_reclaim.node.workflows.tools import looking_again
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
 
 if TYPE_CHECKING:
@@ -364,7 +365,14 @@ class LocalNode:
         if not wakes:
             self.operations.work_for(session)
         operation = Operation(kind, session.key, checkpoint)
-        steps = work(session, operation).run
+
+        def steps(operation: Operation) -> AsyncIterator[Event]:
+            return work(session, operation).run(operation)
+
+        if kind in {orders.Capture.kind, orders.Nap.kind}:
+            record = partial(trees.record_of, self.tools.records, session)
+            again = looking_again(steps, record, self.tools.clock)
+            return self._begin(session, operation, again).follow()
         return self._begin(session, operation, steps).follow()
 
     def _saving(

@@ -140,21 +140,18 @@ def test_a_child_that_is_forked_after_the_survey_gives_up_its_devices_too(
 
 @own_agent
 @pytest.mark.usefixtures("counting")
-def test_a_program_that_begins_to_use_a_card_meanwhile_naps_the_next_time(agent, start):
+def test_a_program_that_begins_to_use_a_card_meanwhile_naps_as_well(agent, start):
     session = start("begins")
     computes(session, "p")
-    url = f"/v1/sessions/{session.incarnation}"
-    failure = agent.events(f"{url}/nap", {})[-1]["failure"]
-    assert failure["code"] == "gpu_begun"
-    computes(session, "pi")
     for order, holding in (("nap", 0), ("wake", 2)):
-        events = agent.events(f"{url}/{order}", {})
+        events = agent.events(f"/v1/sessions/{session.incarnation}/{order}", {})
         assert events[-1].get("tree"), events[-1]
         assert holders(session) == holding
     computes(session, "pi")
 
 
-def test_a_program_that_the_driver_does_not_know_is_refused(agent, start):
+@pytest.mark.long
+def test_a_program_that_the_driver_does_not_know_is_refused_in_the_end(agent, start):
     session = start("deaf")
     wait_for(
         lambda: any(

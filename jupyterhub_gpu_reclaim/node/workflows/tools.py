@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations.operations import (
     StepReporter,
     durably,
     in_thread,
 )
+from jupyterhub_gpu_reclaim.node.operations.records import ENDED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -116,3 +120,39 @@ class Workflow:
 
     async def _thread(self, step: str, work: Callable[[], T]) -> T:
         return await in_thread(work, step=step, limit=self._limits.check)
+
+
+#: Seconds before each further attempt; a program's first call takes up to three.
+_PAUSES: Final = (0.5, 1.5, 3.0)
+
+
+def looking_again(
+    attempt: Callable[[Operation], AsyncIterator[Event]],
+    record: Callable[[], Record | None],
+    clock: Clock,
+) -> Callable[[Operation], AsyncIterator[Event]]:
+    """The same work again, where a program was just beginning to use a GPU.
+
+    The driver knows it seconds later, or it has gone (PyTorch's compilers). An attempt
+    undoes its work when it raises; the record tells whether it could.
+    """
+
+    async def work(operation: Operation) -> AsyncIterator[Event]:
+        for pause in _PAUSES:
+            try:
+                async for event in attempt(operation):
+                    yield event
+            except ReclaimError as error:
+                opened = error.reason is Reason.DEVICE_OPEN and DEVICES in str(error)
+                left = record()
+                undone = left is None or left.stage in ENDED
+                if not (opened or error.reason is Reason.GPU_BEGUN) or not undone:
+                    raise
+                await clock.sleep(pause)
+                operation.cancel.check()
+            else:
+                return
+        async for event in attempt(operation):
+            yield event
+
+    return work
