@@ -23,7 +23,6 @@ from jupyterhub_gpu_reclaim.hub.patches import ASKER, OURS
 from jupyterhub_gpu_reclaim.node.local_node import ORDER_SECONDS
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Record, Stage
-from jupyterhub_gpu_reclaim.node.state_folder import LastStart
 from jupyterhub_gpu_reclaim.node.workflows import recovery, rescue
 from simulation.checkers import Ledger
 from simulation.doubles import spawner as spawners
@@ -52,7 +51,6 @@ from simulation.programs import (
     AgentOverWire,
     Disk,
     HubOverWire,
-    PlacementsOnMachine,
     RecordsOnDisk,
     Service,
     agent_node,
@@ -547,22 +545,14 @@ class World:
         wakes: bool,
     ) -> None:
         cards = Cards(self.kernel, machine.name)
-        last = LastStart(
-            placement="local",
-            realm="",
-            docker_socket="",
-            gpu_lock_seconds=5.0,
-            dump_seconds=60.0,
-        )
         table = [
             (rescue, "Records", lambda _: RecordsOnDisk(machine, program)),
-            (rescue, "make_placements", lambda *_: PlacementsOnMachine(machine)),
             (rescue, "Driver", lambda: Driver(cards)),
             (rescue, "Nvml", lambda: cards),
             (rescue, "_all_at_once", _one_by_one),
         ]
         with replaced(table):
-            rescue.rescue(Path("/nonexistent"), last, stages, wakes=wakes, seconds=60.0)
+            rescue.rescue(Path("/nonexistent"), stages, wakes=wakes, seconds=60.0)
 
     async def rescue_all(self, machine: Machine) -> None:
         """What a machine's unit does when its agent has ended."""
@@ -577,7 +567,7 @@ class World:
 
         if machine.up:
             work = asyncio.to_thread(
-                self._rescue, machine, program, rescue.FROZEN, wakes=True
+                self._rescue, machine, program, recovery.FROZEN, wakes=True
             )
             machine.rescue = spawn(program, work)
             machine.rescue.add_done_callback(ended)

@@ -52,7 +52,7 @@ from jupyterhub_gpu_reclaim.node.setup import readiness
 from jupyterhub_gpu_reclaim.node.setup.readiness import CheckedCriu
 from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
 from jupyterhub_gpu_reclaim.node.setup.store import open_store
-from jupyterhub_gpu_reclaim.node.state_folder import RECORDS, LastStart
+from jupyterhub_gpu_reclaim.node.state_folder import RECORDS
 from jupyterhub_gpu_reclaim.node.workflows import rescue
 from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
@@ -112,7 +112,7 @@ class AgentApp(AgentSettings):
         state = own_folder(Path(self.state_dir))
         with _only_one(state):
             rescue.give_back(state)  # the first act finds a lock that is not free yet
-            self._note_start(state)
+            self._refuse_other_place()
             clock = SystemClock()
             ports = HeldPorts(state)
             with contextlib.suppress(Refused):  # recovery insists
@@ -148,11 +148,11 @@ class AgentApp(AgentSettings):
                 remove_socket(self)
             return status
 
-    def _note_start(self, state: Path) -> None:
-        """Write down the settings by which ``rescue`` finds sessions.
+    def _refuse_other_place(self) -> None:
+        """Check that ``rescue`` finds the state folder.
 
         Raises:
-            CannotStartError: it would look for them in another folder.
+            CannotStartError: it would look for another one.
         """
         if Path(self.state_dir) != state_folder.place(sys.argv[1:], os.environ):
             raise CannotStartError(
@@ -161,21 +161,6 @@ class AgentApp(AgentSettings):
                 " --AgentApp.state_dir on its command line. Frozen sessions are let go"
                 " on by what is in that folder, also where the file is broken."
             )
-        start = LastStart(
-            placement=self.placement,
-            realm=self.realm,
-            docker_socket=self.docker_socket,
-            gpu_lock_seconds=self.gpu_lock_seconds,
-            dump_seconds=self.dump_seconds,
-        )
-        try:
-            former = LastStart.read(state)
-            if former and not former.finds_as(start):
-                # Sessions that this agent will not see; the lock is ours.
-                rescue.rescue(state, former, rescue.FROZEN, wakes=True)
-            start.save(state)
-        except (OSError, ReclaimError) as error:
-            _log.warning("- the state folder does not take the settings: %s", error)
 
     def accelerator(
         self, kind: type[Accelerator] = Accelerator, nvml: Nvml | None = None

@@ -1,4 +1,4 @@
-"""The agent's state folder: its place, its lock, and the settings of the last start.
+"""The agent's state folder: its place and its lock.
 
 The place comes from the command line (``--AgentApp.state_dir``), the environment
 (``GPU_RECLAIM_AGENT_STATE``), or is the default; never from the configuration file. So
@@ -14,10 +14,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.durable import write_durably
-from jupyterhub_gpu_reclaim.common.models import Value
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -30,38 +26,6 @@ RECORDS: Final = "records"
 HELD: Final = "held"  #: registers of threads that are made to call
 _OPTION: Final = "--AgentApp.state_dir"
 _LOCK: Final = "agent.lock"
-_LAST_START: Final = "last-start.json"
-
-
-class LastStart(Value, frozen=True, kw_only=True):
-    placement: str
-    realm: str
-    docker_socket: str
-    gpu_lock_seconds: float
-    dump_seconds: float
-
-    def finds_as(self, other: LastStart) -> bool:
-        return (self.placement, self.realm) == (other.placement, other.realm)
-
-    def save(self, state: Path) -> None:
-        """Write them down for the next agent.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
-        write_durably(state / _LAST_START, codec.encode(self))
-
-    @classmethod
-    def read(cls, state: Path) -> LastStart | None:
-        """Those of the last agent that started here; None: there was none.
-
-        Raises:
-            OSError, BadRequest: they cannot be read.
-        """
-        try:
-            return codec.decode((state / _LAST_START).read_bytes(), cls)
-        except FileNotFoundError:
-            return None
 
 
 def place(words: Sequence[str], environment: Mapping[str, str]) -> Path:

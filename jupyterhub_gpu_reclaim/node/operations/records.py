@@ -25,13 +25,13 @@ from jupyterhub_gpu_reclaim.common.logs import News
 from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Step, Value
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node.requirements import Gpus  # noqa: TC001 msgspec reads it
+from jupyterhub_gpu_reclaim.node.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
-    from jupyterhub_gpu_reclaim.node.session import Session
 
 _log = logging.getLogger(__name__)
 
@@ -134,6 +134,18 @@ class Record(Value, frozen=True, kw_only=True):
             init_start=session.init_start,
             hint=msgspec.structs.replace(session.hint, key=session.key),
             **more,
+        )
+
+    @property
+    def session(self) -> Session:
+        """The session, as far as it takes to let it go on."""
+        return Session(
+            incarnation=self.incarnation,
+            key=self.key,
+            init_pid=self.init_pid,
+            init_start=self.init_start,
+            holding=False,
+            hint=self.hint,
         )
 
     @property

@@ -36,8 +36,12 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
 from jupyterhub_gpu_reclaim.linux.processes import Process
-from jupyterhub_gpu_reclaim.node.operations.operations import Operation, in_silence
-from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
+from jupyterhub_gpu_reclaim.node.operations.operations import (
+    Operation,
+    TimeLimits,
+    in_silence,
+)
+from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Record, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.sessions.placements import LocalPlacements
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap
@@ -80,6 +84,8 @@ _LATER = frozenset(
 )
 #: Whether there is a checkpoint is the store's word alone.
 UNCOMMITTED = frozenset({Stage.CAPTURING, Stage.ROLLING_BACK})
+#: What stands still, or may.
+FROZEN = UNCOMMITTED | {Stage.CAPTURED}
 #: Stages that an operation leaves when it could not undo its work.
 _HALF_UNDONE = frozenset({Stage.ROLLING_BACK, Stage.RESTORING})
 
@@ -111,7 +117,8 @@ class Recovery:
         await asyncio.to_thread(self._remember_pods)
         sessions = await asyncio.to_thread(self._sessions)
         sessions = await asyncio.to_thread(_one_each, sessions)
-        await asyncio.to_thread(self._forget_gone, sessions)
+        for record in await asyncio.to_thread(self._forget_gone, sessions):
+            _keep(self._let_stranger_go_on(record))
         begun = [(session, self._begin(session)) for session in sessions]
         waits = [operation.wait(patience) for _, operation in begun]
         await asyncio.gather(*waits)
@@ -186,17 +193,28 @@ class Recovery:
             await self.tools.clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _forget_gone(self, sessions: list[Session]) -> None:
+    def _forget_gone(self, sessions: list[Session]) -> list[Record]:
+        """Forget those that have ended; the records of those that nobody looks after.
+
+        They live and are not found: their agent had another placement or realm.
+        """
         # A checkpoint that they had to undo stays if it is committed: with the tree
         # gone it is the newest state that there is. An uncommitted one is swept.
         by_name = {session.incarnation: session for session in sessions}
+        strangers = []
         for record in self.tools.records.list():
             session = by_name.get(record.incarnation)
-            # One that lives and is not found belongs to an agent of other settings.
             lives = processes.start_time(record.init_pid) == record.init_start
             gone = not lives if session is None else not trees.matches(record, session)
             if gone:
                 self.tools.records.delete(record.incarnation)
+            elif session is None:
+                strangers.append(record)
+        return strangers
+
+    async def _let_stranger_go_on(self, record: Record) -> None:
+        records, accelerator = self.tools.records, self.tools.accelerator
+        await asyncio.to_thread(let_go_on, record, records, accelerator)
 
     def _sweep(self) -> None:
         swept = self.tools.store.sweep()
@@ -395,6 +413,47 @@ def undo_unasked(
     # First: a tree that runs beside a record that calls it captured is released.
     records.save(record.at(Stage.ROLLING_BACK, record.steps))
     capture.thaw_tree(accelerator, session, record, together=True)
+    return True
+
+
+def let_go_on(
+    record: Record,
+    records: Records,
+    accelerator: Accelerator,
+    stages: frozenset[Stage] = FROZEN,
+    *,
+    wakes: bool = True,
+) -> bool:
+    """Let a session without an agent go on; whether nothing is left to do.
+
+    ``stages`` are of the captures that are to be undone.
+    """
+    session = record.session
+    try:
+        processes.snapshot_init(session.init_pid, session.init_start)
+        if record.stage in stages:
+            end_criu(session, TimeLimits().criu)
+            if undo_unasked(session, record, records, accelerator):
+                _log.warning("%s goes on: no agent looked after it", record.key)
+        if wakes and _wake(session, record, records, accelerator):
+            _log.warning("%s is woken: no agent looked after it", record.key)
+    except NotFound:
+        pass  # it has ended
+    except (ReclaimError, OSError) as error:
+        _log.error("%s does not go on, and no agent runs: %s", record.key, error)
+        return False
+    return True
+
+
+def _wake(
+    session: Session, record: Record, records: Records, accelerator: Accelerator
+) -> bool:
+    record = records.find(record.incarnation) or record
+    if record.nap is None or not (record.naps or record.stage in FROZEN):
+        return False  # else it is being ended, or brought back
+    whole = record.nap_at(NapStage.WAKING)
+    nap.end_nap(accelerator, session, whole)
+    records.save(whole.woken())
     return True
 
 

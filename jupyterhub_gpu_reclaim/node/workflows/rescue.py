@@ -22,34 +22,27 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
 from jupyterhub_gpu_reclaim.common import logs
-from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.linux import ptrace
 from jupyterhub_gpu_reclaim.node import state_folder
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.operations import TimeLimits
-from jupyterhub_gpu_reclaim.node.operations.records import (
-    NapStage,
-    Record,
-    Records,
-    Stage,
+from jupyterhub_gpu_reclaim.node.operations.records import Records
+from jupyterhub_gpu_reclaim.node.state_folder import HELD, RECORDS
+from jupyterhub_gpu_reclaim.node.workflows.recovery import (
+    FROZEN,
+    UNCOMMITTED,
+    let_go_on,
 )
-from jupyterhub_gpu_reclaim.node.sessions import trees
-from jupyterhub_gpu_reclaim.node.sessions.placement_kinds import make_placements
-from jupyterhub_gpu_reclaim.node.state_folder import HELD, RECORDS, LastStart
-from jupyterhub_gpu_reclaim.node.workflows import nap, recovery
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from jupyterhub_gpu_reclaim.node.session import Session
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
+    from jupyterhub_gpu_reclaim.node.operations.records import Stage
 
 _log = logging.getLogger(__name__)
 
-#: What stands still, or may.
-FROZEN: Final = recovery.UNCOMMITTED | {Stage.CAPTURED}
 #: Seconds for the first act: what takes longer goes on beside the agent that starts.
 _FIRST_SECONDS: Final = 20.0
 #: The unit gives what is run at its end 120.
@@ -58,7 +51,7 @@ SECONDS: Final = 100.0
 
 def first_act(state: Path) -> None:
     """Continue sessions in the middle of a capture; never raises."""
-    _attempt_all(state, recovery.UNCOMMITTED, wakes=False, seconds=_FIRST_SECONDS)
+    _attempt_all(state, UNCOMMITTED, wakes=False, seconds=_FIRST_SECONDS)
 
 
 def everything(state: Path) -> bool:
@@ -77,10 +70,7 @@ def _attempt_all(
             if not free:
                 return True  # an agent does it
             give_back(state)
-            last = LastStart.read(state)
-            if last is None:
-                return True
-            return rescue(state, last, stages, wakes=wakes, seconds=seconds)
+            return rescue(state, stages, wakes=wakes, seconds=seconds)
     except Exception:  # noqa: BLE001 - an agent that can start shall
         _log.exception("- sessions cannot be let go on without an agent")
         return False
@@ -102,7 +92,6 @@ def give_back(state: Path) -> None:
 
 def rescue(
     state: Path,
-    last: LastStart,
     stages: frozenset[Stage],
     *,
     wakes: bool,
@@ -114,23 +103,19 @@ def rescue(
     are to be undone. It returns after so many seconds, even if a session takes longer.
     """
     records = Records(state / RECORDS)
-    placements = make_placements(last.placement, last.realm, last.docker_socket)
+    limits = TimeLimits()
     accelerator = Accelerator(
         Driver(),
         Nvml(),
-        lock_seconds=last.gpu_lock_seconds,
-        seconds=last.dump_seconds,
+        lock_seconds=limits.gpu_lock,
+        seconds=limits.dump,
         room_seconds=0.0,  # no agent can start as long as this lasts
     )
-    works = []
-    for record in records.list():
-        frozen, naps = record.stage in stages, wakes and record.nap is not None
-        if not frozen and not naps:
-            continue
-        session = _session_of(placements, record)
-        if session is not None:
-            about = (session, record, records, accelerator)
-            works.append(partial(_rescue_one, *about, frozen=frozen, naps=naps))
+    works = [
+        partial(let_go_on, record, records, accelerator, stages, wakes=wakes)
+        for record in records.list()
+        if record.stage in stages or (wakes and record.nap is not None)
+    ]
     done = _all_at_once(works, seconds)
     if done is not None:
         accelerator.close()
@@ -152,52 +137,3 @@ def _all_at_once(works: Iterable[Callable[[], bool]], seconds: float) -> bool | 
     if any(thread.is_alive() for thread in threads):
         return None
     return len(results) == len(threads) and all(results)
-
-
-def _session_of(placements: Placements, record: Record) -> Session | None:
-    try:
-        if record.hint.pod:
-            placements.set_hint(record.incarnation, record.hint)
-        session = placements.find(record.incarnation)
-        if trees.matches(record, session):
-            return session
-    except NotFound:
-        pass
-    return None
-
-
-def _rescue_one(
-    session: Session,
-    record: Record,
-    records: Records,
-    accelerator: Accelerator,
-    *,
-    frozen: bool,
-    naps: bool,
-) -> bool:
-    """Let one session go on; whether nothing is left to do."""
-    try:
-        if frozen:
-            recovery.end_criu(session, TimeLimits().criu)
-            if recovery.undo_unasked(session, record, records, accelerator):
-                _log.warning("%s goes on: no agent looked after it", record.key)
-        if naps and _wake(session, record, records, accelerator):
-            _log.warning("%s is woken: no agent looked after it", record.key)
-    except NotFound:
-        pass  # it has ended
-    except (ReclaimError, OSError) as error:
-        _log.error("%s does not go on, and no agent runs: %s", record.key, error)
-        return False
-    return True
-
-
-def _wake(
-    session: Session, record: Record, records: Records, accelerator: Accelerator
-) -> bool:
-    record = records.find(record.incarnation) or record
-    if not record.naps and record.stage not in FROZEN:
-        return False  # it is being ended, or brought back
-    whole = record.nap_at(NapStage.WAKING)
-    nap.end_nap(accelerator, session, whole)
-    records.save(whole.woken())
-    return True
