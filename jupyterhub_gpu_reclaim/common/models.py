@@ -94,7 +94,6 @@ class GpuSample(Value, frozen=True, kw_only=True):
     instance: Count | None = None
     memory: Size | None = None  #: bytes
     sm_percent: float | None = None  #: of the time since the last sample
-    memory_percent: float | None = None  #: likewise, of its memory's bandwidth
 
     @property
     def model(self) -> str:
@@ -127,10 +126,8 @@ class Sample(Value, frozen=True, kw_only=True):
     incarnation: str
     key: SessionKey
     at: float
-    processes: int | None = None
     memory: int | None = None  #: resident bytes of the tree (proportional)
-    #: CPU seconds consumed so far by the server process alone and by all others.
-    cpu_server: float | None = None
+    #: CPU seconds consumed so far by all but a Jupyter server
     cpu_work: float | None = None
     written: int | None = None  #: bytes written so far by all of them
     #: bytes that its server was sent and has sent, and that its programs exchanged with

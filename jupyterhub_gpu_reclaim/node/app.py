@@ -126,8 +126,6 @@ class AgentApp(AgentSettings):
             wakers.begin()
             server = listen(self, node, node.term)
             _log.info("- listening on %s, version %s", self.listen, __version__)
-            for found in readiness.inotify_findings():
-                _log.warning("- %s %s", found.message, found.hint)
             status = 0
             try:
                 status = await _signalled()
@@ -172,7 +170,6 @@ class AgentApp(AgentSettings):
             nvml or Nvml(),
             lock_seconds=limits.gpu_lock,
             seconds=limits.dump,
-            reserve=self.wake_reserve_bytes,
         )
 
     def _node(

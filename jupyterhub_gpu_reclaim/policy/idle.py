@@ -70,8 +70,7 @@ class IdlePolicy(Configurable):
         An upload, a download to a file, rsync and a copy use little of a processor, and
         a suspend would cut them off. What all of a session's programs write counts, to
         files, pipes and terminals, and beside that what their connections to other
-        machines carry, what its server is sent, and what that itself sends for longer
-        than 20 s (a download; a page that loads is none); each as
+        machines carry, what its server is sent, and what that itself sends; each as
         the larger of the mean since ``idle_after`` and the mean of the last minute.
         Lower keeps slow uploads alive; higher lets a session be suspended in spite of
         programs that keep a log. None: it is not looked at. Example: 5000.

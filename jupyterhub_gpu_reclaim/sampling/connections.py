@@ -34,39 +34,14 @@ if TYPE_CHECKING:
 MAX_FILES = 16_384
 #: Most other machines named in a sample; with more, a session is not idle either.
 MAX_NAMED = 8
-#: Bytes a second; a page that is open asks for less.
-SLOWEST_DOWNLOAD = 5_000.0
-#: Seconds that a page may load for.
-LOADING_SECONDS = 20.0
-#: Seconds without data after which another download begins.
-PAUSE_SECONDS = 25.0
 
 
 class Traffic(NamedTuple):
-    #: bytes since the first look that its server was sent, that it sent for long and
-    #: had not just fetched from a program, and that programs exchanged with other
-    #: machines
+    #: bytes since the first look that its server was sent, that it sent (but not what
+    #: it fetched from a program), and that programs exchanged with other machines
     moved: int
     paged: int  #: bytes since the first look that pages sent to programs
     outside: list[str]  #: other ends of its programs' connections to other machines
-
-
-@dataclass(slots=True)
-class _Lasting:
-    """Tells a server's long downloads from the loading of pages."""
-
-    at: float  #: time of the last look
-    since: float = 0.0  #: when the sending began
-    until: float = 0.0  #: when it was last seen
-
-    def count_download(self, now: float, sent: int) -> int:
-        seconds, self.at = now - self.at, now
-        if sent <= SLOWEST_DOWNLOAD * seconds:
-            return 0
-        if now - self.until > PAUSE_SECONDS:
-            self.since = now
-        self.until = now
-        return sent if now - self.since >= LOADING_SECONDS else 0
 
 
 class _Counts(NamedTuple):
@@ -76,7 +51,6 @@ class _Counts(NamedTuple):
 
 @dataclass(slots=True)
 class _Known:
-    lasting: _Lasting
     before: dict[bytes, _Counts] | None = None  #: its connections at the last look
     moved: int = 0
     paged: int = 0
@@ -119,7 +93,7 @@ class Connections:
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
-    def look(self, targets: Sequence[SampleTarget], now: float) -> dict[str, Traffic]:
+    def look(self, targets: Sequence[SampleTarget]) -> dict[str, Traffic]:
         """By incarnation; those that have too many files open are left out.
 
         Raises:
@@ -139,23 +113,19 @@ class Connections:
             own_addresses(targets[0].init_pid),
         )
         return {
-            target.incarnation: self._count(
-                target, held[target.incarnation], network, now
-            )
+            target.incarnation: self._count(target, held[target.incarnation], network)
             for target in targets
             if target.incarnation in held
         }
 
-    def _count(
-        self, target: SampleTarget, held: _Held, network: _Network, now: float
-    ) -> Traffic:
+    def _count(self, target: SampleTarget, held: _Held, network: _Network) -> Traffic:
         port = target.address.port if target.address is not None else 0
         mine = _sort_by_purpose(held, port, network)
-        known = self._known.setdefault(target.incarnation, _Known(_Lasting(now)))
+        known = self._known.setdefault(target.incarnation, _Known())
         if known.before is not None:
             came, went = _bytes_carried(mine.calls, known.before)
             fetched, _ = _bytes_carried(mine.fetches, known.before)
-            known.moved += came + known.lasting.count_download(now, went - fetched)
+            known.moved += came + max(0, went - fetched)
             known.moved += sum(_bytes_carried(mine.outside, known.before))
             known.paged += _bytes_carried(mine.pages, known.before)[0]
         known.before = {one.key: _Counts(one.sent, one.received) for one in mine.all}

@@ -21,7 +21,6 @@ class ProcessUse(Value, frozen=True, kw_only=True):
     pid: int
     memory: int | None = None  #: bytes
     sm_percent: float | None = None  #: of the time its kernels ran
-    memory_percent: float | None = None  #: of the time it read or wrote GPU memory
     instance: int | None = None  #: of a divided card (MIG)
     mps: bool = False  #: whether it shares its card through NVIDIA's MPS
 
@@ -62,7 +61,6 @@ def samples_of(
                     instance=instance,
                     memory=_total(use.memory for use in uses),
                     sm_percent=_percent(use.sm_percent for use in uses),
-                    memory_percent=_percent(use.memory_percent for use in uses),
                 )
             )
     return found

@@ -138,7 +138,7 @@ class Nvml:
 
     def _use_by_pid(
         self, handle: Any, since: float, busy: int | None
-    ) -> dict[int, tuple[float, float]] | None:
+    ) -> dict[int, float] | None:
         """Utilisation by pid; a process left out did nothing. None if unknown."""
         # "Not found", no measurement, is idleness only when the whole card was idle.
         library = self._library
@@ -150,18 +150,12 @@ class Nvml:
             return {} if busy == 0 else None
         except pynvml.NVMLError:
             return None
-        return {
-            sample.pid: (float(sample.smUtil), float(sample.memUtil))
-            for sample in samples
-        }
-
-
-_IDLE: Final = (0.0, 0.0)
+        return {sample.pid: float(sample.smUtil) for sample in samples}
 
 
 def _process(
     process: Any,
-    used: dict[int, tuple[float, float]] | None,
+    used: dict[int, float] | None,
     busy: int | None,
     *,
     mps: bool,
@@ -169,12 +163,10 @@ def _process(
     # With MPS, work may be reported for the MPS server only.
     pid: int = process.pid
     known = used is not None and (pid in used or not mps or busy == 0)
-    sm, memory = (used or {}).get(pid, _IDLE) if known else (None, None)
     return ProcessUse(
         pid=pid,
         memory=process.usedGpuMemory,
-        sm_percent=sm,
-        memory_percent=memory,
+        sm_percent=(used or {}).get(pid, 0.0) if known else None,
         instance=_instance(process.gpuInstanceId),
         mps=mps,
     )

@@ -1,4 +1,4 @@
-"""Measures the processes of one session: number, memory, processor time, terminals.
+"""Measures the processes of one session: memory, processor time, terminals.
 
 Call it in a thread, because reading ``/proc`` of large processes takes milliseconds. A
 process that ends meanwhile is left out.
@@ -33,7 +33,6 @@ _PTS_MAJORS = range(136, 144)
 class TreeUsage:
     """Resources that a tree has used up to now; those of ended children included."""
 
-    processes: int
     memory: int  #: Resident bytes, shared pages counted in proportion.
     cpu_server: float  #: Processor seconds of the first program itself.
     cpu_work: float  #: Processor seconds of all others.
@@ -61,7 +60,7 @@ def measure(init_pid: int, root_pid: int, pids: Sequence[int]) -> TreeUsage:
     work = root.children + _stat(init_pid).children
     memory = _memory(root_pid)
     written = _bytes_written(init_pid) + _bytes_written(root_pid)
-    count, own, others = 1, dict[int, int](), dict[int, int]()
+    own, others = dict[int, int](), dict[int, int]()
     for pid in pids:
         if pid == root_pid:
             continue
@@ -71,7 +70,6 @@ def measure(init_pid: int, root_pid: int, pids: Sequence[int]) -> TreeUsage:
             written += _bytes_written(pid)
         except OSError:
             continue
-        count += 1
         work += stat.own + stat.children
         number = _terminal_number(stat.terminal)
         if stat.session == pid and number is not None:
@@ -79,7 +77,6 @@ def measure(init_pid: int, root_pid: int, pids: Sequence[int]) -> TreeUsage:
     typed = [_last_input(init_pid, number) for number in sorted(own)]
     elsewhere = [_last_input(pid, n) for n, pid in others.items() if n not in own]
     return TreeUsage(
-        count,
         memory,
         root.own,
         work,

@@ -201,10 +201,9 @@ class Sampler:
     async def _look_at_network(
         self, network: Hashable, watched: Sequence[SampleTarget]
     ) -> dict[str, Traffic]:
-        now = self._clock.now()
         try:
             return await self._looks.take(
-                network, lambda: self._connections.look(watched, now), self._seconds
+                network, lambda: self._connections.look(watched), self._seconds
             )
         except (OSError, ReclaimError) as error:
             _log.info("the connections of %s: %s", watched[0].key, error)
@@ -364,9 +363,7 @@ def _sum_up(
         key=watched.key,
         pod=watched.pod,
         at=at,
-        processes=usage.processes if usage else None,
         memory=usage.memory if usage else None,
-        cpu_server=usage.cpu_server if usage else None,
         cpu_work=_cpu_work(answers),
         written=usage.written if usage else None,
         moved=traffic.moved if traffic else None,

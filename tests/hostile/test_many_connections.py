@@ -82,12 +82,12 @@ def test_neighbours_of_a_crowd_are_looked_at_once_and_quickly(crowd):
             listener.accept()[0] as other,
         ):
             mine = [session(f"ada{n}", port=port) for n in range(10)]
-            looked.look(mine, 1.0)
+            looked.look(mine)
             one.sendall(b"x" * 1000)
             other.recv(1000)
             tracemalloc.start()
             begun = time.process_time()
-            found = looked.look([*mine, session("eve", crowd)], 2.0)
+            found = looked.look([*mine, session("eve", crowd)])
             spent = time.process_time() - begun
             _, peak = tracemalloc.get_traced_memory()
             tracemalloc.stop()
@@ -146,9 +146,9 @@ def test_what_others_connect_to_on_the_same_port_is_not_a_sessions_own():
         ) as eve:
             eve.stdout.readline()
             looked, ada = Connections(), session("ada", port=port)
-            looked.look([ada], 1.0)
+            looked.look([ada])
             eve.communicate(b"\n")
-            assert looked.look([ada], 2.0)["ada"].moved == 0
+            assert looked.look([ada])["ada"].moved == 0
 
 
 def test_neighbours_cut_does_not_read_a_crowd(crowd):

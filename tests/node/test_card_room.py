@@ -1,6 +1,4 @@
-"""Room on the cards: promised once, in turn, with a reserve, and never for ever."""
-
-import pytest
+"""Room on the cards: promised once, in turn, and never for ever."""
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.node.operations.card_room import HEAD_START, CardRoom, Waker
@@ -31,7 +29,7 @@ def test_promised_room_is_not_promised_again_until_it_is_released():
 
 
 def test_card_that_does_not_tell_is_tried():
-    assert CardRoom(9).promise("a", {CARD: 60}, cards(None), 0.0, ADA) is None
+    assert CardRoom().promise("a", {CARD: 60}, cards(None), 0.0, ADA) is None
 
 
 def test_wakes_are_served_in_turn_each_user_once_before_anybody_twice():
@@ -80,8 +78,8 @@ def test_who_wants_another_card_does_not_wait_for_its_turn():
     assert room.promise(BOB, {OTHER: 5}, cards(10), 0.0, BOB) is None
 
 
-def test_what_goes_on_with_what_it_had_takes_no_turn_and_leaves_no_reserve():
-    room = CardRoom(reserve=50)
+def test_what_goes_on_with_what_it_had_takes_no_turn():
+    room = CardRoom()
     assert room.promise(ADA, {CARD: 90}, cards(10), 0.0, ADA)
     assert room.promise("undo", {CARD: 10}, cards(10), 0.0) is None
 
@@ -96,30 +94,6 @@ def test_one_that_asks_no_more_gives_its_turn_up():
     assert room.promise(ADA, {CARD: 90}, cards(10), 12.0, ADA)
     room.leave(ADA.incarnation)
     assert room.shortage_of(ADA.incarnation, 12.0) is None
-
-
-@pytest.mark.parametrize(("users", "fits"), [(0, True), (1, False)])
-def test_reserve_is_left_where_others_run_and_to_nobody_else(users, fits):
-    room = CardRoom(reserve=20)
-    found = room.promise("a", {CARD: 90}, cards(100, users=users), 0.0, ADA)
-    assert (found is None) is fits
-    if found:
-        assert [(s.needed, s.free) for s in found.cards] == [(110, 100)]
-
-
-def test_reserve_is_left_beside_what_others_are_about_to_fill():
-    room = CardRoom(reserve=20)
-    assert room.promise("a", {CARD: 10}, cards(100, users=0), 0.0, ADA) is None
-    assert room.promise("b", {CARD: 80}, cards(100, users=0), 0.0, BOB)
-    assert room.promise("c", {CARD: 70}, cards(100, users=0), 0.0, BOB) is None
-
-
-def test_reserve_is_taken_by_who_has_waited_for_a_minute():
-    room, now = CardRoom(reserve=20), 0.0
-    while now < HEAD_START:
-        assert room.promise("a", {CARD: 90}, cards(100), now, ADA)
-        now += 5
-    assert room.promise("a", {CARD: 90}, cards(100), now, ADA) is None
 
 
 def test_two_servers_of_one_name_wait_both():

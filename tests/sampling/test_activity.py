@@ -171,7 +171,7 @@ async def test_sample_of_one_proxied_program_says_so_and_counts_its_own_work(sta
         taken = await take()
     assert not taken.jupyter
     assert (taken.kernels, taken.terminals) == ([], [])
-    assert taken.cpu_work >= taken.cpu_server > 0  # ended children count, too
+    assert taken.cpu_work > 0
     assert taken.paged == taken.moved is not None
 
 
@@ -214,9 +214,7 @@ def test_sample_of_a_server_with_a_kernel_is_complete(server):
     assert taken.kernels[0].execution_state == "idle"
     assert abs(taken.kernels[0].last_activity - time.time()) < 60
     assert taken.connections == 0
-    assert taken.processes == 4
     assert 50_000_000 < taken.memory < 2_000_000_000
-    assert taken.cpu_server > 0
     assert taken.cpu_work > 0
     assert abs(taken.started - time.time()) < 60
     assert abs(taken.last_saved - time.time()) < 60
@@ -645,26 +643,25 @@ def test_request_of_somebody_without_a_login_is_no_use_of_a_program(server):
     assert second.paged == first.paged
 
 
-def test_download_by_the_browser_counts_when_it_lasts_longer_than_a_page_loads(server):
+def test_download_by_the_browser_counts(server):
     (server.home / "large.bin").write_bytes(bytes(1 << 20))
     server.client.get("api")  # a connection that is there at each look
     connections = Connections()
 
-    def moved(at: float) -> int:
+    def moved() -> int:
         target = watched(server)
-        return connections.look([target], at)[target.incarnation].moved
+        return connections.look([target])[target.incarnation].moved
 
-    counts = [moved(1000)]
-    for at in range(1010, 1051, 10):
+    counts = [moved()]
+    for _ in range(2):
         server.client.get("files/large.bin").read()
-        counts.append(moved(at))
-    steps = [after - before for before, after in pairwise(counts)]
-    assert max(steps[:2]) < 1 << 16
+        counts.append(moved())
     # What the client's machine has not confirmed yet counts at the next look.
-    assert min(steps[2:]) >= (1 << 20) - (1 << 16)
+    steps = [after - before for before, after in pairwise(counts)]
+    assert min(steps) >= (1 << 20) - (1 << 16)
     # The kernel's outputs come from the kernel: the server only passes them on.
     server.run(server.kernels()[0]["id"], "print('x' * (3 << 20))")
-    assert moved(1060) - counts[-1] < 1 << 20
+    assert moved() - counts[-1] < 1 << 20
 
 
 def test_connection_from_another_machine_is_told(server):

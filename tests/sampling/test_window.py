@@ -33,9 +33,7 @@ def test_number_that_a_user_makes_up_ends_no_measurement_of_others(field, number
 def sample(at, *, incarnation="i1", state="idle", active=0.0, typed=-100.0, **changes):
     """A whole sample at START + at; the kernel's and terminal's times likewise."""
     values = {
-        "processes": 3,
         "memory": 1000,
-        "cpu_server": 1.0,
         "cpu_work": 5.0,
         "kernels": [
             KernelSample(

@@ -6,8 +6,7 @@ it is filled. Promises are in memory only: an agent that starts has none.
 Wakes that wait are served in a fair order (``common.fair_order``). One that waits goes
 before those that come later, for its first minute: by then others have been put to nap
 for it if they may be. Afterwards it does so only if it fits, so that one with large
-needs holds nobody up for ever. In that minute it also leaves a reserve to programs that
-run on the same card and may be growing.
+needs holds nobody up for ever.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.sampling.gpu import CardUse
 
-#: Seconds for which one that waits goes first, and leaves the reserve.
+#: Seconds for which one that waits goes first.
 HEAD_START: Final = 60.0
 #: Seconds without another try after which a session does not wait any more.
 _LEFT_AFTER: Final = 10.0
@@ -50,10 +49,7 @@ class _Waiting:
 class CardRoom:
     """Promises of memory, and those who wait for one."""
 
-    # In its first minute a wake leaves ``reserve`` bytes of a card free if others run.
-
-    def __init__(self, reserve: int = 0) -> None:
-        self._reserve = reserve
+    def __init__(self) -> None:
         self._promised: dict[object, Counter[str]] = {}
         self._waiting: dict[str, _Waiting] = {}
         #: wakes of each user that were served since somebody waits
@@ -75,8 +71,7 @@ class CardRoom:
             self._forget_those_who_left(now)
             mine = self._waiting.get(waker.incarnation) if waker else None
             since = mine.since if mine is not None else now
-            patient = waker is not None and now - since < HEAD_START
-            short = self._short(needed, cards, with_reserve=patient)
+            short = self._short(needed, cards)
             ahead = self._ahead(waker, since, needed, cards, now) if waker else 0
             if not short and not ahead:
                 self._promised[claim] = Counter(needed)
@@ -117,7 +112,7 @@ class CardRoom:
             return Shortage(waited=now - mine.since, place=place, cards=mine.short)
 
     def _short(
-        self, needed: Mapping[str, int], cards: Sequence[CardUse], *, with_reserve: bool
+        self, needed: Mapping[str, int], cards: Sequence[CardUse]
     ) -> list[CardShortage]:
         """The cards that have not enough; one that does not tell is tried."""
         promised = sum(self._promised.values(), Counter[str]())
@@ -126,8 +121,6 @@ class CardRoom:
             count = needed.get(card.uuid, 0)
             if not count or card.free is None:
                 continue
-            others = card.processes is None or card.processes or promised[card.uuid]
-            count += self._reserve if with_reserve and others else 0
             free = max(0, card.free - promised[card.uuid])
             if free < count:
                 found.append(_shortage(card, count, free))
@@ -145,7 +138,7 @@ class CardRoom:
             if not needed.keys() & each.needed.keys():
                 return False
             young = now - each.since < HEAD_START
-            return young or not self._short(each.needed, cards, with_reserve=False)
+            return young or not self._short(each.needed, cards)
 
         rivals = {
             name: each

@@ -70,8 +70,7 @@ _SHELL_SECONDS = 2.0
 class Accelerator:
     """The GPUs of this machine.
 
-    ``visible`` tells which cards a process's container has, None for all. A wake leaves
-    ``reserve`` bytes free on a card on which others run.
+    ``visible`` tells which cards a process's container has, None for all.
     """
 
     def __init__(
@@ -84,7 +83,6 @@ class Accelerator:
         room_seconds: float = _ROOM_SECONDS,
         look_seconds: float = _LOOK_SECONDS,
         visible: Callable[[int], Collection[str] | None] = visible_to,
-        reserve: int = 0,
     ) -> None:
         self._driver = driver
         self._nvml = nvml
@@ -94,7 +92,7 @@ class Accelerator:
         self.room_seconds = room_seconds
         self._look_seconds = look_seconds
         self._visible = visible
-        self._room = CardRoom(reserve)
+        self._room = CardRoom()
 
     @property
     def cards(self) -> CardSource:

@@ -289,17 +289,6 @@ class AgentSettings(StoreSettings, Application):
         when the session goes back.
         """,
     ).tag(config=True)
-    wake_reserve_bytes = Integer(
-        1 << 29,
-        min=0,
-        help="""GPU memory that a wake leaves free on a card on which others run, bytes.
-
-        A program that grows while another session wakes finds so much at least, and
-        fails for lack of memory less often. Only in the first minute of a wake that
-        waits: then it takes what there is. Larger protects those that run; smaller lets
-        more sessions be awake at once. 0: nothing is left. Example: 4294967296.
-        """,
-    ).tag(config=True)
 
     @default("raise_config_file_errors")
     def _always_raise(self) -> bool:
