@@ -581,7 +581,6 @@ class SessionPolicy(Value, frozen=True, kw_only=True, omit_defaults=True):
     busy_gpu_percent: float | None = None
     busy_data_rate: float | None = None
     page_data_rate: float | None = None
-    page_burst_rate: float | None = None
     prompt_idle_after: float | None = None
     connections_after: float | None = None
     connected_is_active: bool | None = None

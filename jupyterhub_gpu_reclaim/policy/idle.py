@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: A session whose job is due in fewer seconds is not suspended before it.
 WORTH_A_SUSPEND = 900.0
+#: Bytes a second more than twice what a page sends by itself that count as use.
+PAGE_BURST_RATE = 1.0
 
 
 class IdlePolicy(Configurable):
@@ -85,24 +87,13 @@ class IdlePolicy(Configurable):
         Of programs behind the Jupyter server (jupyter-server-proxy: VS Code, RStudio,
         Streamlit), whose pages the session's server does not know. Measured over 10 s;
         the most since ``idle_after`` counts. It is for those who type without a pause;
-        others are seen by ``page_burst_rate``. An idle page of VS Code sends 300, one
-        in which somebody types thousands. Lower sees more; higher lets pages be
-        forgotten that send much all the time. Where our server extension is not
-        installed in the session, only connections that last are seen (websockets), and
-        no UNIX sockets. None: pages are not looked at. Example: 5000.
-        """,
-    ).tag(config=True)
-
-    page_burst_rate = ByteRate(
-        1.0,
-        allow_none=True,
-        help="""Bytes a second from a page that count as use, if it is quiet otherwise.
-
-        So much more than twice what the session's pages have sent in the quietest 90 s
-        since ``idle_after``, each time the most of 10 s: a click in Streamlit or Shiny
-        sends 30 to 200 bytes, and an untouched page the same all the time.
-        Lower sees smaller clicks; higher lets pages be forgotten that ask for news less
-        often than every 90 s. None: ``page_data_rate`` alone counts. Example: 20.
+        of others, more than twice what the session's pages have sent in the quietest
+        90 s since ``idle_after`` is use, too: a click in Streamlit or Shiny sends 30 to
+        200 bytes, and an untouched page the same all the time. An idle page of VS Code
+        sends 300, one in which somebody types thousands. Lower sees more; higher lets
+        pages be forgotten that send much all the time. Where our server extension is
+        not installed in the session, only connections that last are seen (websockets),
+        and no UNIX sockets. None: pages are not looked at. Example: 5000.
         """,
     ).tag(config=True)
 
@@ -169,7 +160,7 @@ class IdlePolicy(Configurable):
         server) tells nothing of what its user does. False: such a session is left
         alone. True: it is judged by the processor (its server's own program, too),
         GPUs and data (``busy_cpu_percent``, ``busy_gpu_percent``, ``busy_data_rate``,
-        and what its page sends, ``page_burst_rate``): anyone who only reads the page
+        and what its page sends, ``page_data_rate``): anyone who only reads the page
         counts as away, and sees no warning. Example: True where such programs compute
         on GPUs.
         """,
@@ -299,20 +290,19 @@ class IdlePolicy(Configurable):
     def _pages_in_use(
         self, usage: Usage, terms: SessionPolicy, idle_after: float
     ) -> Iterator[Decision]:
-        setting, rate = "page_data_rate", usage.page_peak_rate
-        limit, quiet = self._setting_for(terms, setting), usage.page_quiet_rate
+        rate, quiet = usage.page_peak_rate, usage.page_quiet_rate
+        limit = self._setting_for(terms, "page_data_rate")
         if limit is None or rate is None:
             return
-        burst = self._setting_for(terms, "page_burst_rate")
-        if burst is not None and quiet is not None and 2 * quiet + burst < limit:
-            setting, limit = "page_burst_rate", 2 * quiet + burst
+        if quiet is not None:
+            limit = min(limit, 2 * quiet + PAGE_BURST_RATE)
         if rate > limit:
             yield deny(
                 Reason.PAGE_USED,
                 rate=size(round(rate)),
                 limit=size(round(limit)),
                 idle_after=duration(idle_after),
-                rule=terms.rule(setting),
+                rule=terms.rule("page_data_rate"),
             )
 
     def _open_prompt(

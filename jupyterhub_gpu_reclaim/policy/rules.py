@@ -38,7 +38,6 @@ _OF_IDLENESS = (
     "busy_gpu_percent",
     "busy_data_rate",
     "page_data_rate",
-    "page_burst_rate",
     "prompt_idle_after",
     "connections_after",
     "connected_is_active",
@@ -88,7 +87,7 @@ class Rules(Configurable):
         together; it goes with ``user`` and ``server`` alone), ``quiet_hours`` (a list),
         and, with the same values as in ``IdlePolicy``, None included:
         ``busy_cpu_percent``, ``busy_gpu_percent``,
-        ``busy_data_rate``, ``page_data_rate``, ``page_burst_rate``,
+        ``busy_data_rate``, ``page_data_rate``,
         ``prompt_idle_after``, ``connections_after``, ``connected_is_active`` and
         ``wake_for_jobs``. For each of these the first rule that fits and sets it
         decides; where none does, ``IdlePolicy``,

@@ -220,13 +220,6 @@ def test_verdicts_say_which_rule_decided(snapshot, now):
         ({"data_rate": 3e4}, "busy_data_rate", None, 5000, "5.0 kB counts as work"),
         ({"page_peak_rate": 300.0}, "page_data_rate", None, 100, "100 B counts as use"),
         (
-            {"page_peak_rate": 90.0, "page_quiet_rate": 30.0},
-            "page_burst_rate",
-            None,
-            20,
-            "80 B counts as use",
-        ),
-        (
             {"prompt_kernel": "a", "prompt_since": 1_700_000_000.0 - 4000},
             "prompt_idle_after",
             60,
