@@ -287,11 +287,13 @@ class LocalNode:
         """Call off what runs; where nothing does there is nothing to do."""
         del order
         running = self.operations.running(incarnation)
-        if running is not None and running.kind not in orders.CANCELLABLE:
+        if running is None:
+            await self._find(incarnation)
+            return
+        if running.kind not in orders.CANCELLABLE:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
-        if running is not None:
-            self.term.confirm()
-            running.cancel.set()
+        self.term.confirm()
+        running.cancel.set()
 
     async def discard(self, checkpoint: str, order: orders.Discard) -> None:
         """Delete a checkpoint that is no longer needed.
