@@ -68,7 +68,7 @@ def agent(folder, driver):
     if os.geteuid() != 0:
         pytest.skip("needs root: the agent enters namespaces")
     with Agent(folder, criu_folder()) as made:
-        made.start("--AgentApp.gpu_lock_seconds=1")
+        made.start()
         yield made
 
 

@@ -268,16 +268,6 @@ class AgentSettings(StoreSettings, Application):
         """,
     ).tag(config=True)
 
-    gpu_lock_seconds = Seconds(
-        30.0,
-        min=0.1,
-        help="""Seconds that a GPU may take to finish the work that it has in hand.
-
-        A session whose GPU takes longer is not suspended, and goes on. Longer saves
-        sessions in the middle of large kernels; their notebooks wait meanwhile.
-        """,
-    ).tag(config=True)
-
     save_point_file_bytes = Integer(
         256 << 20,
         min=0,
@@ -348,5 +338,4 @@ class AgentSettings(StoreSettings, Application):
             dump=self.dump_seconds,
             commit=max(600.0, self.dump_seconds / 3),
             restore=self.dump_seconds,
-            gpu_lock=self.gpu_lock_seconds,
         )
