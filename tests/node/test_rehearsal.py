@@ -37,7 +37,7 @@ def test_session_that_comes_back_is_rehearsed_beside_the_rest(agent, counter, pl
     began = [step["step"] for step in steps_of(events)]
     assert began.index("rehearsal") < began.index("commit")
     wait_for(lambda: not places_there(agent.popen.pid))
-    assert release(agent, counter, "good") == 200
+    assert release(agent, counter, "good") == 204
     place = places("hold")
     assert agent.restore(place, "good")[-1].get("tree")
     assert goes_on(place)
@@ -66,7 +66,7 @@ def test_rehearsal_is_called_off_with_its_capture(agent, places):
 
     agent.capture(place, "called-off", until=begun)
     path = f"/v1/sessions/{place.incarnation}/cancel"
-    assert agent.post(path, {"checkpoint": "called-off"}).status_code == 200
+    assert agent.post(path, {"checkpoint": "called-off"}).status_code == 204
     assert goes_on(place)
     assert agent.get("/v1/checkpoints").json() == []
     wait_for(lambda: not places_there(agent.popen.pid))
