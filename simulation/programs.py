@@ -49,7 +49,6 @@ from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
 from jupyterhub_gpu_reclaim.node.operations.operations import Operations, TimeLimits
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records
-from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
 from jupyterhub_gpu_reclaim.node.session import Session
 from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from jupyterhub_gpu_reclaim.policy.decide import Decider
@@ -359,7 +358,6 @@ def agent_node(
             work=Path("/nonexistent"),
             accelerator=accelerator,
             memory=HostMemory(),
-            store_room=StoreRoom(repository.free_bytes),
             ports=ports,
         ),
         term=TermOnDisk(machine, program),

@@ -45,7 +45,6 @@ from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
 from jupyterhub_gpu_reclaim.node.operations.operations import Operations
 from jupyterhub_gpu_reclaim.node.operations.records import Records
-from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
 from jupyterhub_gpu_reclaim.node.sessions.placement_kinds import make_placements
 from jupyterhub_gpu_reclaim.node.sessions.samples import TreeSampler
 from jupyterhub_gpu_reclaim.node.setup import readiness
@@ -200,7 +199,6 @@ class AgentApp(AgentSettings):
                 work=work,
                 accelerator=accelerator,
                 memory=HostMemory(),
-                store_room=StoreRoom(store.free_bytes),
                 ports=ports,
                 trusted_capabilities=tuple(self.trusted_capabilities),
                 save_point_file_bytes=self.save_point_file_bytes,

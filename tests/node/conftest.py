@@ -13,7 +13,6 @@ from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.operations import Operations, TimeLimits
 from jupyterhub_gpu_reclaim.node.operations.records import Records
-from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
 from jupyterhub_gpu_reclaim.node.sessions.placements import LocalPlacements
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
 from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
@@ -147,7 +146,6 @@ def recovery(folder):
             client=None,
             work=None,
             memory=HostMemory(),
-            store_room=StoreRoom(store.free_bytes),
             ports=HeldPorts(folder / "ports"),
             accelerator=Accelerator(
                 gpu.AbsentDriver(), Nvml(), lock_seconds=1, seconds=1

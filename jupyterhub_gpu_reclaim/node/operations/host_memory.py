@@ -1,28 +1,35 @@
-"""Reserves host memory for operations before they use any of it.
+"""Promises host memory to operations before they use any of it (law 11).
 
 A capture moves a GPU's memory into the machine's, a restore loads all of a session's
 memory there. Taking more than there is makes the kernel kill a process, not necessarily
 one that took it. So an operation reserves first, and is refused with what is missing.
+A promise lives as long as its operation, however that ends; what is promised and not
+yet used counts as gone for all others.
 Free is what the machine has (``MemAvailable``) and what is left below every memory
 limit above a session, a slice's for example, except for limits that are lifted for it.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
+from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import cgroups
-from jupyterhub_gpu_reclaim.node.operations.promises import Promises
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator
 
+    from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
+    from jupyterhub_gpu_reclaim.node.operations.operations import Operation
+
+T = TypeVar("T")
 
 MEMINFO = Path("/proc/meminfo")
 #: Left free beside all promises: the agent's own buffers, and programs that grow.
@@ -52,13 +59,57 @@ class Need:
         return max(0, self.bytes - max(0, taken))
 
 
-class HostMemory(Promises[Need]):
-    reason = Reason.NOT_ENOUGH_MEMORY
+class HostMemory:
+    """Any thread may call."""
 
-    def _short(self, need: Need, others: Sequence[Need]) -> dict[str, Any]:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._promises: dict[Operation, Need] = {}
+
+    def findings(self, need: Need) -> Iterator[Finding]:
+        """Find what is missing for a need now; promises nothing."""
+        with self._lock:
+            short = self._short(need)
+        if short:
+            yield finding(Reason.NOT_ENOUGH_MEMORY, **short)
+
+    def promise(self, operation: Operation, need: Need) -> None:
+        """Keep that much for the operation, until it ends or :meth:`release`.
+
+        Raises:
+            Refused: it is not there; nothing is kept.
+        """
+        with self._lock:
+            self._promises.pop(operation, None)
+            self._refuse(need)
+            self._promises[operation] = need
+
+    def grant(self, need: Need, take: Callable[[], T]) -> T:
+        """Have something taken that was not promised; nobody is promised it meanwhile.
+
+        Raises:
+            Refused: it is not there; nothing is taken.
+        """
+        with self._lock:
+            self._refuse(need)
+            return take()
+
+    def release(self, operation: Operation) -> None:
+        """Drop a promise: the operation uses it, or needs no more of it. Idempotent."""
+        with self._lock:
+            self._promises.pop(operation, None)
+
+    def _refuse(self, need: Need) -> None:
+        if short := self._short(need):
+            raise Refused(Reason.NOT_ENOUGH_MEMORY, **short)
+
+    def _short(self, need: Need) -> dict[str, Any]:
+        """The facts for the refusal; empty when it is there."""
+        self._promises = {op: one for op, one in self._promises.items() if not op.done}
         if not need.bytes:
             return {}
-        promised = [(each.left(), each.headroom()) for each in others if each.bytes]
+        others = [each for each in self._promises.values() if each.bytes]
+        promised = [(each.left(), each.headroom()) for each in others]
         machine = _available()
         free = {} if machine is None else {"": machine - RESERVE_BYTES}
         free |= need.headroom()

@@ -32,6 +32,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.findings import finding, refuse_fatal
 from jupyterhub_gpu_reclaim.common.models import Event, Finding, Identity
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import cgroups, far_files
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
@@ -50,7 +51,6 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
     reported,
 )
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
-from jupyterhub_gpu_reclaim.node.operations.store_room import StoreNeed
 from jupyterhub_gpu_reclaim.node.requirements import (
     refuse_reaching,
     rights_of,
@@ -75,10 +75,13 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
     from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
+    from jupyterhub_gpu_reclaim.store.repository import Repository
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
 _log = logging.getLogger(__name__)
 
+#: No session takes less of the store: CRIU's images of one process, and the manifest.
+_LEAST_BYTES = 1 << 20
 #: Aborting a writer only removes files; a store that hangs must not keep the tree.
 _ABORT_SECONDS = 30.0
 #: The same for who has called it off, and waits: what a slow store has not removed by
@@ -122,8 +125,17 @@ def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
     found += refuse_reaching(rights, session, tools.trusted_capabilities)
     found += filesystem.refuse_ports(session, snapshot, tools.ports)
     most = trees.resident_bytes(snapshot) + moved
-    found += tools.store_room.findings(StoreNeed(most))
+    found += refuse_full(tools.store)
     return Look(found, survey, gpus, most)
+
+
+def refuse_full(store: Repository) -> list[Finding]:
+    """How much a capture stores is known at its end; so it is tried with some room."""
+    free = store.free_bytes()
+    if free is None or free >= _LEAST_BYTES:
+        return []
+    needed = f"at least {size(_LEAST_BYTES)}"
+    return [finding(Reason.STORE_FULL, needed=needed, free=size(free))]
 
 
 class Capture(Workflow):
@@ -231,22 +243,13 @@ class Capture(Workflow):
         return address_of(login, self._session.init_pid, self._session.init_start)
 
     def _promise(self, snapshot: Snapshot, look: Look) -> None:
-        """Reserve host memory for its GPUs' memory, and room in the store.
+        """Reserve host memory for its GPUs' memory.
 
         Raises:
-            Refused: others took it meanwhile (``not_enough_memory``, ``store_full``).
+            Refused: others took it meanwhile (``not_enough_memory``).
         """
-        need = StoreNeed(look.most, self._taken)
-        self._tools.store_room.promise(self._operation, need)
-        self._promise_memory(snapshot, look)
-
-    def _promise_memory(self, snapshot: Snapshot, look: Look) -> None:
         need = need_from(self._session, look.gpus, snapshot)
         self._tools.memory.promise(self._operation, need)
-
-    def _taken(self) -> int:
-        # As far as the store has dealt with them.
-        return self._writer.logical_bytes if self._writer is not None else 0
 
     async def _save(
         self, snapshot: Snapshot, login: Identity, survey: Survey

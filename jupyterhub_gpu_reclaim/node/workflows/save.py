@@ -118,7 +118,7 @@ class Save(Capture):
         yield self._settled(parent=info.id)
         yield Event(checkpoint=info)
 
-    def _promise_memory(self, snapshot: Snapshot, look: Look) -> None:
+    def _promise(self, snapshot: Snapshot, look: Look) -> None:
         moved = look.gpus.bytes() if look.gpus else 0
         need = Need(self._copied(snapshot, look) + moved, os.getpid())
         self._tools.memory.promise(self._operation, need)
@@ -126,7 +126,7 @@ class Save(Capture):
     def _take_memory(self, snapshot: Snapshot, look: Look) -> None:
         """Take the memory of the copy now, while nothing is stopped."""
         self._staging = Staging(self._copied(snapshot, look), self._grant)
-        super()._promise_memory(snapshot, look)
+        super()._promise(snapshot, look)
 
     def _grant(self, count: int, take: Callable[[], T]) -> T:
         """Take more than was promised, if it is there; otherwise it is called off."""

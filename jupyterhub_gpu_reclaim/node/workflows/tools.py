@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation, TimeLimits
     from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
-    from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
     from jupyterhub_gpu_reclaim.node.requirements import Gpus
     from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.node.setup.readiness import CheckedCriu
@@ -58,7 +57,6 @@ class WorkflowTools:
     work: Path
     accelerator: Accelerator
     memory: HostMemory
-    store_room: StoreRoom
     ports: HeldPorts
     trusted_capabilities: tuple[str, ...] = ()
     save_point_file_bytes: int = 256 << 20
