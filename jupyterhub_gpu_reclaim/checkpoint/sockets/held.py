@@ -163,16 +163,13 @@ class HeldPorts:
             self._returning.add(checkpoint)
             self._names.close(checkpoint)
 
-    def take_again(self, checkpoint: str) -> list[Name]:
-        """Hold again what was let go, if it is there: the session did not come back.
-
-        Returns:
-            The names that are taken meanwhile.
-        """
+    def take_again(self, checkpoint: str) -> None:
+        """Hold again what was let go, if it is there: the session did not come back."""
         with self._lock:
             self._returning.discard(checkpoint)
             needs = self._read().held.get(checkpoint)
-            return [] if needs is None else self._bind(checkpoint, needs)
+            if needs is not None:
+                self._bind(checkpoint, needs)
 
     def settle(self) -> None:
         """Hold what the file says, after a start; with what systemd has kept, first.
@@ -235,9 +232,9 @@ class HeldPorts:
             if checkpoint not in self._returning:
                 self._bind(checkpoint, needs)
 
-    def _bind(self, checkpoint: str, needs: Needs) -> list[Name]:
+    def _bind(self, checkpoint: str, needs: Needs) -> None:
         self._bind_ports(checkpoint, needs.ports)
-        return self._names.bind(checkpoint, needs.names)
+        self._names.bind(checkpoint, needs.names)
 
     def _bind_ports(self, checkpoint: str, ports: Iterable[Port]) -> None:
         here = self._sockets.setdefault(checkpoint, {})

@@ -42,10 +42,9 @@ class HeldNames:
                 with contextlib.suppress(OSError):  # who connects is refused
                     one.shutdown(socket.SHUT_RDWR)
 
-    def bind(self, checkpoint: str, names: Iterable[Name]) -> list[Name]:
-        """Hold those names; returns those that are taken."""
+    def bind(self, checkpoint: str, names: Iterable[Name]) -> None:
+        """Hold those names, as far as they are not taken."""
         here = self._sockets.setdefault(checkpoint, {})
-        taken = []
         for name in names:
             if name in here:
                 continue
@@ -58,8 +57,6 @@ class HeldNames:
             except OSError:
                 one.close()
                 here.pop(name, None)
-                taken.append(name)
-        return taken
 
     def close(self, checkpoint: str) -> None:
         for one in self._sockets.pop(checkpoint, {}).values():

@@ -307,8 +307,6 @@ class Capture(Workflow):
                 reads=not self._goes_on,
             ),
         )
-        if world.shares_network:
-            self._refuse_ports(bytes(result.images["files.img"]), world)
         target.add(checkpoint_files.IDENTITY, codec.encode(login))
         await self._describe(target, world)
         return Dumped(result, world.files, cut)
@@ -329,12 +327,6 @@ class Capture(Workflow):
             limit=self._limits.archive,
         )
         self._cancel.check()
-
-    def _refuse_ports(self, files_img: bytes, world: HostRequirements) -> None:
-        """Refuse more ports than may be kept; the preflight may not have seen all."""
-        count = len(filesystem.ports_here(files_img, world))
-        found = self._tools.ports.findings(self._session.key.user, count)
-        refuse_fatal(found, RolledBack)
 
     async def _commit(
         self, writer: CheckpointWriter, rehearsal: Rehearsal, seconds: float

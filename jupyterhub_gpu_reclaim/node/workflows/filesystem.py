@@ -252,10 +252,7 @@ def _checked(
 def ports_needed(
     checkpoint: CheckpointReader, world: HostRequirements
 ) -> Iterable[inet.Port]:
-    return ports_here(checkpoint.read(checkpoint_files.FILES_IMAGE), world)
-
-
-def ports_here(files_img: bytes, world: HostRequirements) -> frozenset[inet.Port]:
+    files_img = checkpoint.read(checkpoint_files.FILES_IMAGE)
     entries = list(images.file_entries(files_img))
     inet.close_external(entries, own_addresses(os.getpid()), world.cut)
     return inet.ports_of(entries)

@@ -116,8 +116,6 @@ class Restore(Workflow):
     ) -> None:
         super().__init__(tools, session, operation)
         self._put_files_back = put_files_back
-        self._taken: list[abstract_names.Name] = []  # meanwhile, by others
-        self._uid = 0
         self._busy: frozenset[str] = frozenset()  # kernels, once its server tells
         self._newer: list[str] = []  # folders, with what is newer than its memory
         self._record = Record.of(
@@ -159,10 +157,6 @@ class Restore(Workflow):
         except Exception as error:
             why = reported(error, RestoreFailed, Reason.RESTORE_FAILED)
             if await self._clear():
-                try:
-                    self._refuse_beaten()
-                except RestoreFailed as beaten:
-                    why = beaten
                 yield self._note(Stage.FAILED, failure=codec.failure_of(why))
             raise why from error
         yield self._note(Stage.RESTORED)
@@ -275,7 +269,6 @@ class Restore(Workflow):
         self, world: HostRequirements, source: ImageSource, fit: Fit
     ) -> engine.RestoreResult:
         init_pid = self._session.init_pid
-        self._uid = world.uid
         self._tools.ports.let_names_go(self._record.checkpoint)
         with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
             return engine.restore(
@@ -420,9 +413,9 @@ class Restore(Workflow):
                 limit=self._limits.end * 2,
             )
             cgroups.restore_memory_limit(self._record.memory_limit)
-            self._taken = self._tools.ports.take_again(self._record.checkpoint)
+            self._tools.ports.take_again(self._record.checkpoint)
         except NotFound:
-            self._taken = self._tools.ports.take_again(self._record.checkpoint)
+            self._tools.ports.take_again(self._record.checkpoint)
             return True
         except ReclaimError as error:
             _log.error(
@@ -432,12 +425,6 @@ class Restore(Workflow):
             )
             return False
         return True
-
-    def _refuse_beaten(self) -> None:
-        """Report a name that was bound between our holder's end and CRIU's turn."""
-        init_pid = self._session.init_pid
-        found = abstract_names.check_free(init_pid, self._taken, uid=self._uid)
-        refuse_fatal(found, RestoreFailed)
 
     def _give_ports_back(self) -> None:
         """The session holds its ports itself now; one held too long is harmless."""
