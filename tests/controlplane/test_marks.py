@@ -10,6 +10,7 @@ from jupyterhub_gpu_reclaim.common.models import Aside, GoneOn, Mark, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import marks
 from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, Keeping
+from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
 from simulation.doubles.store import Saved
 from tests.support.simulated import KEY
@@ -204,7 +205,9 @@ async def test_wait_for_its_mark_keeps_no_checkpoint_from_expiring(world):
     assert world.phase(controller) == "running"
 
 
-async def test_session_that_is_found_running_keeps_its_own_save_point(world):
+async def test_session_that_is_found_running_keeps_its_own_save_point(
+    world, monkeypatch
+):
     """It has not come back from that, and needs it as long as it runs."""
     world.change(grace=2.0)
     controller, _ = await world.started("tensors")
@@ -213,6 +216,8 @@ async def test_session_that_is_found_running_keeps_its_own_save_point(world):
     point = controller._sessions.row(KEY).checkpoint
     incarnation = world.hub.incarnation()
     place = world.node.places.pop(incarnation)
+    # Its agent does not find it, but it lives.
+    monkeypatch.setattr(processes, "start_time", lambda pid: place.start)
     world.hub.states[KEY] = "stopped"
     await world.reaches(controller, "suspended")
     world.node.places[incarnation] = place
