@@ -171,7 +171,7 @@ async def test_session_whose_sample_fails_fails_alone(monkeypatch):
     assert ["a fault" in one.problem or one.problem != "" for one in taken] == [
         True
     ] * 2
-    assert all(one.processes is None for one in taken)
+    assert all(one.memory is None for one in taken)
 
 
 async def test_sample_that_is_too_large_is_told_as_missing_among_the_others(tmp_path):

@@ -122,7 +122,7 @@ async def test_look_at_connections_does_not_begin_while_the_last_one_hangs(monke
         taken = await sampler.sample_all(mine)
     assert len(begun) == 1
     assert [one.moved for one in taken] == [None, None]
-    assert all(one.processes for one in taken)
+    assert all(one.memory for one in taken)
     let_go.set()
     while (await sampler.sample_all(mine))[0].moved is None:
         await asyncio.sleep(0.01)

@@ -272,7 +272,7 @@ def test_sample_of_a_server_that_hangs_is_unknown_and_delays_nobody(server, capl
     assert time.monotonic() - begun < 5
     assert (hung.kernels, hung.terminals, hung.connections) == (None, None, None)
     assert "api/kernels" in hung.problem
-    assert hung.processes
+    assert hung.memory
     assert [r for r in caplog.records if r.levelname == "ERROR"] == []
     assert fine.problem == ""
 
@@ -313,14 +313,14 @@ def test_sample_of_a_server_that_talks_nonsense_is_unknown(server, answer):
 def test_sample_of_a_stopped_session_asks_nobody(server):
     (taken,) = sample(watched(server, stopped=True))
     assert taken.kernels is None
-    assert taken.processes is None
+    assert taken.memory is None
     assert taken.problem == "it is stopped"
 
 
 def test_sample_of_a_session_without_an_address_says_so(server):
     (taken,) = sample(watched(server, address=None))
     assert taken.kernels is None
-    assert taken.processes
+    assert taken.memory
     assert "not known" in taken.problem
 
 
@@ -337,9 +337,9 @@ def test_sample_of_a_session_that_has_ended_is_unknown(places):
     )
     place.kill()
     until = time.monotonic() + 20
-    while (taken := sample(gone, seconds=1.0)[0]).processes is not None:
+    while (taken := sample(gone, seconds=1.0)[0]).memory is not None:
         assert time.monotonic() < until  # its last processes are still ending
-    assert taken.processes is None
+    assert taken.memory is None
     assert taken.kernels is None
     assert taken.problem
 
