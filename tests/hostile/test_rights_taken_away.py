@@ -217,7 +217,7 @@ def test_root_of_before_comes_back_only_with_the_rights_that_made_it(
         world=SimpleNamespace(uid=UID, given_groups=[]), checkpoint=Saved(saved)
     )
     session = Session("i", SessionKey("ada"), 1, 1, holding=True)
-    found, changed = lost_rights.without_lost(session, there, {})
+    found, changed = lost_rights.without_lost(session, there)
     assert [one.code for one in found] == (["rights_changed"] if told else [])
     assert not told or f"has lost {told} meanwhile" in found[0].message
     assert bool(changed) == (not told and user != SystemUser(UID, GID, (STAFF, DATA)))

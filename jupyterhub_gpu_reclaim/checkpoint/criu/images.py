@@ -8,7 +8,6 @@ unknown fields.
 
 from __future__ import annotations
 
-import errno
 import struct
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -20,7 +19,7 @@ from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
 COMMON_MAGIC: Final = 0x54564319
 FILES_MAGIC: Final = 0x56303138
@@ -147,12 +146,7 @@ _MESSAGES: Final = {
         uint64 blk_sigset=6; signal_queue_entry signals_p=9; creds_entry creds=10;
         rseq_entry rseq_entry=15
     """,
-    "user_x86_regs_entry": "uint64 ax=11 orig_ax=16 ip=17; int32 mode=28",
-    "thread_info_x86": "user_x86_regs_entry gpregs=2",
-    "core_entry": """
-        thread_info_x86 thread_info=2; task_core_entry tc=3; thread_core_entry
-        thread_core=5
-    """,
+    "core_entry": "task_core_entry tc=3; thread_core_entry thread_core=5",
     "vma_entry": """
         uint64 start=1 end=2 pgoff=3 shmid=4 madv=9; uint32 prot=5 flags=6 status=7
         fdflags=10
@@ -338,41 +332,3 @@ def write_pagemap(pages_id: int, areas: Iterable[Area]) -> bytes:
         )
         payloads.append(serialize(entry))
     return join(PAGEMAP_MAGIC, payloads)
-
-
-#: epoll_wait, epoll_pwait and epoll_pwait2 of x86-64.
-_POLLS: Final = frozenset({232, 281, 441})
-#: semop and semtimedop: likewise.
-SEMAPHORE_WAITS: Final = frozenset({65, 220})
-_INTERRUPTED: Final = (1 << 64) - errno.EINTR
-#: Length of the instruction ``syscall``. CRIU itself goes back by as much for the calls
-#: that the kernel would take up again.
-_SYSCALL_BYTES: Final = 2
-#: Registers of a 32-bit program, whose calls have other numbers.
-_COMPAT: Final = 2
-
-
-def begin_wait_again(core: Any, waits: Collection[int] = _POLLS) -> bool:
-    """Make a thread's interrupted wait one to be begun; whether it was in one.
-
-    A thread that did something else, or of another kind of machine, is left alone.
-    """
-    registers = core.thread_info.gpregs
-    waited = registers.orig_ax in waits and registers.ax == _INTERRUPTED
-    if not waited or registers.mode == _COMPAT or registers.ip < _SYSCALL_BYTES:
-        return False
-    registers.ax = registers.orig_ax
-    registers.ip -= _SYSCALL_BYTES
-    return True
-
-
-def restart_wait(core_img: bytes) -> bytes:
-    """CRIU's image of a thread, with an interrupted wait made one to be begun.
-
-    Raises:
-        RestoreFailed: it is no such image (``checkpoint_damaged``).
-    """
-    core = parse("core_entry", only(core_img, CORE_MAGIC))
-    if not begin_wait_again(core):
-        return core_img
-    return join(CORE_MAGIC, [serialize(core)])

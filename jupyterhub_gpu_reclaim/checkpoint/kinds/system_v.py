@@ -237,7 +237,7 @@ _SHM_RDONLY, _SHM_REMAP, _SHM_EXEC = 0o10000, 0o40000, 0o100000
 _PROT_EXEC: Final = 4
 _U32: Final = struct.Struct("<I")
 _ALIGNED: Final = 8
-_MOST_PAGES: Final = 1 << 40  #: bytes of one segment: no machine has more memory
+_MOST_BYTES: Final = 1 << 40  #: of one segment: no machine has more memory
 _BLOCK: Final = 1 << 20
 
 
@@ -268,8 +268,6 @@ class SavedObjects:
             *self._segments(theirs),
         ]
         self._attached = self._attachments()
-        if any(one["kind"] == "sem" for one in self.wanted):
-            self._restart_waits()
 
     def fill(self, root: Process, maker: _Maker) -> None:
         """Have the tree's root, which is stopped, attach each segment to be filled.
@@ -372,7 +370,7 @@ class SavedObjects:
         for entry, _ in self._entries("shm", namespace):
             about = _description("shm", entry)
             pagemap = self._source.read(f"pagemap-shmem-{about['id']}.img")
-            if pagemap is None or not 0 < entry.size < _MOST_PAGES:
+            if pagemap is None or not 0 < entry.size < _MOST_BYTES:
                 raise images.damaged(f"segment {about['id']} is off")
             number, areas = images.read_pagemap(pagemap)
             pages, last = [], 0
@@ -394,15 +392,6 @@ class SavedObjects:
                 "pages": pages,
                 "image": name,
             }
-
-    def _restart_waits(self) -> None:
-        """Have threads wait on for semaphores, which stopping them has interrupted.
-
-        The kernel takes up nearly all other calls by itself, but not these (signal(7)).
-        """
-        for _, cores in self._source.cores():
-            for core in cores:
-                images.begin_wait_again(core, images.SEMAPHORE_WAITS)
 
     # --- where it was attached --------------------------------------------------------
 

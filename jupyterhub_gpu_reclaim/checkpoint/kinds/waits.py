@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Numbers of x86-64.
 _POLL, _NANOSLEEP, _FUTEX, _RESTART, _CLOCK_NANOSLEEP = 7, 35, 202, 219, 230
 _EPOLL_WAIT, _EPOLL_PWAIT = 232, 281
+_SEMOP, _SEMTIMEDOP = 65, 220
 #: Seconds that a wait may have been told, to be begun again as a whole.
 SHORT: Final = 10.0
 _FUTEX_WAIT, _FUTEX_WAIT_BITSET = 0, 9
@@ -41,7 +42,9 @@ class InterruptedWaits(Kind):
 
     That is right for calls that are the same from their beginning, and for short waits
     (:func:`begins_alike`). Others with a length end with EINTR: a program that waits so
-    again and again would else never get to what is due. A call that was taken up
+    again and again would else never get to what is due. Only the loop of the server
+    begins any wait again, so that after a return it hears what has come in before it
+    looks at the clock (``node.jupyter.wake_up``). A call that was taken up
     before, as after a nap, has no number of its own any more (restart_syscall); it is
     read from the code, where that has it: glibc from 2.41 on and musl do not.
     """
@@ -50,15 +53,20 @@ class InterruptedWaits(Kind):
         machine = architecture.here()
         if machine is None or machine.no_restart is None:
             return  # AArch64 begins them again by itself
+        server = dump.tree.server
         for one in dump.programs:
-            found = {tid: _interrupted(tid) for tid in one.threads}
-            waits = {tid: number for tid, number in found.items() if number is not None}
+            loop = one.pid if one.process == server else 0
+            waits = {
+                tid: number
+                for tid in one.threads
+                if (number := _interrupted(tid, is_loop=tid == loop)) is not None
+            }
             if waits:
                 with named(one.process, "does not stand still"):
                     ptrace.begin_again(one.pid, waits)
 
 
-def _interrupted(tid: int) -> int | None:
+def _interrupted(tid: int, *, is_loop: bool) -> int | None:
     """The call that a stopped thread waits in, if it is to begin again."""
     words = procfs.text(tid, "syscall").split()
     if len(words) != 9:
@@ -67,6 +75,8 @@ def _interrupted(tid: int) -> int | None:
     if number == _RESTART:  # stopped once more: only its code tells what it was
         number = _number_at(tid, counter)
     arguments = [int(word, 16) for word in words[1:7]]
+    if is_loop and number in {_EPOLL_WAIT, _EPOLL_PWAIT}:
+        return number
     alike = begins_alike(number, arguments, lambda at: _seconds_at(tid, at))
     return number if alike else None
 
@@ -74,7 +84,10 @@ def _interrupted(tid: int) -> int | None:
 def begins_alike(
     number: int, arguments: Sequence[int], seconds: Callable[[int], float]
 ) -> bool:
-    """Whether a wait is the same from its beginning as from where it was, or short."""
+    """Whether a wait is the same from its beginning as from where it was, or short.
+
+    Or one for a semaphore, which the kernel takes up in no case (signal(7)).
+    """
     if number == _POLL:
         return _is_short(arguments[2])
     if number in {_EPOLL_WAIT, _EPOLL_PWAIT}:
@@ -88,7 +101,7 @@ def begins_alike(
     if number == _CLOCK_NANOSLEEP:
         is_relative = not arguments[1] & _TIMER_ABSTIME
         return is_relative and arguments[3] in {0, arguments[2]}
-    return False
+    return number in {_SEMOP, _SEMTIMEDOP}
 
 
 def _is_short(argument: int) -> bool:

@@ -26,11 +26,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.checkpoint.criu.images import restart_wait
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.linux import netns, ptrace
 from jupyterhub_gpu_reclaim.linux.descriptors import readable
-from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import IMAGES
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import LOOPBACK
 
 if TYPE_CHECKING:
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.tree.restore import RestoreResult
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
     from jupyterhub_gpu_reclaim.node.jupyter.connection import ConnectionFile
-    from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
     from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
     from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 
@@ -224,20 +221,6 @@ _HOLD_SECONDS: Final = 0.5
 _SETTLE_SECONDS: Final = 0.05
 
 
-def rewrite_images(there: checkpoint_files.CheckpointContents) -> dict[str, bytes]:
-    """CRIU's images as they are to be given to it, by their names.
-
-    Raises:
-        RestoreFailed: the server's is damaged.
-        StoreError: likewise.
-    """
-    name = f"core-{there.world.server}.img"
-    # One without a port is not going to be woken.
-    if not there.identity.port or IMAGES + name not in there.checkpoint:
-        return {}
-    return {name: restart_wait(there.checkpoint.read(IMAGES + name))}
-
-
 def thaw_server_last(
     wake: WakeUp, result: RestoreResult, world: HostRequirements
 ) -> None:
@@ -248,7 +231,7 @@ def thaw_server_last(
     """
     # The loop has to see the answers before it looks at the clock. So the server's
     # first thread, which runs it, is held while its other threads take the answers in,
-    # and it restarts the wait in which it was captured (images.restart_wait). If the
+    # and it restarts the wait in which it was captured (``kinds.waits``). If the
     # agent ends meanwhile, the kernel releases the thread.
     with _held(result.tree, world.server if wake.kernels else 0) as is_held:
         proceed(result, world.stopped)

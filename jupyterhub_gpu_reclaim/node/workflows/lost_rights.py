@@ -20,8 +20,6 @@ from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import CheckpointIm
 from jupyterhub_gpu_reclaim.session_init import command_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
         CheckpointContents,
@@ -32,32 +30,30 @@ _log = logging.getLogger(__name__)
 
 
 def without_lost(
-    session: Session, there: CheckpointContents, replaced: Mapping[str, bytes]
+    session: Session, there: CheckpointContents
 ) -> tuple[list[Finding], dict[str, bytes]]:
-    """CRIU's images with its user's rights of today, and why it must not come back.
-
-    The answer has the images that were replaced already, too.
+    """Why it must not come back; CRIU's images with its user's rights of today.
 
     Raises:
         RestoreFailed: an image is damaged.
     """
     today = _today(session, there)
     if today is None:
-        return [], dict(replaced)
+        return [], {}
     if today.uid != there.world.uid:
         found = finding(Reason.USER_MISMATCH, there=there.world.uid, here=today.uid)
-        return [found], dict(replaced)
+        return [found], {}
 
-    images = SavedImages(CheckpointImages(there.checkpoint), replaced)
+    images = SavedImages(CheckpointImages(there.checkpoint))
     adapted = adapt(images, today)
     lost = [f"the group {_group_name(group)}" for group in sorted(adapted.lost)]
     lost += ["sudo"] if adapted.sudo else []
     if lost and adapted.others:
         found = finding(Reason.RIGHTS_CHANGED, lost=" and ".join(lost))
-        return [found], dict(replaced)
+        return [found], {}
     if lost:
         _log.warning("%s comes back without %s", session.key, " and ".join(lost))
-    return [], images.written() if lost else dict(replaced)
+    return [], images.written() if lost else {}
 
 
 def _today(session: Session, there: CheckpointContents) -> RightsToday | None:

@@ -179,9 +179,8 @@ class Restore(Workflow):
                 put_files_back=self._put_files_back,
             ),
         )
-        anew = await self._thread("check", lambda: wake_up.rewrite_images(there))
         lost, anew = await self._thread(
-            "check", lambda: without_lost(self._session, there, anew)
+            "check", lambda: without_lost(self._session, there)
         )
         refuse_fatal([*found, *lost], RestoreFailed)
         await self._thread("check", lambda: self._promise(there))
