@@ -694,7 +694,7 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (save, "Staging", lambda _, grant: Staging(0, grant)),
         (save.Save, "_keep_files", nothing),
         (save.Save, "_as_it_stands", lambda _, dumped: dumped._replace(memory={})),
-        (filesystem, "prepare_files", lambda *_: 0),
+        (filesystem, "kept_bytes", lambda *_: 0),
         (release, "thaw", kernel.thaw),
         (restore, "_compare", kernel.compare),
         (restore, "without_lost", lambda *_: ([], {})),

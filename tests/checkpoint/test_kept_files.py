@@ -3,10 +3,7 @@
 import contextlib
 import io
 import os
-import shutil
 import sqlite3
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +13,7 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.checkpoint.files import kept_files, open_files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
-from jupyterhub_gpu_reclaim.checkpoint.files.kept_files import KeptFiles, prepare
+from jupyterhub_gpu_reclaim.checkpoint.files.kept_files import KeptFiles
 from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -100,8 +97,8 @@ def test_the_smallest_are_kept_up_to_the_limit(tmp_path, opened):
         for one in open_files.fingerprint(os.getpid(), [os.getpid()], reads=False)
         if one.path.startswith(os.fsencode(tmp_path))
     ]
-    assert prepare(os.getpid(), mine, ROOT, 1000) == 900
-    assert prepare(os.getpid(), mine, ROOT, 5000) == 1901
+    assert kept_files.most_bytes(mine, 1000) == 1000
+    assert kept_files.most_bytes(mine, 5000) == 1901
 
 
 @pytest.mark.parametrize("trick", ["link", "other file", "fifo", "folder", "gone"])
@@ -152,24 +149,6 @@ def test_a_log_of_a_database_belongs_to_it_although_nothing_has_it_open(tmp_path
     keeper.take()
     assert keeper.contents(tmp_path).keys() == {"data.sqlite", "data.sqlite-journal"}
     database.close()
-
-
-def test_a_reflink_is_what_it_was(tmp_path, opened, monkeypatch):
-    """Another file system would make it; here it is a copy."""
-
-    def clone(descriptor: int, _: int, source: int) -> None:
-        os.pwrite(descriptor, os.pread(source, 1 << 20, 0), 0)
-
-    monkeypatch.setattr(kept_files.fcntl, "ioctl", clone)
-    path = tmp_path / "file"
-    path.write_bytes(b"then")
-    opened(path)
-    keeper = Keeper()
-    keeper.take()
-    path.write_bytes(b"now")
-    assert keeper.kept.in_memory == 0
-    assert [one.name for one in tmp_path.iterdir()] == ["file"]
-    assert keeper.contents(tmp_path) == {"file": b"then"}
 
 
 def test_many_small_files_take_no_more_memory_than_they_have(tmp_path, opened):
@@ -249,46 +228,3 @@ def test_what_a_program_serves_is_not_read_while_it_may_stand_still(
     assert keeper.contents(tmp_path) == {}
     names = open_files.not_kept(keeper.kept._opened)
     assert str(path) in names
-
-
-MAKE = {"xfs": ("mkfs.xfs", "-q"), "btrfs": ("mkfs.btrfs", "-q")}
-
-
-@pytest.mark.parametrize("kind", MAKE)
-def test_on_a_file_system_with_reflinks_nothing_is_copied(tmp_path, kind):
-    if shutil.which(MAKE[kind][0]) is None:
-        pytest.skip(f"needs {MAKE[kind][0]}")
-    disk, folder = tmp_path / "disk", tmp_path / "mounted"
-    folder.mkdir()
-    with disk.open("wb") as file:
-        file.truncate(400 << 20)
-    subprocess.run([*MAKE[kind], disk], check=True, capture_output=True)
-    words = f"""
-import os, subprocess, sys
-from pathlib import Path
-sys.path.insert(0, {str(Path.cwd())!r})
-from tests.checkpoint.test_kept_files import ROOT, Keeper, open_files, prepare
-folder = Path({str(folder)!r})
-mounted = ["mount", "-o", "loop", {str(disk)!r}, str(folder)]
-if subprocess.run(mounted, capture_output=True).returncode:
-    sys.exit("no loop mounts here")
-path = folder / "file"
-path.write_bytes(b"then" * (1 << 20))
-with path.open("r+b") as file:
-    taken = open_files.fingerprint(os.getpid(), [os.getpid()], reads=False)
-    taken = [one for one in taken if one.path.startswith(os.fsencode(folder))]
-    print(prepare(os.getpid(), taken, ROOT, 1 << 28))
-    keeper = Keeper()
-    keeper.kept.take(os.getpid(), taken, ROOT)
-    print(keeper.kept.in_memory)
-    file.write(b"now!")
-    file.truncate(8)
-    file.flush()
-    print(keeper.contents(folder) == {{"file": b"then" * (1 << 20)}})
-    print([one.name for one in folder.iterdir()])
-"""
-    program = ["unshare", "--mount", sys.executable, "-c", words]
-    done = subprocess.run(program, check=False, capture_output=True, text=True)
-    if "no loop mounts" in done.stderr:
-        pytest.skip(done.stderr)
-    assert done.stdout.splitlines() == ["0", "0", "True", "['file']"], done.stderr

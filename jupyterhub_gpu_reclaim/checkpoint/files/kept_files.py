@@ -1,9 +1,9 @@
 """Keeps the files that a tree can write, as they are while it stands.
 
 A save point is memory of a moment, and memory fits the files of that moment alone. They
-are copied while the tree stands, and stored when it goes on: as a reflink where their
-file system has it, or into memory. So the time that it stands depends neither on the
-store nor on hashing; without memory for them there is no save point.
+are copied into memory while the tree stands, and stored when it goes on. So the time
+that it stands depends neither on the store nor on hashing; without memory for them
+there is no save point.
 
 The session's user may put anything at a path, at any moment. So each file is opened
 with that user's rights, below the session's root, following no link, and only if it is
@@ -12,13 +12,11 @@ the very file that the tree has open, a regular one, and one that the user may w
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
 import os
 import stat
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from blake3 import blake3
@@ -44,37 +42,24 @@ _log = logging.getLogger(__name__)
 
 #: The name of each in the store.
 NAME: Final = "kept/{number}"
-#: ioctl_ficlone(2)
-FICLONE: Final = 0x40049409
 _BLOCK: Final = 1 << 20
 #: What belongs to an SQLite database, open or not.
 COMPANIONS: Final = (b"-journal", b"-wal")
-
-
-class _Copy(NamedTuple):
-    number: int  #: its place in the list of fingerprints
-    size: int
-    clone: int = -1  #: a reflink without a name; -1: it is in memory
 
 
 class KeptFiles:
     """Copies of the files of one save point.
 
     At most ``limit`` bytes are stored of them; the smallest come first. ``stage``
-    begins a file in memory, which holds one after the other; None: none is copied into
-    memory.
+    begins a file in memory, which holds one after the other.
     """
 
-    def __init__(
-        self, limit: int, stage: Callable[[str], StagedFile] | None = None
-    ) -> None:
+    def __init__(self, limit: int, stage: Callable[[str], StagedFile]) -> None:
         self._limit = limit
-        self._stage = stage
-        self._staged: StagedFile | None = None
+        self._staged = stage("kept")
         self._opened: list[FileFingerprint] = []
-        self._copies: list[_Copy] = []
-        self._without: set[int] = set()  # devices that have no reflinks
-        self._stack = ExitStack()
+        #: Place in that list → bytes that were copied.
+        self._copied: dict[int, int] = {}
 
     def take(
         self, init_pid: int, opened: Sequence[FileFingerprint], who: Credentials
@@ -85,14 +70,10 @@ class KeptFiles:
             OSError: there is no such session.
             ReclaimError: more memory is needed than may be taken.
         """
-        root = self._stack.enter_context(closing(open_root(f"/proc/{init_pid}/root")))
         self._opened = list(opened)
         skip = open_files.served(read_mounts(init_pid))
-        run_as(who, lambda: self._take_all(root, skip))
-
-    @property
-    def in_memory(self) -> int:
-        return sum(copy.size for copy in self._copies if copy.clone < 0)
+        with closing(open_root(f"/proc/{init_pid}/root")) as root:
+            run_as(who, lambda: self._take_all(root, skip))
 
     def _take_all(self, root: int, skip: Collection[int]) -> None:
         self._add_companions(root, skip)
@@ -138,41 +119,8 @@ class KeptFiles:
                 return
             source = os.open(again(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             stack.callback(os.close, source)
-            clone = self._clone(root, one, source)
-            if clone >= 0:
-                self._stack.callback(os.close, clone)
-                size = os.fstat(clone).st_size
-            else:
-                size = self._copy(source, one.size)
-            self._copies.append(_Copy(number, size, clone))
-
-    def _clone(self, root: int, one: FileFingerprint, source: int) -> int:
-        if one.device in self._without:
-            return -1
-        with ExitStack() as stack:
-            try:
-                folder = one.path.rpartition(b"/")[0] or b"/"
-                clone = open_in_root(root, folder, os.O_TMPFILE | os.O_RDWR)
-                stack.callback(os.close, clone)
-                fcntl.ioctl(clone, FICLONE, source)
-            except OSError as error:
-                if error.errno == errno.EOPNOTSUPP:
-                    self._without.add(one.device)
-                return -1
-            stack.pop_all()
-        return clone
-
-    def _copy(self, source: int, most: int) -> int:
-        """Copy it into memory, behind the others; how long that was.
-
-        Another session may append to it, and faster than it is read.
-        """
-        if self._stage is None:
-            return most
-        if self._staged is None:
-            self._staged = self._stage("kept")
-            self._stack.callback(self._staged.release)
-        return self._staged.take_file(source, most)
+            # Another session may append to it, and faster than it is read.
+            self._copied[number] = self._staged.take_file(source, one.size)
 
     def deliver(
         self, file: Callable[[str], AbstractContextManager[StoreFile]], cancel: Cancel
@@ -184,62 +132,34 @@ class KeptFiles:
         Raises:
             ReclaimError: the store does not take them, or it was cancelled.
         """
-        memory = BufferReader(
-            self._staged.parts() if self._staged is not None else iter(())
-        )
-        for copy in self._copies:
+        memory = BufferReader(self._staged.parts())
+        for number, size in self._copied.items():
             cancel.check()
-            name, hasher = NAME.format(number=copy.number), blake3()
-            blocks = (
-                memory.blocks(copy.size) if copy.clone < 0 else blocks_of(copy.clone)
-            )
+            name, hasher = NAME.format(number=number), blake3()
+            blocks = _hashed(memory.blocks(size), hasher)
             with file(name) as target:
-                if copy.size <= _BLOCK:
-                    for block in _hashed(blocks, hasher):
+                if size <= _BLOCK:
+                    for block in blocks:
                         target.write(block)
                 else:
-                    hand_over(target, _hashed(blocks, hasher), cancel)
-            self._opened[copy.number] = msgspec.structs.replace(
-                self._opened[copy.number],
+                    hand_over(target, blocks, cancel)
+            self._opened[number] = msgspec.structs.replace(
+                self._opened[number],
                 digest=f"{open_files.HASH}{hasher.hexdigest()}",
                 kept=name,
-                size=copy.size,
+                size=size,
             )
         return self._opened
 
     def close(self) -> None:
         """Give everything back; idempotent."""
-        self._stack.close()
-        self._copies.clear()
+        self._staged.release()
+        self._copied.clear()
 
 
-# A reflink is of what is on the disk, and waits until all of the file is: 240 MB that
-# were written just now have held the tree for a quarter of a second, and more on a slow
-# disk. So each is made once while the tree runs, and thrown away.
-def prepare(
-    init_pid: int, opened: Sequence[FileFingerprint], who: Credentials, limit: int
-) -> int:
-    """Have the disks take what a reflink would wait for, while the tree runs.
-
-    Returns:
-        How many bytes of memory the files take that have no reflinks.
-
-    Raises:
-        OSError: there is no such session.
-    """
-    trial = KeptFiles(limit)
-    try:
-        trial.take(init_pid, opened, who)
-        return trial.in_memory
-    finally:
-        trial.close()
-
-
-def blocks_of(descriptor: int) -> Iterator[memoryview]:
-    at = 0
-    while block := os.pread(descriptor, _BLOCK, at):
-        yield memoryview(block)
-        at += len(block)
+def most_bytes(opened: Iterable[FileFingerprint], limit: int) -> int:
+    """Bytes of memory that the copies of those files take, at most."""
+    return min(limit, sum(one.size for one in opened if one.is_written))
 
 
 def _hashed(blocks: Iterable[memoryview], hasher: blake3) -> Iterator[memoryview]:

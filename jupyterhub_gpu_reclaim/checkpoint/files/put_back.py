@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from blake3 import blake3
 
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again, run_as
-from jupyterhub_gpu_reclaim.checkpoint.files.kept_files import FICLONE, blocks_of
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
@@ -56,6 +55,7 @@ _MOST_FOLDERS: Final = 100
 _MODE: Final = 0o777
 #: Bytes of a newer file that may be copied.
 _MOST_COPIED: Final = 1 << 30
+_BLOCK: Final = 1 << 20
 #: What a shared folder gives to those in it: anything, and that they keep their own.
 _SHARED: Final = 0o1777
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -405,12 +405,10 @@ def _lease(descriptor: int) -> bool:
 
 
 def _copy(source: int, target: int) -> None:
-    status = os.fstat(source)
-    try:
-        fcntl.ioctl(target, FICLONE, source)
-    except OSError:
-        for block in blocks_of(source):
-            _write(target, bytes(block))
+    status, at = os.fstat(source), 0
+    while block := os.pread(source, _BLOCK, at):
+        _write(target, block)
+        at += len(block)
     _give(target, status.st_mode, status.st_gid, status.st_mtime_ns)
     os.fsync(target)
 

@@ -17,7 +17,6 @@ from jupyterhub_gpu_reclaim.checkpoint.archive import writer as archive
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.files import kept_files
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files as files
-from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
 from jupyterhub_gpu_reclaim.checkpoint.kinds import cut_connections
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import (
@@ -111,25 +110,19 @@ def describe(
     )
 
 
-def prepare_files(session: Session, snapshot: Snapshot, limit: int) -> int:
-    """Bytes of memory for copies of the files that it can write; see ``prepare``.
+def kept_bytes(session: Session, snapshot: Snapshot, limit: int) -> int:
+    """Bytes of memory for copies of the files that it can write, at most.
 
     Raises:
         Refused: its files cannot be looked at.
     """
-    if snapshot.server is None:
-        return 0
     opened = files.fingerprint(
         session.init_pid,
         [process.pid for process in snapshot.processes],
         {mount.device for mount in _private(session)},
         reads=False,
     )
-    try:
-        who = credentials_now(snapshot.server.pid)._replace(effective=0)
-        return kept_files.prepare(session.init_pid, opened, who, limit)
-    except OSError as error:
-        raise Refused(Reason.NO_TREE, detail=str(error)) from None
+    return kept_files.most_bytes(opened, limit)
 
 
 def refuse_root(session: Session) -> list[Finding]:

@@ -138,7 +138,7 @@ class Save(Capture):
         left_out = trees.resident_bytes(standing)
         if self._files_bytes is None:
             limit = self._tools.save_point_file_bytes
-            self._files_bytes = filesystem.prepare_files(self._session, snapshot, limit)
+            self._files_bytes = filesystem.kept_bytes(self._session, snapshot, limit)
         begun = (len(snapshot.processes) + 1) * PIECE
         return max(0, look.most - left_out) + begun + self._files_bytes
 
