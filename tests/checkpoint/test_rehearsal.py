@@ -6,7 +6,6 @@ That it accepts whatever comes back is tried by ``Engine.cycle``, which rehearse
 import ctypes
 import fcntl
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -15,10 +14,7 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
-from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import HELPER
-from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
-from jupyterhub_gpu_reclaim.checkpoint.files.trial import Names
 from jupyterhub_gpu_reclaim.checkpoint.kinds.watches import new_instance
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import (
     without_memory,
@@ -243,7 +239,7 @@ shutil.rmtree("folder")
 
 
 @pytest.mark.parametrize("fingerprinted", [True, False])
-def test_rehearsal_beside_a_tree_that_goes_on_takes_files_as_they_stood(
+def test_rehearsal_beside_a_tree_that_goes_on_needs_no_file_that_is_gone(
     dumped, engine, tmp_path, fingerprinted
 ):
     """What is in an archive has no fingerprint."""
@@ -252,41 +248,16 @@ def test_rehearsal_beside_a_tree_that_goes_on_takes_files_as_they_stood(
     for name in ("journal", "seen", "mapped", "folder/part"):
         (folder / name).write_text("something")
     world, saved = dumped(IN_PASSING.format(folder=str(folder)))
-    names = Names()
-    who = credentials_now(world.place.tree.root.pid)
-    image = bytes(saved.result.images["files.img"])
-    names.take(world.place.init_pid, image, who)
     pids = {one.ns_pid: one.pid for one in world.place.tree.processes}
     memory = without_pages(saved.result.images, pids)
-    saved = saved._replace(names=names, memory=memory)
+    saved = saved._replace(memory=memory)
     if not fingerprinted:
         saved = saved._replace(opened=())
     thaw(world.place.tree, saved.result.stopped)
     world(AFTERWARDS.format(folder=str(folder)))
     engine.rehearse(world.place, saved)
-    names.close()
     with pytest.raises(RolledBack):
-        engine.rehearse(world.place, saved)
-
-
-def test_names_are_held_beyond_the_descriptors_that_one_has_at_first(tmp_path):
-    entries = []
-    for number in range(1, 1000):
-        path = tmp_path / str(number)
-        path.touch()
-        entry = images.plain_file(number)
-        entry.reg.name = bytes(path)
-        entries.append(images.serialize(entry))
-    image = images.join(images.FILES_MAGIC, entries)
-    names, had = Names(), resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (512, had[1]))
-    try:
-        names.take(os.getpid(), image, credentials_now(os.getpid()))
-        for number in range(1, 1000):
-            os.close(names.open(bytes(tmp_path / str(number))))
-    finally:
-        names.close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, had)
+        engine.rehearse(world.place, saved._replace(memory=None))
 
 
 def test_rehearsal_takes_none_of_the_memory(dumped, engine):

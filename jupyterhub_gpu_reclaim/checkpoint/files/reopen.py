@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import (
         FileRequest,
     )
-    from jupyterhub_gpu_reclaim.checkpoint.files.trial import Trial
 
 T = TypeVar("T")
 
@@ -73,6 +72,15 @@ def identity(descriptor: int) -> FileIdentity:
 class Opened(NamedTuple):
     descriptor: int  #: for CRIU
     file: int = -1  #: opened by name only, where the other is a stand-in; else -1
+
+
+class Trial(NamedTuple):
+    """What a rehearsal opens files with, where a return would use the user's own."""
+
+    #: An empty folder, open to everybody, where everything is made that a return would
+    #: make among the user's files, or write to.
+    scratch: int
+    goes_on: bool = False  #: whether the tree runs meanwhile, as behind a save point
 
 
 class Reopener:
@@ -114,19 +122,19 @@ class Reopener:
     def _find(self, wish: FileRequest) -> int:
         """The file at a path, opened by name only (O_PATH).
 
-        In a rehearsal beside a tree that goes on, it is the one that was there.
+        A tree that goes on beside its rehearsal renames and deletes files (a temporary
+        file that becomes the whole one, a journal), so something empty does for what is
+        gone by then.
         """
-        names = self._trial.names if self._trial is not None else None
         try:
-            found = self._find_now(wish)
+            return self._find_now(wish)
         except OSError as error:
-            if names is None or error.errno not in GONE:
+            trial = self._trial
+            if trial is None or not trial.goes_on or error.errno not in GONE:
                 raise
-            return names.open(wish.path)
-        if names is not None and names.had_another(wish.path, found):
-            os.close(found)
-            return names.open(wish.path)
-        return found
+            if wish.is_folder or stat.S_ISDIR(wish.mode):
+                return os.dup(trial.scratch)
+            return os.open(again(trial.scratch), os.O_TMPFILE | os.O_RDWR, 0o700)
 
     def _find_now(self, wish: FileRequest) -> int:
         flags = os.O_PATH | os.O_NOFOLLOW

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.checkpoint.files.credentials import PathContext
     from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
+    from jupyterhub_gpu_reclaim.checkpoint.files.reopen import Trial
     from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import SavedFiles
-    from jupyterhub_gpu_reclaim.checkpoint.files.trial import Trial
     from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.common.reasons import Reason

@@ -82,7 +82,7 @@ class NamedFiles(Kind):
             back.stack.callback(os.close, both)
         for work in back.when_open:
             work()
-        if back.trial is None or back.trial.names is None:
+        if back.trial is None or not back.trial.goes_on:
             held = defaultdict(list)
             for wish in back.saved.wishes:
                 if wish.ghost < 0:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import open_scratch
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import passes
-from jupyterhub_gpu_reclaim.checkpoint.files.trial import Names, Trial
+from jupyterhub_gpu_reclaim.checkpoint.files.reopen import Trial
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import (
     without_memory,
     without_pages,
@@ -58,7 +58,6 @@ class Dumped(NamedTuple):
     #: ``without_pages`` of the images, where the tree goes on; None: it stands until
     #: the rehearsal has ended.
     memory: Mapping[str, bytes] | None = None
-    names: Names | None = None  #: its files, as it stood; likewise
 
 
 def rehearse(
@@ -98,7 +97,7 @@ def rehearse(
                 limit=limit,
                 opened=dumped.opened,
                 cut=dumped.cut,
-                trial=Trial(scratch, dumped.names),
+                trial=Trial(scratch, goes_on=dumped.memory is not None),
                 prepare=prepare,
                 cancel=cancel,
                 renewed=True,

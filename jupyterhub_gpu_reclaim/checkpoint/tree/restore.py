@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import itertools
 import os
+import resource
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,6 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.process import STOP_PATIENCE, CriuRu
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import RestoreServer
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import PathContext
 from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import read_saved
-from jupyterhub_gpu_reclaim.checkpoint.files.trial import make_room
 from jupyterhub_gpu_reclaim.checkpoint.kinds import table
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Return
 from jupyterhub_gpu_reclaim.checkpoint.memory import robust_lists
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.criu.binary import Criu
     from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
     from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
-    from jupyterhub_gpu_reclaim.checkpoint.files.trial import Trial
+    from jupyterhub_gpu_reclaim.checkpoint.files.reopen import Trial
     from jupyterhub_gpu_reclaim.checkpoint.saved_images import ImageSource
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
@@ -109,7 +109,7 @@ def restore(
         with ExitStack() as stack:
             images = SavedImages(source)
             saved = read_saved(images)
-            make_room(len(saved.wishes))
+            _make_room(len(saved.wishes))
             back = Return(
                 session.init_pid,
                 images,
@@ -157,6 +157,14 @@ def restore(
         raise
     seconds = time.monotonic() - begun
     return RestoreResult(tree, seconds, plan, tuple(beside))
+
+
+def _make_room(count: int) -> None:
+    """Let this process have that many more descriptors, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, max(soft, 4096 + 4 * count))
+    if wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _place(init_pid: int, stack: ExitStack) -> PathContext:

@@ -21,7 +21,6 @@ import msgspec
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
 from jupyterhub_gpu_reclaim.checkpoint.files.kept_files import KeptFiles
-from jupyterhub_gpu_reclaim.checkpoint.files.trial import Names
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import without_pages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import pids_of
 from jupyterhub_gpu_reclaim.checkpoint.staging import PIECE, Staging
@@ -71,7 +70,6 @@ class Save(Capture):
     _staging: Staging | None = None
     _standing: StandingMemory  #: of its dump, once that has begun
     _world: HostRequirements  #: without what is known of its files once they are stored
-    _names: Names | None = None
     _kept: KeptFiles | None = None
     _files_bytes: int | None = None  #: of memory, for its files
 
@@ -84,8 +82,6 @@ class Save(Capture):
             async for event in super().run(operation):
                 yield event
         finally:
-            if self._names is not None:
-                self._names.close()
             if self._kept is not None:
                 await asyncio.to_thread(self._kept.close)
             if self._staging is not None:
@@ -175,13 +171,8 @@ class Save(Capture):
 
     def _as_it_stands(self, dumped: Dumped) -> Dumped:
         """The input of the rehearsal, for a tree that has gone on by then."""
-        tree, self._names = self._tree(), Names()
-        if tree.server is not None:
-            who = credentials_now(tree.server.pid)
-            image = bytes(dumped.result.images[checkpoint_files.FILES])
-            self._names.take(self._session.init_pid, image, who)
-        memory = without_pages(dumped.result.images, pids_of(tree))
-        return dumped._replace(memory=memory, names=self._names)
+        memory = without_pages(dumped.result.images, pids_of(self._tree()))
+        return dumped._replace(memory=memory)
 
     async def _describe(
         self, target: CheckpointWriter | Staging, world: HostRequirements
