@@ -58,7 +58,6 @@ _CALLS: Final = {
     "mprotect": (10, 226),
     "munmap": (11, 215),
     "openat": (257, 56),
-    "personality": (135, 92),
     "prctl": (157, 167),
     "set_robust_list": (273, 99),
     "setgroups": (116, 159),

@@ -274,7 +274,7 @@ def test_program_that_a_filter_would_end_for_our_calls_lives(places, engine):
     world = places.world()
     world(DEADLY)
     numbers = architecture.here().calls
-    calls = [numbers[name] for name in ("prctl", "kcmp", "personality")]
+    calls = [numbers[name] for name in ("prctl", "kcmp")]
     world(f"forbid({', '.join(map(str, calls))})")
     preflight.examine(world.place.init_pid, world.place.tree)
     world = engine.cycle(world, places)
@@ -307,6 +307,15 @@ def test_program_that_emulates_system_calls_is_refused_and_goes_on(places):
         "59, 1, 0, 4096, ctypes.c_void_p(ctypes.addressof(asked)))"
     )
     with pytest.raises(ReclaimError, match="emulates system calls"):
+        read(world.place.tree)
+    assert world("1 + 1") == 2
+
+
+def test_program_that_may_run_nothing_new_is_refused_and_goes_on(places):
+    world = places.world()
+    if world("import ctypes; ctypes.CDLL(None).prctl(65, 1, 0, 0, 0)"):
+        pytest.skip("a kernel without PR_SET_MDWE")
+    with pytest.raises(ReclaimError, match="may run nothing new"):
         read(world.place.tree)
     assert world("1 + 1") == 2
 

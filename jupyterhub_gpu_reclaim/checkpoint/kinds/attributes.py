@@ -47,7 +47,6 @@ class ThreadAttributes(Value, frozen=True, kw_only=True):
     #: In nanoseconds; 0 for real-time threads, which have none.
     timer_slack: int | None = None
     io_priority: int | None = None  #: class and level
-    personality: int = 0  #: bits of personality(2)
     #: What CRIU restores: names of /proc/PID/status → values.
     given_back: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -57,12 +56,11 @@ class Attributes(Value, frozen=True, kw_only=True):
 
     core_filter: int | None = None  #: what a core dump of it holds; None: as the init's
     oom_score: int | None = None  #: who is ended first when memory runs out; likewise
-    protection: int = 0  #: that it may run nothing new (PR_SET_MDWE)
     #: By their number in the session.
     threads: dict[int, ThreadAttributes] = msgspec.field(default_factory=dict)
 
 
-_PR_SET_MDWE, _PR_GET_MDWE = 65, 66  # <linux/prctl.h>
+_PR_GET_MDWE: Final = 66  # <linux/prctl.h>
 _PROCESSORS: Final = Path("/sys/devices/system/cpu/online")
 
 
@@ -85,7 +83,7 @@ class ProcessAttributes(Kind):
         if architecture.here() is None:
             return
         init = dump.tree.init
-        usual = _outside(init.pid, init.pid, procfs.status(init.pid))
+        usual = _outside(init.pid, procfs.status(init.pid))
         alive = [one.process for one in dump.programs]
         for one in dump.programs:
             with named(one.process, "could not be looked at"):
@@ -105,7 +103,7 @@ class ProcessAttributes(Kind):
         if architecture.here() is None:
             return
         init = back.tree.init
-        usual = _outside(init.pid, init.pid, procfs.status(init.pid))
+        usual = _outside(init.pid, procfs.status(init.pid))
         for process in back.tree.processes:
             if process.state in DEAD:
                 continue
@@ -113,7 +111,6 @@ class ProcessAttributes(Kind):
             statuses = Program(process).threads
             _apply_outside(process, init, wanted, usual, statuses)
             _refuse_other_rights(process, wanted, statuses)
-            _apply_inside(process, wanted, statuses)
 
 
 def _read(
@@ -122,7 +119,7 @@ def _read(
     process, pid, statuses = program.process, program.pid, program.threads
     threads = {}
     for tid, status in statuses.items():
-        one = _outside(pid, tid, status)
+        one = _outside(tid, status)
         threads[tid] = msgspec.structs.replace(
             one,
             **{
@@ -131,11 +128,10 @@ def _read(
                 if getattr(one, name) == getattr(usual, name)
             },
         )
-    asked = landlock.witnesses(process, statuses, alive)
+    _refuse_hidden(process, statuses, landlock.witnesses(process, statuses, alive))
     return Attributes(
         core_filter=_chosen(pid, init.pid, _CORE_FILTER),
         oom_score=_chosen(pid, init.pid, _OOM_SCORE),
-        protection=_inside(process, statuses, asked),
         threads={procfs.inner_id(statuses[tid]): one for tid, one in threads.items()},
     )
 
@@ -162,23 +158,24 @@ def _chosen(pid: int, init_pid: int, file: _File) -> int | None:
     return None if value == file.read(init_pid) else value
 
 
-def _outside(pid: int, tid: int, status: dict[str, str]) -> ThreadAttributes:
+def _outside(tid: int, status: dict[str, str]) -> ThreadAttributes:
     """Attributes of a thread that the kernel tells others; none of them is None."""
     return ThreadAttributes(
         affinity=sorted(os.sched_getaffinity(tid)),
         timer_slack=_TIMER_SLACK.read(tid),
         io_priority=scheduling.io_priority(tid),
-        personality=int(procfs.text(pid, f"task/{tid}/personality") or "0", 16),
         given_back={name: status[name] for name in rights.FIELDS if name in status},
     )
 
 
-def _inside(process: Process, tids: Iterable[int], asked: Mapping[int, Process]) -> int:
-    """Its protection, which is told to nobody else.
+def _refuse_hidden(
+    process: Process, tids: Iterable[int], asked: Mapping[int, Process]
+) -> None:
+    """Refuse what a process tells to nobody else, and what would be lost in silence.
 
     Raises:
         ReclaimError: a thread confines itself with Landlock: it would come back free;
-            or it emulates system calls.
+            or it emulates system calls; or the process may run nothing new.
     """
     unasked = bool(asked)
     number, name = process.ns_pid, process.name
@@ -187,25 +184,27 @@ def _inside(process: Process, tids: Iterable[int], asked: Mapping[int, Process])
             if landlock.is_confined(traced, process, asked):
                 raise ReclaimError(Reason.CONFINED, pid=number, name=name)
             unasked = False
+            what = ""
             if any(map(traced.emulates, tids)):
                 what = "emulates system calls (PR_SET_SYSCALL_USER_DISPATCH)"
+            elif _is_protected(traced):
+                what = "may run nothing new (PR_SET_MDWE)"
+            if what:
                 raise ReclaimError(
                     Reason.PROCESS_UNSUPPORTED, pid=number, name=name, what=what
                 )
-            return _protection(traced)
     except Unsuited:
         if unasked:
             raise
-        return 0
 
 
-def _protection(traced: ptrace.Traced) -> int:
+def _is_protected(traced: ptrace.Traced) -> bool:
     try:
-        return traced.call("prctl", _PR_GET_MDWE, 0, 0, 0, 0)
+        return traced.call("prctl", _PR_GET_MDWE, 0, 0, 0, 0) != 0
     except TraceFailed as error:
         if error.errno != errno.EINVAL:  # before Linux 6.3
             raise
-        return 0
+        return False
 
 
 def load(source: SavedImages) -> dict[int, Attributes]:
@@ -231,7 +230,7 @@ def _apply_outside(
             except PermissionError:  # CAP_SYS_RESOURCE, for a lower score
                 _log.warning("- process %d has another %s", process.ns_pid, file.name)
     for tid, status in statuses.items():
-        now = _outside(process.pid, tid, status)
+        now = _outside(tid, status)
         thread = wanted.threads.get(procfs.inner_id(status), ThreadAttributes())
         for name, change in _CHANGES.items():
             value: Any = getattr(thread, name)
@@ -299,38 +298,6 @@ def refuse_beyond_agent(saved: Mapping[int, Attributes]) -> list[Finding]:
     had = (one.given_back for one in threads)
     found = (why for one in had for why in rights.refuse_beyond_agent(one))
     return list(dict.fromkeys(found))
-
-
-def _apply_inside(
-    process: Process,
-    wanted: Attributes,
-    statuses: Mapping[int, dict[str, str]],
-) -> None:
-    """Make a process set what only it can set itself: mostly nothing.
-
-    Raises:
-        RestoreFailed: it could not be made to do it.
-    """
-    inner = {procfs.inner_id(status): tid for tid, status in statuses.items()}
-    threads = {
-        inner[number]: one
-        for number, one in wanted.threads.items()
-        if number in inner and one.personality
-    }
-    if not (threads or wanted.protection):
-        return
-    try:
-        with ptrace.stopped(process.pid) as traced:
-            for tid, one in threads.items():
-                with traced.thread(tid) as thread:
-                    thread.call("personality", one.personality)
-            if wanted.protection:
-                traced.call("prctl", _PR_SET_MDWE, wanted.protection, 0, 0, 0)
-    except OSError as error:
-        why = f"process {process.ns_pid} ({process.name}) did not get back what it had"
-        raise RestoreFailed(
-            Reason.RESTORE_FAILED, why=why, detail=str(error)
-        ) from error
 
 
 def mask_of(numbers: str) -> int:

@@ -75,6 +75,8 @@ class Namespaces(Kind):
 def _threads(one: Program) -> list[str]:
     found = set()
     for tid in one.threads:
+        if int(procfs.text(one.pid, f"task/{tid}/personality") or "0", 16):
+            found.add("behaves like another system (setarch, personality(2))")
         with contextlib.suppress(OSError):
             if os.sched_getscheduler(tid) == scheduling.SCHED_DEADLINE:
                 found.add("has a deadline from the scheduler (SCHED_DEADLINE)")

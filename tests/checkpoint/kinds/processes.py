@@ -160,7 +160,6 @@ _OF_EACH = (
         "os.sched_getscheduler(0), os.sched_getparam(0).sched_priority",
         "",
     ),
-    ("personality(2)", "call(135, 0x0040000)", "call(135, 0xFFFFFFFF)", ""),
     ("signal at the parent's end (PR_SET_PDEATHSIG)", "prctl(1, 10)", "told(2)", ""),
     ("PR_SET_NAME", "prctl(15, b'another')", "read('comm')", ""),
     (
@@ -242,7 +241,6 @@ _OF_PROCESSES = (
     kept("PR_SET_CHILD_SUBREAPER", "prctl(36, 1)", "told(37)"),
     kept("PR_SET_DUMPABLE", "prctl(4, 0)", "prctl(3)"),
     kept("PR_SET_THP_DISABLE", "prctl(41, 1)", "prctl(42), status('THP_enabled')"),
-    kept("PR_SET_MDWE", "prctl(65, 1)", "prctl(66)"),
     kept(
         "membarrier(2) registrations",
         "[call(324, 1 << bit, 0, 0) for bit in (2, 4, 6, 8)]",
@@ -365,6 +363,13 @@ _REFUSED = (
         "syscall user dispatch (PR_SET_SYSCALL_USER_DISPATCH, Wine)",
         "refused",
         "From Linux 6.4 on.",
+    ),
+    Kind("PR_SET_MDWE", "refused"),
+    refused(
+        "personality(2), also of one thread",
+        "process_unsupported",
+        "in_thread(lambda: call(135, 0x0040000))",
+        "As `setarch` sets it.",
     ),
     refused(
         "seccomp user notification",
