@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.linux.kept_registers import KeptRegisters
 from tests.support.agent import wait_for as wait_until
 
 pytestmark = pytest.mark.skipif(
-    architecture.here() is None, reason="this kind of machine is not known"
+    not architecture.is_known(), reason="this kind of machine is not known"
 )
 PR_GET_DUMPABLE = 3
 

@@ -15,7 +15,7 @@ from jupyterhub_gpu_reclaim.checkpoint.kinds import table
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Session
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux import architecture, procfs
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ def examine(
     # Whether the missing capability matters depends on the tree (``kinds.rights``).
     missing = Reason.CAPABILITY_MISSING.value
     findings = [one for one in criu_findings if one.code != missing]
+    if not architecture.is_known():
+        return findings  # which say so
     if snapshot.root is None or snapshot.root.state in DEAD:
         return [*findings, finding(Reason.NO_TREE)]
     seen = Session(

@@ -13,20 +13,14 @@ import select
 import struct
 from typing import Final
 
-from jupyterhub_gpu_reclaim.linux import architecture
 from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 
 _ADD: Final = 1
 _EVENTS: Final = select.EPOLLIN | select.EPOLLET
 
 
-def event_layout(machine: str) -> struct.Struct:
-    """``struct epoll_event`` (events, number), which only x86-64 packs."""
-    return struct.Struct("=IQ" if machine == "x86_64" else "@IQ")
-
-
-#: The one of this machine.
-EVENT: Final = event_layout(architecture.name())
+#: ``struct epoll_event``: events, number.
+EVENT: Final = struct.Struct("=IQ")
 
 
 class EdgeSet:

@@ -1,9 +1,9 @@
 """Holds a process still, or makes it run system calls that it did not ask for.
 
 Held threads continue as if nothing had happened: registers, signal mask and memory are
-restored, so that the kernel restarts a call in which one slept. (On AArch64 a relative
-timeout begins again.) There is a limit for holding, and for each call, but none for
-restoring: a thread left in the middle would go on with our registers, or never.
+restored, so that the kernel restarts a call in which one slept. There is a limit for
+holding, and for each call, but none for restoring: a thread left in the middle would go
+on with our registers, or never.
 
 If the agent is killed, the kernel lets the threads continue, unless a signal has
 stopped their process; in the milliseconds of a call that ends a running process, so a
@@ -32,8 +32,6 @@ from jupyterhub_gpu_reclaim.linux.processes import STOPPED
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from jupyterhub_gpu_reclaim.linux.architecture import Architecture
-
 # <linux/ptrace.h>
 _CONT, _SYSCALL, _DETACH = 7, 24, 17
 _GETREGSET, _SETREGSET = 0x4204, 0x4205
@@ -49,7 +47,7 @@ _NO_FILTERS: Final = 1 << 21
 _PRSTATUS: Final = 1
 _WALL: Final = 0x40000000
 _SYSCALL_STOP: Final = signal.SIGTRAP | 0x80
-#: As many bytes as any known machine has registers, and more.
+#: As many bytes as the machine has registers, and more.
 _MOST_REGISTERS: Final = 1024
 _WORD: Final = (1 << 64) - 1
 _SIGCONT: Final = 1 << (signal.SIGCONT - 1)
@@ -107,13 +105,11 @@ class Traced:
         self,
         pid: int,
         thread: _Thread,
-        machine: Architecture,
         code: int,
         others: Mapping[int, _Thread],
     ) -> None:
         self.pid = pid
         self._thread = thread
-        self._machine = machine
         self._code = code
         self._others = others
 
@@ -132,7 +128,7 @@ class Traced:
             return
         thread.begin()
         try:
-            yield Traced(self.pid, thread, self._machine, self._code, {})
+            yield Traced(self.pid, thread, self._code, {})
         finally:
             thread.end()
 
@@ -142,7 +138,7 @@ class Traced:
         Raises:
             TraceFailed: with the call's own errno, or because the process ended.
         """
-        result = self._thread.call(self._machine, self._code, name, arguments)
+        result = self._thread.call(self._code, name, arguments)
         if result < 0:
             raise TraceFailed(-result, os.strerror(-result), f"system call {name}")
         return result
@@ -184,24 +180,22 @@ def stopped(pid: int, *, seconds: float = SECONDS) -> Iterator[Traced]:
         TraceFailed: it has ended, is traced by another process, does not stand still in
             time, or this kind of machine is unknown.
     """
-    machine = _machine()
+    _refuse_unknown()
     with _held(pid, frozenset(), seconds) as threads:
         leader = threads.get(pid)
         if leader is None:
             raise TraceFailed(0, f"process {pid} has ended")
-        code = _find_code(pid, machine)
+        code = _find_code(pid)
         leader.begin()
         try:
-            yield Traced(pid, leader, machine, code, threads)
+            yield Traced(pid, leader, code, threads)
         finally:
             leader.end()
 
 
-def _machine() -> Architecture:
-    machine = architecture.here()
-    if machine is None:
+def _refuse_unknown() -> None:
+    if not architecture.is_known():
         raise TraceFailed(0, f"not on {architecture.name()}")
-    return machine
 
 
 @contextlib.contextmanager
@@ -232,12 +226,12 @@ def begin_again(
     Raises:
         TraceFailed: as :func:`stopped`.
     """
-    machine = _machine()
+    _refuse_unknown()
     others = frozenset(tasks(pid)) - calls.keys()
     with _held(pid, others, seconds) as threads:
         for tid, thread in threads.items():
             if tid in calls:
-                thread.begin_again(machine, calls[tid])
+                thread.begin_again(calls[tid])
 
 
 def go_on(pid: int, pidfd: int, *, seconds: float = SECONDS) -> None:
@@ -297,15 +291,15 @@ def _give_back(one: Kept) -> None:
             raise TraceFailed(0, f"thread {one.tid} is held by another")
         time.sleep(_PAUSE_SECONDS)
     pid = int(procfs.status(one.tid).get("Tgid", one.tid))
-    machine = _machine()
+    _refuse_unknown()
     try:
-        code = _find_code(pid, machine)
+        code = _find_code(pid)
     except Unsuited:
         code = 0  # no call was made in it
     others = frozenset(tasks(pid)) - {one.tid}
     with _held(pid, others, _STOP_SECONDS) as threads:
         for thread in threads.values():
-            thread.give_back(one, machine, code)
+            thread.give_back(one, code)
 
 
 @contextlib.contextmanager
@@ -371,27 +365,22 @@ class _Thread:
         kept.keep(Kept(self._tid, self._mask, self._registers))
         self._block(mask)
 
-    def call(
-        self, machine: Architecture, code: int, name: str, arguments: tuple[int, ...]
-    ) -> int:
+    def call(self, code: int, name: str, arguments: tuple[int, ...]) -> int:
         """Run one system call; its result, negative for an error.
 
         Raises:
             TraceFailed: it has ended, or the call has not returned in time.
             Unsuited: it is a 32-bit program.
         """
-        layout = machine.registers
+        layout = architecture.REGISTERS
         if len(self._registers) != layout.size:
             raise Unsuited(0, "a 32-bit program")
         values = list(layout.unpack(self._registers))
-        for register, argument in zip(machine.arguments, arguments, strict=False):
+        for register, argument in zip(architecture.ARGUMENTS, arguments, strict=False):
             values[register] = argument & _WORD
-        values[machine.counter], values[machine.number] = code, machine.calls[name]
-        if machine.no_restart is not None:
-            values[machine.no_restart] = _WORD
-        if machine.flags is not None:
-            register, cleared = machine.flags
-            values[register] &= ~cleared
+        values[architecture.COUNTER] = code
+        values[architecture.RESULT] = architecture.CALLS[name]
+        values[architecture.CALL] = _WORD
         _set_registers(self._tid, layout.pack(*values))
         self._deadline = time.monotonic() + self._seconds
         try:
@@ -402,7 +391,7 @@ class _Thread:
                 with contextlib.suppress(OSError):
                     self._stop()
             raise
-        result: int = layout.unpack(_get_registers(self._tid))[machine.result]
+        result: int = layout.unpack(_get_registers(self._tid))[architecture.RESULT]
         return result - (1 << 64) if result >> 63 else result
 
     def end(self) -> None:
@@ -413,26 +402,26 @@ class _Thread:
         self._block(self._mask)
         kept.drop(self._tid)
 
-    def give_back(self, one: Kept, machine: Architecture, code: int) -> None:
+    def give_back(self, one: Kept, code: int) -> None:
         """Restore what was kept, unless it has that, or has gone on with it."""
         now = _get_registers(self._tid)
-        if len(now) == machine.registers.size == len(one.registers):
-            counter = machine.registers.unpack(now)[machine.counter]
-            if counter in {code, code + len(machine.instruction)}:
+        if len(now) == architecture.REGISTERS.size == len(one.registers):
+            counter = architecture.REGISTERS.unpack(now)[architecture.COUNTER]
+            if counter in {code, code + len(architecture.INSTRUCTION)}:
                 _set_registers(self._tid, one.registers)
         if self._blocked() in _OUR_MASKS:
             self._block(one.mask)
 
-    def begin_again(self, machine: Architecture, number: int) -> None:
+    def begin_again(self, number: int) -> None:
         # Not for a 32-bit program.
         registers = _get_registers(self._tid)
-        if len(registers) != machine.registers.size:
+        if len(registers) != architecture.REGISTERS.size:
             return
-        values = list(machine.registers.unpack(registers))
-        ended = values[machine.result] in {_RESTART_BLOCK, _INTERRUPTED}
-        if ended and machine.no_restart is not None:
-            values[machine.result], values[machine.no_restart] = _NO_HANDLER, number
-            _set_registers(self._tid, machine.registers.pack(*values))
+        values = list(architecture.REGISTERS.unpack(registers))
+        if values[architecture.RESULT] in {_RESTART_BLOCK, _INTERRUPTED}:
+            values[architecture.RESULT] = _NO_HANDLER
+            values[architecture.CALL] = number
+            _set_registers(self._tid, architecture.REGISTERS.pack(*values))
 
     def take_continue(self, pidfd: int) -> None:
         """Have SIGCONT sent to its process and delivered to it, and drop it."""
@@ -587,20 +576,18 @@ def tasks(pid: int) -> list[int]:
         return []
 
 
-def _find_code(pid: int, machine: Architecture) -> int:
+def _find_code(pid: int) -> int:
     """The address of an instruction that makes a call, in the kernel's own vdso.
 
     Raises:
         Unsuited: there is none.
     """
-    code, step = machine.instruction, machine.alignment
     for line in procfs.text(pid, "maps").splitlines():
         if line.endswith("[vdso]"):
             start, end = (int(part, 16) for part in line.split()[0].split("-"))
             vdso = procfs.memory(pid, start, end - start)
-            for offset in range(0, len(vdso), step):
-                if vdso.startswith(code, offset):
-                    return start + offset
+            if (offset := vdso.find(architecture.INSTRUCTION)) >= 0:
+                return start + offset
     raise Unsuited(0, f"process {pid} has no vdso")
 
 

@@ -273,8 +273,7 @@ def forbid(*numbers):
 def test_program_that_a_filter_would_end_for_our_calls_lives(places, engine):
     world = places.world()
     world(DEADLY)
-    numbers = architecture.here().calls
-    calls = [numbers[name] for name in ("prctl", "kcmp")]
+    calls = [architecture.CALLS[name] for name in ("prctl", "kcmp")]
     world(f"forbid({', '.join(map(str, calls))})")
     preflight.examine(world.place.init_pid, world.place.tree)
     world = engine.cycle(world, places)

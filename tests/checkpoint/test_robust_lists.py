@@ -108,7 +108,7 @@ def test_list_where_no_memory_can_be_is_no_lock(places):
 
 def at(world, address):
     """It tells the kernel that its list of locks is there."""
-    number = architecture.here().calls["set_robust_list"]
+    number = architecture.CALLS["set_robust_list"]
     call = f"c.CDLL(None).syscall({number}, c.c_void_p({address}), c.c_size_t(24))"
     assert world(f"(lambda c: {call})(__import__('ctypes'))") == 0
 

@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import architecture, capabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from jupyterhub_gpu_reclaim.common.models import Finding
 
@@ -112,7 +112,10 @@ def check(folder: Path = FOLDER) -> list[Finding]:
 
     A missing capability is not fatal: the sessions of root can be saved without.
     """
-    findings = list(judge_architecture(architecture.name()))
+    findings = []
+    if not architecture.is_known():
+        name = architecture.name()
+        findings.append(finding(Reason.ARCHITECTURE_UNTRIED, architecture=name))
     try:
         criu = locate(folder)
     except Refused as error:
@@ -130,11 +133,6 @@ def check(folder: Path = FOLDER) -> list[Finding]:
             )
         )
     return findings
-
-
-def judge_architecture(name: str) -> Iterator[Finding]:
-    if name not in architecture.TRIED:
-        yield finding(Reason.ARCHITECTURE_UNTRIED, architecture=name)
 
 
 def _complaint(text: str) -> str:

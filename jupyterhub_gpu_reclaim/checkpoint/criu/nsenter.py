@@ -57,8 +57,7 @@ FSCONFIG_CMD_CREATE = 6
 CLOEXEC = 1  #: FSOPEN_CLOEXEC, FSMOUNT_CLOEXEC
 CLOSE_RANGE_CLOEXEC = 4
 LAST_DESCRIPTOR = 0xFFFFFFFF
-#: keyctl(2), which has another number on each architecture; <linux/keyctl.h>
-KEYCTL = {"x86_64": 250, "aarch64": 219}
+KEYCTL = 250  #: of x86-64; <linux/keyctl.h>
 KEYCTL_JOIN_SESSION_KEYRING = 1
 SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGTERM, SIGCHLD = 1, 2, 9, 13, 15, 17
 SIG_DFL, SIG_IGN, SIG_BLOCK = 0, 1, 0
@@ -95,10 +94,7 @@ def leave_keyring() -> None:
     CRIU saves no keys, and what it makes has its own keyring. Where the kernel has no
     keys, or forbids them to us and so to our children, there is nothing to leave.
     """
-    number = KEYCTL.get(os.uname().machine)
-    if number is None:
-        return
-    made = libc.syscall(number, KEYCTL_JOIN_SESSION_KEYRING, None)
+    made = libc.syscall(KEYCTL, KEYCTL_JOIN_SESSION_KEYRING, None)
     if made < 0 and ctypes.get_errno() not in {errno.ENOSYS, errno.EPERM}:
         checked(made, "keyctl")
 

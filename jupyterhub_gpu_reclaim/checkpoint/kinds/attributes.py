@@ -16,13 +16,7 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import (
-    architecture,
-    landlock,
-    procfs,
-    ptrace,
-    scheduling,
-)
+from jupyterhub_gpu_reclaim.linux import landlock, procfs, ptrace, scheduling
 from jupyterhub_gpu_reclaim.linux.processes import DEAD, named
 from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed, Unsuited
 
@@ -80,8 +74,6 @@ class ProcessAttributes(Kind):
         self._saved: dict[int, Attributes] = {}  #: by pid in the session
 
     def before_dump(self, dump: Dump) -> None:
-        if architecture.here() is None:
-            return
         init = dump.tree.init
         usual = _outside(init.pid, procfs.status(init.pid))
         alive = [one.process for one in dump.programs]
@@ -100,8 +92,6 @@ class ProcessAttributes(Kind):
         self._saved = load(back.images)
 
     def after_restore(self, back: Return) -> None:
-        if architecture.here() is None:
-            return
         init = back.tree.init
         usual = _outside(init.pid, procfs.status(init.pid))
         for process in back.tree.processes:

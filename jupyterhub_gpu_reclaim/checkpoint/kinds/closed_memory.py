@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace
+from jupyterhub_gpu_reclaim.linux import procfs, ptrace
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
 from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed
 
@@ -56,8 +56,6 @@ class ClosedMemory(Kind):
                 memory.dumpable = 1
 
     def rewrite(self, back: Return) -> None:
-        if architecture.here() is None:
-            return
         for number, who in back.saved.credentials.items():
             memory = back.images.memory(number)
             if who.uid and memory.dumpable == 1:  # root's is closed in any case
@@ -79,8 +77,6 @@ def close_all(tree: Snapshot) -> set[int]:
             memory open already (``capture_failed``).
     """
     closed: set[int] = set()
-    if architecture.here() is None:
-        return closed
     try:
         for process in tree.processes:
             if process.state not in DEAD and _is_open(process):

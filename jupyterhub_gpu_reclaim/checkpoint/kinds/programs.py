@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind, Program
 from jupyterhub_gpu_reclaim.checkpoint.kinds.rights import has_own_users
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace, scheduling
+from jupyterhub_gpu_reclaim.linux import procfs, ptrace, scheduling
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _threads(one: Program) -> list[str]:
         with contextlib.suppress(OSError):
             if os.sched_getscheduler(tid) == scheduling.SCHED_DEADLINE:
                 found.add("has a deadline from the scheduler (SCHED_DEADLINE)")
-            for what, kind in _OWN.items() if architecture.here() else ():
+            for what, kind in _OWN.items():
                 if not scheduling.shares(one.pid, tid, kind):
                     found.add(f"has a thread with {what} of its own (unshare)")
     return sorted(found)
@@ -105,7 +105,7 @@ def _sharing(seen: Session) -> Iterator[Finding]:
     """
     by_pid = {one.pid: one for one in seen.programs}
     for kind, words in _SHARED.items():
-        pairs = scheduling.sharers(by_pid, kind) if architecture.here() else []
+        pairs = scheduling.sharers(by_pid, kind)
         if pairs:
             time.sleep(_SPAWN_SECONDS)
             pairs = scheduling.sharers({pid for pair in pairs for pid in pair}, kind)

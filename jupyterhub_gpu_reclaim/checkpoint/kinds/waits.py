@@ -7,7 +7,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
-from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace
+from jupyterhub_gpu_reclaim.linux import procfs, ptrace
 from jupyterhub_gpu_reclaim.linux.processes import named
 
 if TYPE_CHECKING:
@@ -50,9 +50,6 @@ class InterruptedWaits(Kind):
     """
 
     def before_dump(self, dump: Dump) -> None:
-        machine = architecture.here()
-        if machine is None or machine.no_restart is None:
-            return  # AArch64 begins them again by itself
         server = dump.tree.server
         for one in dump.programs:
             loop = one.pid if one.process == server else 0
