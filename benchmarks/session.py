@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import IO
 
-    from jupyterhub_gpu_reclaim.checkpoint.saved_images import Piece, Range, StopSignal
+    from jupyterhub_gpu_reclaim.checkpoint.saved_images import Piece, Range
 
 T = TypeVar("T")
 Make = Callable[[Path], "Method"]
@@ -254,8 +254,10 @@ class Files:
                     yield data
                 at = start + length
 
-    def copy(self, pieces: Mapping[str, Sequence[Piece]], stop: StopSignal) -> None:
-        del stop
+    def copy(
+        self, pieces: Mapping[str, Sequence[Piece]], cancelled: Callable[[], bool]
+    ) -> None:
+        del cancelled
         for name, of_it in pieces.items():
             self._copy(name, of_it)
 

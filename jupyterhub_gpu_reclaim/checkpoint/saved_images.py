@@ -9,7 +9,7 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 FILES: Final = "files.img"
 T = TypeVar("T")
@@ -29,15 +29,6 @@ class Piece(NamedTuple):
     address: int
 
 
-class StopSignal(Protocol):
-    """Says that something has been cancelled; readable from then on."""
-
-    @property
-    def is_set(self) -> bool: ...
-
-    def fileno(self) -> int: ...
-
-
 class ImageSource(Protocol):
     """Source of CRIU's images; called from several threads at once.
 
@@ -51,11 +42,13 @@ class ImageSource(Protocol):
     ) -> Iterable[bytes | memoryview]:
         """A file's bytes in order, without those ranges (ascending, not touching)."""
 
-    def copy(self, pieces: Mapping[str, Sequence[Piece]], stop: StopSignal) -> None:
+    def copy(
+        self, pieces: Mapping[str, Sequence[Piece]], cancelled: Callable[[], bool]
+    ) -> None:
         """Write pieces of files into stopped processes' memory, which is all zero.
 
-        Those of a file ascend; all processes are of our own pid namespace. ``stop``
-        ends it soon, by any error.
+        Those of a file ascend; all processes are of our own pid namespace. Once it is
+        ``cancelled``, which is asked now and then, any error ends it.
         """
 
 
@@ -145,9 +138,11 @@ class SavedImages:
         assert self._source is not None, name
         return self._source.stream(name, skip)
 
-    def copy(self, pieces: Mapping[str, Sequence[Piece]], stop: StopSignal) -> None:
+    def copy(
+        self, pieces: Mapping[str, Sequence[Piece]], cancelled: Callable[[], bool]
+    ) -> None:
         assert self._source is not None
-        self._source.copy(pieces, stop)
+        self._source.copy(pieces, cancelled)
 
     def _one(self, name: str, magic: int, kind: str) -> Any:
         if name not in self._parsed and self.size(name) is None:

@@ -314,7 +314,7 @@ class Image(dict):
             at = offset + length
         yield view[at:]
 
-    def copy(self, pieces, stop):
+    def copy(self, pieces, cancelled):
         views = {name: memoryview(self[name]) for name in pieces}
         blocks = [
             (
@@ -327,11 +327,11 @@ class Image(dict):
             for at in range(one.offset, one.offset + one.length, COPY)
         ]
         with ThreadPoolExecutor(2) as pool:
-            for _ in pool.map(lambda block: self.write(*block, stop), blocks):
+            for _ in pool.map(lambda block: self.write(*block, cancelled), blocks):
                 pass
 
-    def write(self, data, piece, at: int, stop) -> None:
-        if stop.is_set:
+    def write(self, data, piece, at: int, cancelled) -> None:
+        if cancelled():
             raise InterruptedError
         write_memory(piece.pid, piece.address + at, data)
         self.copied += len(data)

@@ -129,11 +129,16 @@ def test_file_in_very_many_pieces_stays_sparse(tmp_path):
     assert subprocess.run(command, check=False).returncode == 0
 
 
-def test_pieces_beyond_the_most_are_joined_over_the_smallest_holes():
-    pieces = [(0, 1), (2, 1), (100, 1), (104, 1), (200, 5)]
-    assert writer.joined(pieces, 3) == [(0, 3), (100, 5), (200, 5)]
-    assert writer.joined(pieces, 1) == [(0, 205)]
-    assert writer.joined(pieces, 5) == pieces
+def test_file_in_too_many_pieces_is_taken_as_a_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "_MAX_EXTENTS", 2)
+    path = tmp_path / "sparse"
+    with path.open("w+b") as file:
+        for number in range(3):
+            file.seek(number << 16)
+            file.write(b"x" * 4096)
+        assert writer.extents(file, file.tell()) is None
+        file.truncate(1 << 17)
+        assert len(writer.extents(file, 1 << 17)) == 2
 
 
 @pytest.mark.parametrize("clear", [False, True])

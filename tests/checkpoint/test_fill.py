@@ -15,8 +15,7 @@ from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
-from jupyterhub_gpu_reclaim.linux.descriptors import readable
-from tests.checkpoint.conftest import Image
+from tests.checkpoint.conftest import Image, wait_for
 
 MIB = 1 << 20
 
@@ -200,8 +199,8 @@ def first_of(pieces):
 
 
 class ImageThatCannotCopy(Image):
-    def copy(self, pieces, stop):
-        super().copy({name: of_it[:1] for name, of_it in pieces.items()}, stop)
+    def copy(self, pieces, cancelled):
+        super().copy({name: of_it[:1] for name, of_it in pieces.items()}, cancelled)
         raise StoreError(Reason.CHECKPOINT_DAMAGED, why="a flipped bit")
 
 
@@ -210,18 +209,18 @@ class ImageThatHangs(Image):
 
     reached: object = None
 
-    def copy(self, pieces, stop):
+    def copy(self, pieces, cancelled):
         if self.reached is not None:
             self.reached.set()
-        assert readable([stop], 20)
+        wait_for(cancelled)
         raise InterruptedError
 
 
 class ImageThatKills(Image):
     """Its process ends while it is filled."""
 
-    def copy(self, pieces, stop):
-        super().copy(pieces, stop)
+    def copy(self, pieces, cancelled):
+        super().copy(pieces, cancelled)
         pid = first_of(pieces).pid
         victim = processes.Process(pid, pid, 0, "", "T", processes.start_time(pid), 0)
         os.kill(pid, signal.SIGKILL)
@@ -231,8 +230,8 @@ class ImageThatKills(Image):
 class ImageThatWakes(Image):
     """Its user, from outside, lets a process go on before the whole tree may."""
 
-    def copy(self, pieces, stop):
-        super().copy(pieces, stop)
+    def copy(self, pieces, cancelled):
+        super().copy(pieces, cancelled)
         os.kill(first_of(pieces).pid, signal.SIGCONT)
 
 

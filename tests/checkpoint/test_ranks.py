@@ -62,7 +62,7 @@ def saved(engine, place):
     cut = inet.cut_external(place.init_pid, pids)
     result = engine.dump(place, image.sink)
     place.kill()
-    return image, result, cut.inodes
+    return image, result, cut
 
 
 def comes_back(engine, places, network, image, result, cut):

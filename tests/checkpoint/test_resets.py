@@ -131,7 +131,7 @@ def suspend_and_return(engine, places, place, *, cut=True):
         # Nobody of the tree runs, so nobody notices before the capture.
         freeze.freeze(place.init_pid, place.init_start, timeout=20)
         pids = [process.pid for process in tree.processes]
-        gone = inet.cut_external(place.init_pid, pids, patience=0).inodes
+        gone = frozenset(inet.cut_external(place.init_pid, pids, patience=0))
     result = engine.dump(place, image.sink, stopped=())
     gone |= unread_ends(place.tree.processes)
     image.gone = gone

@@ -10,7 +10,6 @@ stay holes. The format is POSIX pax with numeric owners and ``tarformat``.
 from __future__ import annotations
 
 import errno
-import heapq
 import itertools
 import os
 import stat
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.linux.mounts import Mount
 
-#: Of a file in more pieces some are joined: their list stands in one header.
+#: A file in more pieces is taken as a whole: their list stands in one header.
 _MAX_EXTENTS: Final = 1 << 17
 
 
@@ -71,7 +70,7 @@ def open_again(entry: int) -> BinaryIO:
 
 
 def extents(file: BinaryIO, size: int) -> list[tuple[int, int]] | None:
-    """Find a file's data, as (offset, length); None when it has no holes."""
+    """Find a file's data, as (offset, length); None where it is taken as a whole."""
     if os.fstat(file.fileno()).st_blocks * 512 >= size:
         return None
     found: list[tuple[int, int]] = []
@@ -85,25 +84,9 @@ def extents(file: BinaryIO, size: int) -> list[tuple[int, int]] | None:
             return None
         at = min(os.lseek(file.fileno(), start, os.SEEK_HOLE), size)
         found.append((start, at - start))
-        if len(found) >= 2 * _MAX_EXTENTS:
-            found = joined(found, _MAX_EXTENTS)
-    return joined(found, _MAX_EXTENTS)
-
-
-def joined(pieces: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
-    """Pieces, so many at most, the smallest holes filled. Pure."""
-    if len(pieces) <= most:
-        return pieces
-    holes = [
-        (after[0] - before[0] - before[1], number)
-        for number, (before, after) in enumerate(itertools.pairwise(pieces), 1)
-    ]
-    starts = [0, *sorted(number for _, number in heapq.nlargest(most - 1, holes))]
-    ends = [*starts[1:], len(pieces)]
-    return [
-        (pieces[first][0], sum(pieces[last - 1]) - pieces[first][0])
-        for first, last in zip(starts, ends, strict=True)
-    ]
+        if len(found) > _MAX_EXTENTS:
+            return None
+    return found
 
 
 _OVERLAY: Final = ("trusted.overlay.", "user.overlay.")

@@ -380,42 +380,25 @@ class RestoreServer(StreamServer):
         Nearly all images are small and in memory. A thread of its own for each would
         wait twice more for a processor, and on a busy machine each time takes long.
         """
-        left = buffers
-        if isinstance(buffers, list):
-            try:
-                left = self._write_what_fits(pipe, buffers)
-            except BrokenPipeError:
-                left = []  # see :meth:`_fill`
-            except OSError:
-                os.close(pipe)
-                raise
-            if not left:
+        try:
+            data = b"".join(buffers) if isinstance(buffers, list) else None
+            room = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+            if data is not None and len(data) <= room:
+                with contextlib.suppress(BrokenPipeError):  # see :meth:`_fill`
+                    while data:
+                        data = data[self._write(pipe, memoryview(data)) :]
                 os.close(pipe)
                 return
-        self._spawn(pipe, name, lambda end: self._fill(end, left))
+        except OSError:
+            os.close(pipe)
+            raise
+        self._spawn(pipe, name, lambda end: self._fill(end, buffers))
 
-    def _write_what_fits(
-        self, pipe: int, buffers: Iterable[bytes | memoryview]
-    ) -> list[memoryview]:
-        """Write what the pipe takes at once; what is left over.
-
-        Raises:
-            OSError: it is no pipe that can be written to.
-        """
-        os.set_blocking(pipe, False)
-        left = [memoryview(buffer).cast("B") for buffer in buffers]
-        with contextlib.suppress(BlockingIOError):
-            while left:
-                left[0] = self._write(pipe, left[0])
-                if not left[0]:
-                    left.pop(0)
-        return left
-
-    def _write(self, pipe: int, data: memoryview) -> memoryview:
+    def _write(self, pipe: int, data: memoryview) -> int:
         count = os.write(pipe, data[:BLOCK])
         with self._lock:
             self.bytes += count
-        return data[count:]
+        return count
 
     def _fill(self, pipe: int, buffers: Iterable[bytes | memoryview]) -> None:
         os.set_blocking(pipe, False)
@@ -425,7 +408,7 @@ class RestoreServer(StreamServer):
                 if not self._ready(pipe, select.POLLOUT):
                     return
                 try:
-                    data = self._write(pipe, data)
+                    data = data[self._write(pipe, data) :]
                 except BlockingIOError:
                     continue
                 except BrokenPipeError:

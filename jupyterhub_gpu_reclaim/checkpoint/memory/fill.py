@@ -6,18 +6,15 @@ and checks afterwards that they are still the same processes.
 
 from __future__ import annotations
 
-import contextlib
-import threading
+import time
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.processes import start_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.memory.plan import MemoryPlan
     from jupyterhub_gpu_reclaim.checkpoint.saved_images import ImageSource
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
@@ -38,49 +35,34 @@ def copy_all(
             cancelled.
         Exception: what the source has raised.
     """
+    deadline = time.monotonic() + limit
+
+    def failure() -> ReclaimError | None:
+        if cancel is not None and cancel.is_set:
+            return ReclaimError(Reason.CANCELLED)
+        if time.monotonic() > deadline:
+            return ReclaimError(Reason.TIMED_OUT, step="memory", seconds=limit)
+        return None
+
     by_pid = {process.ns_pid: process for process in tree.processes}
     filled = {piece.pid for pieces in plan.pieces.values() for piece in pieces}
     if missing := filled - by_pid.keys():
         raise _gone(min(missing))
-    if cancel is not None and cancel.is_set:
-        raise ReclaimError(Reason.CANCELLED)
     # All at once: a worker that has ended one process goes on with the next.
     here = {
         name: [piece._replace(pid=by_pid[piece.pid].pid) for piece in pieces]
         for name, pieces in plan.pieces.items()
     }
-    with _stopping(limit, cancel) as stop:
-        source.copy(here, stop)
+    try:
+        source.copy(here, lambda: failure() is not None)
+    except Exception as error:
+        if (why := failure()) is not None:
+            raise why from error
+        raise
+    if (why := failure()) is not None:
+        raise why
     for pid in filled:
         _refuse_another(by_pid[pid])
-
-
-@contextlib.contextmanager
-def _stopping(limit: float, cancel: Cancel | None) -> Iterator[Cancel]:
-    stop = Cancel()
-    timer = threading.Timer(limit, stop.set)
-    timer.daemon = True
-    timer.start()
-    if cancel is not None:
-        cancel.add_listener(stop.set)
-    try:
-        yield stop
-    except Exception as error:
-        if stop.is_set:
-            raise _stopped(limit, cancel) from error
-        raise
-    finally:
-        timer.cancel()
-        if cancel is not None:
-            cancel.remove_listener(stop.set)
-    if stop.is_set:
-        raise _stopped(limit, cancel)
-
-
-def _stopped(limit: float, cancel: Cancel | None) -> ReclaimError:
-    if cancel is not None and cancel.is_set:
-        return ReclaimError(Reason.CANCELLED)
-    return ReclaimError(Reason.TIMED_OUT, step="memory", seconds=limit)
 
 
 def _refuse_another(process: Process) -> None:

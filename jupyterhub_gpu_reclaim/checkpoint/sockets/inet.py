@@ -83,17 +83,6 @@ class TcpConnection(NamedTuple):
     remote: Endpoint
 
 
-class Cut(NamedTuple):
-    """Sockets that a cut has destroyed, and those that it could not."""
-
-    destroyed: tuple[InetSocket, ...]
-    failed: tuple[InetSocket, ...]  #: left alone by this kernel; the image forgets them
-
-    @property
-    def inodes(self) -> frozenset[int]:
-        return frozenset(one.inode for one in self.destroyed if one.inode)
-
-
 def tree_inodes(pids: Iterable[int]) -> dict[int, tuple[int, int]]:
     """Socket inode → (pid, descriptor) of every socket that those processes hold."""
     found: dict[int, tuple[int, int]] = {}
@@ -154,12 +143,17 @@ def links_of(found: Iterable[InetSocket], inodes: Collection[int]) -> frozenset[
     )
 
 
-def cut_external(init_pid: int, pids: Iterable[int], *, patience: float = 0.5) -> Cut:
+def cut_external(
+    init_pid: int, pids: Iterable[int], *, patience: float = 0.5
+) -> list[int]:
     """End every connection that leads out of the tree; its peers notice at once.
 
     Idempotent. What this kernel cannot end is left to :func:`close_external`. A reset
     throws away what the other side has not acknowledged: output that is on its way gets
     ``patience`` seconds.
+
+    Returns:
+        The inodes of what was ended; 0 for what no program has.
 
     Raises:
         Refused: the session or the kernel's list is not there.
@@ -176,7 +170,7 @@ def cut_external(init_pid: int, pids: Iterable[int], *, patience: float = 0.5) -
             time.sleep(_LOOK_AGAIN)  # the kernel has no event for an empty queue
 
 
-def reset_all(init_pid: int, pids: Iterable[int]) -> Cut:
+def reset_all(init_pid: int, pids: Iterable[int]) -> None:
     """End every TCP and UDP socket of a tree that is about to be killed.
 
     Connections are reset instead of closed, so that no TIME_WAIT keeps a port busy; nor
@@ -186,15 +180,15 @@ def reset_all(init_pid: int, pids: Iterable[int]) -> Cut:
     with Diag(init_pid) as diag:
         found = diag.sockets({*inodes, 0})
         mine = [one for one in found if one.inode in inodes]
-        return _destroy(diag, mine + _at_listeners(found, mine, _WAITING | ENDING))
+        _destroy(diag, mine + _at_listeners(found, mine, _WAITING | ENDING))
 
 
-def reset_unheld(init_pid: int, pids: Iterable[int]) -> Cut:
+def reset_unheld(init_pid: int, pids: Iterable[int]) -> None:
     inodes = tree_inodes(pids)
     with Diag(init_pid) as diag:
         found = diag.sockets()
         mine = [one for one in found if one.inode in inodes]
-        return _destroy(diag, _at_listeners(found, mine, _WAITING | ENDING))
+        _destroy(diag, _at_listeners(found, mine, _WAITING | ENDING))
 
 
 def close_external(
@@ -314,12 +308,8 @@ def _leads_out(link: _Link, links: Collection[_Link]) -> bool:
     return not (here.is_loopback or here == link.local.address)
 
 
-def _destroy(diag: Diag, sockets: Iterable[InetSocket]) -> Cut:
-    destroyed: list[InetSocket] = []
-    failed: list[InetSocket] = []
-    for one in sockets:
-        (destroyed if diag.destroy(one) else failed).append(one)
-    return Cut(tuple(destroyed), tuple(failed))
+def _destroy(diag: Diag, sockets: Iterable[InetSocket]) -> list[int]:
+    return [one.inode for one in sockets if diag.destroy(one)]
 
 
 def _is_inet(entry: Any) -> bool:

@@ -31,12 +31,12 @@ _STILL = 0.02
 _STOP_SECONDS = 0.2
 
 
-def cut_in_silence(tree: Snapshot, *, patience: float = PATIENCE) -> inet.Cut:
+def cut_in_silence(tree: Snapshot, *, patience: float = PATIENCE) -> list[int]:
     """End the connections that lead out of the tree, between two lines of output.
 
     On return the server is stopped, and the processes that are connected to it; the
     tree's root is never stopped here. The server is waited for twice, before and after
-    the cut.
+    the cut. Returns what :func:`inet.cut_external` does.
 
     Raises:
         Refused: the session or the kernel's list of sockets is not there.
@@ -49,8 +49,8 @@ def cut_in_silence(tree: Snapshot, *, patience: float = PATIENCE) -> inet.Cut:
     _wait_still(server, lambda: _handed_on(tree.init.pid, server, links), patience)
     with listeners.deaf(tree.init.pid, server):
         cut = inet.cut_external(tree.init.pid, pids)
-        if cut.destroyed:
-            _wait_still(server, lambda: _has_noticed(server, cut.inodes), patience)
+        if cut:
+            _wait_still(server, lambda: _has_noticed(server, cut), patience)
         processes.stop(server, _STOP_SECONDS)
     return cut
 

@@ -12,9 +12,9 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from jupyterhub_gpu_reclaim.checkpoint.saved_images import Piece, Range, StopSignal
+    from jupyterhub_gpu_reclaim.checkpoint.saved_images import Piece, Range
     from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader
 
 #: CRIU's image files stand below this.
@@ -71,10 +71,12 @@ class CheckpointImages:
     ) -> Iterable[bytes | memoryview]:
         return self._counted(self._checkpoint.stream(IMAGES + name, skip=skip))
 
-    def copy(self, pieces: Mapping[str, Sequence[Piece]], stop: StopSignal) -> None:
+    def copy(
+        self, pieces: Mapping[str, Sequence[Piece]], cancelled: Callable[[], bool]
+    ) -> None:
         self._checkpoint.copy_to(
             {IMAGES + name: of_it for name, of_it in pieces.items()},
-            cancelled=lambda: stop.is_set,
+            cancelled=cancelled,
             progress=self._count,
         )
 

@@ -436,7 +436,7 @@ class Capture(Workflow):
                 "connections", lambda: quiesce.cut_in_silence(snapshot)
             )
             self._cancel.check()
-            return sorted(cut.inodes)
+            return sorted({*cut} - {0})
 
     def _run_criu(self, sinks: Callable[[str], Sink]) -> dump.DumpResult:
         has_gpus = self._record.all_gpus() is not None
