@@ -146,25 +146,6 @@ def test_thaw_lets_a_server_hear_again_that_a_killed_agent_has_left_deaf(talk):
     assert can_connect(port)
 
 
-def test_listener_with_a_filter_of_its_own_keeps_it(places):
-    program = """
-import ctypes, socket, struct, time
-listener = socket.create_server(("127.0.0.1", 0))
-let_all_pass = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 2**32 - 1) * 3)
-listener.setsockopt(
-    socket.SOL_SOCKET, 26, struct.pack("HxxxxxxP", 3, ctypes.addressof(let_all_pass))
-)
-print("port", listener.getsockname()[1], flush=True)
-time.sleep(100)
-"""
-    place = places.start(sys.executable, "-c", program)
-    place.read_until("port ")
-    port = int(place.read_until("\n"))
-    with listeners.deaf(place.tree.init.pid, place.tree.server):
-        assert can_connect(port)
-    assert can_connect(port)
-
-
 def test_cut_in_silence_waits_no_longer_than_it_may_for_a_busy_server(places):
     busy = """
 import socket, threading

@@ -7,8 +7,8 @@ of ZeroMQ sockets with the identity of the first, and the kernel then listens to
 
 A socket filter that lets nothing pass makes a listener deaf: the peer's SYN is dropped,
 and sent again after a second. It stays when the agent is killed in between, and
-``freeze.thaw`` takes it off (:func:`hear_again`) from any listener that has exactly
-this filter; one that has a filter of its own is left alone.
+``freeze.thaw`` takes it off (:func:`hear_again`). No server that is known has a filter
+of its own at a listener, which would be gone afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Final
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow
-from jupyterhub_gpu_reclaim.linux.libc import libc
 from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 
 if TYPE_CHECKING:
@@ -30,15 +29,11 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.linux.processes import Process
 
-#: SO_ATTACH_FILTER, which getsockopt(2) reads, and SO_DETACH_FILTER (socket(7)).
+#: SO_ATTACH_FILTER and SO_DETACH_FILTER (socket(7)).
 _FILTER: Final = 26
 _NO_FILTER: Final = 27
-
-
-#: ``struct sock_filter`` (``linux/filter.h``): load a number that no other program
-#: loads, to be recognised; accept no byte.
-_INSTRUCTION: Final = struct.Struct("=HBBI")
-_DEAF: Final = _INSTRUCTION.pack(0, 0, 0, 0x67707572) + _INSTRUCTION.pack(6, 0, 0, 0)
+#: ``struct sock_filter`` (``linux/filter.h``): accept no byte.
+_DEAF: Final = struct.pack("=HBBI", 6, 0, 0, 0)
 
 
 @contextlib.contextmanager
@@ -90,28 +85,10 @@ def _change(
 
 
 def _make_deaf(listener: socket.socket) -> None:
-    if _filter(listener) == b"":
-        code = ctypes.create_string_buffer(_DEAF, len(_DEAF))
-        # struct sock_fprog: how many, and where
-        count = len(_DEAF) // _INSTRUCTION.size
-        program = struct.pack("@HP", count, ctypes.addressof(code))
-        listener.setsockopt(socket.SOL_SOCKET, _FILTER, program)
+    code = ctypes.create_string_buffer(_DEAF, len(_DEAF))
+    program = struct.pack("@HP", 1, ctypes.addressof(code))  # struct sock_fprog
+    listener.setsockopt(socket.SOL_SOCKET, _FILTER, program)
 
 
 def _let_hear(listener: socket.socket) -> None:
-    if _filter(listener) == _DEAF:
-        listener.setsockopt(socket.SOL_SOCKET, _NO_FILTER, 0)
-
-
-def _filter(listener: socket.socket) -> bytes | None:
-    """A listener's filter; empty for none, None for one that is longer than ours.
-
-    Not by :meth:`socket.getsockopt`: the kernel counts the buffer in instructions, so
-    that it would write beyond what Python gives it.
-    """
-    buffer = ctypes.create_string_buffer(len(_DEAF))
-    room = ctypes.c_uint(len(_DEAF) // _INSTRUCTION.size)
-    number, length = listener.fileno(), ctypes.byref(room)
-    if libc.getsockopt(number, socket.SOL_SOCKET, _FILTER, buffer, length):
-        return None
-    return buffer.raw[: room.value * _INSTRUCTION.size]
+    listener.setsockopt(socket.SOL_SOCKET, _NO_FILTER, 0)  # ENOENT: it has none
