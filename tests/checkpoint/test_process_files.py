@@ -32,11 +32,9 @@ def judged(name: str, flags: int, tree: TreeRights, *, of=300, by=300) -> str:
     ("name", "flags", "tree", "of", "by"),
     [
         ("mem", BOTH, ALONE, 300, 300),
-        ("task/305/comm", os.O_WRONLY, MIXED, 300, 300),
-        ("oom_score_adj", BOTH, MIXED, 300, 300),
         ("environ", READ, MIXED, 300, 301),
         ("pagemap", READ, ALL_ROOT, 300, 301),
-        ("status", READ, ALONE, 1, 300),
+        ("task/305/comm", READ, MIXED, 300, 300),
         ("", READ, ALONE, 300, 300),
     ],
 )
@@ -50,7 +48,8 @@ def test_what_gives_nothing_away_comes_back(name, flags, tree, of, by):
         # Of another process, whatever its rights.
         ("mem", BOTH, ALONE, 300, 301),
         ("mem", READ, ALL_ROOT, 300, 301),
-        ("oom_score_adj", BOTH, ALL_ROOT, 300, 301),
+        ("oom_score_adj", BOTH, ALL_ROOT, 300, 300),
+        ("task/305/comm", os.O_WRONLY, ALONE, 300, 300),
         # What a program of other rights may have got from the one that started it.
         ("mem", BOTH, MIXED, 302, 302),
         ("mem", BOTH, ALONE._replace(hidden={300}), 300, 300),

@@ -20,28 +20,9 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Return, Session
     from jupyterhub_gpu_reclaim.common.models import Finding
 
-#: Shown to everybody. The empty name is that of the folder.
-_SHOWN: Final = frozenset(
-    {
-        *("", "autogroup", "cgroup", "cmdline", "comm", "coredump_filter", "cpuset"),
-        *("fd", "fdinfo", "gid_map", "limits", "loginuid", "mountinfo", "mounts"),
-        *("mountstats", "net", "ns", "oom_adj", "oom_score", "oom_score_adj"),
-        *("projid_map", "sched", "schedstat", "sessionid", "setgroups", "stat"),
-        *("statm", "status", "task", "timens_offsets", "timers", "timerslack_ns"),
-        *("uid_map", "wchan"),
-    }
-)
 #: Of these it counts what rights their opener had.
 _BY_OPENER: Final = frozenset({"pagemap", "stack"})
-#: Set by the process itself.
-_SET: Final = frozenset(
-    {
-        *("autogroup", "clear_refs", "comm", "coredump_filter", "oom_adj"),
-        *("oom_score_adj", "sched", "timerslack_ns"),
-    }
-)
 _MEMORY: Final = "mem"
-_INIT: Final = 1
 _SEES_ALL: Final = 1 << 21  #: CAP_SYS_ADMIN
 
 
@@ -68,11 +49,8 @@ class ProcessFiles(Kind):
     as long as ``/proc`` is. So a file comes back if root's opening it gives its holder
     nothing that the holder did not have:
 
-    * what shows no more than everybody may know, to be read, also of the init;
     * what shows a process to those that have the same rights, to be read by them (top
       and psutil have some open for a moment);
-    * what a process may set of itself, by that very process: the kernel asks at each
-      writing which process writes;
     * its own memory, where all processes have the same rights: a program that was
       started with others (``su``) may have the descriptor from the one that started it.
 
@@ -132,10 +110,8 @@ def refusal(file: HeldFile, tree: TreeRights) -> str:
     name, owner = _name(file.path), process_of(file.path)
     its = tree.credentials.get(owner or 0)
     reads = file.flags & os.O_ACCMODE == os.O_RDONLY or bool(file.flags & os.O_PATH)
-    if its is None and owner != _INIT:
-        return "it is of a program that has ended"
     if its is None:
-        return "" if reads and name in _SHOWN else "it is of the session's init"
+        return "it is of the session's init, or of a program that has ended"
     if reads and name != _MEMORY:
         return _refusal_to_read(name, its, _holders(file, tree))
     if file.holder != owner:
@@ -143,7 +119,7 @@ def refusal(file: HeldFile, tree: TreeRights) -> str:
     if name == _MEMORY:
         alike = len({*tree.credentials.values()}) == 1 and owner not in tree.hidden
         return "" if alike else "programs of the session have different rights"
-    return "" if name in _SET else "the kernel makes it new"
+    return "the kernel makes it new"
 
 
 def _holders(file: HeldFile, tree: TreeRights) -> set[Credentials | None]:

@@ -339,10 +339,6 @@ _OWN: Final = """
     sched schedstat sessionid smaps smaps_rollup stat statm status syscall task
     timens_offsets timers timerslack_ns uid_map wchan
 """
-_WRITTEN: Final = """
-    autogroup clear_refs comm coredump_filter mem oom_adj oom_score_adj sched
-    timerslack_ns
-"""
 
 _OF_PROCESSES: Final = [
     *(
@@ -356,15 +352,6 @@ _OF_PROCESSES: Final = [
         )
         for name in _OWN.split()
         if name != "clear_refs"
-    ),
-    *(
-        _row(
-            f"/proc/self/{name}, written",
-            f"try:\n    fd = os.open('/proc/self/{name}', os.O_WRONLY)\n"
-            "except FileNotFoundError:\n    fd = 0\n",
-            "flags(fd), os.readlink(f'/proc/self/fd/{fd}')",
-        )
-        for name in _WRITTEN.split()
     ),
     _row(
         "/proc/self/mem as Julia has it",
@@ -382,6 +369,13 @@ _OF_PROCESSES: Final = [
         "/proc of the init, read",
         "fd = os.open('/proc/1/status', 0)",
         "os.pread(fd, 5, 0)",
+        "refused",
+    ),
+    _row(
+        "/proc/self/comm and the like, written",
+        "fd = os.open('/proc/self/comm', os.O_WRONLY)",
+        "flags(fd)",
+        "refused",
     ),
     _row(
         "memory of another process",
