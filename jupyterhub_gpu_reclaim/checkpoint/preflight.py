@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from jupyterhub_gpu_reclaim.checkpoint.criu.process import GHOST_LIMIT_BYTES
 from jupyterhub_gpu_reclaim.checkpoint.kinds import table
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Session
 from jupyterhub_gpu_reclaim.common.findings import finding
@@ -46,7 +45,6 @@ def examine(
     criu_findings: Iterable[Finding] = (),
     *,
     gpu_savable: Collection[int] = (),
-    ghost_limit: int = GHOST_LIMIT_BYTES,
 ) -> list[Finding]:
     """Everything that keeps a session from being saved now; empty is good.
 
@@ -60,12 +58,7 @@ def examine(
         return findings  # which say so
     if snapshot.root is None or snapshot.root.state in DEAD:
         return [*findings, finding(Reason.NO_TREE)]
-    seen = Session(
-        init_pid=init_pid,
-        tree=snapshot,
-        gpu_savable=gpu_savable,
-        ghost_limit=ghost_limit,
-    )
+    seen = Session(init_pid=init_pid, tree=snapshot, gpu_savable=gpu_savable)
     for kind in table.every():
         findings += kind.preflight(seen)
     return list(dict.fromkeys(findings))  # each process of a user says the same

@@ -26,12 +26,6 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     install = add("install", "unpack Debian's CRIU into a private folder")
     _folder(install, "--to", "where to put it")
     install.add_argument(
-        "--suite",
-        choices=criu_install.SUITES,
-        default=criu_install.SUITE,
-        help="Debian's suite to take it from (default: %(default)s)",
-    )
-    install.add_argument(
         "--mirror",
         default=criu_install.MIRROR,
         help="Debian mirror (default: %(default)s)",
@@ -62,7 +56,6 @@ def _folder(parser: argparse.ArgumentParser, option: str, text: str) -> None:
 def _install(args: argparse.Namespace) -> int:
     found = criu_install.install(
         args.folder,
-        suite=args.suite,
         mirror=args.mirror,
         again=args.again,
         report=say,

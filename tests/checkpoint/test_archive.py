@@ -136,6 +136,7 @@ def test_file_in_too_many_pieces_is_taken_as_a_whole(tmp_path, monkeypatch):
         for number in range(3):
             file.seek(number << 16)
             file.write(b"x" * 4096)
+        file.flush()
         assert writer.extents(file, file.tell()) is None
         file.truncate(1 << 17)
         assert len(writer.extents(file, 1 << 17)) == 2

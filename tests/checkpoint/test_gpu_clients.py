@@ -85,15 +85,6 @@ def test_who_talks_to_another_program_is_no_client(connected):
     assert clients_of_mps([ME, server]) == set()
 
 
-def test_memory_that_mps_shares_with_its_clients_tells_of_it():
-    fd = os.memfd_create("mps.shm.1000.4428")
-    os.truncate(fd, 4096)
-    with mmap.mmap(fd, 4096):
-        os.close(fd)
-        assert clients_of_mps([ME]) == {ME}
-    assert clients_of_mps([ME]) == set()
-
-
 @pytest.mark.parametrize(
     ("name", "tool"),
     [

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight
+from jupyterhub_gpu_reclaim.checkpoint.criu import process as criu_process
 from jupyterhub_gpu_reclaim.checkpoint.kinds import table
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.checkpoint.kinds.system_v import Objects
@@ -266,7 +267,7 @@ def test_examine_tunnel_is_found_only_with_its_interface(run):
 @pytest.mark.parametrize(
     "hold", ["keep = file", "m = mmap.mmap(file.fileno(), 1 << 21)"]
 )
-def test_examine_large_deleted_file_is_found(run, tmp_path, hold):
+def test_examine_large_deleted_file_is_found(run, tmp_path, monkeypatch, hold):
     path = tmp_path / "large"
     snapshot = run(f"""
         import mmap
@@ -278,11 +279,12 @@ def test_examine_large_deleted_file_is_found(run, tmp_path, hold):
         if "m" in globals():
             file.close()
         """)
-    found = only(snapshot, ghost_limit=1 << 20)
+    assert examine(snapshot) == []
+    monkeypatch.setattr(criu_process, "GHOST_LIMIT_BYTES", 1 << 20)
+    found = only(snapshot)
     assert found.code == "ghost_too_large"
     assert str(path) in found.message
     assert "2.1 MB" in found.message
-    assert examine(snapshot) == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ touches a session.
 from __future__ import annotations
 
 import functools
-import os
 import re
 import subprocess
 from dataclasses import dataclass
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
 
 #: Where ``criu install`` puts it unless told otherwise.
 FOLDER = Path("/var/lib/jupyterhub-gpu-reclaim/criu")
-#: Linux release → the first CRIU that works from there on. 6.16 refuses to tell
-#: SO_PASSCRED of inet sockets, which CRIU asked for until 4.2.
-MINIMA = {(0, 0): (4, 1), (6, 16): (4, 2)}
+#: Linux 6.16 refuses to tell SO_PASSCRED of inet sockets, which CRIU asked for before.
+MINIMUM = (4, 2)
 #: Complaints that come in runs which end well, too.
 HARMLESS = (
     "rlimit: Can't setup RLIMIT_NOFILE for self",
@@ -99,10 +97,10 @@ def locate(folder: Path = FOLDER) -> Criu:
     found = private_copy(folder)
     if found is None:
         raise Refused(Reason.CRIU_MISSING)
-    version, minimum = found.version(), _minimum(os.uname().release)
-    if version < minimum:
+    version = found.version()
+    if version < MINIMUM:
         raise Refused(
-            Reason.CRIU_TOO_OLD, version=_dotted(version), minimum=_dotted(minimum)
+            Reason.CRIU_TOO_OLD, version=_dotted(version), minimum=_dotted(MINIMUM)
         )
     return found
 
@@ -182,11 +180,6 @@ def forgetful(binary: bytes) -> bytes:
     there, up to addresses that it calls as root in the middle of a restore.
     """
     return _CACHE.sub(lambda path: _NO_CACHE.ljust(len(path[0]), b"-"), binary)
-
-
-def _minimum(release: str) -> tuple[int, ...]:
-    here = tuple(int(number) for number in re.findall(r"\d+", release)[:2])
-    return max(version for linux, version in MINIMA.items() if linux <= here)
 
 
 def private_copy(folder: Path) -> Criu | None:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 #: 4.2.1, as in sid, but it will get its fixes when it has become stable, and does not
 #: move on. Trixie's 4.1.1 cannot save any inet socket on Linux 6.16 or later.
 SUITE = "forky"
-SUITES = ("forky", "trixie", "sid")
 MIRROR = "http://deb.debian.org/debian"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 MANIFEST = "MANIFEST.json"
@@ -44,21 +43,20 @@ APT_PATIENCE = 600.0
 def install(
     to: Path = criu_module.FOLDER,
     *,
-    suite: str = SUITE,
     mirror: str = MIRROR,
     again: bool = False,
     report: Callable[[str], None],
 ) -> Criu:
     """Put a private CRIU into that folder; does nothing where it is there already.
 
-    ``again`` replaces a copy of the same suite, to take its fixes.
+    ``again`` replaces a copy that is there, to take its fixes.
 
     Raises:
         Refused: something is missing, could not be fetched or does not run; the former
             copy, if any, is as it was.
     """
-    if not again and (present := _present(to, suite)) is not None:
-        report(f"CRIU of Debian {suite} is already in {to}")
+    if not again and (present := _present(to)) is not None:
+        report(f"CRIU is already in {to}")
         return present
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
@@ -71,19 +69,17 @@ def install(
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".criu-", dir=to.parent) as name:
-            _install(Path(name), to, suite, mirror, report)
+            _install(Path(name), to, mirror, report)
     except OSError as error:
         raise _refused(f"{error.filename}: {error.strerror}") from error
     return _runs(to)
 
 
-def _install(
-    work: Path, to: Path, suite: str, mirror: str, report: Callable[[str], None]
-) -> None:
-    report(f"Fetching CRIU of Debian {suite} from {mirror} …")
-    packages = _fetch(work, suite, mirror)
+def _install(work: Path, to: Path, mirror: str, report: Callable[[str], None]) -> None:
+    report(f"Fetching CRIU of Debian {SUITE} from {mirror} …")
+    packages = _fetch(work, mirror)
     report(f"Unpacking {len(packages)} packages …")
-    made = unpack(packages, work, {"suite": suite, "mirror": mirror})
+    made = unpack(packages, work, {"suite": SUITE, "mirror": mirror})
     report(f"It runs; putting it into {to} …")
     os.sync()
     if to.exists():
@@ -118,18 +114,17 @@ def _runs(folder: Path) -> Criu:
     return found
 
 
-def _present(to: Path, suite: str) -> Criu | None:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, Refused):
-        if json.loads((to / MANIFEST).read_text())["suite"] == suite:
-            return _runs(to)
+def _present(to: Path) -> Criu | None:
+    with contextlib.suppress(Refused):
+        return criu_module.locate(to)
     return None
 
 
-def _fetch(work: Path, suite: str, mirror: str) -> list[Path]:
+def _fetch(work: Path, mirror: str) -> list[Path]:
     for folder in ("lists/partial", "cache/archives/partial"):
         (work / folder).mkdir(parents=True)
     (work / "status").touch()
-    source = f"deb [signed-by={KEYRING}] {mirror} {suite} main\n"
+    source = f"deb [signed-by={KEYRING}] {mirror} {SUITE} main\n"
     (work / "sources.list").write_text(source)
     options = {
         "Dir::Etc::sourcelist": work / "sources.list",

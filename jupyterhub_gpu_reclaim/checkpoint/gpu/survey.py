@@ -162,7 +162,6 @@ def _same_file(pid: int, fd: int, other_pid: int, other_fd: int) -> bool:
 
 #: ``nvidia-cuda-mps-server`` and ``…-control`` as the kernel cuts their names.
 _MPS: Final = "nvidia-cuda-mps"
-_MPS_MEMORY: Final = "mps.shm."
 #: How the files begin that a tool puts into the process which it looks at.
 _TOOLS: Final = {
     "libToolsInjection": "Nsight Systems",
@@ -189,9 +188,6 @@ def clients_of_mps(pids: Collection[int]) -> set[int]:
     if not pids:
         return set()
     found = {pid for pid in pids if procfs.name(pid).startswith(_MPS)}
-    found |= {
-        pid for pid in pids if any(_MPS_MEMORY in file for file in _mapped_files(pid))
-    }
     servers = tree_inodes(_servers())
     return found | {pid for pid in pids if servers and _talks_to(pid, servers)}
 
@@ -218,9 +214,9 @@ def _servers() -> Iterator[int]:
             yield pid
 
 
-# A client of MPS has a connection to nvidia-cuda-mps-server and shares memory with it
-# that the server calls mps.shm.<uid>.<pid> (its log, driver 580). The driver cannot
-# save what lies with a server that others use.
+# A client of MPS has a connection to nvidia-cuda-mps-server, and maps nothing by which
+# it could be known (driver 580). The driver cannot save what lies with a server that
+# others use.
 def _talks_to(pid: int, servers: Collection[int]) -> bool:
     """Whether a process holds a socket whose other end is one of those.
 

@@ -10,7 +10,7 @@ import secrets
 import stat
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
-from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.criu import images, process
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
     OVERRIDE,
     again,
@@ -58,7 +58,7 @@ class DeletedFiles(Kind):
 
     def preflight(self, seen: Session) -> Iterator[Finding]:
         for one in seen.programs:
-            yield from _too_large(one, seen.ghost_limit)
+            yield from _too_large(one)
             for path in sorted(_unreadable(one)):
                 kind = f"the file {_shown(path)}, which its user may not read"
                 yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
@@ -85,8 +85,8 @@ class DeletedFiles(Kind):
             back.when_open.append(functools.partial(run_as, owner, finish))
 
 
-def _too_large(one: Program, limit: int) -> Iterator[Finding]:
-    large = {}
+def _too_large(one: Program) -> Iterator[Finding]:
+    large, limit = {}, process.GHOST_LIMIT_BYTES
     for link, target in one.links.items():
         if not target.startswith("/") or not target.endswith(" (deleted)"):
             continue

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
-from jupyterhub_gpu_reclaim.checkpoint.criu.process import GHOST_LIMIT_BYTES
 from jupyterhub_gpu_reclaim.checkpoint.files.reopen import FileIdentity, identity
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import FILES
 from jupyterhub_gpu_reclaim.common.findings import finding
@@ -80,7 +79,6 @@ class Session:
     init_pid: int
     tree: Snapshot
     gpu_savable: Collection[int] = ()  #: processes whose GPU is emptied before
-    ghost_limit: int = GHOST_LIMIT_BYTES  #: bytes that CRIU may copy of a deleted file
 
     @functools.cached_property
     def programs(self) -> list[Program]:
