@@ -220,13 +220,7 @@ def _watches_deleted(told: list[str], mounts: list[Mount], init_pid: int) -> boo
 
 
 def _is_deleted(watch: Watch, mounts: list[Mount], root: int) -> bool:
-    for mount in mounts:
-        if mount.device != watch.device or mount.kind.startswith(FAR_KINDS):
-            continue
-        with _opened(watch, os.fsencode(mount.target), root) as found:
-            if found is not None:
-                return not os.fstat(found).st_nlink
-    return False
+    return any(not os.fstat(one).st_nlink for one in _opened(watch, mounts, root))
 
 
 def watches_in(text: str) -> Iterator[Watch]:
@@ -273,13 +267,11 @@ def _on_overlays(
 def _place(
     watch: Watch, mounts: list[Mount], usual: dict[tuple[str, int], str], root: int
 ) -> str | None:
-    for mount in mounts:
-        if mount.device != watch.device or mount.kind.startswith(FAR_KINDS):
-            continue
-        if mount.kind == _OVERLAY:
-            return usual.get((watch.device, watch.inode))
-        path = _named(watch, os.fsencode(mount.target), root)
-        if path is not None and _inode(path, root) == watch.inode:
+    if (watch.device, watch.inode) in usual:
+        return usual[watch.device, watch.inode]
+    for found in _opened(watch, mounts, root):
+        path = os.readlink(f"/proc/self/fd/{found}")  # noqa: PTH115 - any bytes
+        if _inode(path, root) == watch.inode:
             return path
     return None
 
@@ -292,22 +284,15 @@ def _inode(path: str, root: int) -> int | None:
         return None
 
 
-def _named(watch: Watch, target: bytes, root: int) -> str | None:
-    with _opened(watch, target, root) as found:
-        if found is None:
-            return None
-        return os.readlink(f"/proc/self/fd/{found}")  # noqa: PTH115 - any bytes
-
-
-@contextlib.contextmanager
-def _opened(watch: Watch, target: bytes, root: int) -> Iterator[int | None]:
+def _opened(watch: Watch, mounts: list[Mount], root: int) -> Iterator[int]:
+    """What is watched, by each mount of its file system; void with the next."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    with contextlib.ExitStack() as stack:
-        try:
-            mount = stack.enter_context(closing(open_in_root(root, target, flags)))
-            found = open_handle(mount, watch.handle)
-        except OSError:
-            yield None
-            return
-        stack.callback(os.close, found)
-        yield found
+    for mount in mounts:
+        if mount.device != watch.device or mount.kind.startswith(FAR_KINDS):
+            continue
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            place = open_in_root(root, os.fsencode(mount.target), flags)
+            stack.callback(os.close, place)
+            found = open_handle(place, watch.handle)
+            stack.callback(os.close, found)
+            yield found
