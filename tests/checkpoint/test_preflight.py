@@ -24,7 +24,7 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs
-from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot, start_time
 
 PRELUDE = """
 import ctypes, os, socket, sys
@@ -67,20 +67,8 @@ def run():
 def snapshot_of(pid: int, *, uid: int = 0, state: str = "S") -> Snapshot:
     """A tree of one process below us, who play the init."""
     init = Process(os.getpid(), 1, 0, "init", "S", 1, 0)
-    return Snapshot(init, (Process(pid, 321, os.getpid(), "prog", state, 1, uid),))
-
-
-def test_message_queue_is_named(run):
-    snapshot = run("""
-        librt = ctypes.CDLL("librt.so.1", use_errno=True)
-        name = b"/gpu-reclaim-%d" % os.getpid()
-        queue = librt.mq_open(name, os.O_RDWR | os.O_CREAT, 0o600, None)
-        assert queue >= 0, os.strerror(ctypes.get_errno())
-        librt.mq_unlink(name)
-    """)
-    found = only(snapshot)
-    assert found.code == "handle_unsupported"
-    assert "a POSIX message queue" in found.message
+    start = start_time(pid) or 0
+    return Snapshot(init, (Process(pid, 321, os.getpid(), "prog", state, start, uid),))
 
 
 def test_program_that_hangs_below_the_init_is_named_at_once(run):

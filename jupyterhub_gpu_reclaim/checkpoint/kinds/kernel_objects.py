@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import re
@@ -12,7 +11,6 @@ from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.descriptors import closing
-from jupyterhub_gpu_reclaim.linux.libc import libc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,9 +22,6 @@ if TYPE_CHECKING:
 _ANONYMOUS_OK: Final = frozenset(
     {"eventfd", "eventpoll", "inotify", "signalfd", "timerfd", "pidfd"}
 )
-#: <linux/magic.h> (mqueue is private to ipc/mqueue.c), and more than a struct statfs.
-_MQUEUE_MAGIC: Final = 0x19800202
-_STATFS_BYTES: Final = 256
 #: F_SEAL_WRITE and F_SEAL_FUTURE_WRITE.
 _WRITE_SEALS: Final = 0x8 | 0x10
 _ANONYMOUS: Final = re.compile(r"^anon_inode:\[?([^\]]*)\]?$")
@@ -61,9 +56,6 @@ class KernelObjects(Kind):
                 else:
                     words = _WORDS.get(kind, f"a kernel object ({kind})")
                     yield one.found(Reason.HANDLE_UNSUPPORTED, kind=words)
-            if any(_is_queue(one.pid, each) for each in one.descriptors):
-                kind = "a POSIX message queue"
-                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
 
 class Memfds(Kind):
@@ -99,16 +91,6 @@ def _other_pidfds(one: Program, pids: set[int]) -> Iterator[str]:
             yield "a pidfd of a thread (PIDFD_THREAD)"
         elif facts.get("Pid", "-1") != "-1" and int(facts["Pid"]) not in pids:
             yield "a pidfd of a process outside of the session's tree"
-
-
-def _is_queue(pid: int, descriptor: procfs.Descriptor) -> bool:
-    """Whether it is a queue of mq_open(3): its name begins with its only slash."""
-    if not descriptor.target.startswith("/") or "/" in descriptor.target[1:]:
-        return False
-    facts = ctypes.create_string_buffer(_STATFS_BYTES)
-    path = os.fsencode(f"/proc/{pid}/fd/{descriptor.fd}")
-    found = libc.statfs(path, facts) == 0
-    return found and int.from_bytes(facts.raw[:8], "little") == _MQUEUE_MAGIC
 
 
 def _is_write_sealed(pid: int, one: procfs.Mapping) -> bool:

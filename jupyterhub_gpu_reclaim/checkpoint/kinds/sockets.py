@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.checkpoint.sockets import datagrams, options
-from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
+from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import sockets_in, tree_inodes
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -73,43 +73,39 @@ class Sockets(Kind):
 
     def preflight(self, seen: Session) -> Iterator[Finding]:
         groups = options.groups_of(seen.init_pid)
-        for one in seen.programs:
-            numbers = [d.fd for d in one.descriptors if d.target.startswith("socket:")]
-            yield from _of_unknown_kind(one, numbers)
-            try:
-                root = open_root(f"/proc/{seen.init_pid}/root")
-            except OSError:
-                return  # it has just ended
-            with closing(root):
-                never, later = _held(one.pid, numbers, root, groups)
-            for kind in sorted(never):
-                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
-            for where in sorted(later):
-                yield one.found(Reason.SOCKET_UNREAD, where=where)
+        by_pid = {one.pid: one for one in seen.programs}
+        try:
+            root = open_root(f"/proc/{seen.init_pid}/root")
+        except OSError:
+            return  # it has just ended
+        with closing(root):
+            every = sockets_in(one.process for one in seen.programs)
+            for process, _, end in every:
+                with contextlib.suppress(OSError):
+                    yield from _judge(by_pid[process.pid], end, root, groups)
         yield from _with_keys(seen)
         yield from _unix_outside(seen)
 
 
-def _of_unknown_kind(one: Program, numbers: Iterable[int]) -> Iterator[Finding]:
-    kinds = {unsupported_kind(one.pid, fd) for fd in numbers}
-    for kind in sorted(kinds - {""}):
-        if kind == MULTIPATH_TCP:
-            yield one.found(Reason.MULTIPATH_TCP)
-        else:
-            yield one.found(Reason.SOCKET_UNSUPPORTED, kind=kind)
+def _judge(
+    one: Program, end: socket.socket, root: int, groups: Sequence[tuple[int, bytes]]
+) -> Iterator[Finding]:
+    unknown = _unknown_kind(end)
+    if unknown == MULTIPATH_TCP:
+        yield one.found(Reason.MULTIPATH_TCP)
+    elif unknown:
+        yield one.found(Reason.SOCKET_UNSUPPORTED, kind=unknown)
+    for kind in unsavable(end, root):
+        yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+    if options.is_member(end, groups):
+        kind = "a socket that has joined a multicast group"
+        yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+    for where in waiting(end):
+        yield one.found(Reason.SOCKET_UNREAD, where=where)
 
 
-def unsupported_kind(pid: int, fd: int) -> str:
-    """Kind, in a word, of a socket that CRIU cannot save; empty when it can.
-
-    Also empty when the process or the descriptor has gone.
-    """
-    with contextlib.suppress(OSError), borrow_from(pid, fd) as one:
-        return _socket_kind(one)
-    return ""
-
-
-def _socket_kind(one: socket.socket) -> str:
+def _unknown_kind(one: socket.socket) -> str:
+    """Kind, in a word, of a socket that CRIU cannot save; empty when it can."""
     family, kind, protocol = options.kind_of(one)
     if family not in _FAMILIES:
         return _FAMILY_WORDS.get(family, f"family {family}")
@@ -120,20 +116,6 @@ def _socket_kind(one: socket.socket) -> str:
     if protocol not in _PROTOCOLS:
         return _PROTOCOL_WORDS.get(protocol, f"protocol {protocol}")
     return ""
-
-
-def _held(
-    pid: int, numbers: Iterable[int], root: int, groups: Sequence[tuple[int, bytes]]
-) -> tuple[set[str], set[str]]:
-    never: set[str] = set()
-    later: set[str] = set()
-    for fd in numbers:
-        with contextlib.suppress(OSError), borrow_from(pid, fd) as end:
-            never.update(unsavable(end, root))
-            if options.is_member(end, groups):
-                never.add("a socket that has joined a multicast group")
-            later.update(waiting(end))
-    return never, later
 
 
 def _with_keys(seen: Session) -> Iterator[Finding]:
