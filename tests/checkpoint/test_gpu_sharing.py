@@ -1,6 +1,7 @@
 """Who has memory of others open, as far as anybody can tell; and how it is asked."""
 
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -51,7 +52,8 @@ def tree(tmp_path):
 def reasons(driver, snapshot: Snapshot, count: int = 2) -> list[tuple[str, int]]:
     users = snapshot.processes[:count]
     found = examine_sharing(driver, users, snapshot, {p.pid for p in users})
-    return [(one.reason.value, one.facts["pid"]) for one in found]
+    pid = re.compile(r"rocess (\d+)")
+    return [(one.code, int(pid.search(one.message)[1])) for one in found]
 
 
 def test_examine_two_that_share_nothing_are_free_to_go(tree):

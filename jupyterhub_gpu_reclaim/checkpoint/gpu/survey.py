@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import DriverError
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
@@ -246,13 +246,6 @@ _EVENTS: Final = re.compile(r"/cuda\.shm\.[0-9a-f]+\.([0-9a-f]+)\.[0-9a-f]+")
 _PEER_BYTES: Final = 512 << 20
 
 
-class SharingFound(NamedTuple):
-    """A process that could not be filled again, and why not."""
-
-    reason: Reason
-    facts: dict[str, Any]  #: of the reason's sentence
-
-
 # The driver empties a process that has memory of others open (CUDA IPC) without an
 # error, and can never fill it again: not after the one that the memory belongs to, not
 # before, not both at once, not even when the other was left alone (H200, driver 580).
@@ -267,7 +260,7 @@ def examine_sharing(
     users: Sequence[Process],
     snapshot: Snapshot,
     counted: Collection[int],
-) -> Iterator[SharingFound]:
+) -> Iterator[Finding]:
     """Find processes that could not be filled again because of who reads their memory.
 
     ``users`` are those that the driver knows, ``counted`` the host pids of all that
@@ -277,14 +270,18 @@ def examine_sharing(
     alive = {p.ns_pid for p in snapshot.processes if p.state not in DEAD}
     for process in users:
         mine = None if memory is None else memory[process.pid]
-        facts = {"pid": process.ns_pid, "name": process.name}
+        facts: dict[str, Any] = {"pid": process.ns_pid, "name": process.name}
         if (mine and mine.borrowed) or _event_owners(process.pid) - alive:
-            yield SharingFound(Reason.GPU_IPC, facts)
+            yield finding(Reason.GPU_IPC, **facts)
         if _is_large_on_several_cards(process.pid, mine) and _may_reach(driver):
-            yield SharingFound(Reason.GPU_PEERS, facts)
+            yield finding(Reason.GPU_PEERS, **facts)
     if memory is None and len(users) > 1:
-        facts = {"pid": users[0].ns_pid, "name": users[0].name}
-        yield SharingFound(Reason.GPU_IPC_UNKNOWN, {**facts, "others": len(users) - 1})
+        yield finding(
+            Reason.GPU_IPC_UNKNOWN,
+            pid=users[0].ns_pid,
+            name=users[0].name,
+            others=len(users) - 1,
+        )
 
 
 def _ask_memory(

@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.checkpoint.gpu import survey as gpu_survey
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import DriverError
 from jupyterhub_gpu_reclaim.checkpoint.gpu.visible_devices import visible_to
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, RolledBack
-from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.findings import finding, refuse_fatal
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import cgroups, host, processes, procfs
@@ -137,10 +137,9 @@ class Accelerator:
         for card in cards:
             if card.divided:
                 yield finding(Reason.GPU_MIG, card=card.name)
-        for one in gpu_survey.examine_sharing(
+        yield from gpu_survey.examine_sharing(
             self._driver, survey.users, snapshot, _counted(cards)
-        ):
-            yield finding(one.reason, **one.facts)
+        )
 
     def describe(self, survey: Survey) -> Gpus | None:
         """GPUs of the session, and its memory there; None where it has none.
@@ -268,10 +267,8 @@ class Accelerator:
         else:
             raise ReclaimError(Reason.GPU_STALE_CHILD, **_name(now.stale[0]))
         counted = _counted(self._look())
-        for shared in gpu_survey.examine_sharing(
-            self._driver, users, snapshot, counted
-        ):
-            raise ReclaimError(shared.reason, **shared.facts)
+        shared = gpu_survey.examine_sharing(self._driver, users, snapshot, counted)
+        refuse_fatal(shared, ReclaimError)
 
     def compare(self, gpus: Gpus | None, init_pid: int) -> list[Finding]:
         """Why a session's GPUs cannot be filled under that init; touches nothing."""
