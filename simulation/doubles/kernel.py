@@ -289,7 +289,6 @@ class Kernel:
             root_pid=ROOT,
             pids=PIDS,
             stopped=tuple(sorted(stopped)),
-            seconds=1.0,
         )
 
     def rehearsal(self, *what: Any) -> rehearsal.Rehearsal | Unrehearsed:
@@ -297,7 +296,7 @@ class Kernel:
 
     def rehearse(
         self, criu: object, init: Any, dumped: object, *, cancel: Any, **more: Any
-    ) -> float:
+    ) -> None:
         """Try the return of what stands there: with some things open, none succeeds."""
         del criu, dumped, more
         self.takes(0.1, 2.0)
@@ -307,7 +306,6 @@ class Kernel:
             raise RolledBack(Reason.INTERNAL)
         if place.tree is not None and place.tree.stuck:
             raise RolledBack(Reason.WOULD_NOT_RETURN, why="It has an odd file open.")
-        return 1.0
 
     def readable(self, watched: Collection[Any], seconds: float) -> list[Any]:
         """Wait as a thread does, in simulated time."""
@@ -360,7 +358,7 @@ class Kernel:
             since=_now(),
             active=_now(),
         )
-        return RestoreResult(place.snapshot(), 1.0)
+        return RestoreResult(place.snapshot())
 
     def fill(
         self, init: Any, result: RestoreResult, *, cancel: Any, **more: Any

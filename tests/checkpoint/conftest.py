@@ -394,8 +394,8 @@ class Engine:
         pairs = inet.connections_of(images.file_entries(image["files.img"]))
         assert ports.await_free(place.init_pid, (), pairs, seconds=5) == []
 
-    def rehearse(self, place: Place, dumped: Dumped) -> float:
-        return rehearse(self.criu, place.session, dumped, folder=self.work(), limit=60)
+    def rehearse(self, place: Place, dumped: Dumped) -> None:
+        rehearse(self.criu, place.session, dumped, folder=self.work(), limit=60)
 
     def save(self, place: Place, *, rehearsed: bool = False, **options) -> Saved:
         """Dump, and end it."""

@@ -128,7 +128,6 @@ def test_capture_files_arrive_whole_whatever_their_order(capture):
     os.close(ends["a.img"])
     assert finish(server, client) is None
     assert files == {"a.img": b"first second", "b.img": data, "empty.img": b""}
-    assert server.bytes == len(data) + 12
 
 
 @pytest.mark.parametrize(
@@ -292,7 +291,6 @@ def test_capture_pages_are_handed_over_and_nothing_else(serve):
             pipe.write(data)
     assert finish(server, client) is None
     assert files == {"pages-1.img": data, "mm-1.img": data}
-    assert server.bytes == 2 * len(data)
     assert sinks["pages-1.img"].begun.is_set()
     assert not sinks["mm-1.img"].begun.is_set()
 
@@ -352,7 +350,6 @@ def test_restore_gives_files_and_says_what_is_missing(serve):
     received = {name: read_from(client, name) for name in files}
     assert finish(server, client) is None
     assert received == {"a.img": b"one two", "b.img": data, "c.img": b""}
-    assert server.bytes == len(data) + 7
 
 
 def test_restore_gives_what_is_small_and_in_memory_without_a_thread(serve, monkeypatch):
@@ -367,7 +364,6 @@ def test_restore_gives_what_is_small_and_in_memory_without_a_thread(serve, monke
     lengths = [len(read_from(client, name)) for name in files]
     finish(server, client)
     assert lengths == [5000, 3 * BLOCK, 1]
-    assert server.bytes == sum(lengths)
     assert begun == ["criu-stream", "criu-large.img", "criu-stored.img"]
 
 

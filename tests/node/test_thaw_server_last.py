@@ -46,7 +46,7 @@ def saved(counter):
         uid=0,
         pids=[],
     )
-    return RestoreResult(tree, 0.0), world
+    return RestoreResult(tree), world
 
 
 def test_server_whose_kernel_never_answers_is_held_for_a_moment_only(

@@ -123,8 +123,8 @@ class Sink(Protocol):
 class PipeSink(Sink, Protocol):
     """A sink that can empty a pipe by itself, faster than it could be fed."""
 
-    def take_pipe(self, pipe: int, /) -> int:
-        """Take everything up to the pipe's end; return how many bytes that was.
+    def take_pipe(self, pipe: int, /) -> object:
+        """Take everything up to the pipe's end.
 
         No other copy of the pipe is open when it returns or raises.
         """
@@ -149,8 +149,6 @@ class StreamServer:
         self._wake = -1
         #: The first error of ours; the caller raises it.
         self.failure: Exception | None = None
-        #: Bytes of all files so far.
-        self.bytes = 0
         #: When CRIU asked for the last of them (``time.monotonic()``).
         self.asked = 0.0
         self._main: threading.Thread | None = None
@@ -325,10 +323,8 @@ class CaptureServer(StreamServer):
         if self._ended.is_set():
             # It failed before it could know of this one.
             return
-        total = sink.take_pipe(pipe)
+        sink.take_pipe(pipe)
         sink.close()
-        with self._lock:
-            self.bytes += total
 
     def _drain(self, pipe: int, sink: Sink) -> None:
         os.set_blocking(pipe, False)
@@ -343,8 +339,6 @@ class CaptureServer(StreamServer):
             filled += count
             if filled == BLOCK or (count == 0 and filled):
                 sink.write(view[:filled])
-                with self._lock:
-                    self.bytes += filled
                 filled = 0
             if count == 0:
                 sink.close()
@@ -386,19 +380,13 @@ class RestoreServer(StreamServer):
             if data is not None and len(data) <= room:
                 with contextlib.suppress(BrokenPipeError):  # see :meth:`_fill`
                     while data:
-                        data = data[self._write(pipe, memoryview(data)) :]
+                        data = data[os.write(pipe, data) :]
                 os.close(pipe)
                 return
         except OSError:
             os.close(pipe)
             raise
         self._spawn(pipe, name, lambda end: self._fill(end, buffers))
-
-    def _write(self, pipe: int, data: memoryview) -> int:
-        count = os.write(pipe, data[:BLOCK])
-        with self._lock:
-            self.bytes += count
-        return count
 
     def _fill(self, pipe: int, buffers: Iterable[bytes | memoryview]) -> None:
         os.set_blocking(pipe, False)
@@ -408,7 +396,7 @@ class RestoreServer(StreamServer):
                 if not self._ready(pipe, select.POLLOUT):
                     return
                 try:
-                    data = data[self._write(pipe, data) :]
+                    data = data[os.write(pipe, data[:BLOCK]) :]
                 except BlockingIOError:
                     continue
                 except BrokenPipeError:

@@ -9,7 +9,6 @@ make among them is made in a scratch folder.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import open_scratch
@@ -69,20 +68,16 @@ def rehearse(
     limit: float,
     prepare: Callable[[int], None] | None = None,
     cancel: Cancel | None = None,
-) -> float:
+) -> None:
     """Restore the tree beside itself, and throw the copy away; blocks.
 
     The limit is for each image that CRIU asks for: all of it takes hundreds of turns on
     a processor, so on a busy machine it is slow, and yet goes on.
 
-    Returns:
-        How many seconds it took.
-
     Raises:
         RolledBack: it would not come back (``would_not_return``), or that could not be
             found out (``timed_out``, ``cancelled``, …).
     """
-    begun = time.monotonic()
     tree = processes.snapshot(session.init_pid, session.init_start)
     memory = dumped.memory
     if memory is None:
@@ -104,7 +99,6 @@ def rehearse(
             )
     except RestoreFailed as error:
         raise _refused(error, tree) from error
-    return time.monotonic() - begun
 
 
 def pids_of(tree: Snapshot) -> dict[int, int]:

@@ -8,7 +8,6 @@ namespace. Nothing here knows where the image goes.
 from __future__ import annotations
 
 import sys
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -57,7 +56,6 @@ class DumpResult:
     #: Every process and thread id in use, in the session's namespace.
     pids: tuple[int, ...]
     stopped: tuple[int, ...]  #: pids of processes that a signal had stopped before
-    seconds: float  #: how long it took
     #: Name → contents, of all that hold no memory; of deleted files, what they were.
     images: Mapping[str, bytes | bytearray] = field(default_factory=dict)
 
@@ -90,7 +88,6 @@ def dump(
             it is to go on.
         Exception: what a sink has raised; likewise.
     """
-    begun = time.monotonic()
     before = processes.snapshot(session.init_pid, session.init_start)
     if before.root is None or before.root.state in processes.DEAD:
         raise Refused(Reason.NO_TREE)
@@ -140,7 +137,6 @@ def dump(
         root_pid=before.root.ns_pid,
         pids=_ids(dumped),
         stopped=tuple(sorted(stopped)),
-        seconds=time.monotonic() - begun,
         images={**kept.images, **written},
     )
 

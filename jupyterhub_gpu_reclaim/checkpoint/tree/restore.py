@@ -66,7 +66,6 @@ class RestoreResult:
     """A tree that came back, stopped."""
 
     tree: Snapshot
-    seconds: float
     #: What of its memory is still to be filled.
     missing: MemoryPlan = field(default_factory=MemoryPlan)
     #: The init and whatever else was stopped beside the tree.
@@ -100,7 +99,6 @@ def restore(
             came back; CRIU could not; time was up, or it was cancelled.
         Exception: what the source has raised.
     """
-    begun = time.monotonic()
     try:
         wait_ready(session.init_pid, session.init_start, timeout=READY_PATIENCE)
         _, beside = freeze.freeze(
@@ -155,8 +153,7 @@ def restore(
         if isinstance(error, OSError | ReclaimError):
             raise _failed(error) from error
         raise
-    seconds = time.monotonic() - begun
-    return RestoreResult(tree, seconds, plan, tuple(beside))
+    return RestoreResult(tree, plan, tuple(beside))
 
 
 def _make_room(count: int) -> None:
@@ -189,7 +186,6 @@ def fill(
             it was cancelled.
         Exception: what the source has raised.
     """
-    begun = time.monotonic()
     try:
         copy_all(restored.missing, restored.tree, source, limit=limit, cancel=cancel)
         _refuse_if_it_went_on(session, restored.tree)
@@ -198,8 +194,7 @@ def fill(
         if isinstance(error, OSError | ReclaimError):
             raise _failed(error) from error
         raise
-    seconds = restored.seconds + time.monotonic() - begun
-    return replace(restored, seconds=seconds, missing=MemoryPlan())
+    return replace(restored, missing=MemoryPlan())
 
 
 def proceed(restored: RestoreResult, keep_stopped: Collection[int] = ()) -> None:

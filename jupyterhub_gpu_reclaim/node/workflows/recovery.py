@@ -348,7 +348,7 @@ class Recovery:
             failed = msgspec.structs.replace(record, failure=codec.failure_of(error))
             self._fail(failed)
             return
-        engine.proceed(engine.RestoreResult(tree, 0.0), record.stopped_before)
+        engine.proceed(engine.RestoreResult(tree), record.stopped_before)
         self.tools.records.save(record.at(Stage.RESTORED, record.steps))
         self.tools.ports.let_go(record.checkpoint)
         _log.info("%s continues from %s", session.key, record.checkpoint)

@@ -44,7 +44,7 @@ class Rehearsal:
         self._progress = StepReporter(operation, tools.clock)
         self._capture = operation.cancel
         self._cancel = Cancel()
-        self._word: Future[float] = Future()
+        self._word: Future[None] = Future()
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, dumped: Dumped) -> None:
@@ -76,7 +76,7 @@ class Rehearsal:
         limits = self._tools.limits
         try:
             async with self._progress.step("rehearsal", "Trying its return"):
-                seconds = await in_thread(
+                await in_thread(
                     lambda: self._rehearse(dumped),
                     step="rehearsal",
                     limit=limits.rehearsal + limits.check,
@@ -84,11 +84,11 @@ class Rehearsal:
         except BaseException as error:  # noqa: BLE001 - raised by who waits for it
             self._word.set_exception(error)
         else:
-            self._word.set_result(seconds)
+            self._word.set_result(None)
 
-    def _rehearse(self, dumped: Dumped) -> float:
+    def _rehearse(self, dumped: Dumped) -> None:
         with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
-            return rehearse(
+            rehearse(
                 self._tools.criu.criu(),
                 self._init,
                 dumped,
