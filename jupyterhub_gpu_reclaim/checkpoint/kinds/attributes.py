@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -55,7 +54,6 @@ class Attributes(Value, frozen=True, kw_only=True):
 
 
 _PR_GET_MDWE: Final = 66  # <linux/prctl.h>
-_PROCESSORS: Final = Path("/sys/devices/system/cpu/online")
 
 
 class ProcessAttributes(Kind):
@@ -228,27 +226,22 @@ def _apply_outside(
             # A real-time thread has no slack.
             if value == getattr(now, name) or not (value or name == "io_priority"):
                 continue
-            if name == "affinity":
-                value = _processors_here(process, value)
             try:
                 change(tid, value)
             except PermissionError:  # CAP_SYS_NICE, for another user's process
                 _log.warning("- process %d has another %s", process.ns_pid, name)
-
-
-def _processors_here(process: Process, wanted: list[int]) -> list[int]:
-    here = mask_of(_PROCESSORS.read_text())
-    found = [number for number in wanted if here >> number & 1]
-    if found:
-        return found
-    _log.warning(
-        "- process %d (%s) was bound to processors %s, which are not here: it may"
-        " use all",
-        process.ns_pid,
-        process.name,
-        wanted,
-    )
-    return [number for number in range(here.bit_length()) if here >> number & 1]
+            except OSError as error:
+                # Of processors the kernel leaves out those that it has not.
+                if name != "affinity" or error.errno != errno.EINVAL:
+                    raise
+                _log.warning(
+                    "- process %d (%s) was bound to processors %s, which are not here:"
+                    " it may use all",
+                    process.ns_pid,
+                    process.name,
+                    value,
+                )
+                os.sched_setaffinity(tid, usual.affinity or ())
 
 
 _CHANGES: Final[dict[str, Callable[[int, Any], None]]] = {
@@ -288,13 +281,3 @@ def refuse_beyond_agent(saved: Mapping[int, Attributes]) -> list[Finding]:
     had = (one.given_back for one in threads)
     found = (why for one in had for why in rights.refuse_beyond_agent(one))
     return list(dict.fromkeys(found))
-
-
-def mask_of(numbers: str) -> int:
-    mask = 0
-    for part in numbers.strip().split(","):
-        first, _, last = part.partition("-")
-        if first:
-            for number in range(int(first), int(last or first) + 1):
-                mask |= 1 << number
-    return mask
