@@ -91,9 +91,7 @@ _MESSAGES: Final = {
         uint64 ticks=5 vsec=7 vnsec=8 isec=9 insec=10; uint32 settime_flags=6
     """,
     "file_perms_entry": "uint32 mode=1",
-    "sk_opts_entry": """
-        uint32 so_sndbuf=1 so_rcvbuf=2; bool reuseaddr=7 so_passcred=11 so_passsec=12
-    """,
+    "sk_opts_entry": "uint32 so_sndbuf=1 so_rcvbuf=2; bool reuseaddr=7",
     "unix_sk_entry": """
         uint32 id=1 ino=2 type=3 state=4 flags=5 uflags=6 backlog=7 peer=8;
         sk_opts_entry opts=10; bytes name=11 name_dir=14; int32 shutdown=12;

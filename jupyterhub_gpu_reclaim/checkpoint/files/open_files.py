@@ -161,7 +161,10 @@ class FileFingerprint(Value, frozen=True, kw_only=True):
 
 
 class _FileUse:
-    """How the descriptors and mappings of a tree use one path, added up."""
+    """How the descriptors and mappings of a tree use one path, added up.
+
+    All but the lock are fields of a fingerprint.
+    """
 
     def __init__(self) -> None:
         self.written = self.appended = self.mapped = self.shared = False
@@ -376,12 +379,7 @@ def _opened(
         return of_file(
             path,
             name,
-            written=use.written,
-            appended=use.appended,
-            position=use.position,
-            mapped=use.mapped,
-            executed=use.executed,
-            shared=use.shared,
+            **{key: value for key, value in vars(use).items() if key != "locked"},
             digest=_digest(name) if use.is_only_mapped and is_file else "",
             database=use.written
             and is_file

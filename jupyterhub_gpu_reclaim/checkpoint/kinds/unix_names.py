@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _ESTABLISHED, _CLOSE, _LISTEN = 1, 7, 10
 #: CRIU's mark of a socket that is not the tree's, but a datagram server's outside.
 _EXTERNAL: Final = 1
-_SNDBUFFORCE, _RCVBUFFORCE, _PASSSEC = 32, 33, 34
+_SNDBUFFORCE, _RCVBUFFORCE = 32, 33
 _ELSEWHERE: Final = b"/tmp"
 
 
@@ -42,7 +42,6 @@ class Named(NamedTuple):
     server: int  #: the entry of the one that it sends to, if that is made here; or -1
     flags: int
     buffers: tuple[int, int]  #: bytes that it sends and receives at once
-    passes: tuple[bool, bool]  #: credentials, security labels
 
 
 class AbstractNames(Kind):
@@ -151,7 +150,6 @@ def _named(one: Any, paths: Mapping[int, bytes], named: Mapping[int, Any]) -> Na
         server=-1 if server is None else server.id,
         flags=one.flags,
         buffers=(one.opts.so_sndbuf, one.opts.so_rcvbuf),
-        passes=(one.opts.so_passcred, one.opts.so_passsec),
     )
 
 
@@ -206,8 +204,6 @@ def _make(one: Named, root: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             why = "another file has its name"
         raise refused(Reason.FILE_DENIED, one.name, why) from None
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, one.passes[0])
-    made.setsockopt(socket.SOL_SOCKET, _PASSSEC, one.passes[1])
     made.setblocking(not one.flags & os.O_NONBLOCK)
     return made
 
