@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
-from jupyterhub_gpu_reclaim.checkpoint.criu.stream import RestoreServer
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -496,38 +495,3 @@ def test_dump_of_another_user_without_the_capability_says_so(places, engine):
     assert "rlimit" in caught.value.message
     place.seen = b""
     place.read_until("on\n")
-
-
-class SlowImage(Image):
-    """Has each image wait, as on a machine where everybody waits for a processor."""
-
-    pause = 0.0
-
-    def stream(self, name: str, skip=()):
-        time.sleep(self.pause)
-        yield from super().stream(name, skip)
-
-
-@pytest.mark.parametrize(
-    ("pause", "renewed", "in_time"),
-    [(0.4, False, False), (0.4, True, True), (6, True, False)],
-)
-def test_restore_that_is_slow_is_in_time_where_each_image_counts_alone(
-    engine, places, monkeypatch, pause, renewed, in_time
-):
-    world, image = places.world(), SlowImage()
-    result = engine.dump(world.place, image.sink)
-    world.place.kill()
-    place = places.hold()
-    # CRIU is given them from here on; before, they are only planned.
-    begin = RestoreServer.start
-    slowly = lambda server: (setattr(image, "pause", pause), begin(server))  # noqa: E731
-    monkeypatch.setattr(RestoreServer, "start", slowly)
-    begun = time.monotonic()
-    if in_time:
-        engine.run_criu(place, image, result, limit=2, renewed=renewed)
-        assert time.monotonic() - begun > 2
-        return
-    with pytest.raises(RestoreFailed) as caught:
-        engine.run_criu(place, image, result, limit=2, renewed=renewed)
-    assert caught.value.reason is Reason.TIMED_OUT

@@ -116,7 +116,6 @@ class CriuRun:
         *,
         limit: float,
         cancel: Cancel | None,
-        renewed: bool = False,
     ) -> None:
         self._criu = criu
         self._session = session
@@ -124,7 +123,6 @@ class CriuRun:
         self._server = server
         self._limit = limit
         self._cancel = cancel
-        self._renewed = renewed
 
     def run(
         self,
@@ -217,28 +215,23 @@ class CriuRun:
         far = FarFiles(self._session.init_pid, self._session.init_start)
         waits = FarWaits()
         while (status := inside.poll()) is None:
-            left = self._until(deadline) - time.monotonic()
+            left = deadline - time.monotonic()
             ready = readable(watched, min(left, LOOK_SECONDS))
             if self._server in ready:
                 return self._end(inside, waits=waits.any)
             if self._cancel is not None and self._cancel in ready:
                 self._server.fail(ReclaimError(Reason.CANCELLED))
-            elif not ready and time.monotonic() >= self._until(deadline):
+            elif not ready and time.monotonic() >= deadline:
                 self._late(step)
             elif facts := far.silent(tasks_below(inside.pid), waits):
                 self._server.fail(ReclaimError(Reason.FILES_SILENT, **facts))
         return status
 
-    def _until(self, deadline: float) -> float:
-        if not self._renewed:
-            return deadline
-        return max(deadline, self._server.asked + self._limit)
-
     def _look(self, step: str, deadline: float) -> None:
         """CRIU has ended; what it has sent may be on its way to a store that hangs."""
         if self._cancel is not None and self._cancel.is_set:
             self._server.fail(ReclaimError(Reason.CANCELLED))
-        elif time.monotonic() > self._until(deadline):
+        elif time.monotonic() > deadline:
             self._late(step)
 
     def _late(self, step: str) -> None:

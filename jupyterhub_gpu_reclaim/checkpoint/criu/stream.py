@@ -21,7 +21,6 @@ import select
 import socket
 import struct
 import threading
-import time
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
@@ -149,8 +148,6 @@ class StreamServer:
         self._wake = -1
         #: The first error of ours; the caller raises it.
         self.failure: Exception | None = None
-        #: When CRIU asked for the last of them (``time.monotonic()``).
-        self.asked = 0.0
         self._main: threading.Thread | None = None
 
     def start(self) -> None:
@@ -250,7 +247,6 @@ class StreamServer:
             self._connection = connection
             try:
                 while (name := request(connection)) is not None:
-                    self.asked = time.monotonic()
                     self._open(connection, name)
             except (OSError, ValueError, UnicodeDecodeError) as error:
                 if not self._ended.is_set():

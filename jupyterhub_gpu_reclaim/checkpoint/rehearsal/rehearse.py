@@ -71,9 +71,6 @@ def rehearse(
 ) -> None:
     """Restore the tree beside itself, and throw the copy away; blocks.
 
-    The limit is for each image that CRIU asks for: all of it takes hundreds of turns on
-    a processor, so on a busy machine it is slow, and yet goes on.
-
     Raises:
         RolledBack: it would not come back (``would_not_return``), or that could not be
             found out (``timed_out``, ``cancelled``, …).
@@ -95,7 +92,6 @@ def rehearse(
                 trial=Trial(scratch, goes_on=dumped.memory is not None),
                 prepare=prepare,
                 cancel=cancel,
-                renewed=True,
             )
     except RestoreFailed as error:
         raise _refused(error, tree) from error

@@ -84,15 +84,13 @@ def restore(
     trial: Trial | None = None,
     prepare: Callable[[int], None] | None = None,
     cancel: Cancel | None = None,
-    renewed: bool = False,
 ) -> RestoreResult:
     """Restore a tree under a holding init, but for ``missing``; blocks.
 
     ``folder`` is empty, ours, mode 0700, for CRIU's socket and log; ``opened`` are the
     fingerprints of the tree's files, ``cut`` the inodes of connections that read as
     reset. ``prepare`` is called with the pid of the helper that becomes CRIU, e.g. to
-    move it into the new session's control groups; what CRIU restores stays there. With
-    ``renewed`` the limit begins again with each image that CRIU asks for.
+    move it into the new session's control groups; what CRIU restores stays there.
 
     Raises:
         RestoreFailed: a file may not be opened, has changed, or is not the one that
@@ -126,15 +124,7 @@ def restore(
             back.write_files()
             plan = make_plan(images, advise=_advice_counts())
             server = RestoreServer(folder, _serving(plan, back))
-            attempt = CriuRun(
-                criu,
-                session,
-                folder,
-                server,
-                limit=limit,
-                cancel=cancel,
-                renewed=renewed,
-            )
+            attempt = CriuRun(criu, session, folder, server, limit=limit, cancel=cancel)
             attempt.run(
                 "restore",
                 ["--leave-stopped", "--restore-detached"],

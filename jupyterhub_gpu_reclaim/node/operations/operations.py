@@ -48,7 +48,7 @@ class TimeLimits:
     """How many seconds each step may take."""
 
     check: float = 60.0  #: looking at processes, files and sockets
-    rehearsal: float = 300.0  #: all of it; sooner where it stands still (check)
+    rehearsal: float = 300.0  #: trying a return, also on a busy machine
     dump: float = 1800.0
     archive: float = 600.0
     commit: float = 600.0

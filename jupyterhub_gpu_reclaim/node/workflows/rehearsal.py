@@ -93,7 +93,7 @@ class Rehearsal:
                 self._init,
                 dumped,
                 folder=Path(folder),
-                limit=self._tools.limits.check,
+                limit=self._tools.limits.rehearsal,
                 prepare=cgroup_escape.move,
                 cancel=self._cancel,
             )
