@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Finding
 
 # Numbers of Documentation/admin-guide/devices.txt.
-_TTY, _TTY_AUXILIARY, _MISC = 4, 5, 10
-_CONSOLES: Final = range(1, 64)
-_TTY_AUXILIARY_OK: Final = frozenset({2})  # /dev/ptmx
+_PTMX: Final = os.makedev(5, 2)
 _PTY_MASTERS: Final = range(128, 136)
-_TUN: Final = 200
 
 
 class Devices(Kind):
@@ -41,34 +38,28 @@ class Devices(Kind):
 
 
 def _refused(one: Program) -> Iterator[str]:
-    held = [(d.target, f"fd/{d.fd}", d.fd) for d in one.descriptors]
+    held = [(d.target, f"fd/{d.fd}") for d in one.descriptors]
     held += [
-        (m.path, f"map_files/{m.start:x}-{m.end:x}", -1)
+        (m.path, f"map_files/{m.start:x}-{m.end:x}")
         for m in one.mappings
         if m.path.startswith("/dev/")
     ]
-    for target, link, fd in held:
+    for target, link in held:
         status = one.target(link) if target.startswith("/") else None
         if status is None:
             continue
         device = stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)
-        if device and not _harmless(status, one, fd):
+        if device and not _harmless(status, one.pid):
             yield target
 
 
-def _harmless(status: os.stat_result, one: Program, fd: int) -> bool:
+def _harmless(status: os.stat_result, pid: int) -> bool:
     major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
     if stat.S_ISBLK(status.st_mode):
         return False
     if major == MEMORY:
         return minor in STATELESS
-    if major == _TTY:
-        return minor in _CONSOLES
     if status.st_rdev == terminals.DEV_TTY:
-        return terminals.can_be_named(one.pid)
-    if major == _TTY_AUXILIARY:
-        return minor in _TTY_AUXILIARY_OK
-    if (major, minor) == (_MISC, _TUN):
-        # Opened only: fine. With an interface it is part of the network.
-        return not one.facts(fd).get("iff")
-    return major in _PTY_MASTERS or major in terminals.PTYS
+        return terminals.can_be_named(pid)
+    pty = major in _PTY_MASTERS or major in terminals.PTYS
+    return pty or status.st_rdev == _PTMX

@@ -36,21 +36,18 @@ _LINKS: Final = {
     7: re.compile(r"anon_inode:\[eventpoll\]"),
     8: re.compile(r"anon_inode:inotify"),
     9: re.compile(r"anon_inode:\[signalfd\]"),
-    10: re.compile(r"socket:\["),
     13: re.compile(r"socket:\["),
     14: re.compile(r"[a-z_]+:\["),
     16: re.compile(r"(?!/)"),
     17: re.compile(r"anon_inode:\[timerfd\]"),
     18: re.compile(r"/memfd:"),
-    19: re.compile(r"anon_inode:bpf-map"),
     20: re.compile(r"anon_inode:\[pidfd\]|pidfd:\["),
 }
-_TUN: Final = 15
 #: Memory that the kernel shows as a file: shared, System V's, of a memfd.
 _MEMORY: Final = ("/dev/zero", "/SYSV", "/memfd:", "/anon_hugepage", "anon_inode:")
 #: The ring of a context of kernel AIO (io_setup(2)).
 _AIO_RING: Final = "/[aio] (deleted)"
-_TERMINALS: Final = frozenset({4, 5, *range(128, 144), 204})
+_TERMINALS: Final = frozenset({5, *range(128, 144)})
 #: Not told by every kind of file, or set by the kernel itself.
 _COMPARED: Final = FLAGS & ~(os.O_NOFOLLOW | os.O_DIRECTORY | os.O_SYNC)
 
@@ -169,8 +166,6 @@ class _Inspector:
         major = os.major(status.st_rdev)
         if kind == images.TYPE_TTY:
             return stat.S_ISCHR(status.st_mode) and major in _TERMINALS
-        if kind == _TUN:
-            return stat.S_ISCHR(status.st_mode) and target == "/dev/net/tun"
         entry = self._saved.entries.get(number)
         if kind == images.TYPE_FIFO and entry is not None:
             number = entry.fifo.regf_id
