@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jupyterhub_gpu_reclaim.checkpoint.archive import reader, writer
-from jupyterhub_gpu_reclaim.checkpoint.archive.reader import ArchiveLimits
 from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import mounts
@@ -510,11 +509,14 @@ def test_unpack_over_a_symbolic_link_replaces_the_link(tmp_path):
     assert not (target / "a").is_symlink()
 
 
-def test_unpack_larger_than_allowed_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "most"), [("_MOST_BYTES", 1500), ("_MOST_ENTRIES", 1)]
+)
+def test_unpack_larger_than_allowed_is_refused(tmp_path, monkeypatch, name, most):
+    monkeypatch.setattr(reader, name, most)
     data = stream(info("a", size=1000), info("b", size=1000), data=b"x" * 1000)
-    for limits in (ArchiveLimits(bytes=1500), ArchiveLimits(entries=1)):
-        with pytest.raises(RestoreFailed, match="larger than allowed"):
-            unpack(data, tmp_path, limits=limits)
+    with pytest.raises(RestoreFailed, match="larger than allowed"):
+        unpack(data, tmp_path)
 
 
 def test_unpack_stream_cut_anywhere_is_refused(source, tmp_path):

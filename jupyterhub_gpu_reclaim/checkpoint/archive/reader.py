@@ -15,7 +15,7 @@ import os
 import stat
 import tarfile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Final, cast
 
 from jupyterhub_gpu_reclaim.checkpoint.archive.tarformat import (
     BLOCK_BYTES,
@@ -39,9 +39,8 @@ _TEMPORARY: Final = b".gpu-reclaim-restore"
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY
 
 
-class ArchiveLimits(NamedTuple):
-    bytes: int = 1 << 42
-    entries: int = 20_000_000
+_MOST_BYTES: Final = 1 << 42
+_MOST_ENTRIES: Final = 20_000_000
 
 
 def unpack(
@@ -50,7 +49,6 @@ def unpack(
     *,
     overlay: bool = False,
     clear: bool = False,
-    limits: ArchiveLimits | None = None,
 ) -> tuple[str, ...]:
     """Unpack everything in a stream that ``pack`` wrote. Idempotent.
 
@@ -66,7 +64,7 @@ def unpack(
             (``checkpoint_damaged``), or the place does not take it
             (``restore_failed``).
     """
-    unpacker = _Unpacker(folder, overlay=overlay, limits=limits or ArchiveLimits())
+    unpacker = _Unpacker(folder, overlay=overlay)
     try:
         if clear:
             empty(folder)
@@ -89,10 +87,9 @@ def unpack(
 
 
 class _Unpacker:
-    def __init__(self, folder: int, *, overlay: bool, limits: ArchiveLimits) -> None:
+    def __init__(self, folder: int, *, overlay: bool) -> None:
         self._folder = folder
         self._overlay = overlay
-        self._limits = limits
         self._bytes = self._entries = 0
         self._notes: list[str] = []
         #: folders whose times are set when everything below them has been made
@@ -118,8 +115,8 @@ class _Unpacker:
     def _count(self, info: tarfile.TarInfo) -> None:
         self._entries += 1
         self._bytes += info.size
-        too_much = self._bytes > self._limits.bytes
-        if info.size < 0 or self._entries > self._limits.entries or too_much:
+        too_much = self._bytes > _MOST_BYTES
+        if info.size < 0 or self._entries > _MOST_ENTRIES or too_much:
             raise damaged("an archive is larger than allowed")
 
     def _make(self, tar: tarfile.TarFile, info: tarfile.TarInfo, path: bytes) -> None:
@@ -189,7 +186,7 @@ class _Unpacker:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with closing(open_beneath(parent, _TEMPORARY, flags, 0o600)) as file:
             size, parts = layout_of(info)
-            if size + self._bytes > self._limits.bytes:
+            if size + self._bytes > _MOST_BYTES:
                 raise damaged("an archive is larger than allowed")
             for start, length in parts:
                 at, end = start, start + length
