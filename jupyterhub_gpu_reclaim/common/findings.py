@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.models import Finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 
 
 def finding(reason: Reason, *, fatal: bool = True, **facts: Any) -> Finding:
@@ -29,6 +27,20 @@ def refused(
 ) -> RestoreFailed:
     name = path.decode("utf-8", "backslashreplace")
     return RestoreFailed(reason, path=name, why=why, what=what)
+
+
+def of_kind(
+    error: OSError | ReclaimError, kind: type[ReclaimError], reason: Reason
+) -> ReclaimError:
+    """An error of a step as one of that kind; one that has a kind already stays."""
+    if isinstance(error, OSError):
+        why = error.strerror or "a system call failed"
+        return kind(reason, why=why, detail=str(error))
+    if type(error) is not ReclaimError:
+        return error
+    return kind(
+        error.reason, detail=error.detail, retryable=error.retryable, **error.facts
+    )
 
 
 def refuse_fatal(found: Iterable[Finding], kind: type[ReclaimError]) -> None:

@@ -29,7 +29,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Refused,
     RolledBack,
 )
-from jupyterhub_gpu_reclaim.common.findings import refuse_fatal
+from jupyterhub_gpu_reclaim.common.findings import of_kind, refuse_fatal
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs
 
@@ -130,8 +130,8 @@ def dump(
     except BaseException as error:
         if undo:
             _roll_back(session, stopped)
-        if isinstance(error, OSError) or type(error) is ReclaimError:
-            raise _rolled_back(error) from error
+        if isinstance(error, OSError | ReclaimError):
+            raise of_kind(error, RolledBack, Reason.CAPTURE_FAILED) from error
         raise
     return DumpResult(
         root_pid=before.root.ns_pid,
@@ -184,15 +184,6 @@ def _roll_back(session: SessionInit, stopped: Collection[int]) -> None:
         # The session has ended meanwhile.
         return
     thaw(now, stopped)
-
-
-def _rolled_back(error: OSError | ReclaimError) -> RolledBack:
-    if isinstance(error, OSError):
-        why = error.strerror or "a system call failed"
-        return RolledBack(Reason.CAPTURE_FAILED, why=why, detail=str(error))
-    return RolledBack(
-        error.reason, detail=error.detail, retryable=error.retryable, **error.facts
-    )
 
 
 def _ids(dumped: Dump) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, inspection
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RestoreFailed
+from jupyterhub_gpu_reclaim.common.findings import of_kind
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import continuing, host, processes
 from jupyterhub_gpu_reclaim.linux.beneath import open_root
@@ -141,7 +142,7 @@ def restore(
     except BaseException as error:
         _clear(session)
         if isinstance(error, OSError | ReclaimError):
-            raise _failed(error) from error
+            raise of_kind(error, RestoreFailed, Reason.RESTORE_FAILED) from error
         raise
     return RestoreResult(tree, plan, tuple(beside))
 
@@ -182,7 +183,7 @@ def fill(
     except BaseException as error:
         _clear(session)
         if isinstance(error, OSError | ReclaimError):
-            raise _failed(error) from error
+            raise of_kind(error, RestoreFailed, Reason.RESTORE_FAILED) from error
         raise
     return replace(restored, missing=MemoryPlan())
 
@@ -324,14 +325,3 @@ def _clear(session: SessionInit) -> None:
     """Clear the session; an init that has ended has cleared it itself."""
     with contextlib.suppress(NotFound):
         clear(session, timeout=KILL_PATIENCE)
-
-
-def _failed(error: OSError | ReclaimError) -> Exception:
-    if isinstance(error, OSError):
-        why = error.strerror or "a system call failed"
-        return RestoreFailed(Reason.RESTORE_FAILED, why=why, detail=str(error))
-    if type(error) is not ReclaimError:
-        return error
-    return RestoreFailed(
-        error.reason, detail=error.detail, retryable=error.retryable, **error.facts
-    )
