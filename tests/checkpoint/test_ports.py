@@ -12,10 +12,12 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.sockets import abstract_names, inet, ports
 from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import Name
-from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port, TcpConnection
+from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Link, Port
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import clear, proceed
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.linux.sock_diag import Endpoint
+
+TCP = socket.IPPROTO_TCP
 
 
 def check_free(init_pid, needed, connections=(), *, uid=None):
@@ -62,10 +64,10 @@ def test_check_free_own_connection_from_the_port_of_a_connection_is_no_conflict(
         listener.accept()[0],
     ):
         local = Endpoint(ip_address("127.0.0.1"), mine.getsockname()[1])
-        elsewhere = TcpConnection(local, Endpoint(ip_address("127.0.0.1"), 9))
+        elsewhere = Link(TCP, local, Endpoint(ip_address("127.0.0.1"), 9))
         assert check_free(os.getpid(), [], [elsewhere]) == []
         remote = Endpoint(ip_address("127.0.0.1"), listener.getsockname()[1])
-        both = [TcpConnection(local, remote), TcpConnection(remote, local)]
+        both = [Link(TCP, local, remote), Link(TCP, remote, local)]
         found = check_free(os.getpid(), [], both)
         assert [one.code for one in found] == ["port_in_use"] * 2
         assert f"(process {os.getpid()})" in found[0].message
@@ -102,7 +104,7 @@ def test_await_free_waits_for_a_short_connection():
         theirs = listener.accept()[0]
         local = Endpoint(ip_address("127.0.0.1"), mine.getsockname()[1])
         remote = Endpoint(ip_address("127.0.0.1"), listener.getsockname()[1])
-        needed = [TcpConnection(local, remote)]
+        needed = [Link(TCP, local, remote)]
 
         def end() -> None:
             mine.setsockopt(
@@ -144,7 +146,7 @@ def ended(address):
     served.close()  # the first to close keeps the port
     mine.close()
     listener.close()
-    return TcpConnection(*ends)
+    return Link(TCP, *ends)
 
 
 def test_await_free_what_has_ended_and_nobody_has_any_more_is_no_conflict():
@@ -170,7 +172,7 @@ def test_await_free_connection_of_another_program_is_left_alone():
         local = Endpoint(ip_address(address), port)
         remote = Endpoint(ip_address("127.0.0.1"), listener.getsockname()[1])
         # Not accepted yet, so no program has that end of it.
-        needed = [TcpConnection(remote, local)]
+        needed = [Link(TCP, remote, local)]
         assert ports.await_free(os.getpid(), [], needed, seconds=0)
         served = listener.accept()[0]
         with served:

@@ -76,11 +76,16 @@ class Port(NamedTuple):
     shared: bool = False  #: datagrams: others may have it, too (SO_REUSEADDR)
 
 
-class TcpConnection(NamedTuple):
-    """A TCP connection that a saved session takes up again, from one end."""
+class Link(NamedTuple):
+    """A connection, from one end."""
 
+    protocol: int
     local: Endpoint
     remote: Endpoint
+
+    @property
+    def reverse(self) -> Link:
+        return Link(self.protocol, self.remote, self.local)
 
 
 def tree_inodes(pids: Iterable[int]) -> dict[int, tuple[int, int]]:
@@ -131,7 +136,7 @@ def links_of(found: Iterable[InetSocket], inodes: Collection[int]) -> frozenset[
         The inodes of both ends; a connection whose other end is not there is left out.
     """
     ends = {
-        _Link(one.protocol, one.local, one.remote): one.inode
+        Link(one.protocol, one.local, one.remote): one.inode
         for one in found
         if one.inode and one.protocol == socket.IPPROTO_TCP and one.state in _CONNECTED
     }
@@ -237,29 +242,18 @@ def ports_of(entries: Iterable[Any]) -> frozenset[Port]:
     )
 
 
-def connections_of(entries: Iterable[Any]) -> frozenset[TcpConnection]:
+def connections_of(entries: Iterable[Any]) -> frozenset[Link]:
     return frozenset(
-        TcpConnection(link.local, link.remote)
+        _link(entry.isk)
         for entry in entries
         if _is_inet(entry) and _is_connection(entry.isk)
-        for link in [_link(entry.isk)]
     )
-
-
-class _Link(NamedTuple):
-    protocol: int
-    local: Endpoint
-    remote: Endpoint
-
-    @property
-    def reverse(self) -> _Link:
-        return _Link(self.protocol, self.remote, self.local)
 
 
 def _external(found: list[InetSocket], inodes: Collection[int]) -> list[InetSocket]:
     mine = [one for one in found if one.inode in inodes]
     links = {
-        _Link(one.protocol, one.local, one.remote)
+        Link(one.protocol, one.local, one.remote)
         for one in mine
         if one.state in _CONNECTED
     }
@@ -269,7 +263,7 @@ def _external(found: list[InetSocket], inodes: Collection[int]) -> list[InetSock
         if one.state in _CONNECTING
         or (
             one.state in _CONNECTED
-            and _leads_out(_Link(one.protocol, one.local, one.remote), links)
+            and _leads_out(Link(one.protocol, one.local, one.remote), links)
         )
     ] + _at_listeners(found, mine, _WAITING)
 
@@ -300,7 +294,7 @@ _MAPPED: Final = bytes(10) + b"\xff\xff"  # before an IPv4 address as one of IPv
 _WILDCARDS: Final = (IPv4Address(0), address_of(bytes(16)))
 
 
-def _leads_out(link: _Link, links: Collection[_Link]) -> bool:
+def _leads_out(link: Link, links: Collection[Link]) -> bool:
     if link.protocol == socket.IPPROTO_TCP:
         return link.reverse not in links
     # A datagram socket needs no peer to be restored, only an address that is there.
@@ -331,9 +325,9 @@ def _address(words: Any, width: int) -> Address:
     return address_of(struct.pack(f"={width}I", *words))
 
 
-def _link(isk: Any) -> _Link:
+def _link(isk: Any) -> Link:
     width = _width(isk)
-    return _Link(
+    return Link(
         isk.proto,
         Endpoint(_address(isk.src_addr, width), isk.src_port),
         Endpoint(_address(isk.dst_addr, width), isk.dst_port),
@@ -364,18 +358,18 @@ class _Judge:
         self._links = {link for link in links if self._stays(link)}
         self._moved = self._move(links)
 
-    def _stays(self, link: _Link) -> bool:
+    def _stays(self, link: Link) -> bool:
         """Whether it can be restored as it was, as far as this end goes."""
         return _is_here(link.local.address, self._addresses)
 
-    def _move(self, links: Collection[_Link]) -> dict[_Link, _Link]:
+    def _move(self, links: Collection[Link]) -> dict[Link, Link]:
         """Map the session's own TCP connections whose addresses are not here to others.
 
         Both ends are ours, so both can get another address: that of loopback, which
         stays the same wherever the session is restored from now on. Two connections
         that would be the same one then are left out.
         """
-        moved: dict[_Link, _Link] = {}
+        moved: dict[Link, Link] = {}
         taken = set(self._links)
         for link in links:
             pair = (link, link.reverse)
@@ -389,7 +383,7 @@ class _Judge:
             there = _LOOPBACK[link.local.address.version]
             if there.version == 6 and there not in self._addresses:
                 continue  # IPv6 is switched off here
-            goes = _Link(
+            goes = Link(
                 link.protocol,
                 Endpoint(there, link.local.port),
                 Endpoint(there, link.remote.port),

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
-from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port, TcpConnection
+from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Link, Port
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import netns, procfs
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 def await_free(
     init_pid: int,
     ports: Iterable[Port],
-    connections: Collection[TcpConnection] = (),
+    connections: Collection[Link] = (),
     *,
     seconds: float,
     uid: int | None = None,
@@ -65,16 +65,13 @@ def await_free(
 
 
 def _taken(
-    init_pid: int, ports: Iterable[Port], connections: Collection[TcpConnection]
+    init_pid: int, ports: Iterable[Port], connections: Collection[Link]
 ) -> dict[int, list[InetSocket]]:
     with Diag(init_pid) as diag:
         there = diag.sockets()
     taken = (port for port in ports if _is_taken(init_pid, port))
     met = (
-        one
-        for one in there
-        if one.protocol == socket.IPPROTO_TCP
-        and TcpConnection(one.local, one.remote) in connections
+        one for one in there if Link(one.protocol, one.local, one.remote) in connections
     )
     found = {port.port: _on(port, there) for port in islice(taken, MOST_TOLD)}
     return found | {one.local.port: [one] for one in islice(met, MOST_TOLD)}
@@ -90,14 +87,14 @@ def _told(
 
 
 def _remove_ended(
-    init_pid: int, ports: Collection[Port], connections: Collection[TcpConnection]
+    init_pid: int, ports: Collection[Port], connections: Collection[Link]
 ) -> None:
     """End what stands on those ports and connections although no program has it."""
     numbers = {port.port for port in ports if port.protocol == "tcp"}
     with Diag(init_pid) as diag:
         for one in diag.sockets({0}):
             is_there = one.local.port in numbers or (
-                TcpConnection(one.local, one.remote) in connections
+                Link(one.protocol, one.local, one.remote) in connections
             )
             if is_there and _has_ended(one):
                 diag.destroy(one)
