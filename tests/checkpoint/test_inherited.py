@@ -273,7 +273,9 @@ def forbid(*numbers):
 def test_program_that_a_filter_would_end_for_our_calls_lives(places, engine):
     world = places.world()
     world(DEADLY)
-    calls = [architecture.CALLS[name] for name in ("prctl", "kcmp")]
+    world("import socket; one = socket.socket(socket.AF_UNIX)")
+    world("one.bind(''); one.listen()")
+    calls = [architecture.CALLS[name] for name in ("prctl", "kcmp", "listen")]
     world(f"forbid({', '.join(map(str, calls))})")
     preflight.examine(world.place.init_pid, world.place.tree)
     world = engine.cycle(world, places)

@@ -120,7 +120,7 @@ def _inherited(pid: int, held: dict[int, HeldDevices], users: Sequence[int]) -> 
         theirs = held[user]
         places = {(m.start, m.end, m.device, m.inode) for m in theirs.mappings}
         if all(
-            any(_same_file(pid, fd, user, other) for other in _candidates(fd, theirs))
+            any(_same_file(pid, fd, user, other) for other, _ in theirs.descriptors)
             for fd, _ in mine.descriptors
         ) and all((m.start, m.end, m.device, m.inode) in places for m in mine.mappings):
             return True
@@ -144,13 +144,6 @@ def _cannot_use(pid: int, held: dict[int, HeldDevices]) -> bool:
     return not held[pid].mappings and not any(
         _ANY_LIBRARY.search(mapping.path) for mapping in procfs.mappings(pid)
     )
-
-
-def _candidates(fd: int, held: HeldDevices) -> Iterator[int]:
-    """The user's descriptors, that of the same number first: fork keeps numbers."""
-    numbers = [descriptor.fd for descriptor in held.descriptors]
-    yield from (number for number in numbers if number == fd)
-    yield from (number for number in numbers if number != fd)
 
 
 def _same_file(pid: int, fd: int, other_pid: int, other_fd: int) -> bool:

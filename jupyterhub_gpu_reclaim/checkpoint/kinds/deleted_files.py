@@ -225,15 +225,10 @@ class Ghost:
                 at += os.pwrite(descriptor, block, at)
 
     def finish(self, descriptor: int) -> None:
-        """Set mode and times, once it is open everywhere; called in ``run_as``."""
-        if stat.S_ISLNK(self.entry.mode):
-            return
-        path = again(descriptor)
-        # What its holder may not set is left away, as chmod(2) does it.
-        os.chmod(path, stat.S_IMODE(self.entry.mode))  # noqa: PTH101
-        if self.entry.HasField("mtim"):
-            times = (_nanoseconds(self.entry.atim), _nanoseconds(self.entry.mtim))
-            os.utime(path, ns=times)
+        """Set its mode, once it is open everywhere; called inside of ``run_as``."""
+        if not stat.S_ISLNK(self.entry.mode):
+            # What its holder may not set is left away, as chmod(2) does it.
+            os.chmod(again(descriptor), stat.S_IMODE(self.entry.mode))  # noqa: PTH101
 
     def _make(self, folder: int, path: bytes) -> int:
         kind = stat.S_IFMT(self.entry.mode)
@@ -273,7 +268,3 @@ def _tmpfile(folder: str) -> int:
         if error.errno in _NO_TMPFILE:
             raise _NoTmpfile from None
         raise
-
-
-def _nanoseconds(time: Any) -> int:
-    return int(time.tv_sec * 1_000_000_000 + time.tv_usec * 1000)

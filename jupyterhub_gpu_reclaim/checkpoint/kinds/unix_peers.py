@@ -7,7 +7,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
-from jupyterhub_gpu_reclaim.linux import procfs, ptrace
+from jupyterhub_gpu_reclaim.linux import ptrace
 from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 
 if TYPE_CHECKING:
@@ -52,15 +52,7 @@ class UnixPeers(Kind):
             and entry.usk.type != socket.SOCK_DGRAM
             and entry.usk.state == TcpState.LISTEN
         }
-        # A program that has confined itself since (seccomp) is left alone: the call
-        # might end it. A session's root is ours, and all programs have its filters.
-        root = back.tree.root
-        usual = _filters(root.pid) if root is not None else ""
-        pids = {
-            process.ns_pid: process.pid
-            for process in back.tree.processes
-            if listeners and _filters(process.pid) == usual
-        }
+        pids = {process.ns_pid: process.pid for process in back.tree.processes}
         wanted: dict[int, dict[int, int]] = {}
         for (owner, fd), (_, number) in sorted(back.saved.descriptors.items()):
             if number in listeners and owner in pids:
@@ -72,10 +64,6 @@ class UnixPeers(Kind):
                         traced.call("listen", fd, backlog)
             except OSError as error:
                 _log.warning("- listeners of process %d read as root's: %s", pid, error)
-
-
-def _filters(pid: int) -> str:
-    return procfs.status(pid).get("Seccomp_filters", "")
 
 
 def _steps(peers: Mapping[int, int]) -> dict[int, int]:
