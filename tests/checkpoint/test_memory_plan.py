@@ -360,7 +360,7 @@ HUGE = memory_plan.HUGE_PAGE // PAGE
 def advice(image: Image, **options) -> dict[int, int]:
     """Start of an area, in pages → what it is advised when it comes back."""
     plan = Planned(image, **options)
-    payload = images.only(served(plan, "mm-301.img"), images.MM_MAGIC)
+    payload = next(images.split(served(plan, "mm-301.img"), images.MM_MAGIC))
     vmas = images.parse("mm_entry", payload).vmas
     return {(vma.start - BASE) // PAGE: vma.madv for vma in vmas}
 
@@ -393,14 +393,14 @@ def test_plan_advises_areas_that_were_nearly_full_and_no_others():
 def test_plan_advice_keeps_what_we_do_not_know_of_an_area():
     image = saved_image(Saved(vmas=[(0, HUGE, {})], areas=[(0, HUGE, 4)]))
     # pgoff (3), shmid (4) and fd (8) of the area; aios (16) of the process.
-    payload = images.only(image["mm-301.img"], images.MM_MAGIC)
+    payload = next(images.split(image["mm-301.img"], images.MM_MAGIC))
     mm = images.parse("mm_entry", payload)
     vma = images.serialize(mm.vmas[0]) + b"\x18\x07\x20\x09\x40\x01"
     head = b"\x60\x01" + b"\x82\x01\x02ab"
     payload = head + b"\x72" + bytes([len(vma)]) + vma
     image["mm-301.img"] = images.join(images.MM_MAGIC, [payload])
     plan = Planned(image, advise=True)
-    after = images.only(served(plan, "mm-301.img"), images.MM_MAGIC)
+    after = next(images.split(served(plan, "mm-301.img"), images.MM_MAGIC))
     assert images.parse("mm_entry", after).vmas[0].madv == 1 << 14
     for kept in (b"\x18\x07", b"\x20\x09", b"\x40\x01", b"\x82\x01\x02ab"):
         assert kept in after

@@ -218,7 +218,9 @@ def test_rights_that_the_kernel_does_not_confirm_are_refused(neighbour):
     answers = {}
     programs = [Program(one) for one in world.place.tree.processes]
     for field, value in LIES:
-        core = images.parse("core_entry", images.only(image[name], images.CORE_MAGIC))
+        core = images.parse(
+            "core_entry", next(images.split(image[name], images.CORE_MAGIC))
+        )
         creds = core.thread_core.creds
         if isinstance(value, list):
             del getattr(creds, field)[:]
@@ -239,7 +241,7 @@ def test_rights_that_the_kernel_does_not_confirm_are_refused(neighbour):
 def saved_users(image) -> set[int]:
     """The users that the threads of a suspended session would come back as."""
     cores = [
-        images.parse("core_entry", images.only(data, images.CORE_MAGIC))
+        images.parse("core_entry", next(images.split(data, images.CORE_MAGIC)))
         for name, data in image.items()
         if name.startswith("core-")
     ]

@@ -15,7 +15,7 @@ import os
 import stat
 import tarfile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, Protocol, cast
+from typing import IO, TYPE_CHECKING, Final, cast
 
 from jupyterhub_gpu_reclaim.checkpoint.archive.tarformat import (
     BLOCK_BYTES,
@@ -104,11 +104,6 @@ _TYPES: Final = {
 }
 
 
-class Writer(Protocol):
-    def __call__(self, buffer: bytes, /) -> object:
-        """Take the next bytes."""
-
-
 def open_mount(pid: int, mount: Mount) -> int:
     """The top folder of a mount that a process sees, as a descriptor.
 
@@ -130,7 +125,9 @@ def open_mount(pid: int, mount: Mount) -> int:
     return folder
 
 
-def pack(folder: int, write: Writer, *, merged: int | None = None) -> tuple[str, ...]:
+def pack(
+    folder: int, write: Callable[[bytes], object], *, merged: int | None = None
+) -> tuple[str, ...]:
     """Stream everything below a folder, the folder's own owner and mode included.
 
     Where the folder is an overlay's upper one, ``merged`` is the top folder of what
@@ -169,7 +166,9 @@ class _Sink:
 
 
 class _Packer:
-    def __init__(self, folder: int, write: Writer, merged: int | None) -> None:
+    def __init__(
+        self, folder: int, write: Callable[[bytes], object], merged: int | None
+    ) -> None:
         self._folder = folder
         self._merged = merged
         self._sink = _Sink(write)

@@ -244,18 +244,6 @@ def framed(payload: bytes) -> bytes:
     return _U32.pack(len(payload)) + payload
 
 
-def only(image: bytes, magic: int) -> bytes:
-    """The one message of an image.
-
-    Raises:
-        RestoreFailed: it holds another number of them (``checkpoint_damaged``).
-    """
-    payloads = list(split(image, magic))
-    if len(payloads) != 1:
-        raise damaged(f"an image holds {len(payloads)} entries, not one")
-    return payloads[0]
-
-
 class Entries:
     """An image in which plain data stands between the messages, read in its order.
 

@@ -43,8 +43,6 @@ _log = logging.getLogger(__name__)
 #: The name of each in the store.
 NAME: Final = "kept/{number}"
 _BLOCK: Final = 1 << 20
-#: What belongs to an SQLite database, open or not.
-COMPANIONS: Final = (b"-journal", b"-wal")
 
 
 class KeptFiles:
@@ -96,7 +94,7 @@ class KeptFiles:
     def _add_companions(self, root: int, skip: Collection[int]) -> None:
         known = {one.path for one in self._opened}
         for one in list(self._opened):
-            its = COMPANIONS if one.written and one.device not in skip else ()
+            its = open_files.JOURNALS if one.written and one.device not in skip else ()
             for suffix in its:
                 path = one.path + suffix
                 with suppress(OSError), ExitStack() as stack:

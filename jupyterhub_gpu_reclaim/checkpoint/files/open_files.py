@@ -130,6 +130,8 @@ _KERNEL_FILES: Final = frozenset(
 )
 _KINDS: Final = frozenset({stat.S_IFREG, stat.S_IFDIR, stat.S_IFIFO})
 _SQLITE: Final = b"SQLite format 3\0"
+#: Ends of the names of what belongs to an SQLite database, open or not.
+JOURNALS: Final = (b"-journal", b"-wal")
 
 
 class FileFingerprint(Value, frozen=True, kw_only=True):
@@ -516,7 +518,7 @@ def _is_quiet_database(root: int, path: bytes, found: int) -> bool:
                 return False
     except OSError:
         return False
-    for suffix in (b"-journal", b"-wal"):
+    for suffix in JOURNALS:
         with (
             suppress(OSError),
             found_at(root, path + suffix, os.O_PATH) as journal,

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from blake3 import blake3
 
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again, run_as
+from jupyterhub_gpu_reclaim.checkpoint.files.open_files import JOURNALS
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
@@ -47,8 +48,7 @@ if TYPE_CHECKING:
 
     Read = Callable[[str], Iterable[bytes | bytearray | memoryview]]
 
-#: Ends of names that belong to the database of that name.
-_SUFFIXES: Final = (b"-journal", b"-wal", b"-shm")
+_SUFFIXES: Final = (*JOURNALS, b"-shm")
 _NOREPLACE: Final = 1
 #: Folders that are tried, of one moment.
 _MOST_FOLDERS: Final = 100

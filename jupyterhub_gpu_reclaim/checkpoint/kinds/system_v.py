@@ -256,8 +256,8 @@ class SavedObjects:
             return
         # The only image that does not begin with the magic that all have in common.
         inventory = _U32.pack(images.COMMON_MAGIC) + inventory
-        payload = images.only(inventory, images.INVENTORY_MAGIC)
-        own = images.parse("inventory_entry", payload).root_ids.ipc_ns_id
+        reader = images.Entries([inventory], images.INVENTORY_MAGIC)
+        own = reader.message("inventory_entry").root_ids.ipc_ns_id
         theirs = self._rewrite_ids(own)
         if theirs == own:
             return
