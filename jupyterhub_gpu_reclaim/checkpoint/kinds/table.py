@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds.attributes import ProcessAttributes
 from jupyterhub_gpu_reclaim.checkpoint.kinds.closed_memory import ClosedMemory
+from jupyterhub_gpu_reclaim.checkpoint.kinds.counters import Eventfds, Timers
 from jupyterhub_gpu_reclaim.checkpoint.kinds.cut_connections import CutConnections
 from jupyterhub_gpu_reclaim.checkpoint.kinds.deleted_files import DeletedFiles
 from jupyterhub_gpu_reclaim.checkpoint.kinds.devices import Devices
 from jupyterhub_gpu_reclaim.checkpoint.kinds.ending_signals import EndingSignals
-from jupyterhub_gpu_reclaim.checkpoint.kinds.eventfds import Eventfds
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kernel_objects import (
     KernelObjects,
     Memfds,
@@ -51,7 +51,6 @@ from jupyterhub_gpu_reclaim.checkpoint.kinds.socket_state import SocketStates
 from jupyterhub_gpu_reclaim.checkpoint.kinds.sockets import Sockets
 from jupyterhub_gpu_reclaim.checkpoint.kinds.system_v import SystemV
 from jupyterhub_gpu_reclaim.checkpoint.kinds.terminals import Terminals
-from jupyterhub_gpu_reclaim.checkpoint.kinds.timers import Timers
 from jupyterhub_gpu_reclaim.checkpoint.kinds.unix_names import (
     AbstractNames,
     NamedSockets,
