@@ -109,9 +109,7 @@ _MESSAGES: Final = {
     "fdinfo_entry": "uint32 id=1 flags=2 fd=4; int32 type=3",
     "fs_entry": "uint32 cwd_id=1 root_id=2",
     "remap_file_path_entry": "uint32 orig_id=1 remap_id=2; int32 remap_type=3",
-    "ghost_file_entry": """
-        uint32 uid=1 gid=2 mode=3; bool chunks=9; uint64 size=10; bytes symlnk_target=11
-    """,
+    "ghost_file_entry": "uint32 uid=1 gid=2 mode=3; bool chunks=9; uint64 size=10",
     "ghost_chunk_entry": "uint64 len=1 off=2",
     "pipe_data_entry": "uint32 pipe_id=1 bytes=2 size=3",
     "task_kobj_ids_entry": "uint32 files_id=2 ipc_ns_id=7",

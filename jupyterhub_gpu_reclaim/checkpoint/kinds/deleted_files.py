@@ -226,9 +226,8 @@ class Ghost:
 
     def finish(self, descriptor: int) -> None:
         """Set its mode, once it is open everywhere; called inside of ``run_as``."""
-        if not stat.S_ISLNK(self.entry.mode):
-            # What its holder may not set is left away, as chmod(2) does it.
-            os.chmod(again(descriptor), stat.S_IMODE(self.entry.mode))  # noqa: PTH101
+        # What its holder may not set is left away, as chmod(2) does it.
+        os.chmod(again(descriptor), stat.S_IMODE(self.entry.mode))  # noqa: PTH101
 
     def _make(self, folder: int, path: bytes) -> int:
         kind = stat.S_IFMT(self.entry.mode)
@@ -248,11 +247,8 @@ class Ghost:
         elif kind == stat.S_IFIFO:
             os.mkfifo(name, 0o600)
             made = os.open(name, flags)
-        elif kind == stat.S_IFLNK:
-            os.symlink(self.entry.symlnk_target, name)  # noqa: PTH211
-            made = os.open(name, flags)
         else:
-            raise refused(Reason.FILE_DENIED, path, "it was deleted and is no file")
+            raise refused(Reason.FILE_DENIED, path, "it was deleted, and is no file")
         os.unlink(name)  # noqa: PTH108
         return made
 
