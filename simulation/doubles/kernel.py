@@ -671,7 +671,7 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (freeze, "stopped_before", lambda tree: tree.stopped),
         (freeze, "continued", kernel.continued),
         (freeze, "stop", kernel.stop),
-        (quiesce, "cut_in_silence", lambda _: types.SimpleNamespace(inodes=())),
+        (quiesce, "cut_in_silence", lambda _: []),
         (inet, "reset_all", none),
         (robust_lists, "forget", none),
         (dump, "dump", kernel.dump),
