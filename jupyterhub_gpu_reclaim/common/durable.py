@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,3 +32,20 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def kept_secret(path: Path) -> str:
+    """A secret that a file of mode 0600 keeps, made at the first call.
+
+    Raises:
+        OSError: it can be neither read nor made.
+        ValueError: it holds too little to be one.
+    """
+    if not path.exists():
+        write_durably(path, secrets.token_hex(32).encode() + b"\n")
+    text = path.read_text().strip()
+    if len(text) < 32:
+        raise ValueError(f"{path} holds no secret; remove it, and a new one is made")
+    if path.stat().st_mode & 0o077:
+        path.chmod(0o600)
+    return text

@@ -33,6 +33,7 @@ from jupyterhub_gpu_reclaim.common.auth.scopes import (
     USER_SCOPES,
     names,
 )
+from jupyterhub_gpu_reclaim.common.durable import kept_secret
 from jupyterhub_gpu_reclaim.hub import config_check, pages, patches
 from jupyterhub_gpu_reclaim.hub.merging import (
     current,
@@ -258,21 +259,7 @@ def _arguments(asked: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]
 def _secret(path: Path, problems: list[str], usable: bool) -> str:
     if usable:
         try:
-            return _read_or_make_secret(path)
+            return kept_secret(path)
         except (OSError, ValueError) as error:
             problems.append(f"The file {path} cannot be used: {error}.")
     return secrets.token_hex(32)
-
-
-def _read_or_make_secret(path: Path) -> str:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with contextlib.suppress(FileExistsError):
-        fd = os.open(path, flags, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(secrets.token_hex(32) + "\n")
-    text = path.read_text().strip()
-    if len(text) < 32:
-        raise ValueError(f"{path} holds no secret; remove it, and a new one is made")
-    if path.stat().st_mode & 0o077:
-        path.chmod(0o600)
-    return text

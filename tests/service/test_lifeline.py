@@ -77,7 +77,7 @@ def test_state_folder_that_cannot_be_made_is_refused_with_its_path(tmp_path):
 def test_secret_is_made_once_and_private(tmp_path):
     folder = lifeline.StateFolder(tmp_path)
     secret = folder.secret("cookie_secret")
-    assert len(secret) == 32
+    assert len(secret) == 64
     assert folder.secret("cookie_secret") == secret
     assert (tmp_path / "cookie_secret").stat().st_mode & 0o777 == 0o600
 
@@ -86,4 +86,4 @@ def test_secret_that_was_cut_short_is_refused(tmp_path):
     (tmp_path / "cookie_secret").write_bytes(b"short")
     with pytest.raises(Refused) as caught:
         lifeline.StateFolder(tmp_path).secret("cookie_secret")
-    assert "cut short" in caught.value.message
+    assert "holds no secret" in caught.value.message

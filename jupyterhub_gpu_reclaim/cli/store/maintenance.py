@@ -180,7 +180,6 @@ def write_metrics(
 ) -> None:
     """Write a verification for Prometheus' node exporter (``*.prom``), or OSError."""
     # It has ended long before it could be scraped.
-    # It has ended long before it could be scraped.
     registry = CollectorRegistry()
     for name, about, value in (
         ("verify_timestamp_seconds", "When the store was last verified.", now),

@@ -12,6 +12,7 @@ import select
 import signal
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.common.durable import kept_secret
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.libc import checked, libc
@@ -26,7 +27,6 @@ HUB_PID = "GPU_RECLAIM_HUB_PID"
 #: would take a busy machine for a hung program.
 HUNG_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_SECRET_BYTES = 32
 
 
 def die_with_parent(starter: int = 0) -> bool:
@@ -71,26 +71,17 @@ class StateFolder:
             raise Refused(Reason.STATE_UNUSABLE, what=what) from error
 
     def secret(self, name: str) -> bytes:
-        """Random bytes kept in the folder (0600), made at the first call.
+        """A secret kept in the folder (0600), made at the first call.
 
         Raises:
-            Refused: the file is there but cannot be read, or is cut short.
+            Refused: the file cannot be used, or holds none.
         """
         path = self.path / name
         try:
-            if not path.exists():
-                fresh = path.with_suffix(".new")
-                fresh.touch(mode=0o600)
-                fresh.write_bytes(os.urandom(_SECRET_BYTES))
-                fresh.replace(path)
-            data = path.read_bytes()
-        except OSError as error:
-            what = f"The file {path} cannot be used: {error.strerror}."
+            return kept_secret(path).encode()
+        except (OSError, ValueError) as error:
+            what = f"The file {path} cannot be used: {error}."
             raise Refused(Reason.STATE_UNUSABLE, what=what) from error
-        if len(data) < _SECRET_BYTES:
-            what = f"The file {path} is cut short; delete it and start again."
-            raise Refused(Reason.STATE_UNUSABLE, what=what)
-        return data
 
 
 def _exists(pid: int) -> bool:
