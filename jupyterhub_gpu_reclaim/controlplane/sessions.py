@@ -489,36 +489,30 @@ class Sessions:
         row = self.journal.session(key)
         if row is None:
             raise NotFound(Reason.UNKNOWN_SESSION, session=key)
-        return self.view_of(row, self.journal.checkpoints(key))
+        return self._view_of(row)
 
     def views(self) -> list[SessionView]:
-        kept: dict[SessionKey, list[CheckpointRow]] = {}
-        for checkpoint in self.journal.checkpoints():
-            kept.setdefault(checkpoint.key, []).append(checkpoint)
-        views = [self.view_of(r, kept.get(r.key, [])) for r in self.journal.sessions()]
+        views = map(self._view_of, self.journal.sessions())
         return [v for v in views if v.phase is not Phase.STOPPED or _has_remains(v)]
 
-    def view_of(self, row: SessionRow, kept: list[CheckpointRow]) -> SessionView:
+    def _view_of(self, row: SessionRow) -> SessionView:
         return views.view_of(
             row,
-            kept,
+            self.journal.checkpoints(row.key),
             self.runtime(row.key),
             self.policy_of(row),
-            suspension=self._suspension(row, kept),
+            suspension=self.suspension(row),
             gpus_held=len(self.gpus_of(row)),
         )
 
     def suspension(self, row: SessionRow) -> Suspension | None:
-        return self._suspension(row, self.journal.checkpoints(row.key))
-
-    def _suspension(
-        self, row: SessionRow, kept: list[CheckpointRow]
-    ) -> Suspension | None:
         if row.phase not in {*session.SAVED, Phase.RESUMING}:
             return None
+        saved = self.journal.checkpoint(row.checkpoint)
+        info = saved.info if saved is not None else None
         why = views.cause(self.cause(row.key))
         times, limits = self.resume_times, self.settings.retention
-        return views.suspension_of(row, kept, why, times, limits)
+        return views.suspension_of(row, info, why, times, limits)
 
     def cause(self, key: SessionKey) -> list[AuditLine]:
         runtime = self.runtime(key)
@@ -538,7 +532,7 @@ class Sessions:
         self._changed.touch()
         row = self.journal.session(key)
         if row is not None:
-            self._views.publish(self.view_of(row, self.journal.checkpoints(key)))
+            self._views.publish(self._view_of(row))
 
     async def changes(self) -> AsyncIterator[SessionView]:
         async for view in self._views.read():

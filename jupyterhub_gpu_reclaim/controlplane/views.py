@@ -191,13 +191,11 @@ def cause(lines: Iterable[AuditLine]) -> str:
 
 def suspension_of(
     row: SessionRow,
-    kept: Iterable[CheckpointRow],
+    info: CheckpointInfo | None,
     why: str,
     times: ResumeTimes,
     retention: Retention,
 ) -> Suspension:
-    mine = next((each for each in kept if each.id == row.checkpoint), None)
-    info = mine.info if mine is not None else None
     size, at = (info.logical_bytes, info.created) if info else (0, row.since)
     term, generation = info.stamp if info else (0, 0)
     taken, seconds = retention.takes_current, retention.seconds
