@@ -313,17 +313,18 @@ class Sessions:
         infos = [info for info in saved if info.id not in gone]
         told = runtime.told if runtime is not None else {}
         before = {each.id: each for each in self.journal.checkpoints(key)}
-        known = dict(before)
-        for info in infos:
-            if info.id in before and info.id not in told:
-                known[info.id] = before[info.id].said(name=info.name)
-        named = [each for each in known.values() if each != before[each.id]]
-        new = [CheckpointRow(info=info) for info in infos if info.id not in known]
+        new = [CheckpointRow(info=info) for info in infos if info.id not in before]
+        named = [
+            before[info.id].said(name=info.name)
+            for info in infos
+            if info.id in before and info.id not in told
+            if info.name != before[info.id].name
+        ]
         if not (new or named):
             return
         changes: dict[str, Any] = {}
         if any(each.stamp > row.stamp and each.info.aside for each in new):
-            chosen = retention.chosen_since(row, known.values(), infos)
+            chosen = retention.chosen_since(row, before.values(), infos)
             if chosen is not None:  # and nothing was decided of it yet
                 new.append(chosen.said(aside=None))
                 term, generation = chosen.stamp
