@@ -244,7 +244,7 @@ class BrokenOnce:
                 yield view
 
 
-async def test_all_idle_leaves_those_that_work_are_kept_or_unknown(command, control):
+async def test_idle_for_leaves_those_that_work_are_kept_or_unknown(command, control):
     busy = Decision(reclaim=False, code="gpu_busy", message="Busy.")
     control.put("a", usage=unused(3600))
     control.put("b", usage=unused(3600), verdict=busy)
@@ -257,14 +257,14 @@ async def test_all_idle_leaves_those_that_work_are_kept_or_unknown(command, cont
     for name, code in (("i", "data_moves"), ("j", "page_used"), ("k", "prompt_open")):
         verdict = Decision(reclaim=False, code=code, message="In use.")
         control.put(name, usage=unused(3600), verdict=verdict)
-    code, _ = await command.json("suspend", "--all-idle", "--yes", "--no-wait")
+    code, _ = await command.json("suspend", "--idle-for=10m", "--yes", "--no-wait")
     assert code == 0
     assert command.names("suspend") == [SessionKey("a")]
 
 
 async def test_many_are_not_taken_without_a_yes(command, control):
     control.put("ada", usage=unused(3600))
-    code, _, err = await command("suspend", "--all-idle")
+    code, _, err = await command("suspend", "--idle-for=10m")
     assert code == sessions.WRONG
     assert "--yes" in err
     assert command.names("suspend") == []

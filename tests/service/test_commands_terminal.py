@@ -12,7 +12,7 @@ async def test_terminal_asks_first_and_then_shows_each_step(service, control):
     step = Step(
         step="dump", title="Saving memory", state="going", bytes=1, total_bytes=4
     )
-    typed = Typed(service, "suspend", "--all-idle")
+    typed = Typed(service, "suspend", "--idle-for=10m")
     await typed.until("[y/N]")
     assert control.calls == []
     os.write(typed.ours, b"y\n")
@@ -26,7 +26,7 @@ async def test_terminal_asks_first_and_then_shows_each_step(service, control):
 
 async def test_terminal_takes_no_answer_for_a_no(service, control):
     control.put("ada", usage=unused(3600))
-    typed = Typed(service, "suspend", "--all-idle")
+    typed = Typed(service, "suspend", "--idle-for=10m")
     await typed.until("Suspend this session? [y/N]")
     os.write(typed.ours, b"\n")
     assert await typed.end() == sessions.FAILED
@@ -37,7 +37,7 @@ async def test_session_that_was_used_while_one_was_asked_is_left_alone(
     service, control
 ):
     control.put("ada", usage=unused(3600))
-    typed = Typed(service, "suspend", "--all-idle")
+    typed = Typed(service, "suspend", "--idle-for=10m")
     await typed.until("[y/N]")
     control.put("ada", usage=unused(1))
     os.write(typed.ours, b"y\n")

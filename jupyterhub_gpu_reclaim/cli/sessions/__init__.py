@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from jupyterhub_gpu_reclaim.common.models import Phase
-from jupyterhub_gpu_reclaim.common.orders import KINDS, ORDERS, Order, Suspend
+from jupyterhub_gpu_reclaim.common.orders import KINDS, ORDERS, Order
 from jupyterhub_gpu_reclaim.common.text import sentence
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _register_order(parser: argparse.ArgumentParser, order: type[Order]) -> None:
     live = any(phase.live for phase in order.phases)
-    _which(parser, idle=live, all_idle=order is Suspend)
+    _which(parser, idle=live)
     for field in msgspec.structs.fields(order):
         _add_field(parser, field)
     parser.add_argument(
@@ -207,9 +207,7 @@ def _add(
     return parser
 
 
-def _which(
-    parser: argparse.ArgumentParser, *, idle: bool = True, all_idle: bool = False
-) -> None:
+def _which(parser: argparse.ArgumentParser, *, idle: bool = True) -> None:
     parser.add_argument("targets", metavar="USER[/SERVER]", nargs="*")
     group = parser.add_argument_group("which sessions, instead of naming them")
     group.add_argument(
@@ -232,15 +230,8 @@ def _which(
             "--idle-for",
             metavar="TIME",
             type=seconds,
-            help="not used for so long, such as 30m or 2h, and computing nothing; what"
-            " is not known is never idle",
-        )
-    if all_idle:
-        group.add_argument(
-            "--all-idle",
-            action="store_true",
-            help="all that nobody has used for ten minutes (or for --idle-for), that"
-            " compute nothing, and that nobody keeps",
+            help="not used for so long, such as 30m or 2h, computing nothing, and kept"
+            " by nobody; what is not known is never idle",
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.cli.sessions.actions import order_all, report
 from jupyterhub_gpu_reclaim.cli.sessions.connection import ask
 from jupyterhub_gpu_reclaim.cli.sessions.progress import How, Result
-from jupyterhub_gpu_reclaim.cli.sessions.selection import IDLE_SECONDS, is_idle
+from jupyterhub_gpu_reclaim.cli.sessions.selection import is_idle
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.orders import Save, naps, save_point_of
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionView
 
+#: Unused for so long, in seconds, is idle.
+IDLE_SECONDS = 600.0
 #: Phases in which a session has nothing to be saved.
 _SAFE = {Phase.SUSPENDED, Phase.RESUMING, Phase.STOPPED}
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import Phase, SessionView
 
-#: ``--all-idle`` by itself: unused for so long, in seconds.
-IDLE_SECONDS = 600.0
 #: Reasons that mean that a session works, or that this is not known.
 _BUSY = frozenset(
     reason.value
@@ -72,11 +70,7 @@ def _fits(args: argparse.Namespace, view: SessionView, now: float) -> bool:
     if args.state and view.phase.value not in args.state:
         return False
     seconds = getattr(args, "idle_for", None)
-    if getattr(args, "all_idle", False):
-        if _kept(view, now):
-            return False
-        seconds = IDLE_SECONDS if seconds is None else seconds
-    return seconds is None or is_idle(view, seconds, now)
+    return seconds is None or (is_idle(view, seconds, now) and not _kept(view, now))
 
 
 def is_idle(view: SessionView, seconds: float, now: float) -> bool:
@@ -105,7 +99,6 @@ def selects(args: argparse.Namespace) -> bool:
         args.user
         or args.node
         or args.state
-        or getattr(args, "all_idle", False)
         or getattr(args, "idle_for", None) is not None
     )
 
