@@ -152,6 +152,7 @@ def test_take_pipe_after_write_is_refused(store):
     file.write(bytes(1 << 20))
     with pytest.raises(StoreError):
         file.take_pipe(0)
+    writer.abort()
 
 
 # --- memory of processes -------------------------------------------------------------
@@ -428,6 +429,25 @@ def test_workers_end_with_their_agent(tmp_path):
     while any(_alive(pid) for pid in (server, *children)):
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def test_workers_of_a_capture_are_there_before_its_first_pipe(working, pool):
+    writer = begin(working)
+    server = pool._server.pid
+    children = Path(f"/proc/{server}/task/{server}/children")
+    until = time.monotonic() + 60
+    while len(children.read_text().split()) < pool.size:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert writer.abort()
+    assert not children.read_text()
+
+
+def test_checkpoint_without_a_pipe_is_committed_beside_workers_that_begin(working):
+    writer = begin(working)
+    writer.add("a", b"small")
+    writer.commit()
+    assert working.open("c1").read("a") == b"small"
 
 
 def _alive(pid):

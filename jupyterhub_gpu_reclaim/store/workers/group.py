@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,7 +56,18 @@ class CaptureGroup:
         self._lock = threading.Lock()
         self._closed = False
         self._workers: list[WorkerHandle] = []
+        self._beginning: threading.Thread | None = None
         self._counters = np.zeros((1, COUNTERS), np.int64)
+
+    def prepare(self) -> None:
+        """Begin the workers, without waiting: a session stands still for the rest."""
+
+        def begin() -> None:
+            with suppress(StoreError):  # the first pipe tells
+                self._ready()
+
+        self._beginning = threading.Thread(target=begin, name="workers", daemon=True)
+        self._beginning.start()
 
     def take_pipe(self, file: int, pipe: int, offset: int) -> int:
         """Let all read a pipe to its end, one pipe at a time; the file's length."""
@@ -88,6 +100,8 @@ class CaptureGroup:
 
     def begin_report(self, seconds: float) -> None:
         """Tell all of them to report, and then to settle within that time."""
+        if self._beginning is not None:
+            self._beginning.join()
         for worker in self._workers:
             worker.send(channel.Finish(seconds))
 

@@ -209,11 +209,10 @@ class CheckpointBuilder:
             known = BaseBlocks(base.body, base.index.blocks, ids)
         group, spec = None, self._backend.spec()
         if self._pool is not None and spec is not None:
-            # Before the session stands still: its first start takes a while.
-            self._pool.warm()
             group = CaptureGroup(
                 self._pool, spec, recipe, known, first=pack_writers.OWN + 1
             )
+            group.prepare()
         return CheckpointWriter(
             self._backend,
             info,
