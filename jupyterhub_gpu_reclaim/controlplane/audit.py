@@ -6,7 +6,7 @@ nothing and repeats little. A line of an unknown kind is shown in the log's own 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from sqlalchemy import func, select
@@ -45,23 +45,7 @@ def newest(journal: Journal) -> int:
 
 def after(journal: Journal, number: int, limit: int = 100) -> list[AuditLine]:
     table = schema.audit
-    query = table.select().where(table.c.id > number)
-    return _lines(journal, query.order_by(table.c.id).limit(limit))
-
-
-def of_user(
-    journal: Journal, user: str | None, before: int, limit: int
-) -> list[AuditLine]:
-    table = schema.audit
-    query = table.select()
-    if user is not None:
-        query = query.where(table.c.user == user)
-    if before:
-        query = query.where(table.c.id < before)
-    return _lines(journal, query.order_by(table.c.id.desc()).limit(limit))
-
-
-def _lines(journal: Journal, query: Any) -> list[AuditLine]:
+    query = table.select().where(table.c.id > number).order_by(table.c.id).limit(limit)
     return [schema.audit_row(row) for row in journal.read(query)]
 
 

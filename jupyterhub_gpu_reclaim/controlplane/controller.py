@@ -39,10 +39,11 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionPolicy
     from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import Choose
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Ask
-    from jupyterhub_gpu_reclaim.controlplane.decide.sampler import Decide, DecideNap
+    from jupyterhub_gpu_reclaim.controlplane.decide.sampler import Decide
     from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.settings import Settings
+    from jupyterhub_gpu_reclaim.policy.nap import NapPolicy
     from jupyterhub_gpu_reclaim.sampling.window import Window
 
 
@@ -84,7 +85,7 @@ class Controller:
         settings: Settings,
         new_id: Callable[[], str] = new_checkpoint_id,
         choose: Choose | None = None,
-        naps: DecideNap | None = None,
+        naps: NapPolicy | None = None,
         policies: Callable[[SessionKey], SessionPolicy] | None = None,
         folder: Path | None = None,
         probe: Ask | None = None,
@@ -148,7 +149,7 @@ class Controller:
         self.waiting = line.refresh
         self.gpus = partial(metrics.gpus, sessions)
         self.gpu_seconds = partial(metrics.gpu_seconds, sessions)
-        self.store_use = partial(metrics.store_use, sessions)
+        self.stored_bytes = partial(metrics.stored_bytes, sessions)
         self.lately_culled = planner.lately_culled
         # the spawner in the Hub's process
         self.plan_start, self.placed = planner.plan_start, planner.placed
@@ -166,21 +167,10 @@ class Controller:
         await self._queue.stop()
         self._sessions.close()
 
-    def culled_inside(self, idle_after: float) -> list[str]:
-        """Name servers that end idle kernels, or themselves, before they are saved."""
-        times = {
+    def culls_after(self) -> dict[SessionKey, float]:
+        """Seconds after which servers end idle kernels, or themselves, if they do."""
+        return {
             key: runtime.usage.culls_after
             for key, runtime in self._sessions.runtimes.items()
             if runtime.usage is not None and runtime.usage.culls_after is not None
         }
-        early = sorted(key for key, after in times.items() if after <= idle_after)
-        if not early:
-            return []
-        first, seconds = early[0], times[early[0]]
-        more = f" and {len(early) - 1} more" if early[1:] else ""
-        warning = (
-            f"The server of {first}{more} ends idle kernels, or itself, after"
-            f" {seconds:g} s, by its own settings, before it is suspended (after"
-            f" {idle_after:g} s), and nothing is saved: docs/how-to/cullers.md."
-        )
-        return [warning]

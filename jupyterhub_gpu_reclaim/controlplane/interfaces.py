@@ -90,13 +90,3 @@ class Hub(Protocol):
 
         Idempotent: a pending start, or a running server, is left as it is.
         """
-
-
-class HubFacts(Protocol):
-    """The Hub's last answers about users and servers."""
-
-    def groups(self, user: str) -> list[str] | None:
-        """Return the groups of a user; None: not known."""
-
-    def options(self, key: SessionKey) -> dict[str, list[str]] | None:
-        """Return the options a server was started with, as texts; None: not known."""

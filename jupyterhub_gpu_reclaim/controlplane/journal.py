@@ -255,11 +255,18 @@ class Journal:
         self._known_cache = held
 
     # --- audit
-    def audit(self, key: SessionKey | None = None, limit: int = 100) -> list[AuditLine]:
+    def audit(
+        self, of: SessionKey | str | None = None, limit: int = 100, before: int = 0
+    ) -> list[AuditLine]:
+        """Return the newest lines of a session, a user or everybody, newest first."""
         table = schema.audit
         query = table.select().order_by(table.c.id.desc()).limit(limit)
-        if key is not None:
-            query = query.where(schema.of_session(table, key))
+        if isinstance(of, str):
+            query = query.where(table.c.user == of)
+        elif of is not None:
+            query = query.where(table.c.user == of.user, table.c.server == of.server)
+        if before:
+            query = query.where(table.c.id < before)
         return [schema.audit_row(row) for row in self.read(query)]
 
     def prune_audit(self, before: float) -> bool:

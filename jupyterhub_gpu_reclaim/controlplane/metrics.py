@@ -5,11 +5,11 @@ For people and metrics: nothing is decided by them.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.kept_bytes import kept_bytes
-from jupyterhub_gpu_reclaim.common.models import Phase, Value
+from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.controlplane import accounting
 from jupyterhub_gpu_reclaim.controlplane.accounting import (
     GpuCount,
@@ -23,19 +23,12 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import GpuSample
     from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
-    from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 
 
 #: Percent of a card from which it is at work (``IdlePolicy.busy_gpu_percent``).
 WORKING_PERCENT = 5.0
-
-
-class StoreUse(Value, frozen=True, kw_only=True):
-    user: str
-    checkpoints: int
-    logical_bytes: int  #: size of the sessions' contents
-    stored_bytes: int  #: bytes that they keep in the store
 
 
 def gpus(sessions: Sessions) -> list[GpuCount]:
@@ -81,22 +74,8 @@ def gpu_seconds(sessions: Sessions) -> float:
     return over + sum(going)
 
 
-def store_use(sessions: Sessions) -> list[StoreUse]:
-    rows: dict[str, list[CheckpointRow]] = defaultdict(list)
-    for row in sessions.journal.checkpoints():
-        rows[row.key.user].append(row)
-    uses = []
-    for user, mine in rows.items():
-        infos = [row.info for row in mine]
-        uses.append(
-            StoreUse(
-                user=user,
-                checkpoints=len(mine),
-                logical_bytes=sum(info.logical_bytes for info in infos),
-                stored_bytes=kept_bytes(infos),
-            )
-        )
-    return sorted(uses, key=lambda use: (-use.stored_bytes, use.user))
+def stored_bytes(sessions: Sessions) -> int:
+    return kept_bytes(row.info for row in sessions.journal.checkpoints())
 
 
 def snapshot(sessions: Sessions, sampler: SessionSampler) -> MetricsSnapshot:
@@ -108,7 +87,7 @@ def snapshot(sessions: Sessions, sampler: SessionSampler) -> MetricsSnapshot:
         phases=dict(Counter(sessions.runtime(row.key).phase(row) for row in rows)),
         counters=sessions.counters,
         checkpoints=len(kept),
-        stored_bytes=kept_bytes(c.info for c in kept),
+        stored_bytes=stored_bytes(sessions),
         sample_age=None if sampled is None else now - sampled,
         watched=sampler.watched,
         waiting=sum(each.waiting is not None for each in runtimes),

@@ -495,7 +495,7 @@ class UserApi:
         return [audit.told(line) for line in lines]
 
     def story(self, user: str | None, before: int = 0, limit: int = 100) -> AuditPage:
-        found = audit.of_user(self._sessions.journal, user, before, limit + 1)
+        found = self._sessions.journal.audit(user, limit + 1, before)
         lines = [audit.told(each) for each in found[:limit]]
         return AuditPage(lines=lines, next=lines[-1].id if found[limit:] else None)
 

@@ -19,7 +19,6 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
-    and_,
     bindparam,
     inspect,
 )
@@ -123,10 +122,6 @@ def _lock(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     elif connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_CREATING})")
-
-
-def of_session(table: Any, key: SessionKey) -> Any:
-    return and_(table.c.user == key.user, table.c.server == key.server)
 
 
 #: Made once: composing a statement takes longer than running it.

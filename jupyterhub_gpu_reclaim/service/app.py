@@ -34,14 +34,13 @@ from jupyterhub_gpu_reclaim.common.http import unix_sockets
 from jupyterhub_gpu_reclaim.common.http.server import door, raise_file_limit
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.controller import Controller
-from jupyterhub_gpu_reclaim.controlplane.decide.judge import SessionPolicies
 from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.nap import NapPolicy
 from jupyterhub_gpu_reclaim.policy.pressure import PressurePolicy, choose_to_go
-from jupyterhub_gpu_reclaim.policy.rules import Rules
+from jupyterhub_gpu_reclaim.policy.rules import Rules, Subject
 from jupyterhub_gpu_reclaim.sampling.window import Window
 from jupyterhub_gpu_reclaim.service import metrics, notices
 from jupyterhub_gpu_reclaim.service.api.context import Context, Limits
@@ -64,11 +63,13 @@ from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY, application
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from tornado import web
 
     from jupyterhub_gpu_reclaim.common.http.server import Door
+    from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionPolicy
+    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ class ReclaimService(Application, Options):
             decide=decide,
             choose=partial(choose_to_go, decide) if under_pressure else None,
             naps=naps if nap_after else None,
-            policies=SessionPolicies(rules, hub, agent) if rules.rules else None,
+            policies=policies_by(rules, hub, agent) if rules.rules else None,
             window=lambda: Window(
                 span=span, interval=self.sample_interval, usual=usual
             ),
@@ -275,7 +276,9 @@ class ReclaimService(Application, Options):
             warnings=lambda: [
                 *environment.warnings,
                 *controller.lately_culled(),
-                *controller.culled_inside(IdlePolicy(parent=self).idle_after),
+                *culled_early(
+                    controller.culls_after(), IdlePolicy(parent=self).idle_after
+                ),
             ],
             announcement=environment.announcement,
             hub_host=environment.hub_host,
@@ -284,6 +287,43 @@ class ReclaimService(Application, Options):
             limits=Limits(set_aside_days=self.set_aside_days),
         )
         return application(context, cookie_secret=state.secret("cookie_secret"))
+
+
+def policies_by(
+    rules: Rules, hub: HubClient, agent: Agent
+) -> Callable[[SessionKey], SessionPolicy]:
+    """The policy of a session by the rules; no request is made for it.
+
+    Groups and options come with the Hub's other answers, labels with the pods that are
+    watched.
+    """
+
+    def policy(key: SessionKey) -> SessionPolicy:
+        subject = Subject(
+            key=key,
+            groups=hub.groups(key.user),
+            options=hub.options(key),
+            labels=agent.labels(key),
+        )
+        return rules.policy_for(subject)
+
+    return policy
+
+
+def culled_early(
+    culls_after: Mapping[SessionKey, float], idle_after: float
+) -> list[str]:
+    """Name servers that end idle kernels, or themselves, before they are saved."""
+    early = sorted(key for key, after in culls_after.items() if after <= idle_after)
+    if not early:
+        return []
+    more = f" and {len(early) - 1} more" if early[1:] else ""
+    told = (
+        f"The server of {early[0]}{more} ends idle kernels, or itself, after"
+        f" {culls_after[early[0]]:g} s, by its own settings, before it is suspended"
+        f" (after {idle_after:g} s), and nothing is saved: docs/how-to/cullers.md."
+    )
+    return [told]
 
 
 async def _taken(journal: Journal, waits: Callable[[], None]) -> None:

@@ -23,6 +23,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import audit
 from jupyterhub_gpu_reclaim.controlplane.session import Keeping
 from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
+from jupyterhub_gpu_reclaim.service.app import culled_early
 from tests.support.counted import counted
 from tests.support.simulated import KEY
 
@@ -178,8 +179,8 @@ async def test_server_that_ends_its_kernels_before_a_suspend_is_named(world):
     runtime = controller._sessions.runtime(KEY)
     usage = Usage(at=0, watched=0, sample_age=0, last_active=None, culls_after=600)
     runtime.usage = usage
-    assert controller.culled_inside(599) == []
-    [told] = controller.culled_inside(900)
+    assert culled_early(controller.culls_after(), 599) == []
+    [told] = culled_early(controller.culls_after(), 900)
     assert told.startswith(f"The server of {KEY} ends idle kernels, or itself, after 6")
 
 

@@ -247,5 +247,5 @@ def test_trail_begins_with_what_comes_and_goes_on_where_it_was(journal):
     reader.done(seen[0].id)
     again = audit.AuditReader(journal, "test")
     assert again.next() == reader.next() == seen[1:]
-    assert [e.at for e in audit.of_user(journal, KEY.user, seen[1].id, 1)] == [7.0]
-    assert audit.of_user(journal, "nobody", 0, 5) == []
+    assert [e.at for e in journal.audit(KEY.user, 1, seen[1].id)] == [7.0]
+    assert journal.audit("nobody", 5) == []

@@ -9,9 +9,9 @@ from jupyterhub_gpu_reclaim.common.models import (
     Sample,
     SessionKey,
 )
-from jupyterhub_gpu_reclaim.controlplane.decide.judge import SessionPolicies
 from jupyterhub_gpu_reclaim.policy.rules import Rules
 from jupyterhub_gpu_reclaim.sampling.window import Window
+from jupyterhub_gpu_reclaim.service.app import policies_by
 from tests.support.simulated import KEY
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
@@ -42,7 +42,7 @@ def told():
 def ruled(world, told):
     async def start(*rules, **settings):
         world.change(**settings)
-        policies = SessionPolicies(Rules(rules=list(rules)), told, told)
+        policies = policies_by(Rules(rules=list(rules)), told, told)
         await world.running("tensors")
         controller = await world.controller(policies=policies)
         await world.reaches(controller, "running")

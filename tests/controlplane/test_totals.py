@@ -102,16 +102,11 @@ def test_gpus_are_counted_by_node_model_and_what_is_done_with_them(sessions):
     ]
 
 
-def test_store_use_is_summed_up_by_user_with_the_largest_first(sessions):
+def test_store_use_is_of_every_checkpoint(sessions):
     for name, key, stored in (("c1", ADA, 5), ("c2", BOB, 9), ("c3", ADA, 1)):
         info = checkpoint(name, key, logical_bytes=100, stored_bytes=stored)
         sessions.journal.keep([CheckpointRow(info=info)])
-    found = metrics.store_use(sessions)
-    assert [(use.user, use.checkpoints, use.stored_bytes) for use in found] == [
-        ("bob", 1, 9),
-        ("ada", 2, 6),
-    ]
-    assert found[1].logical_bytes == 200
+    assert metrics.stored_bytes(sessions) == 15
 
 
 def test_gpu_time_given_back_is_counted_once_by_shares_and_outlives_a_restart(sessions):

@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
     from jupyterhub_gpu_reclaim.controlplane.accounting import GpuCount
-    from jupyterhub_gpu_reclaim.controlplane.metrics import StoreUse
 
 PREFIX = "/services/gpu-reclaim/"
 SPAWNER_TOKEN = "spawner-secret-of-the-tests"
@@ -145,7 +144,7 @@ class SessionsInMemory:
         self.silent_parts: Callable[[], list[str]] = list
         self.gpus: Callable[[], list[GpuCount]] = list
         self.gpu_seconds: Callable[[], float] = float
-        self.store_use: Callable[[], list[StoreUse]] = list
+        self.stored_bytes = int
 
     def put(self, user: str, server: str = "", **changes: Any) -> SessionView:
         key = SessionKey(user, server)

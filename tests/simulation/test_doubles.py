@@ -32,7 +32,7 @@ def test_held_ports_take_the_calls_of_the_real_ones():
 
 
 def test_sessions_in_memory_take_every_call_of_the_api():
-    of_the_program_itself = {"culled_inside", "start", "stop"}
+    of_the_program_itself = {"culls_after", "start", "stop"}
     assert set(unlike(SessionsInMemory, Controller)) == of_the_program_itself
     of_the_worker = {"act", "answer", "call_off", "moved"}
     assert set(unlike(SessionsInMemory, Planner)) == {"lately_culled", *of_the_worker}

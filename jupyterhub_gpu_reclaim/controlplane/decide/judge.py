@@ -1,8 +1,7 @@
 """Asks the policy, and the administrator's own probe, about a session now; warns it.
 
-The policy is asked here and nowhere else. It makes no requests: groups and options come
-with the Hub's other answers, labels with the pods that are watched. For the probe
-nothing waits but the suspend of the very session.
+The policy is asked here and nowhere else. For the probe nothing waits but the suspend
+of the very session.
 
 Nothing is suspended here. A warning is only in memory: after a restart of the service
 a session is warned again, for the full time.
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.common.models import Phase, SessionPolicy
+from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.decide import draining
@@ -26,7 +25,6 @@ from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
 from jupyterhub_gpu_reclaim.policy import probe
 from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot, deny
 from jupyterhub_gpu_reclaim.policy.probe import Probed
-from jupyterhub_gpu_reclaim.policy.rules import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -34,14 +32,12 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
     from jupyterhub_gpu_reclaim.controlplane.decide.sampler import (
         Decide,
-        DecideNap,
         SessionSampler,
     )
     from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
-    from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent, HubFacts
     from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
-    from jupyterhub_gpu_reclaim.policy.rules import Rules
+    from jupyterhub_gpu_reclaim.policy.nap import NapPolicy
 
     #: Runs the probe; what it raises is why it has no answer.
     Ask = Callable[[SessionKey], Awaitable[str]]
@@ -51,26 +47,10 @@ _PROBE = Reason.PROBE.value
 
 
 @dataclass(eq=False)
-class SessionPolicies:
-    rules: Rules
-    hub: HubFacts
-    agent: Agent
-
-    def __call__(self, key: SessionKey) -> SessionPolicy:
-        subject = Subject(
-            key=key,
-            groups=self.hub.groups(key.user),
-            options=self.hub.options(key),
-            labels=self.agent.labels(key),
-        )
-        return self.rules.policy_for(subject)
-
-
-@dataclass(eq=False)
 class Judge:
     sessions: Sessions
     decide: Decide
-    decide_nap: DecideNap | None  #: None: by order only
+    decide_nap: NapPolicy | None  #: None: by order only
     together: Together
     probing: Probing
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Phase, SessionPolicy
 from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
@@ -109,21 +109,6 @@ class SessionSampler:
         if runtime.window is not None:
             span = policy.idle_after if policy is not None else None
             runtime.usage = runtime.window.usage(self.sessions.clock.now(), span)
-
-
-class DecideNap(Protocol):
-    def after(self, terms: SessionPolicy, /) -> float:
-        """Seconds of idleness needed; 0: the session never naps by itself."""
-
-    def __call__(self, snapshot: SessionSnapshot, now: float, /) -> Sequence[Decision]:
-        """Return every reason, the deciding one first."""
-
-    @property
-    def room_after(self) -> float:
-        """Seconds of idleness needed to nap for another session; 0: never."""
-
-    def for_room(self, snapshot: SessionSnapshot, now: float, /) -> Sequence[Decision]:
-        """Decide on a nap for a session that wakes and needs the GPU's memory."""
 
 
 def snapshot_of(sessions: Sessions, row: SessionRow) -> SessionSnapshot:

@@ -43,7 +43,6 @@ class ManagersPage(ManagerRoute, Page):
 
     async def get(self, view: str) -> None:
         control = self.context.control
-        stored = sum(use.stored_bytes for use in control.store_use())
         self.page(
             "manager.html",
             view=view,
@@ -56,7 +55,11 @@ class ManagersPage(ManagerRoute, Page):
             numbers=[
                 *_gpus(control.gpus()),
                 Number(_hours(control.gpu_seconds() / 3600), "GPU-hours given back"),
-                Number(words.size(stored), "in the store", "of all sessions"),
+                Number(
+                    words.size(control.stored_bytes()),
+                    "in the store",
+                    "of all sessions",
+                ),
             ],
         )
 
