@@ -130,7 +130,7 @@ class Session:
 
     def thaw(self) -> None:
         path = f"/v1/sessions/{self.place.incarnation}/thaw"
-        assert self._agent.post(path).status_code == 200
+        assert self._agent.post(path).status_code == 204
 
     def order(self, name: str) -> dict:
         """Let it nap, or wake it; what it is then."""
@@ -151,7 +151,7 @@ class Session:
         assert info, (last, self._agent.log.read_text()[-3000:])
         path = f"/v1/sessions/{self.place.incarnation}/release"
         answer = self._agent.post(path, {"checkpoint": info["id"]})
-        assert answer.status_code == 200, answer.text
+        assert answer.status_code == 204, answer.text
         self.place.kill()
         return info["id"]
 

@@ -36,7 +36,7 @@ def test_training_in_a_notebook_goes_on_bit_for_bit(agent, jupyter, places):
         name = f"notebook-{number}"
         agent.captured(place, name)
         path = f"/v1/sessions/{place.incarnation}/release"
-        assert agent.post(path, {"checkpoint": name}).status_code == 200
+        assert agent.post(path, {"checkpoint": name}).status_code == 204
         place = places("hold")
         assert agent.restore(place, name)[-1].get("tree")
         seen += json.loads(server.run(kernel, "train(10)"))
