@@ -67,6 +67,8 @@ async def _run(words: list[str], key: SessionKey) -> str:
             with contextlib.suppress(ProcessLookupError, TimeoutError):
                 os.killpg(process.pid, signal.SIGKILL)
                 await asyncio.wait_for(process.wait(), 1)
+        # One that has left its group may hold the pipe: nobody else lets go of our end.
+        process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
     if status:
         raise RuntimeError(f"it ended with status {status}")
     return said.partition(b"\n")[0].decode("utf-8", "replace")

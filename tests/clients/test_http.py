@@ -64,14 +64,16 @@ async def test_stream_whose_reader_leaves_is_let_go_in_silence(connection, error
 async def test_stream_whose_reader_is_cancelled_is_let_go_in_silence(
     connection, errors
 ):
+    begun = asyncio.Event()
+
     async def read():
         async for _ in connection.lines("GET", "/", silence=5):
-            pass
+            begun.set()
 
     task = asyncio.create_task(read())
-    await asyncio.sleep(0.1)
-    task.cancel()
     async with asyncio.timeout(60):
+        await begun.wait()
+        task.cancel()
         await Drip.left.wait()
     assert await errors() == []
 

@@ -145,7 +145,10 @@ async def test_pod_of_a_node_stays_until_that_has_ended_it(server):
         [left] = await listed(server)
         raw = await server.core.read_namespaced_pod("ann", server.namespace)
         assert raw.metadata.deletion_grace_period_seconds == GRACE_SECONDS
-        await server.api.delete(left, force=True)  # as the kubelet does at the end
+        options = client.V1DeleteOptions(grace_period_seconds=0)  # as the kubelet does
+        await server.core.delete_namespaced_pod(
+            left.metadata.name, server.namespace, body=options
+        )
         while (answer := await tell())[0] == "MODIFIED":
             pass
         assert (answer[0], answer[1].metadata.uid) == ("DELETED", one.uid)

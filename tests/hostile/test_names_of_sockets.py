@@ -71,13 +71,13 @@ def test_names_of_one_user_are_bounded(tmp_path):
     assert not ports.names("one")
 
 
-def test_name_that_a_quicker_program_has_is_told_and_held_when_it_is_free(tmp_path):
+def test_name_that_a_quicker_program_has_is_held_when_it_is_free(tmp_path):
     ports = HeldPorts(tmp_path, per_user=held.PER_USER)
     name = Name(socket.SOCK_STREAM, b"\0reclaim-quicker")
     ports.hold("one", "ada", [], names=[name])
     ports.let_names_go("one")
     with bound(*name):
-        assert ports.take_again("one") == [name]
+        ports.take_again("one")
     assert ports.missing() == []
     with pytest.raises(OSError, match="in use"), bound(*name):
         pass

@@ -189,7 +189,7 @@ def test_groups_of_sudo_itself_are_none_that_its_user_has_lost():
 def test_program_that_made_a_lost_group_its_own_has_its_users_first_group():
     own = dict.fromkeys(("gid", "egid", "sgid", "fsgid"), DATA)
     changed, _ = without(tree(newgrp=core(groups=[GID], **own)), DATA)
-    image = images.only(changed["core-300.img"], images.CORE_MAGIC)
+    (image,) = images.split(changed["core-300.img"], images.CORE_MAGIC)
     creds = images.parse("core_entry", image).thread_core.creds
     assert {creds.gid, creds.egid, creds.sgid, creds.fsgid} == {GID}
 

@@ -1,8 +1,11 @@
 """The administrator's probe is run, and what goes wrong."""
 
 import asyncio
+import os
+import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +54,17 @@ async def test_what_a_hanging_command_has_started_is_ended_with_it(tmp_path):
         await asking(str(script), 1.0)(KEY)
     while alive(int(told.read_text())):
         await asyncio.sleep(0.02)
+
+
+async def test_what_has_left_its_group_does_not_keep_our_end_of_the_pipe(tmp_path):
+    pid = tmp_path / "pid"
+    ask = asking(f"setsid sh -c 'echo $$ > {pid}; exec sleep 60'", limit=1)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(TimeoutError):
+        await ask(KEY)
+    await asyncio.sleep(0)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+    os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 def test_no_probe_asks_nothing():
