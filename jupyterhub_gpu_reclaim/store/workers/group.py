@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class CaptureGroup:
-    """The workers of one capture, numbered from ``first``; a pipe starts them."""
+    """The workers of one capture, numbered from ``first``; they begin at once."""
 
     def __init__(
         self,
@@ -56,17 +56,11 @@ class CaptureGroup:
         self._lock = threading.Lock()
         self._closed = False
         self._workers: list[WorkerHandle] = []
-        self._beginning: threading.Thread | None = None
         self._counters = np.zeros((1, COUNTERS), np.int64)
-
-    def prepare(self) -> None:
-        """Begin the workers, without waiting: a session stands still for the rest."""
-
-        def begin() -> None:
-            with suppress(StoreError):  # the first pipe tells
-                self._ready()
-
-        self._beginning = threading.Thread(target=begin, name="workers", daemon=True)
+        # Nobody waits for them here: a session stands still for the rest.
+        self._beginning = threading.Thread(
+            target=self._begin, name="workers", daemon=True
+        )
         self._beginning.start()
 
     def take_pipe(self, file: int, pipe: int, offset: int) -> int:
@@ -100,8 +94,7 @@ class CaptureGroup:
 
     def begin_report(self, seconds: float) -> None:
         """Tell all of them to report, and then to settle within that time."""
-        if self._beginning is not None:
-            self._beginning.join()
+        self._beginning.join()
         for worker in self._workers:
             worker.send(channel.Finish(seconds))
 
@@ -138,6 +131,10 @@ class CaptureGroup:
             worker.end()
         # The shared memory has descriptors.
         self._counters, self._verdicts = self._counters.copy(), self._verdicts.copy()
+
+    def _begin(self) -> None:
+        with suppress(StoreError):  # the first pipe tells
+            self._ready()
 
     def _ready(self) -> list[WorkerHandle]:
         with self._lock:

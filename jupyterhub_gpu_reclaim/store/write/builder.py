@@ -212,7 +212,6 @@ class CheckpointBuilder:
             group = CaptureGroup(
                 self._pool, spec, recipe, known, first=pack_writers.OWN + 1
             )
-            group.prepare()
         return CheckpointWriter(
             self._backend,
             info,
