@@ -87,7 +87,7 @@ def snapshot(sessions: Sessions, sampler: SessionSampler) -> MetricsSnapshot:
         phases=dict(Counter(sessions.runtime(row.key).phase(row) for row in rows)),
         counters=sessions.counters,
         checkpoints=len(kept),
-        stored_bytes=stored_bytes(sessions),
+        stored_bytes=kept_bytes(each.info for each in kept),
         sample_age=None if sampled is None else now - sampled,
         watched=sampler.watched,
         waiting=sum(each.waiting is not None for each in runtimes),

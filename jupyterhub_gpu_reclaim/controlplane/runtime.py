@@ -118,6 +118,11 @@ class Runtime:
         return Phase.WARNED if warned else row.phase
 
     @property
+    def lacks_memory(self) -> bool:
+        """Whether its resume has its place, and waits for memory of a GPU."""
+        return self.lacks_memory_since is not None
+
+    @property
     def cards(self) -> list[GpuSample]:
         return (self.sample.gpus or []) if self.sample is not None else []
 

@@ -295,7 +295,7 @@ class Worker:
             await self.suspender.attach(row)
             return 0.0
         await self.resumer.follow(row)
-        waits = self.sessions.runtime(row.key).lacks_memory_since is not None
+        waits = self.sessions.runtime(row.key).lacks_memory
         return self.sessions.settings.pace * (WAITING_PACES if waits else 1)
 
     async def _call_off(self, row: SessionRow, action: Action) -> None:

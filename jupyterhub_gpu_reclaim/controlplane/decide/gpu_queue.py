@@ -106,7 +106,7 @@ class GpuQueue:
         """
         if not self.sessions.settings.gpu_wait:
             return True
-        if not self.lacks_memory(row):
+        if not self.sessions.runtime(row.key).lacks_memory:
             if not self.sessions.gpus_of(row) or not self._waiting_rows():
                 return True
             self._join(row)
@@ -122,13 +122,9 @@ class GpuQueue:
             or self.over(row) is not None
         ):
             return False
-        if not self.lacks_memory(row):
+        if not self.sessions.runtime(row.key).lacks_memory:
             self._join(row)
         return True
-
-    def lacks_memory(self, row: SessionRow) -> bool:
-        """Whether its resume has its place, and waits for memory of a GPU."""
-        return self.sessions.runtime(row.key).lacks_memory_since is not None
 
     def over(self, row: SessionRow) -> Failure | None:
         since = self.sessions.runtime(row.key).lacks_memory_since
@@ -164,7 +160,8 @@ class GpuQueue:
         return [
             row
             for row in self.sessions.journal.sessions()
-            if row.phase is Phase.RESUMING and self.lacks_memory(row)
+            if row.phase is Phase.RESUMING
+            and self.sessions.runtime(row.key).lacks_memory
         ]
 
     def _gpu_holders(self) -> Counter[str]:
@@ -243,7 +240,7 @@ class Preemption:
                 continue  # it wakes: others nap for it
             # Of those who share a machine's GPUs the first alone may try, and how much
             # it finds is seen when it does: one session goes at a time.
-            shares = self.sessions.runtime(each.key).lacks_memory_since is not None
+            shares = self.sessions.runtime(each.key).lacks_memory
             if shares and in_place:
                 continue
             in_place = in_place or shares
