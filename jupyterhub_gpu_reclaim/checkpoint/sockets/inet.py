@@ -83,6 +83,10 @@ class Link(NamedTuple):
     local: Endpoint
     remote: Endpoint
 
+    @classmethod
+    def of(cls, one: InetSocket) -> Link:
+        return cls(one.protocol, one.local, one.remote)
+
     @property
     def reverse(self) -> Link:
         return Link(self.protocol, self.remote, self.local)
@@ -136,7 +140,7 @@ def links_of(found: Iterable[InetSocket], inodes: Collection[int]) -> frozenset[
         The inodes of both ends; a connection whose other end is not there is left out.
     """
     ends = {
-        Link(one.protocol, one.local, one.remote): one.inode
+        Link.of(one): one.inode
         for one in found
         if one.inode and one.protocol == socket.IPPROTO_TCP and one.state in _CONNECTED
     }
@@ -252,19 +256,12 @@ def connections_of(entries: Iterable[Any]) -> frozenset[Link]:
 
 def _external(found: list[InetSocket], inodes: Collection[int]) -> list[InetSocket]:
     mine = [one for one in found if one.inode in inodes]
-    links = {
-        Link(one.protocol, one.local, one.remote)
-        for one in mine
-        if one.state in _CONNECTED
-    }
+    links = {Link.of(one) for one in mine if one.state in _CONNECTED}
     return [
         one
         for one in mine
         if one.state in _CONNECTING
-        or (
-            one.state in _CONNECTED
-            and _leads_out(Link(one.protocol, one.local, one.remote), links)
-        )
+        or (one.state in _CONNECTED and _leads_out(Link.of(one), links))
     ] + _at_listeners(found, mine, _WAITING)
 
 

@@ -70,9 +70,7 @@ def _taken(
     with Diag(init_pid) as diag:
         there = diag.sockets()
     taken = (port for port in ports if _is_taken(init_pid, port))
-    met = (
-        one for one in there if Link(one.protocol, one.local, one.remote) in connections
-    )
+    met = (one for one in there if Link.of(one) in connections)
     found = {port.port: _on(port, there) for port in islice(taken, MOST_TOLD)}
     return found | {one.local.port: [one] for one in islice(met, MOST_TOLD)}
 
@@ -93,9 +91,7 @@ def _remove_ended(
     numbers = {port.port for port in ports if port.protocol == "tcp"}
     with Diag(init_pid) as diag:
         for one in diag.sockets({0}):
-            is_there = one.local.port in numbers or (
-                Link(one.protocol, one.local, one.remote) in connections
-            )
+            is_there = one.local.port in numbers or (Link.of(one) in connections)
             if is_there and _has_ended(one):
                 diag.destroy(one)
 
