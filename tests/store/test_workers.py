@@ -497,3 +497,24 @@ def test_hung_fork_server_is_an_error_in_words_and_the_next_one_is_new(monkeypat
             worker.end()
     finally:
         pool.close()
+
+
+def test_late_timeout_of_a_hung_fork_server_leaves_its_successor_alone(monkeypatch):
+    pool, healthy = Pool(2), []
+    greet = handle.WorkerHandle.greet
+
+    def late(worker, seconds):
+        monkeypatch.setattr(handle.WorkerHandle, "greet", greet)
+        pool.close()  # as another capture does, which met the hung one as well
+        healthy.extend(pool.start())
+        raise TimeoutError
+
+    try:
+        monkeypatch.setattr(handle.WorkerHandle, "greet", late)
+        with pytest.raises(StoreError, match="no worker can be started"):
+            pool.start()
+        assert pool._server.lives
+        for worker in healthy:
+            worker.end()
+    finally:
+        pool.close()

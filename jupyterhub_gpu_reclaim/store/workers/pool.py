@@ -40,6 +40,7 @@ class Pool:
     def start(self, count: int | None = None) -> list[WorkerHandle]:
         """New workers, which wait for their first message; None: as many as it has."""
         workers: list[WorkerHandle] = []
+        server: ForkServer | None = None
         try:
             with self._lock:
                 server = self._living()
@@ -50,23 +51,23 @@ class Pool:
         except OSError as error:
             for worker in workers:
                 worker.end()
-            if isinstance(error, TimeoutError):
+            if server is not None and isinstance(error, TimeoutError):
                 # It hangs: the next capture or restore has another one.
-                self.close()
+                with self._lock:
+                    server.kill()
             raise _cannot(error) from error
         return workers
 
     def close(self) -> None:
         with self._lock:
-            server, self._server = self._server, None
-            if server is not None:
-                server.kill()
+            if self._server is not None:
+                self._server.kill()
 
     def _living(self) -> ForkServer:
-        if self._server is not None and not self._server.lives:
-            self._server.kill()
-            self._server = None
-        if self._server is None:
+        """The caller holds the lock."""
+        if self._server is None or not self._server.lives:
+            if self._server is not None:
+                self._server.kill()
             self._server = ForkServer()
         return self._server
 
