@@ -261,8 +261,8 @@ MUTANTS = (
     Mutant(
         "events",
         "test_event_log",
-        f"{PACKAGE}/service/events/log.py",
-        'if size and os.pread(descriptor, 1, size - 1) != b"\\n":',
+        f"{PACKAGE}/service/event_log.py",
+        'if size and os.pread(file.fileno(), 1, size - 1) != b"\\n":',
         "if size < 0:",
         "A line of the event log that a crash has cut spoils the next one.",
     ),

@@ -44,7 +44,6 @@ from jupyterhub_gpu_reclaim.hub.kube.spawner import ReclaimKubeSpawner
 from jupyterhub_gpu_reclaim.hub.local.spawner import ReclaimLocalSpawner
 from jupyterhub_gpu_reclaim.node.app import AgentApp
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
-from jupyterhub_gpu_reclaim.service.events.log import SCHEMA
 from jupyterhub_gpu_reclaim.service.metrics import Exporter
 
 if TYPE_CHECKING:
@@ -175,33 +174,16 @@ command line or into its file.
 
 
 def events() -> str:
-    """The lines of the event log, from their JSON schema, and the audit's words."""
-    schema = yaml.safe_load(SCHEMA.read_text())
-    fields: list[tuple[object, ...]] = [("field", "always", "what it says")]
-    for name, kind in schema["properties"].items():
-        about = kind.get("description", kind["title"])
-        always = "yes" if name in schema["required"] else ""
-        fields.append((f"`{name}`", always, about))
+    """The lines of the event log, and the audit's words."""
     words = [(f"`{word}`", told) for word, told in SENTENCES.items()]
     about = """
-The lines of `ReclaimService.event_log`: JSON, one a line, in the form of JupyterHub's
-own event log (`__timestamp__` in UTC, `__schema__`, `__schema_version__`). A new
-version of the schema only adds fields, or has a new number. It is
-`jupyterhub_gpu_reclaim/service/events/session-v1.yaml`; this page is generated from it.
+The lines of `ReclaimService.event_log`: JSON, one a line, with the fields of a line of
+the history in [the API](api.md) (`AuditLine`). One is written for each line of the
+journal's audit, in the same order, soon after it; `id` grows. What happens in the last
+second before a crash is in the journal alone. This page is generated from
+`jupyterhub_gpu_reclaim/controlplane/audit.py`.
 """
-    return page(
-        "The event log",
-        about,
-        f"`{schema['$id']}`, version {schema['version']}",
-        "",
-        *schema["description"].strip().splitlines(),
-        "",
-        *table(*fields),
-        "",
-        "## What happens",
-        "",
-        *table(("`event`", "as people read it"), *words),
-    )
+    return page("The event log", about, *table(("`what`", "as people read it"), *words))
 
 
 def scopes() -> str:

@@ -1,41 +1,67 @@
 """The audit log: read forward by programs and backward by people, as sentences.
 
-How far a program is stands in the journal, so that a restart of the service loses
-nothing and repeats little. A line of an unknown kind is shown in the log's own words.
+A line of an unknown kind is shown in the log's own words.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 from typing import TYPE_CHECKING
 
 import msgspec
 from sqlalchemy import func, select
 
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import AuditLine, Value
 from jupyterhub_gpu_reclaim.controlplane import schema
-from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
     from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 
+_log = logging.getLogger(__name__)
 
-class AuditReader:
-    def __init__(self, journal: Journal, name: str) -> None:
-        self._journal = journal
-        self._name = name
-        found = journal.noted(NoteKind.READER, name)
-        if found is None:
-            self.done(newest(journal))
-        else:
-            self._at = int(found)
+#: Seconds between two looks for new lines; and after a failure.
+PACE, PAUSE = 1.0, 30.0
 
-    def next(self, limit: int = 100) -> list[AuditLine]:
-        return after(self._journal, self._at, limit)
 
-    def done(self, number: int) -> None:
-        self._journal.note(NoteKind.READER, self._name, number)
-        self._at = number
+@contextlib.asynccontextmanager
+async def following(
+    journal: Journal, tell: Callable[[AuditLine], None]
+) -> AsyncIterator[None]:
+    """Pass each new line on, in order, while the block lasts and once at its end.
+
+    ``tell`` may raise ``OSError``: it is told that line again later.
+    """
+    seen = newest(journal)
+
+    def look() -> None:
+        nonlocal seen
+        for line in after(journal, seen):
+            tell(line)
+            seen = line.id
+
+    async def watch() -> None:
+        while True:
+            pause = PACE
+            try:
+                look()
+            except (OSError, ReclaimError) as error:
+                _log.warning("audit: not told now, later again: %s", error)
+                pause = PAUSE
+            await asyncio.sleep(pause)
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(OSError, ReclaimError):
+            look()
 
 
 def newest(journal: Journal) -> int:

@@ -41,7 +41,6 @@ class NoteKind(StrEnum):
     DRAIN = "drain"  #: Drain of a node that is to be free of sessions (its name)
     RECLAIMED = "reclaimed"  #: seconds of GPUs that sessions have left ("")
     # Moments and numbers:
-    READER = "reader"  #: number of the last line that a reader of the audit has (name)
     LOGIN_RENEWAL = "login renewal"  #: until when such an order holds (path)
     CULLER = "culler"  #: when it last ended a session that was not saved (its name)
     FILES_BACK = "files back"  #: when its user said so, for one return (checkpoint)

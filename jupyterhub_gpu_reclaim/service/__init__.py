@@ -1,7 +1,7 @@
 """The Hub's service: policies, control plane, API and pages.
 
 ``app`` wires settings, clients, policy and control plane. ``api`` and ``web`` answer
-programs and people, ``events`` and ``notices`` tell others what happened.
+programs and people, ``event_log`` and ``notices`` tell others what happened.
 
 No failure here ends the Hub (law 10). With a wrong setting, or without its
 journal, the service still answers, says why, and leaves every session alone. Operations

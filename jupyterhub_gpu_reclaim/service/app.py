@@ -42,11 +42,10 @@ from jupyterhub_gpu_reclaim.policy.nap import NapPolicy
 from jupyterhub_gpu_reclaim.policy.pressure import PressurePolicy, choose_to_go
 from jupyterhub_gpu_reclaim.policy.rules import Rules, Subject
 from jupyterhub_gpu_reclaim.sampling.window import Window
-from jupyterhub_gpu_reclaim.service import metrics, notices
+from jupyterhub_gpu_reclaim.service import event_log, metrics, notices
 from jupyterhub_gpu_reclaim.service.api.context import Context, Limits
 from jupyterhub_gpu_reclaim.service.clients.agent_router import AgentRouter
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
-from jupyterhub_gpu_reclaim.service.events.feed import feeding
 from jupyterhub_gpu_reclaim.service.node_watch import (
     DrainWatch,
     NodeWatch,
@@ -190,7 +189,7 @@ class ReclaimService(Application, Options):
             nodes.settle = DrainWatch(agent, controller.nodes.follow).settle
         try:
             async with (
-                feeding(journal, self.event_log, SystemClock()),
+                event_log.keeping(journal, self.event_log),
                 notices.telling(journal, senders, counters),
                 watching(nodes),
             ):

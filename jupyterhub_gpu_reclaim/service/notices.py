@@ -1,14 +1,13 @@
 """Tells people by Apprise, and a program by a signed webhook, what happened.
 
-New lines of the audit log are looked for each second. Each channel has a thread, and
-room for some notices; each is tried once, with a time limit. One that is not taken, or
-finds no room, is a line in the log and counts in ``notices_unsent``. Nothing is kept
-over a restart, and no session ever waits. Addresses are secrets: no log has them.
+Notices are lines of the audit log. Each channel has a thread, and room for some of
+them; each is tried once, with a time limit. One that is not taken, or finds no room, is
+a line in the log and counts in ``notices_unsent``. Nothing is kept over a restart, and
+no session ever waits. Addresses are secrets: no log has them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import hmac
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote, urlsplit
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.controlplane import audit
 from jupyterhub_gpu_reclaim.controlplane.audit import sentence
@@ -36,8 +34,8 @@ if TYPE_CHECKING:
 
     Send: TypeAlias = Callable[[AuditLine], str]  # why not, if so; blocks
 
-#: Seconds between two looks, and for each step of a delivery; notices that may wait.
-PACE, LIMIT, ROOM = 1.0, 10.0, 100
+#: Seconds for each step of a delivery; notices that may wait.
+LIMIT, ROOM = 10.0, 100
 #: Kinds of notices, by the words of the audit.
 KINDS = {
     "warned": "warned",
@@ -57,16 +55,14 @@ _log = logging.getLogger(__name__)
 
 
 def webhook(url: str, secret: bytes) -> Send:
-    """Make what posts a notice as JSON; the signature covers the time and the body."""
+    """Make what posts a line as JSON; the signature covers the time and the body."""
     parts = urlsplit(url)
     secure = parts.scheme == "https"
     kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
     def post(line: AuditLine) -> str:
-        notice = {"id": line.id, "kind": KINDS[line.what], "at": line.at}
-        notice |= {"session": line.key, "sentence": sentence(line), "code": line.code}
-        body, at = codec.encode(notice), str(int(time.time()))
+        body, at = codec.encode(audit.told(line)), str(int(time.time()))
         headers = {"Content-Type": "application/json", "X-GPU-Reclaim-Timestamp": at}
         if secret:
             signed = hmac.new(secret, f"{at}.".encode() + body, hashlib.sha256)
@@ -131,19 +127,11 @@ async def telling(
     journal: Journal, senders: Mapping[str, Send], counters: Counters
 ) -> AsyncIterator[None]:
     channels = [_Channel(name, send, counters) for name, send in senders.items()]
-    watch = asyncio.create_task(_watch(journal, channels, audit.newest(journal)))
-    try:
+
+    def tell(line: AuditLine) -> None:
+        if line.what in KINDS and line.code not in _NO_FAILURES:
+            for channel in channels:
+                channel.tell(line)
+
+    async with audit.following(journal, tell):
         yield
-    finally:
-        watch.cancel()
-
-
-async def _watch(journal: Journal, channels: Sequence[_Channel], seen: int) -> None:
-    while channels:
-        with contextlib.suppress(ReclaimError):  # the journal says so itself
-            for line in audit.after(journal, seen):
-                seen = line.id
-                if line.what in KINDS and line.code not in _NO_FAILURES:
-                    for channel in channels:
-                        channel.tell(line)
-        await asyncio.sleep(PACE)

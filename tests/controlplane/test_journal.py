@@ -195,17 +195,6 @@ def test_prune_audit_deletes_old_lines_in_small_portions(journal):
     assert len(journal.audit()) == 3
 
 
-def test_reader_of_the_audit_misses_nothing_when_all_of_it_was_old(journal):
-    reader = audit.AuditReader(journal, "test")
-    for _ in range(3):
-        journal.save(ROW, AUDIT)
-    reader.done(reader.next()[-1].id)
-    journal.prune_audit(AUDIT.at + 1)
-    assert [line.id for line in journal.audit()] == [3]
-    journal.save(ROW, AUDIT)
-    assert len(reader.next()) == 1
-
-
 def test_journal_sessions_and_checkpoints_are_in_order_after_any_change(journal):
     users = ["eve", "ada", "bob"]
     for user in users:
@@ -236,16 +225,11 @@ def test_journal_sessions_and_checkpoints_are_in_order_after_any_change(journal)
     ]
 
 
-def test_trail_begins_with_what_comes_and_goes_on_where_it_was(journal):
-    journal.save(ROW, AUDIT)
-    reader = audit.AuditReader(journal, "test")
-    assert reader.next() == []
-    for at in (7.0, 8.0):
+def test_audit_is_read_forward_by_number_and_backward_by_user(journal):
+    for at in (6.0, 7.0, 8.0):
         journal.save(ROW, msgspec.structs.replace(AUDIT, at=at))
-    seen = reader.next()
-    assert [each.at for each in seen] == [7.0, 8.0]
-    reader.done(seen[0].id)
-    again = audit.AuditReader(journal, "test")
-    assert again.next() == reader.next() == seen[1:]
-    assert [e.at for e in journal.audit(KEY.user, 1, seen[1].id)] == [7.0]
+    first, *later = audit.after(journal, 0)
+    assert (first.at, audit.newest(journal)) == (6.0, later[-1].id)
+    assert audit.after(journal, first.id) == later
+    assert [e.at for e in journal.audit(KEY.user, 1, later[-1].id)] == [7.0]
     assert journal.audit("nobody", 5) == []

@@ -10,8 +10,10 @@ from email import message_from_bytes, policy
 
 import pytest
 
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
+from jupyterhub_gpu_reclaim.controlplane import audit
 from jupyterhub_gpu_reclaim.controlplane.accounting import Counters
 from jupyterhub_gpu_reclaim.service import notices
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
@@ -36,7 +38,7 @@ def notice(user="ada", server="träin", what="warned"):
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch):
-    monkeypatch.setattr(notices, "PACE", 0.01)
+    monkeypatch.setattr(audit, "PACE", 0.01)
     monkeypatch.setattr(notices, "LIMIT", 0.5)
 
 
@@ -52,14 +54,9 @@ async def test_notice_is_posted_once_and_its_signature_covers_the_time(receiver)
     assert await asyncio.to_thread(send, notice()) == ""
     ((uri, headers, body),) = receiver.requests
     assert uri == "/hook?key=1"
-    assert json.loads(body) == {
-        "id": 7,
-        "kind": "warned",
-        "at": 5.0,
-        "session": {"user": "ada", "server": "träin"},
-        "sentence": "Its users were warned. Idle for <b>31</b> min.",
-        "code": "idle",
-    }
+    told = codec.decode(body, AuditLine)
+    assert told == audit.told(notice())
+    assert told.sentence == "Its users were warned. Idle for <b>31</b> min."
     at = headers["X-GPU-Reclaim-Timestamp"]
     assert abs(time.time() - int(at)) < 60
     signed = hmac.new(SECRET, f"{at}.".encode() + body, hashlib.sha256).hexdigest()
