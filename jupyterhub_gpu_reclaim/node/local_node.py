@@ -33,7 +33,6 @@ from jupyterhub_gpu_reclaim.node.operations.known_term import act_for_itself
 from jupyterhub_gpu_reclaim.node.operations.operations import (
     Operation,
     Operations,
-    in_silence,
     in_thread,
 )
 from jupyterhub_gpu_reclaim.node.sessions import trees
@@ -42,7 +41,7 @@ from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
 from jupyterhub_gpu_reclaim.node.workflows.release import Releases
 from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
-from jupyterhub_gpu_reclaim.node.workflows.tools import looking_again
+from jupyterhub_gpu_reclaim.node.workflows.tools import look_again
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
 
 if TYPE_CHECKING:
@@ -257,7 +256,7 @@ class LocalNode:
         work = Restore(
             self.tools, session, operation, put_files_back=order.put_files_back
         )
-        return self._begin(session, operation, work.run).follow()
+        return self._begin(session, operation, lambda _: work.run()).follow()
 
     async def thaw(self, incarnation: str, order: orders.Thaw) -> None:
         session = await self._find(incarnation)
@@ -317,7 +316,7 @@ class LocalNode:
             Refused: ``former_service``: there is a later word.
         """
         self.term.confirm()
-        number = MarkNumber(self.term.of_order, order.word)
+        number = MarkNumber(self.term.number, order.word)
         await asyncio.to_thread(self.tools.store.mark, checkpoint, order.said, number)
 
     async def _refuse_ended(self, incarnation: str) -> None:
@@ -368,14 +367,14 @@ class LocalNode:
             self.operations.work_for(session)
         operation = Operation(kind, session.key, checkpoint)
 
-        def steps(operation: Operation) -> AsyncIterator[Event]:
-            return work(session, operation).run(operation)
+        def run(operation: Operation) -> Awaitable[None]:
+            return work(session, operation).run()
 
         if kind in {orders.Capture.kind, orders.Nap.kind}:
             record = partial(trees.record_of, self.tools.records, session)
-            again = looking_again(steps, record, self.tools.clock)
+            again = partial(look_again, run, record, self.tools.clock)
             return self._begin(session, operation, again).follow()
-        return self._begin(session, operation, steps).follow()
+        return self._begin(session, operation, run).follow()
 
     def _saving(
         self,
@@ -431,7 +430,7 @@ class LocalNode:
         self,
         session: Session,
         operation: Operation,
-        work: Callable[[Operation], AsyncIterator[Event]],
+        work: Callable[[Operation], Awaitable[None]],
     ) -> Operation:
         """Start an operation; what it cannot undo when it fails is undone after it."""
         self.term.confirm()
@@ -451,8 +450,9 @@ class LocalNode:
         if operation is None:
             self.term.confirm()
             operation = Operation(kind, session.key, checkpoint)
-            steps = in_silence(partial(work, session))
-            self.operations.begin(session.incarnation, operation, steps)
+            self.operations.begin(
+                session.incarnation, operation, partial(work, session)
+            )
         await operation.wait()
         if operation.error is not None:
             raise operation.error

@@ -151,8 +151,6 @@ async def test_kill_that_waits_for_a_restore_is_refused_if_it_is_late_by_then(
         while not operation.cancel.is_set:
             await asyncio.sleep(0.01)
         await over.wait()
-        return
-        yield
 
     async def kill():
         await node.term.hear(FIRST, order=True)
@@ -175,16 +173,14 @@ async def test_kill_that_waits_for_a_restore_is_refused_if_it_is_late_by_then(
 async def test_tree_that_is_being_killed_is_told_as_ending(node, counter):
     begun, over = asyncio.Event(), asyncio.Event()
 
-    async def kill(session, operation):
+    async def kill(_):
         begun.set()
         await over.wait()
-        return
-        yield
 
     node.operations.begin(
         counter.incarnation,
         Operation("kill", SessionKey("ann"), ""),
-        lambda operation: kill(None, operation),
+        kill,
     )
     await begun.wait()
     (tree,) = await node.trees()

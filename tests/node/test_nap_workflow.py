@@ -117,7 +117,7 @@ async def run(recovery, place, cards, kind: str, client=None) -> ReclaimError | 
         if kind == "nap"
         else workflow.Wake(tools, session, operation, why="")
     )
-    recovery.operations.begin(place.incarnation, operation, work.run)
+    recovery.operations.begin(place.incarnation, operation, lambda _: work.run())
     await operation.wait()
     return operation.error
 
@@ -312,11 +312,11 @@ def node_of(recovery, cards) -> LocalNode:
 class Refused:
     """A capture, a save or a nap that fails at once."""
 
-    def __init__(self, *_, **__) -> None:
-        pass
+    def __init__(self, _tools, _session, operation, *_, **__) -> None:
+        self._operation = operation
 
-    async def run(self, operation):
-        yield Event(failure=Failure(code="io_uring", message="No."))
+    async def run(self):
+        self._operation.add(Event(failure=Failure(code="io_uring", message="No.")))
 
 
 @pytest.mark.parametrize("order", ["capture", "save", "nap"])

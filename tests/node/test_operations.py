@@ -56,7 +56,7 @@ async def test_follow_slow_reader_gets_the_newest_figure():
 
 async def test_begin_unexpected_error_tells_no_secret(caplog):
     async def work(operation):
-        yield step("dump")
+        operation.add(step("dump"))
         raise ValueError("token=s3cret")
 
     operation = Operations().begin("i", Operation("capture", KEY, "cp"), work)
@@ -68,7 +68,7 @@ async def test_begin_unexpected_error_tells_no_secret(caplog):
 async def test_operations_that_have_ended_are_kept_without_a_descriptor():
     async def work(operation):
         operation.cancel.check()
-        yield step("dump")
+        operation.add(step("dump"))
 
     operations = Operations()
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -84,7 +84,7 @@ async def test_operations_that_have_ended_are_kept_without_a_descriptor():
 @pytest.mark.parametrize(("kind", "anew"), [("restore", True), ("capture", False)])
 async def test_attach_to_a_restore_that_failed_begins_anew(kind, anew):
     async def work(operation):
-        yield step("check")
+        operation.add(step("check"))
         raise ReclaimError(Reason.CHECKPOINT_DAMAGED)
 
     operations = Operations()

@@ -242,8 +242,6 @@ def gpus_of(pid: int) -> Gpus:
 
 
 async def fails(operation: Operation):
-    for event in ():
-        yield event
     raise ReclaimError(Reason.GPU_MEMORY, card="x", needed="1 GiB", free="0 GiB")
 
 

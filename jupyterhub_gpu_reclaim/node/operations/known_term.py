@@ -52,12 +52,6 @@ class KnownTerm:
         """The highest; 0: no term was ever seen."""
         return self._known.number if self._known is not None else 0
 
-    @property
-    def of_order(self) -> int:
-        """Term of the order that this task carries out; where it says none, ours."""
-        whose = _whose.get()
-        return whose.number if isinstance(whose, Term) else self.number
-
     async def hear(self, term: Term | None, *, order: bool) -> None:
         """Take a request up; from now on this task acts for that service.
 

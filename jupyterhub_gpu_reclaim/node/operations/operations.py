@@ -1,10 +1,9 @@
 """Runs one operation per session at a time; any number of callers follow its progress.
 
 An operation runs to its end whether or not anything listens: a stream that breaks
-changes nothing, and the next call of the same kind attaches to it. The operations are
-async generators of steps, passed in by the caller (``workflows``). Each step has a time
-limit, and its blocking work runs in a thread; a record that a step yields is on disk
-before the next step begins (:func:`durably`).
+changes nothing, and the next call of the same kind attaches to it. The work is passed
+in by the caller (``workflows``). Each step has a time limit, and its blocking work runs
+in a thread.
 """
 
 from __future__ import annotations
@@ -26,18 +25,15 @@ from jupyterhub_gpu_reclaim.common.errors import (
     ReclaimError,
     Refused,
     RolledBack,
-    StoreError,
 )
 from jupyterhub_gpu_reclaim.common.models import Event, SessionKey, Step
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import far_files
-from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.node.operations.records import Record, Records
     from jupyterhub_gpu_reclaim.node.session import Session
 
 _log = logging.getLogger(__name__)
@@ -216,7 +212,7 @@ class Operations:
         self,
         incarnation: str,
         operation: Operation,
-        work: Callable[[Operation], AsyncIterator[Event]],
+        work: Callable[[Operation], Awaitable[None]],
     ) -> Operation:
         """Start it in a task of its own; the caller has asked :meth:`attach` before."""
         self._forget_oldest()
@@ -267,26 +263,11 @@ class Operations:
             del self._current[name]
 
 
-def in_silence(
-    work: Callable[[Operation], Awaitable[None]],
-) -> Callable[[Operation], AsyncIterator[Event]]:
-    """Work that tells of its steps only, as an operation runs it."""
-
-    async def run(operation: Operation) -> AsyncIterator[Event]:
-        await work(operation)
-        nothing: tuple[Event, ...] = ()
-        for event in nothing:
-            yield event
-
-    return run
-
-
 async def _run(
-    operation: Operation, work: Callable[[Operation], AsyncIterator[Event]]
+    operation: Operation, work: Callable[[Operation], Awaitable[None]]
 ) -> None:
     try:
-        async for event in work(operation):
-            operation.add(event)
+        await work(operation)
     except ReclaimError as error:
         _log.warning(
             "%s %s of %s failed: %s",
@@ -305,43 +286,8 @@ async def _run(
 
 T = TypeVar("T")
 
-#: Stages after which the way goes on even if the record of it cannot be written: the
-#: tree must not stay stopped because the agent's own disk is full.
-_UNDOING = {Stage.ROLLING_BACK, Stage.FAILED, Stage.RESTORED, Stage.SETTLED}
-
 #: How often a step tells how far it is.
 TICK_SECONDS = 0.5
-
-
-async def durably(
-    steps: AsyncGenerator[Record | Event, None], records: Records
-) -> AsyncIterator[Event]:
-    """Run an operation, each record saved before its next step is taken."""
-    # A record that cannot be saved is an error *inside*: the operation undoes itself.
-    failure: ReclaimError | None = None
-    while True:
-        try:
-            news = await (steps.athrow(failure) if failure else anext(steps))
-        except StopAsyncIteration:
-            return
-        failure = None
-        if isinstance(news, Event):
-            yield news
-            continue
-        try:
-            await asyncio.to_thread(records.save, news)
-        except OSError as error:
-            _log.error("%s record cannot be written: %s", news.key, error)
-            if _undoes(news):
-                records.remember(news)
-            else:
-                failure = StoreError(Reason.STATE_FULL, detail=str(error))
-
-
-def _undoes(record: Record) -> bool:
-    """Whether what was recorded leads back to a session that runs."""
-    falls = record.nap is not None and record.nap.stage is NapStage.FALLING
-    return record.stage in _UNDOING and not falls
 
 
 def reported(

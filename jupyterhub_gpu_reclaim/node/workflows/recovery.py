@@ -39,7 +39,6 @@ from jupyterhub_gpu_reclaim.linux.processes import Process
 from jupyterhub_gpu_reclaim.node.operations.operations import (
     Operation,
     TimeLimits,
-    in_silence,
 )
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Record, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
@@ -159,7 +158,7 @@ class Recovery:
                 await self._insist(settle, operation.key, operation.cancel)
 
         operation = Operation(trees.RECOVER, session.key, "")
-        return self.operations.begin(session.incarnation, operation, in_silence(work))
+        return self.operations.begin(session.incarnation, operation, work)
 
     def _sessions(self) -> list[Session]:
         """Sessions here; while others cannot be listed, those that have a record."""

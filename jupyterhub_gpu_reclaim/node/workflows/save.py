@@ -49,7 +49,7 @@ from jupyterhub_gpu_reclaim.node.workflows.capture import (
 from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
 
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
     from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Identity
     from jupyterhub_gpu_reclaim.linux.processes import Process
     from jupyterhub_gpu_reclaim.node.jupyter.server import ServerState
-    from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.operations.records import Record
     from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
@@ -77,10 +76,9 @@ class Save(Capture):
         super().__init__(*more)
         self._name = name
 
-    async def run(self, operation: Operation) -> AsyncIterator[Event]:
+    async def run(self) -> None:
         try:
-            async for event in super().run(operation):
-                yield event
+            await super().run()
         finally:
             if self._kept is not None:
                 await asyncio.to_thread(self._kept.close)

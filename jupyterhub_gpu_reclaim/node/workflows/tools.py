@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
+from jupyterhub_gpu_reclaim.common.models import Event
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.node.operations.operations import (
-    StepReporter,
-    durably,
-    in_thread,
-)
-from jupyterhub_gpu_reclaim.node.operations.records import ENDED
+from jupyterhub_gpu_reclaim.node.operations.operations import StepReporter, in_thread
+from jupyterhub_gpu_reclaim.node.operations.records import ENDED, NapStage, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
     from pathlib import Path
 
     from tornado.httpclient import AsyncHTTPClient
@@ -24,11 +23,10 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.common.models import Event
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
     from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation, TimeLimits
-    from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
+    from jupyterhub_gpu_reclaim.node.operations.records import Record, Records
     from jupyterhub_gpu_reclaim.node.requirements import Gpus
     from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.node.setup.readiness import CheckedCriu
@@ -36,6 +34,12 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+#: Stages after which the way goes on even if the record of it cannot be written: the
+#: tree must not stay stopped because the agent's own disk is full.
+_UNDOING: Final = {Stage.ROLLING_BACK, Stage.FAILED, Stage.RESTORED, Stage.SETTLED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +79,32 @@ class Workflow:
         self._progress = StepReporter(operation, tools.clock)
         self._limits = tools.limits
 
-    async def run(self, operation: Operation) -> AsyncIterator[Event]:
-        del operation
-        async for event in durably(self._steps(), self._tools.records):
-            yield event
+    async def run(self) -> None:
+        """Do all steps, each record saved before its next step is taken."""
+        # A record that cannot be saved is an error inside: the operation undoes itself.
+        steps, records = self._steps(), self._tools.records
+        failure: ReclaimError | None = None
+        while True:
+            try:
+                news = await (steps.athrow(failure) if failure else anext(steps))
+            except StopAsyncIteration:
+                return
+            failure = None
+            if isinstance(news, Event):
+                self._operation.add(news)
+                continue
+            try:
+                await asyncio.to_thread(records.save, news)
+            except OSError as error:
+                _log.error("%s record cannot be written: %s", news.key, error)
+                falls = news.nap is not None and news.nap.stage is NapStage.FALLING
+                if news.stage in _UNDOING and not falls:
+                    records.remember(news)
+                else:
+                    failure = StoreError(Reason.STATE_FULL, detail=str(error))
 
     def _steps(self) -> AsyncGenerator[Record | Event, None]:
-        """Do it: each record is on disk before the next step begins."""
+        """Yield each record that undoing it takes, and how it has ended."""
         raise NotImplementedError
 
     def _note(self, stage: Stage, **changes: object) -> Record:
@@ -124,33 +147,26 @@ class Workflow:
 _PAUSES: Final = (0.5, 1.5, 3.0)
 
 
-def looking_again(
-    attempt: Callable[[Operation], AsyncIterator[Event]],
+async def look_again(
+    attempt: Callable[[Operation], Awaitable[None]],
     record: Callable[[], Record | None],
     clock: Clock,
-) -> Callable[[Operation], AsyncIterator[Event]]:
-    """The same work again, where a program was just beginning to use a GPU.
+    operation: Operation,
+) -> None:
+    """Do the work, again where a program was just beginning to use a GPU.
 
     The driver knows it seconds later, or it has gone (PyTorch's compilers). An attempt
     undoes its work when it raises; the record tells whether it could.
     """
-
-    async def work(operation: Operation) -> AsyncIterator[Event]:
-        for pause in _PAUSES:
-            try:
-                async for event in attempt(operation):
-                    yield event
-            except ReclaimError as error:
-                opened = error.reason is Reason.DEVICE_OPEN and DEVICES in str(error)
-                left = record()
-                undone = left is None or left.stage in ENDED
-                if not (opened or error.reason is Reason.GPU_BEGUN) or not undone:
-                    raise
-                await clock.sleep(pause)
-                operation.cancel.check()
-            else:
-                return
-        async for event in attempt(operation):
-            yield event
-
-    return work
+    for pause in _PAUSES:
+        try:
+            return await attempt(operation)
+        except ReclaimError as error:
+            opened = error.reason is Reason.DEVICE_OPEN and DEVICES in str(error)
+            left = record()
+            undone = left is None or left.stage in ENDED
+            if not (opened or error.reason is Reason.GPU_BEGUN) or not undone:
+                raise
+            await clock.sleep(pause)
+            operation.cancel.check()
+    return await attempt(operation)
