@@ -583,10 +583,6 @@ class Reason(Enum):
         "This machine's processor lacks {features}, which the session uses.",
         "Resume it on a machine with a processor like its own.",
     )
-    PAGE_SIZE_MISMATCH = (
-        "This machine's Linux has memory pages of {here} KiB; the session was suspended on one with pages of {there} KiB.",
-        "Resume it on a machine with such a Linux.",
-    )
     KERNEL_TOO_OLD = (
         "This machine's Linux {here} is older than {there}, where it was suspended.",
         "Resume it on a machine with that Linux or a newer one.",

@@ -11,7 +11,6 @@ next container's rights (a profile, another server) must not keep those of the l
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 from collections import Counter
@@ -212,11 +211,9 @@ def refuse_user_namespace(init: Process) -> Iterator[Finding]:
         yield finding(Reason.USER_NAMESPACE, pid=init.ns_pid, name=init.name)
 
 
-def compare_rights(there: Rights | None, here: Rights) -> Iterator[Finding]:
+def compare_rights(there: Rights, here: Rights) -> Iterator[Finding]:
     """Why a session of those rights must not come back to that place. Pure."""
-    # ``there``: None if saved before they were recorded; ``here``: the holding init's.
-    if there is None:
-        return
+    # ``here``: the holding init's.
     if _ROOT not in here.uids and (strangers := set(there.uids) - set(here.uids)):
         yield finding(Reason.USER_MISMATCH, there=min(strangers), here=here.uids[0])
     if there.capabilities & ~here.capabilities:
@@ -229,12 +226,12 @@ def compare_rights(there: Rights | None, here: Rights) -> Iterator[Finding]:
 
 
 def refuse_reaching(
-    rights: Rights | None, session: Session, trusted: Collection[str]
+    rights: Rights, session: Session, trusted: Collection[str]
 ) -> Iterator[Finding]:
     """Why CRIU must not enter a container whose programs could reach it. Pure."""
     # Docker's default capabilities do not suffice for that. Sessions on the machine
     # are not judged: root is root there. Trusted ones, without ``CAP_``, are allowed.
-    if rights is None or not (session.container or session.hint.pod):
+    if not (session.container or session.hint.pod):
         return
     # A program that can gain nothing by running another has what it holds.
     bounded = rights.no_new_privileges and _ROOT not in rights.uids
@@ -252,12 +249,11 @@ _INSTRUCTIONS = re.compile(
 
 
 class Machine(Value, frozen=True, kw_only=True):
-    """A machine, as far as a saved program notices; ``page_bytes`` is of its memory."""
+    """A machine, as far as a saved program notices."""
 
     architecture: str
     kernel: str
     cpu_flags: list[str]
-    page_bytes: int = 4096
 
     def numbers(self) -> tuple[int, int]:
         found = re.match(r"(\d+)\.(\d+)", self.kernel)
@@ -287,7 +283,7 @@ class HostRequirements(Value, frozen=True, kw_only=True):
     image: str = ""
     #: the service's own
     node_labels: dict[str, str] = msgspec.field(default_factory=dict)
-    rights: Rights | None = None
+    rights: Rights
     #: those that its container gave its init, whose own comes first
     given_groups: list[UserId] = msgspec.field(default_factory=list)
     shares_network: bool = False  #: it lived in the agent's own network
@@ -299,17 +295,14 @@ def this_machine() -> Machine:
         architecture=name.machine,
         kernel=name.release,
         cpu_flags=instructions(Path("/proc/cpuinfo").read_text()),
-        page_bytes=mmap.PAGESIZE,
     )
 
 
 def instructions(cpuinfo: str) -> list[str]:
     """Instructions that a program may have chosen, by ``/proc/cpuinfo``. Pure."""
-    # ARM's list has nothing else; that of x86 has bugs and inventions of the kernel.
+    # The list has bugs and inventions of the kernel, too.
     for line in cpuinfo.splitlines():
         label, _, value = line.partition(":")
-        if label.strip() == "Features":
-            return sorted(value.split())
         if label.strip() == "flags":
             return sorted(filter(_INSTRUCTIONS.match, value.split()))
     return []
@@ -330,11 +323,5 @@ def compare_machines(there: Machine, here: Machine) -> Iterator[Finding]:
         missing = [f"the {there.architecture} instruction set"]
     if missing:
         yield finding(Reason.CPU_MISMATCH, features=", ".join(missing))
-    if here.page_bytes != there.page_bytes:
-        yield finding(
-            Reason.PAGE_SIZE_MISMATCH,
-            here=here.page_bytes >> 10,
-            there=there.page_bytes >> 10,
-        )
     if here.numbers() < there.numbers():
         yield finding(Reason.KERNEL_TOO_OLD, here=here.kernel, there=there.kernel)

@@ -58,7 +58,11 @@ from jupyterhub_gpu_reclaim.node.jupyter import wake_up
 from jupyterhub_gpu_reclaim.node.jupyter.server import ServerState
 from jupyterhub_gpu_reclaim.node.nap import inputs, wakers
 from jupyterhub_gpu_reclaim.node.operations import gpu, host_memory
-from jupyterhub_gpu_reclaim.node.requirements import HostRequirements, Machine
+from jupyterhub_gpu_reclaim.node.requirements import (
+    HostRequirements,
+    Machine,
+    rights_of,
+)
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import (
     capture,
@@ -502,6 +506,7 @@ class Kernel:
             gpus=gpus,
             image=session.hint.image,
             node_labels=session.hint.node_labels,
+            rights=rights_of([]),
         )
 
     def compare(

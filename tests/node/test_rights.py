@@ -34,7 +34,6 @@ def changed(**changes) -> Rights:
     ("there", "here", "codes"),
     [
         (SAME, SAME, []),
-        (None, SAME, []),
         (SAME, changed(capabilities=ALL, filtered=False), []),
         (SAME, changed(no_new_privileges=False), []),
         (SAME, changed(uids=[0]), []),

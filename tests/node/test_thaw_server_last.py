@@ -12,7 +12,11 @@ from jupyterhub_gpu_reclaim.linux import processes, ptrace
 from jupyterhub_gpu_reclaim.node.jupyter import wake_up
 from jupyterhub_gpu_reclaim.node.jupyter.connection import ConnectionFile
 from jupyterhub_gpu_reclaim.node.jupyter.wake_up import WakeUp
-from jupyterhub_gpu_reclaim.node.requirements import HostRequirements, this_machine
+from jupyterhub_gpu_reclaim.node.requirements import (
+    HostRequirements,
+    rights_of,
+    this_machine,
+)
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from tests.support.agent import goes_on
 
@@ -45,6 +49,7 @@ def saved(counter):
         server=tree.server.ns_pid,
         uid=0,
         pids=[],
+        rights=rights_of([]),
     )
     return RestoreResult(tree), world
 

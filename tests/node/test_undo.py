@@ -21,6 +21,7 @@ from jupyterhub_gpu_reclaim.node.requirements import (
     Gpus,
     GpuUse,
     HostRequirements,
+    rights_of,
     this_machine,
 )
 from jupyterhub_gpu_reclaim.node.sessions import trees
@@ -114,7 +115,13 @@ def commit(recovery, incarnation: str) -> None:
     identity = Identity(api_token="token", port=0)
     writer.add(checkpoint_files.IDENTITY, codec.encode(identity))
     world = HostRequirements(
-        machine=this_machine(), criu="4.2.1", root=1, server=1, uid=0, pids=[1]
+        machine=this_machine(),
+        criu="4.2.1",
+        root=1,
+        server=1,
+        uid=0,
+        pids=[1],
+        rights=rights_of([]),
     )
     writer.add(checkpoint_files.WORLD, codec.encode(world))
     writer.commit(steps=[], frozen_seconds=0.0, timeout=30)

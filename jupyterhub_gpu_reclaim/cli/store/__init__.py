@@ -70,13 +70,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="delete the newest of a session too, which may be all there is of it",
     )
 
-    init = add("init", "maintenance", "begin the store, in an empty place")
-    init.add_argument(
-        "--new",
-        action="store_true",
-        help="begin another store than the one that was begun with this master key:"
-        " what is suspended in that one is not found any more",
-    )
+    add("init", "maintenance", "begin the store, in an empty place")
 
 
 def _add(

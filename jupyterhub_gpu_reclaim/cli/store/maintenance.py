@@ -155,15 +155,14 @@ def init(args: argparse.Namespace) -> int:
     file = key_file(settings, state)
     if file is not None:
         now = SystemClock().now()
-        store = store_init.begin(place, where, file, now, new=args.new)
+        store = store_init.begin(place, where, file, now)
     else:
         keys = keys_of(settings, state)
         store = keys.store_id
-        if args.new or not store:
+        if not store:
             refuse(
                 f"This master key is kept where nothing can be written. Give it a new"
-                f" {STORE_ID} there, {new_id()} for example, and repeat this without"
-                " --new."
+                f" {STORE_ID} there, {new_id()} for example, and repeat this."
             )
         IdentifiedBackend(place, keys, where).begin()
     if args.json:

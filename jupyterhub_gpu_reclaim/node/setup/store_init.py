@@ -38,13 +38,10 @@ def aside(file: Path) -> Path:
     return file.with_name(f"{file.name}.begun")
 
 
-def begin(
-    place: Backend, where: str, file: Path, now: float, *, new: bool = False
-) -> str:
+def begin(place: Backend, where: str, file: Path, now: float) -> str:
     """Begin the store of a file of keys, made if it is missing; return the store's id.
 
-    Idempotent, and repeated after a crash. ``where`` is for people. ``new``: another
-    store than the one that was begun with these keys.
+    Idempotent, and repeated after a crash. ``where`` is for people.
 
     Raises:
         StoreAbsent: the place holds another store, or is empty though a store was begun
@@ -52,7 +49,7 @@ def begin(
         StoreError: place or file cannot be read or written.
     """
     there = file.exists()
-    if there and not new:
+    if there:
         keys = load_keys(file=file)
         if keys.store_id:
             IdentifiedBackend(place, keys, where).confirm()
@@ -82,7 +79,5 @@ def _refuse_begun(place: Backend, where: str, file: Path) -> None:
     why = f"{where} holds the store {found}"
     if not file.exists():
         raise StoreAbsent(f"{why}: copy its master key to {file}")
-    if load_keys(file=file).store_id:
-        raise StoreAbsent(f"{why}, and another one is begun in an empty place only")
     line = f'the line "{STORE_ID} {found}"'
     raise StoreAbsent(f"{why}. If {file} is its master key, add {line} to that file")
