@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         CheckpointInfo,
         Finding,
         Sample,
+        Shortage,
     )
     from jupyterhub_gpu_reclaim.common.node_status import (
         NodeStatus,
@@ -408,7 +409,7 @@ class LocalNode:
         running = self.operations.running(incarnation)
         if running is None or running.kind == kind:
             return
-        full = self.tools.accelerator.shortage_of(incarnation) is not None
+        full = self._shortage_of(incarnation) is not None
         wakes = running.kind == orders.Wake.kind
         overtakes = wakes and kind == orders.Capture.kind and (full or seen is None)
         if running.kind == orders.Save.kind or overtakes:
@@ -496,8 +497,12 @@ class LocalNode:
             return None
         if tree.nap is None:
             return tree
-        shortage = self.tools.accelerator.shortage_of(session.incarnation)
+        shortage = self._shortage_of(session.incarnation)
         return msgspec.structs.replace(tree, shortage=shortage)
+
+    def _shortage_of(self, incarnation: str) -> Shortage | None:
+        now = self.tools.clock.monotonic()
+        return self.tools.accelerator.room.shortage_of(incarnation, now)
 
 
 async def _told(*events: Event) -> AsyncIterator[Event]:

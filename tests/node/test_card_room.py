@@ -36,6 +36,7 @@ def test_wakes_are_served_in_turn_each_user_once_before_anybody_twice():
     room = CardRoom()
     for at, waker in enumerate((ADA, ADA_TOO, BOB)):
         assert room.promise(waker, {CARD: 60}, cards(0), float(at), waker)
+    assert room.promise(ADA_TOO, {CARD: 60}, cards(0), 2.0, ADA_TOO)
     places = [room.shortage_of(w.incarnation, 2.0).place for w in (ADA, BOB, ADA_TOO)]
     assert places == [1, 2, 3]
     assert room.shortage_of(BOB.incarnation, 4.0).waited == 2.0

@@ -34,6 +34,7 @@ from jupyterhub_gpu_reclaim.node.local_node import LocalNode
 from jupyterhub_gpu_reclaim.node.nap import wakers as wakers_module
 from jupyterhub_gpu_reclaim.node.nap.inputs import ENDED
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
+from jupyterhub_gpu_reclaim.node.operations.card_room import CardRoom
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
@@ -85,16 +86,13 @@ class FullCards:
         standing()
         processes.send(self._process, signal.SIGSTOP)
 
-    room_seconds = 0.0
+    room, room_seconds = CardRoom(), 0.0
 
     def claim(self, gpus, snapshot, claim, waker) -> Shortage | None:
         if self.free:
             return None
         card = CardShortage(uuid="a" * 32, name="Card", needed=1 << 30, free=0)
         return Shortage(waited=0.0, place=1, cards=[card])
-
-    def release(self, claim) -> None:
-        pass
 
     def fill(self, gpus, limit, snapshot, cancel, claim) -> None:
         if not self.free:
@@ -252,6 +250,10 @@ async def waker_of(recovery, place, monkeypatch):
     return card, accelerator
 
 
+def shortage_of(place, accelerator):
+    return accelerator.room.shortage_of(place.incarnation, time.monotonic())
+
+
 async def test_wake_that_waits_says_so_and_goes_on_as_soon_as_there_is_room(
     recovery, counter, monkeypatch
 ):
@@ -259,7 +261,7 @@ async def test_wake_that_waits_says_so_and_goes_on_as_soon_as_there_is_room(
     card.taken = 50
     first = await run(recovery, counter, accelerator, "wake")
     assert first.reason is Reason.GPU_MEMORY
-    short = accelerator.shortage_of(counter.incarnation)
+    short = shortage_of(counter, accelerator)
     assert (short.place, short.cards[0].needed, short.cards[0].free) == (1, 60, 50)
 
     accelerator.room_seconds = 60
@@ -269,11 +271,11 @@ async def test_wake_that_waits_says_so_and_goes_on_as_soon_as_there_is_room(
         if event.step.step == "room":
             break
     assert event.step.title == "Waiting for a GPU"
-    assert accelerator.shortage_of(counter.incarnation).waited > short.waited
+    assert shortage_of(counter, accelerator).waited > short.waited
     card.taken = 40
     assert await waiting is None
     assert [step.state for step in operation.steps] == ["done", "done"]
-    assert accelerator.shortage_of(counter.incarnation) is None
+    assert shortage_of(counter, accelerator) is None
     assert goes_on(counter)
 
 
@@ -282,7 +284,7 @@ async def waking_without_room(recovery, counter, monkeypatch):
     card, accelerator = await waker_of(recovery, counter, monkeypatch)
     card.taken, accelerator.room_seconds = 100, 60
     waiting = asyncio.ensure_future(run(recovery, counter, accelerator, "wake"))
-    while accelerator.shortage_of(counter.incarnation) is None:
+    while shortage_of(counter, accelerator) is None:
         await asyncio.sleep(0.01)
     return accelerator, waiting
 
@@ -293,7 +295,7 @@ async def test_wake_that_is_called_off_while_it_waits_gives_its_turn_up(
     accelerator, waiting = await waking_without_room(recovery, counter, monkeypatch)
     recovery.operations.running(counter.incarnation).cancel.set()
     assert (await waiting).reason is Reason.CANCELLED
-    assert accelerator.shortage_of(counter.incarnation) is None
+    assert shortage_of(counter, accelerator) is None
     assert recovery.tools.records.find(counter.incarnation).naps
 
 
@@ -331,7 +333,6 @@ async def test_order_that_meets_a_wake_waits_for_its_end(
     monkeypatch.setattr(capture, "Capture", Refused)
     monkeypatch.setattr(save, "Save", Refused)
     monkeypatch.setattr(workflow, "Nap", Refused)
-    cards.shortage_of = lambda _: None
     waking = asyncio.ensure_future(run(recovery, counter, cards, "wake"))
     await recovery.operations.next(counter.incarnation, "wake", 5)
     node = node_of(recovery, cards)

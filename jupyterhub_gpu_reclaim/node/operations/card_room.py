@@ -43,6 +43,7 @@ class _Waiting:
     since: float  #: of a clock that never goes back
     seen: float  #: when it last asked
     needed: Mapping[str, int]
+    place: int
     short: list[CardShortage]
 
 
@@ -79,12 +80,17 @@ class CardRoom:
                     self._waiting.pop(waker.incarnation, None)
                     self._served[waker.key.user] += 1
                 return None
-            if not short:
-                short = self._of_turn(needed, cards)
+            place = ahead + 1
+            if not short:  # it waits for its turn
+                short = [
+                    _shortage(card, needed[card.uuid], card.free or 0)
+                    for card in cards
+                    if needed.get(card.uuid)
+                ]
             if waker is not None:
-                name = waker.incarnation
-                self._waiting[name] = _Waiting(waker.key, since, now, needed, short)
-            return Shortage(waited=now - since, place=ahead + 1, cards=short)
+                waiting = _Waiting(waker.key, since, now, needed, place, short)
+                self._waiting[waker.incarnation] = waiting
+            return Shortage(waited=now - since, place=place, cards=short)
 
     def release(self, claim: object) -> None:
         """Drop a claim, whose memory is filled, or will not be; idempotent."""
@@ -97,19 +103,14 @@ class CardRoom:
             self._waiting.pop(incarnation, None)
 
     def shortage_of(self, incarnation: str, now: float) -> Shortage | None:
-        """Shortage that a session waits out, with its place; None: it does not wait."""
+        """What it was told last; None: it does not wait."""
         with self._lock:
             self._forget_those_who_left(now)
             mine = self._waiting.get(incarnation)
             if mine is None:
                 return None
-            rivals = {
-                name: each
-                for name, each in self._waiting.items()
-                if mine.needed.keys() & each.needed.keys()
-            }
-            place = self._order(rivals).index(incarnation) + 1
-            return Shortage(waited=now - mine.since, place=place, cards=mine.short)
+            waited = now - mine.since
+            return Shortage(waited=waited, place=mine.place, cards=mine.short)
 
     def _short(
         self, needed: Mapping[str, int], cards: Sequence[CardUse]
@@ -140,32 +141,17 @@ class CardRoom:
             young = now - each.since < HEAD_START
             return young or not self._short(each.needed, cards)
 
-        rivals = {
-            name: each
+        queue = [(since, waker.key, waker.incarnation)]
+        queue += [
+            (each.since, each.key, name)
             for name, each in self._waiting.items()
-            if name == waker.incarnation or counts(each)
-        }
-        rivals.setdefault(
-            waker.incarnation, _Waiting(waker.key, since, now, needed, [])
-        )
-        return self._order(rivals).index(waker.incarnation)
-
-    def _of_turn(
-        self, needed: Mapping[str, int], cards: Sequence[CardUse]
-    ) -> list[CardShortage]:
-        """Needs of a session that has room, and waits for its turn."""
-        return [
-            _shortage(card, needed[card.uuid], card.free or 0)
-            for card in cards
-            if needed.get(card.uuid)
+            if name != waker.incarnation and counts(each)
         ]
-
-    def _order(self, waiting: Mapping[str, _Waiting]) -> list[str]:
         by_key: dict[SessionKey, list[str]] = {}
-        for name, each in sorted(waiting.items(), key=lambda one: one[1].since):
-            by_key.setdefault(each.key, []).append(name)
-        since = ((each.key, each.since) for each in waiting.values())
-        return [by_key[key].pop(0) for key in fair(since, self._served)]
+        for _, key, name in sorted(queue):
+            by_key.setdefault(key, []).append(name)
+        served = fair(((key, at) for at, key, _ in queue), self._served)
+        return [by_key[key].pop(0) for key in served].index(waker.incarnation)
 
     def _forget_those_who_left(self, now: float) -> None:
         for name, each in list(self._waiting.items()):

@@ -92,7 +92,7 @@ class Accelerator:
         self.room_seconds = room_seconds
         self._look_seconds = look_seconds
         self._visible = visible
-        self._room = CardRoom()
+        self.room = CardRoom()
 
     @property
     def cards(self) -> CardSource:
@@ -286,21 +286,10 @@ class Accelerator:
         self, gpus: Gpus, snapshot: Snapshot, claim: object, waker: Waker
     ) -> Shortage | None:
         """Keep the room that a wake needs, or say what it lacks; waits for nothing."""
-        # The claim is for :meth:`fill` or :meth:`release`.
+        # The claim is for :meth:`fill`, or to be released.
         cards = self._look()
         needed = self._needed(gpus, snapshot, self._moves(gpus, snapshot, cards))
-        return self._room.promise(claim, needed, cards, time.monotonic(), waker)
-
-    def release(self, claim: object) -> None:
-        """Give back what :meth:`claim` has kept; idempotent."""
-        self._room.release(claim)
-
-    def leave(self, incarnation: str) -> None:
-        """Take a session out of the queue for room; idempotent."""
-        self._room.leave(incarnation)
-
-    def shortage_of(self, incarnation: str) -> Shortage | None:
-        return self._room.shortage_of(incarnation, time.monotonic())
+        return self.room.promise(claim, needed, cards, time.monotonic(), waker)
 
     def fill(
         self,
@@ -331,7 +320,7 @@ class Accelerator:
                 self._driver, users, seconds=self._seconds, moves=move_pairs(moves)
             )
         finally:
-            self._room.release(mine)
+            self.room.release(mine)
         if not cgroups.restore_memory_limit(limit):
             _log.warning(
                 "- memory limit %s stays off: more than that is in use", limit.file
@@ -365,9 +354,7 @@ class Accelerator:
     ) -> None:
         """Wait for memory: a driver that runs out of it midway loses the process."""
         deadline = time.monotonic() + self.room_seconds
-        while short := self._room.promise(
-            claim, needed, self._look(), time.monotonic()
-        ):
+        while short := self.room.promise(claim, needed, self._look(), time.monotonic()):
             if cancel is not None:
                 cancel.check()
             if time.monotonic() > deadline:

@@ -329,9 +329,10 @@ async def in_thread(
 
     task = asyncio.create_task(asyncio.to_thread(noted))
     silent = asyncio.create_task(_silent(threads))
-    async with _set(cancel) as cancelled:
-        either: set[asyncio.Future[Any]] = {task, cancelled, silent}
-        await asyncio.wait(either, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+    either: set[asyncio.Future[Any]] = {task, silent}
+    if cancel is not None:
+        either.add(asyncio.wrap_future(cancel.told))
+    await asyncio.wait(either, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
     silent.cancel()
     if not task.done():
         counts, session = _late.get((Counter(), ""))
@@ -355,28 +356,6 @@ async def _silent(threads: list[far_files.Task]) -> dict[str, Any]:
             continue
         if facts := await asyncio.to_thread(far.silent, threads, waits):
             return facts
-
-
-@contextlib.asynccontextmanager
-async def _set(cancel: Cancel | None) -> AsyncIterator[asyncio.Future[None]]:
-    loop = asyncio.get_running_loop()
-    told: asyncio.Future[None] = loop.create_future()
-
-    def tell() -> None:
-        if not told.done():
-            told.set_result(None)
-
-    def wake() -> None:
-        loop.call_soon_threadsafe(tell)
-
-    if cancel is None:
-        yield told
-        return
-    cancel.add_listener(wake)
-    try:
-        yield told
-    finally:
-        cancel.remove_listener(wake)
 
 
 def _end_late(counts: Counter[str], session: str, task: asyncio.Task[object]) -> None:

@@ -279,7 +279,7 @@ class Wake(Workflow):
             ROOM, lambda: _claim(tools.accelerator, self._session, record, claim)
         ):
             if self._cancel.is_set:
-                tools.accelerator.leave(record.incarnation)
+                tools.accelerator.room.leave(record.incarnation)
                 self._cancel.check()
             told = "Waiting for a GPU"
             told += f", number {short.place} in the queue" if short.place > 1 else ""
@@ -390,7 +390,7 @@ def end_nap(
             continuing.resume([one for one in mine if held_by(one.pid)])
             raise
     finally:
-        accelerator.release(claim)
+        accelerator.room.release(claim)
     for process in interrupted:
         # Any thread may take one that came while it stood, and a first thread that
         # sleeps would sleep on: in Python it alone can act on it.
