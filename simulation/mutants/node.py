@@ -9,7 +9,6 @@ from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.node.local_node import LocalNode
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
-from jupyterhub_gpu_reclaim.node.operations import operations
 from jupyterhub_gpu_reclaim.node.operations.card_room import CardRoom
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
@@ -19,6 +18,7 @@ from jupyterhub_gpu_reclaim.node.workflows import (
     capture,
     rehearsal,
     rescue,
+    tools,
 )
 from jupyterhub_gpu_reclaim.node.workflows.nap import Nap
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
@@ -66,7 +66,7 @@ WOKEN_BEFORE_ITS_END = (
 
 
 #: No record may be missing: then nothing of the way back is taken, either.
-FULL_FOLDER: tuple[Patch, ...] = ((operations, "_UNDOING", frozenset()),)
+FULL_FOLDER: tuple[Patch, ...] = ((tools, "_UNDOING", frozenset()),)
 
 UNWRITTEN: tuple[Patch, ...] = ((Records, "remember", nothing),)
 

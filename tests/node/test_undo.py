@@ -14,6 +14,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, StoreErr
 from jupyterhub_gpu_reclaim.common.models import Identity, SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
+from jupyterhub_gpu_reclaim.node.operations.card_room import CardRoom
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.requirements import (
@@ -37,6 +38,7 @@ class TakenCards:
     """Somebody else uses the memory of the cards until they are ``free``."""
 
     free = False
+    room = CardRoom()
 
     def __init__(self) -> None:
         self.filled = 0
