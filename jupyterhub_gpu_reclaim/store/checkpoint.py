@@ -13,7 +13,6 @@ import numpy as np
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.format.index import chunks_of, damaged
-from jupyterhub_gpu_reclaim.store.format.layout import ALL, Subset
 from jupyterhub_gpu_reclaim.store.packing.blocks import Blocks, BlockSource, is_far
 from jupyterhub_gpu_reclaim.store.read import memory_restore
 from jupyterhub_gpu_reclaim.store.read.extents import (
@@ -79,8 +78,6 @@ class CheckpointReader:
         self._lock = threading.Lock()
         self._few: OrderedDict[int, Buffer] = OrderedDict()
         self._files = index.places(self._chunk)
-        #: Bytes that :meth:`verify` has read and found whole.
-        self.verified_bytes = 0
 
     @property
     def info(self) -> CheckpointInfo:
@@ -153,52 +150,32 @@ class CheckpointReader:
         return CopyGroup(self._pool, self._source, spec, plan)
 
     def verify(
-        self,
-        progress: Callable[[int, int], None] | None = None,
-        *,
-        part: Subset = ALL,
-        whole: set[tuple[str, int]] | None = None,
+        self, progress: Callable[[int, int], None] | None = None
     ) -> list[Damage]:
-        """Read its packs of ``part``; return what is damaged, in the packs' order.
+        """Read all of its packs; return what is damaged, in the packs' order.
 
-        ``progress`` gets blocks done and blocks in all. ``whole``: blocks, by pack and
-        number, that need not be read again; those found whole are added. StoreError:
-        the store does not work, which says nothing of the checkpoint.
+        ``progress`` gets blocks done and blocks in all. StoreError: the store does not
+        work, which says nothing of the checkpoint.
         """
         problems = []
-        blocks, wanted = Blocks(self._source), self._blocks_of(part)
-        for done, block in enumerate(wanted, 1):
-            problems += self._verify(block, blocks, whole)
+        blocks, count = Blocks(self._source), len(self._index.blocks)
+        for block in range(count):
+            problems += self._verify(block, blocks)
             if progress is not None:
-                progress(done, len(wanted))
+                progress(block + 1, count)
         return problems
 
-    def _verify(
-        self, block: int, blocks: Blocks, whole: set[tuple[str, int]] | None
-    ) -> list[Damage]:
-        row = self._index.blocks[block]
-        pack = self._body.pack_name(self._body.packs[int(row["pack"])])
-        name = pack, int(row["number"])
-        if whole is not None and name in whole:
-            return []
+    def _verify(self, block: int, blocks: Blocks) -> list[Damage]:
         try:
             blocks.plain(block)
         except StoreError as error:
-            if error.reason is not damaged("").reason:
+            if error.reason is not Reason.CHECKPOINT_DAMAGED:
                 raise
-            why = str(error.facts["why"])
-            id_ = self.info.id
+            number = int(self._index.blocks[block]["pack"])
+            pack = self._body.pack_name(self._body.packs[number])
+            why, id_ = str(error.facts["why"]), self.info.id
             return [Damage(id_, file, pack, why) for file in self._users(block)]
-        self.verified_bytes += int(row["stored"])
-        if whole is not None:
-            whole.add(name)
         return []
-
-    def _blocks_of(self, part: Subset) -> list[int]:
-        packs = [part.has(self._body.pack_name(pack)) for pack in self._body.packs]
-        return np.flatnonzero(
-            np.array(packs, bool)[self._index.blocks["pack"]]
-        ).tolist()
 
     def _users(self, block: int) -> list[str]:
         low, high = self._index.bases[block], self._index.bases[block + 1]

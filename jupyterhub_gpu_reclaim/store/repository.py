@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
+from jupyterhub_gpu_reclaim.store.catalogue.committed import is_damage
 from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader, Damage
 from jupyterhub_gpu_reclaim.store.format import layout, manifest
 from jupyterhub_gpu_reclaim.store.write.builder import CheckpointBuilder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Mark
     from jupyterhub_gpu_reclaim.store.backend import Entry
     from jupyterhub_gpu_reclaim.store.catalogue.garbage import SweepResult
@@ -66,10 +70,27 @@ class Repository(CheckpointBuilder):
         # Beside a delete it may stay behind, for a sweep; who waits for one waits long.
         self._marks.put(self._catalogue.cached(checkpoint), said, number)
 
-    def mark_damage(self, checkpoint: str) -> list[Damage]:
-        """Damage of a checkpoint's mark, which counts as none then."""
-        found = self._marks.damage(self._catalogue.cached(checkpoint))
-        return [Damage(checkpoint, "", name, why) for name, why in found]
+    def verify(
+        self, checkpoint: str, progress: Callable[[int, int], None] | None = None
+    ) -> list[Damage]:
+        """Read all of one; what is damaged, its mark too, which counts as none then.
+
+        None of one that is gone. ``progress`` gets blocks done and blocks in all.
+        StoreError: the store does not work, which says nothing of the checkpoint.
+        """
+        try:
+            found = self.open(checkpoint).verify(progress)
+            marks = self._marks.damage(self._catalogue.cached(checkpoint))
+            found += [Damage(checkpoint, "", name, why) for name, why in marks]
+        except NotFound:
+            return []
+        except StoreError as error:
+            if not is_damage(error):
+                raise
+            name, code = layout.manifest(checkpoint), error.reason.value
+            found = [Damage(checkpoint, "", name, error.message, code)]
+        # Of one that is deleted meanwhile the manifest goes first.
+        return found if found and self.exists(checkpoint) else []
 
     def rekey(self, checkpoint: str | None = None) -> int:
         """Wrap under the newest master key; how many were rewrapped.

@@ -269,33 +269,12 @@ def test_somebody_else_than_root_gets_a_sentence(store, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_verify_of_all_subsets_reads_each_pack_once_and_finds_the_damage(
-    run, run_json, store
-):
-    pack = next((store.root / "packs" / "ada-1").glob("0*"))
-    store.damage(f"packs/ada-1/{pack.name}")
-    codes = [run_json("verify", "--subset", f"{n}/4") for n in (1, 2, 3, 4)]
-    found = [found["damage"] for code, found in codes if code]
-    assert sum(code for code, _ in codes) == 1
-    assert {each["checkpoint"] for each in found[0]} == {"ada-1", "ada-2"}
-    assert run("verify", "--subset", "1/4")[1].count("3 verified in part 1/4, ") == 1
-
-
-@pytest.mark.parametrize("written", ["0/4", "5/4", "1/0", "4", "a/b", "1/4/4"])
-def test_verify_of_a_subset_that_is_none_is_wrong_usage(run, written, capsys):
-    with pytest.raises(SystemExit) as ended:
-        run("verify", "--subset", written)
-    assert ended.value.code == 2
-    assert "n/m" in capsys.readouterr().err
-
-
 def test_verify_leaves_figures_for_prometheus(run, store, tmp_path):
     file = tmp_path / "verify.prom"
     assert run("verify", "--metrics-file", file)[0] == 0
     lines = file.read_text().splitlines()
     told = dict(line.split() for line in lines if not line.startswith("#"))
     prefix = "jupyterhub_gpu_reclaim_verify_"
-    assert float(told[prefix + "bytes"]) > 2_000_000
     assert float(told[prefix + "damaged_checkpoints"]) == 0
     store.damage("manifests/bob-1", 300)
     assert run("verify", "--metrics-file", file)[0] == 1

@@ -8,7 +8,6 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.format import layout
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
 from jupyterhub_gpu_reclaim.store.repository import Repository
-from jupyterhub_gpu_reclaim.store.verification import Verification
 from tests.store.doubles import KEYS
 from tests.support.faulty_backend import Around
 from tests.support.manual_clock import ManualClock
@@ -207,11 +206,11 @@ def test_damaged_word_counts_as_none_is_found_and_gives_way(backend, store, spoi
     backend.publish(name, spoil(data))
     store = opened(backend)
     assert asides(store) == {"c1": None}
-    (damage,) = Verification(store).check("c1")
+    (damage,) = store.verify("c1")
     assert (damage.checkpoint, damage.object) == ("c1", name)
     lay(store, ASIDE)
     assert asides(store) == {"c1": ASIDE}
-    assert Verification(store).check("c1") == []
+    assert store.verify("c1") == []
 
 
 def test_word_that_was_moved_is_none(backend, store):

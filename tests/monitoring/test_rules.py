@@ -76,7 +76,7 @@ def exported() -> set[str]:
 def left_in_files(tmp_path_factory) -> set[str]:
     """Names of what a verification leaves for the node exporter."""
     file = tmp_path_factory.mktemp("node-exporter") / "verify.prom"
-    write_metrics(file, 1, 1.0, 0, 1.0)
+    write_metrics(file, 1.0, 0, 1.0)
     return names_in(file.read_text())
 
 

@@ -19,7 +19,6 @@ from jupyterhub_gpu_reclaim.node.setup.store import open_store
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.backends.identified import IdentifiedBackend
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
-from jupyterhub_gpu_reclaim.store.verification import Verification
 from tests.support.manual_clock import ManualClock
 
 KEY = SessionKey("ada")
@@ -138,7 +137,7 @@ def test_checkpoints_are_not_left_out_of_a_list_while_their_key_is_gone(
         store.repository.list()
     assert caught.value.reason is Reason.KEY_MISSING
     with pytest.raises(StoreError, match="is not there"):
-        Verification(store.repository).check("one")
+        store.repository.verify("one")
     file.write_text(f"{store_id}\n{key}\n")
     file.chmod(0o600)
     assert [one.id for one in store.repository.list()] == ["one"]

@@ -108,7 +108,7 @@ def test_mark_that_cannot_be_counts_as_none(store, said):
     save(store)
     store.mark("good", said, MarkNumber(1, 1))
     assert [one.mark for one in store.list()] == [Mark()]
-    assert store.mark_damage("good")
+    assert store.verify("good")
 
 
 def record(**changes: Any) -> Record:

@@ -4,7 +4,6 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.store.repository import Repository
-from jupyterhub_gpu_reclaim.store.verification import Verification
 from tests.store.doubles import KEYS
 
 
@@ -37,7 +36,7 @@ class DeletesAtARead:
 def test_what_expires_while_it_is_verified_is_not_damaged(store, backend, clock, reads):
     save(store, "c1")
     looks = Repository(DeletesAtARead(backend, clock, reads), clock=clock, keys=KEYS)
-    assert Verification(looks).check("c1") == []
+    assert looks.verify("c1") == []
     assert not store.exists("c1")
 
 
@@ -45,4 +44,4 @@ def test_what_has_expired_since_the_list_was_made_is_not_damaged(store):
     save(store, "c1")
     ids = store.ids()
     store.delete("c1")
-    assert [Verification(store).check(id_) for id_ in ids] == [[]]
+    assert [store.verify(id_) for id_ in ids] == [[]]

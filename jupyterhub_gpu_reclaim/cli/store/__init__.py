@@ -11,7 +11,6 @@ failed, is a sentence and exit code 1. Next: ``docs/how-to/store.md``.
 from __future__ import annotations
 
 import importlib
-from argparse import ArgumentTypeError
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import sentence
 from jupyterhub_gpu_reclaim.node.state_folder import AGENT_FILE
-from jupyterhub_gpu_reclaim.store.format.layout import Subset
 
 if TYPE_CHECKING:
     import argparse
@@ -47,14 +45,6 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
     verify = add("verify", "maintenance", "read everything and name what is damaged")
     verify.add_argument("ids", metavar="ID", nargs="*", help="default: all")
-
-    verify.add_argument(
-        "--subset",
-        metavar="N/M",
-        type=_subset,
-        default="1/1",
-        help="only the N-th of M parts: 1/30 to 30/30, one a day, read all in a month",
-    )
     _metrics(verify)
 
     add("sweep", "maintenance", "clean up after interrupted writes")
@@ -108,13 +98,6 @@ def _which_store(parser: argparse.ArgumentParser) -> None:
     keys.add_argument("--key-file", metavar="FILE", default="")
     keys.add_argument("--key-dir", metavar="FOLDER", default="")
     keys.add_argument("--key-service", metavar="MODULE:CLASS", default="")
-
-
-def _subset(text: str) -> Subset:
-    try:
-        return Subset.parse(text)
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
 
 
 def _metrics(parser: argparse.ArgumentParser) -> None:

@@ -24,7 +24,6 @@ from jupyterhub_gpu_reclaim.node.setup.store import key_file, keys_of, place_of
 from jupyterhub_gpu_reclaim.store.backends.identified import IdentifiedBackend
 from jupyterhub_gpu_reclaim.store.format.identity import new_id
 from jupyterhub_gpu_reclaim.store.format.keys import STORE_ID
-from jupyterhub_gpu_reclaim.store.verification import Verification
 
 if TYPE_CHECKING:
     import argparse
@@ -37,27 +36,23 @@ def verify(args: argparse.Namespace) -> int:
     store = open_store(args)
     _refuse_absent(store, args.ids)
     ids = args.ids or store.repository.ids()
-    pass_ = Verification(store.repository, args.subset)
     found: list[Damage] = []
     begun = time.monotonic()
     for number, id_ in enumerate(ids, 1):
         with progress(f"{id_} ({number} of {len(ids)})") as bar:
-            found += pass_.check(id_, bar)
+            found += store.repository.verify(id_, bar)
     seconds = time.monotonic() - begun
     bad_ids = {each.checkpoint for each in found}
     if args.metrics_file:
-        write_metrics(
-            args.metrics_file, pass_.bytes, seconds, len(bad_ids), store.clock.now()
-        )
+        write_metrics(args.metrics_file, seconds, len(bad_ids), store.clock.now())
     if args.json:
         damage = [each._asdict() for each in found]
         print_json({"verified": ids, "damage": damage})
         return 1 if found else 0
     if found:
         print_table(("CHECKPOINT", "FILE", "OBJECT", "WHY", "CODE"), found)
-    part = f" in part {args.subset}" if args.subset.of > 1 else ""
     locked = {each.checkpoint for each in found if each.locked}
-    counts = f"{len(ids) - len(locked)} verified{part}, {len(bad_ids - locked)} damaged"
+    counts = f"{len(ids) - len(locked)} verified, {len(bad_ids - locked)} damaged"
     say(f"{counts}, {len(locked)} without their master key" if locked else counts)
     return 1 if found else 0
 
@@ -174,16 +169,13 @@ def init(args: argparse.Namespace) -> int:
     return 0
 
 
-def write_metrics(
-    file: Path | str, read: int, seconds: float, damaged: int, now: float
-) -> None:
+def write_metrics(file: Path | str, seconds: float, damaged: int, now: float) -> None:
     """Write a verification for Prometheus' node exporter (``*.prom``), or OSError."""
     # It has ended long before it could be scraped.
     registry = CollectorRegistry()
     for name, about, value in (
         ("verify_timestamp_seconds", "When the store was last verified.", now),
         ("verify_duration_seconds", "Time that it took.", seconds),
-        ("verify_bytes", "Bytes that were read and are whole.", read),
         (
             "verify_damaged_checkpoints",
             "Checkpoints with damage in them, or whose master key is missing.",

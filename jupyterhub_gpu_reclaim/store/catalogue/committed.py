@@ -27,6 +27,11 @@ _DAMAGE = (Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING, Reason.OTHER_VERSION)
 log = logging.getLogger(__name__)
 
 
+def is_damage(error: StoreError) -> bool:
+    """Whether it is a fault of the checkpoint; all others are of the store."""
+    return not isinstance(error, Unavailable) and error.reason in _DAMAGE
+
+
 class Catalogue:
     """Committed checkpoints; any call raises ``StoreError`` if the store fails."""
 
@@ -84,7 +89,7 @@ class Catalogue:
         except NotFound:
             return None  # deleted in between
         except StoreError as error:
-            if isinstance(error, Unavailable) or error.reason not in _DAMAGE:
+            if not is_damage(error):
                 raise
             log.warning("- checkpoint %s is left out: %s", checkpoint, error)
             return None
