@@ -90,7 +90,7 @@ def test_nothing_known_is_never_idle():
 COMMANDS = (
     *("sessions", "why", "suspend", "resume", "nap", "wake", "renew-login", "keep"),
     *("revoke-tabs", "end-tree", "saved", "bring-back"),
-    *("save", "save-all", "drain", "undrain"),
+    *("save", "drain", "undrain"),
 )
 
 

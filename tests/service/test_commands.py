@@ -270,6 +270,16 @@ async def test_many_are_not_taken_without_a_yes(command, control):
     assert command.names("suspend") == []
 
 
+async def test_all_that_run_can_be_saved_in_one_command(command, control):
+    control.put("a")
+    control.put("b", phase=Phase.NAPPING)
+    control.put("c", phase=Phase.SUSPENDED)
+    words = ("save", "--all", "--yes", "--no-wait", "--name", "before 5.5")
+    code, found = await command.json(*words)
+    assert (code, [each["how"] for each in found]) == (0, ["asked", "asked"])
+    assert command.names("save") == [SessionKey("a"), SessionKey("b")]
+
+
 async def test_nothing_is_suspended_when_no_session_is_chosen(command, control):
     control.put("ada")
     code, _, err = await command("suspend")

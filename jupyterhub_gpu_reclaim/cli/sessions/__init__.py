@@ -2,8 +2,8 @@
 
 Only the arguments are here, those of orders out of ``common/orders.py``; each action's
 imports are made when it runs, so that the program starts quickly. ``connection`` finds
-the service and a token, ``selection`` picks the sessions, ``listing``, ``actions``,
-``save_all`` and ``drains`` ask and print, and ``progress`` waits.
+the service and a token, ``selection`` picks the sessions, ``listing``, ``actions``
+and ``drains`` ask and print, and ``progress`` waits.
 
 Everything goes through the service's API, and the token says which sessions may be
 seen. A failure for one session does not affect the others.
@@ -57,27 +57,6 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     for order in ORDERS:
         _register_order(add(order.kind, "actions", order.says), order)
 
-    every = add("save-all", "save_all", "save every running session")
-    every.set_defaults(wait=True)
-    every.add_argument(
-        "--deadline",
-        metavar="TIME",
-        dest="time_limit",
-        type=seconds,
-        default=1800.0,
-        help="wait no longer than that (default: 30m); it goes on all the same",
-    )
-    every.add_argument(
-        "--name",
-        default="",
-        help="what the save points are called; they are kept beside later ones then",
-    )
-    every.epilog = (
-        "Before an upgrade of the Hub, of its chart or of an image. What was not used"
-        " since its last save point (of that name) is saved already. Those that nap or"
-        " are idle are saved first."
-        f" {every.epilog}Exit code 4: not all were saved by the deadline."
-    )
     saved = add("saved", "listing", "list the checkpoints of a session")
     saved.add_argument("target", metavar="USER[/SERVER]")
     _register_for_nodes(add)
@@ -86,6 +65,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def _register_order(parser: argparse.ArgumentParser, order: type[Order]) -> None:
     live = any(phase.live for phase in order.phases)
     _which(parser, idle=live)
+    parser.add_argument("--all", action="store_true", help="all that it is made for")
     for field in msgspec.structs.fields(order):
         _add_field(parser, field)
     parser.add_argument(

@@ -25,7 +25,6 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Collection
 
     from jupyterhub_gpu_reclaim.cli.client import SessionsClient
     from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionView
@@ -50,8 +49,8 @@ def order(args: argparse.Namespace, kind: type[Order]) -> int:
         # a user may have come back while the person was thinking
         asked = {view.key for view in views}
         views = [view for view in _selected(args, given) if view.key in asked]
-    results = ask(args, lambda client: order_all(args, given, client, views))
-    return report(args, results)
+    results = ask(args, lambda client: _order_all(args, given, client, views))
+    return _report(args, results)
 
 
 def _selected(args: argparse.Namespace, given: Order) -> list[SessionView]:
@@ -60,21 +59,17 @@ def _selected(args: argparse.Namespace, given: Order) -> list[SessionView]:
     return views if args.targets else selection.only_in(views, given.phases)
 
 
-async def order_all(
+async def _order_all(
     args: argparse.Namespace,
     given: Order,
     client: SessionsClient,
     views: list[SessionView],
-    *,
-    followed: Collection[SessionView] = (),
-    at_once: int = AT_ONCE,
 ) -> list[Result]:
     """Ask for each session, then wait for all; the results in the sessions' order."""
-    # ``followed`` ones are not asked for; one ``at_once`` keeps the order of the views.
     waits = bool(given.follows) and args.wait
     with bars() as shown:
         following = Following(given, tell=shown.show, ended=shown.end)
-        turns = asyncio.Semaphore(at_once)
+        turns = asyncio.Semaphore(AT_ONCE)
         found: dict[SessionKey, Result] = {}
 
         async def give(view: SessionView) -> None:
@@ -99,16 +94,14 @@ async def order_all(
                     key=view.key, how=how, kept_until=until, kept=kept
                 )
 
-        for view in followed:
-            following.add(view, view)
         await asyncio.gather(*map(give, views))
         if waits:
             await following.all(client, args.time_limit)
         found |= following.results
-    return [found[view.key] for view in (*views, *followed)]
+    return [found[view.key] for view in views]
 
 
-def report(args: argparse.Namespace, results: list[Result]) -> int:
+def _report(args: argparse.Namespace, results: list[Result]) -> int:
     if args.json:
         print_json(results)
     elif results:

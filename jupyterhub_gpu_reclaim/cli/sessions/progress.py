@@ -26,7 +26,6 @@ PAUSE = 2.0
 
 class How(StrEnum):
     DONE = "done"
-    KNOWN = "saved already"  #: and not used since
     ASKED = "asked"  #: and not waited for
     FAILED = "failed"  #: begun, and undone
     REFUSED = "refused"  #: nothing was begun

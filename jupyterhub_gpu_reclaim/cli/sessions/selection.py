@@ -96,7 +96,8 @@ def _kept(view: SessionView, now: float) -> bool:
 def selects(args: argparse.Namespace) -> bool:
     """Whether sessions are chosen by properties, not by name alone."""
     return bool(
-        args.user
+        args.all
+        or args.user
         or args.node
         or args.state
         or getattr(args, "idle_for", None) is not None
