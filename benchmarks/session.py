@@ -42,6 +42,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments, written
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from agent import REALM, Agent, Order
@@ -135,13 +137,12 @@ class Place:
 
     @classmethod
     def make(cls, mode: str, *command: str) -> Place:
+        arguments = InitArguments(REALM, "ann", realm=REALM, holding=mode == "hold")
         popen = subprocess.Popen(
             [
                 *("unshare", "--fork", "--pid", "--mount", "--ipc", "--uts"),
                 *("--mount-proc", "--kill-child", "sh", "-c", MOUNTS, "sh"),
-                *(sys.executable, "-I", "-S", str(INIT), mode),
-                *("--incarnation", REALM, "--user", "ann", "--server", ""),
-                *("--realm", REALM, "--relay"),
+                *(sys.executable, "-I", "-S", str(INIT), written(arguments)),
                 *(["--", *command] if command else []),
             ],
             stdin=subprocess.DEVNULL,

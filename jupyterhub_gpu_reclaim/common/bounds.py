@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Final
 
 from msgspec import Meta
@@ -32,8 +31,3 @@ Size = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Moment = Annotated[float, Meta(ge=0, le=2e11)]
 #: How long something took or lasts; three hundred years.
 Seconds = Annotated[float, Meta(ge=0, le=1e10)]
-
-
-def is_name(text: str) -> bool:
-    """Whether it can be the name of a user or a server."""
-    return re.search(_LINE, text) is not None and len(text) <= 255

@@ -5,19 +5,19 @@ from the variable ``GPU_RECLAIM_INIT``, which holds this text. Only the standard
 library, Python >= 3.7, one file: it runs in the user's image. It decides nothing and is
 never part of a checkpoint (pid 1 cannot be in one).
 
-``start`` runs a command below a root that leads the saved tree; ``hold`` waits for a
-restored root. Both forward SIGTERM, SIGINT and SIGHUP (root to server, too), reap
-everything, and end with the root's status (128 + n for a signal) when the root ends;
-the kernel then ends the rest. A holding init ends at once when it is told to.
+It runs a command below a root that leads the saved tree or, if it is to hold a place,
+waits for a restored root. It forwards SIGTERM, SIGINT and SIGHUP (root to server, too),
+reaps everything, and ends with the root's status (128 + n for a signal) when the root
+ends; the kernel then ends the rest. A holding init ends at once when it is told to.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import errno
 import fcntl
+import json
 import os
 import select
 import signal
@@ -25,12 +25,15 @@ import stat
 import struct
 import sys
 import threading
+from types import SimpleNamespace
 
 RELAY_WRITE_FD = 3
 RELAY_READ_FD = 4
 RELAY_BLOCK = 65536
 #: A pipe holds at most a MiB, unless root says otherwise.
 RELAY_BLOCKS = 16
+#: Next pid at a fresh start; the lower ones are for CRIU and the init.
+FIRST_PID = 300
 #: A pipe that polls writable takes this much (PIPE_BUF) without blocking.
 ATOMIC_WRITE = 4096
 
@@ -63,37 +66,9 @@ ROOT_NAMED = signal.SIGUSR1
 AWAITED = {*FORWARDED, signal.SIGCHLD, ROOT_NAMED}
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="session_init.py", description="see top")
-    parser.add_argument("mode", choices=["start", "hold"])
-    parser.add_argument("--incarnation", required=True)
-    parser.add_argument("--user", required=True)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--realm", default="")
-    parser.add_argument("--session", default="")
-    parser.add_argument("--account", default="")
-    parser.add_argument("--uid", type=int)
-    parser.add_argument("--gid", type=int)
-    parser.add_argument("--groups", default="")
-    parser.add_argument("--no-new-privileges", type=int, default=0)
-    parser.add_argument("--chdir")
-    parser.add_argument("--relay", action="store_true")
-    parser.add_argument("--status-file")
-    parser.add_argument("--first-pid", type=int, default=300)
-    split = argv.index("--") if "--" in argv else len(argv)
-    args = parser.parse_args(argv[:split])
-    args.command = argv[split + 1 :]
-    try:
-        args.groups = [int(group) for group in args.groups.split(",") if group]
-    except ValueError:
-        parser.error("--groups takes numbers with commas between them")
-    if args.mode == "start" and not args.command:
-        parser.error("start needs a command after --")
-    if args.mode == "hold" and args.command:
-        parser.error("hold takes no command")
-    if os.getpid() != 1 and args.mode == "hold":
-        parser.error("hold must be pid 1: a restored tree becomes pid 1's child")
-    return args
+def parse(argv: list[str]) -> SimpleNamespace:
+    """``JSON [-- COMMAND…]``, as ``command_line`` writes it."""
+    return SimpleNamespace(**json.loads(argv[0]), command=argv[2:])
 
 
 def prctl(option: int, value: int | bytes, more: bytes | None = None) -> None:
@@ -153,18 +128,17 @@ def use_up_pids(first: int) -> None:
         os.waitpid(pid, 0)
 
 
-def become(args: argparse.Namespace) -> None:
-    if args.groups or args.uid is not None:
-        os.setgroups(args.groups)
-    if args.gid is not None:
-        os.setresgid(args.gid, args.gid, args.gid)
-    if args.uid is not None:
-        os.setresuid(args.uid, args.uid, args.uid)
+def become(args: SimpleNamespace) -> None:
+    user = args.system_user
+    if user is not None:
+        os.setgroups(user["groups"])
+        os.setresgid(user["gid"], user["gid"], user["gid"])
+        os.setresuid(user["uid"], user["uid"], user["uid"])
         # Changing the uid clears this flag, and then the user could not look at
         # the own process under /proc.
         prctl(PR_SET_DUMPABLE, 1)
-    if args.no_new_privileges:
-        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        if user["no_new_privileges"]:
+            prctl(PR_SET_NO_NEW_PRIVS, 1)
     if args.chdir:
         os.chdir(args.chdir)
 
@@ -228,7 +202,7 @@ def run_server(command: list[str]) -> int:
         return 127 if isinstance(error, FileNotFoundError) else 126
 
 
-def run_root(args: argparse.Namespace) -> int:
+def run_root(args: SimpleNamespace) -> int:
     """In the root's process: start the server, reap until it has ended."""
     # It leads the saved tree. As the "child subreaper" it inherits processes whose
     # parent has ended (``nohup train &`` in a terminal that was closed); under the init
@@ -260,9 +234,9 @@ def run_root(args: argparse.Namespace) -> int:
             return ended[server]
 
 
-def start_root(args: argparse.Namespace) -> int:
+def start_root(args: SimpleNamespace) -> int:
     """Fork the tree's root with its input, output and pid; its pid."""
-    use_up_pids(args.first_pid)
+    use_up_pids(FIRST_PID)
     root = os.fork()
     if root:
         return root
@@ -281,7 +255,7 @@ def start_root(args: argparse.Namespace) -> int:
 
 
 def open_relay() -> None:
-    # With --relay the session's output goes into a pipe of the init's, which copies it
+    # With a relay the session's output goes into a pipe of the init's, which copies it
     # to its own output and drops what cannot be written. So the Hub may come and go,
     # and a restored tree writes into the new init's pipe, found under
     # ``/proc/<init>/fd``.
@@ -407,7 +381,7 @@ def main(argv: list[str]) -> int:
         open_relay()
     relay = Relay() if args.relay else None
     prctl(PR_SET_NAME, NAME)
-    root = start_root(args) if args.mode == "start" else None
+    root = None if args.holding else start_root(args)
     if relay is not None:
         threading.Thread(target=relay.run, name="relay", daemon=True).start()
     if root is not None:

@@ -37,6 +37,7 @@ from jupyterhub_gpu_reclaim.checkpoint.tree.restore import (
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Refused
 from jupyterhub_gpu_reclaim.linux import processes
 from tests.support.agent import CRIU_FOLDERS, INIT, MOUNTS
+from tests.support.init_words import init_words
 
 
 @pytest.fixture(scope="session")
@@ -137,7 +138,7 @@ class Places:
     made: list[Place] = field(default_factory=list)
 
     def make(
-        self, mode: str, *command: str, relay: bool = True, options=(), network: int = 0
+        self, mode: str, *command: str, relay: bool = True, network: int = 0, **facts
     ) -> Place:
         """A place; in the network namespace of that process, if one is given."""
         read_end, write_end = os.pipe()
@@ -147,13 +148,9 @@ class Places:
                 *inside,
                 *("unshare", "--fork", "--pid", "--mount", "--ipc", "--uts"),
                 *("--mount-proc", "--kill-child", "sh", "-c", MOUNTS, "sh"),
-                *(sys.executable, "-I", "-S", str(INIT), mode),
-                *("--incarnation", "test", "--user", "ann", "--server", ""),
+                *(sys.executable, "-I", "-S", str(INIT)),
                 # Agents of other tests, on the same machine, must not thaw these.
-                *("--realm", "engine-tests"),
-                *(["--relay"] if relay else []),
-                *options,
-                *(["--", *command] if command else []),
+                *init_words(mode, *command, relay=relay, realm="engine-tests", **facts),
             ],
             stdin=subprocess.DEVNULL,
             stdout=write_end,

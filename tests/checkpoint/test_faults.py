@@ -26,6 +26,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import capabilities, processes, procfs
 from jupyterhub_gpu_reclaim.node.workflows.recovery import end_criu
+from jupyterhub_gpu_reclaim.session_init.command_line import SystemUser
 from tests.checkpoint.conftest import Image
 
 #: Something for pages-*.img: more than a pipe holds.
@@ -487,7 +488,7 @@ def test_dump_of_another_user_without_the_capability_says_so(places, engine):
         "sh",
         "-c",
         "echo up; while :; do sleep 0.1; echo on; done",
-        options=("--uid", "65534", "--gid", "65534"),
+        system_user=SystemUser(65534, 65534),
     )
     place.read_until("up\n")
     with pytest.raises(RolledBack) as caught:

@@ -18,6 +18,7 @@ from jupyterhub_gpu_reclaim.checkpoint.tree import freeze
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed, RolledBack
 from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace, scheduling
+from jupyterhub_gpu_reclaim.session_init.command_line import SystemUser
 from tests.checkpoint.conftest import fingerprints
 from tests.support import keys
 
@@ -323,7 +324,7 @@ def test_program_that_may_run_nothing_new_is_refused_and_goes_on(places):
 
 @needs_landlock
 def test_confined_program_of_another_user_is_told_from_a_free_one(places):
-    world = places.world(options=["--uid", "54321", "--gid", "54322"])
+    world = places.world(system_user=SystemUser(54321, 54322))
     world("import ctypes; ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)")
     read(world.place.tree)
     world(CONFINE)

@@ -20,14 +20,12 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.linux import capabilities
+from jupyterhub_gpu_reclaim.session_init.command_line import SystemUser
 from tests.checkpoint.conftest import REPL, World, fingerprints
 from tests.checkpoint.test_cycle import BASH, terminal
 
 UID, GID, GROUPS = 54321, 54322, [54323, 54324]
-BECOME = (
-    *("--uid", str(UID), "--gid", str(GID)),
-    *("--groups", ",".join(map(str, GROUPS)), "--chdir"),
-)
+BECOME = SystemUser(UID, GID, tuple(GROUPS))
 #: What the kernel knows of a process's rights.
 RIGHTS = ("Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Umask", "Seccomp")
 
@@ -174,7 +172,7 @@ def world(places, home):
     python = shutil.which("python3", path="/usr/bin:/usr/local/bin:/bin")
     if python is None:
         pytest.skip("needs a python3 of the system, which every user may run")
-    place = places.start(python, "-c", REPL, options=(*BECOME, str(home)))
+    place = places.start(python, "-c", REPL, system_user=BECOME, chdir=str(home))
     place.read_until("port ")
     return World(place, int(place.read_until("\n")))
 

@@ -9,6 +9,7 @@ from jupyterhub_gpu_reclaim.common.term import HIGHEST, TERM
 from jupyterhub_gpu_reclaim.node.operations.known_term import FILE
 from tests.node.conftest import agent, counter, folder, places, shared_agent
 from tests.support.agent import goes_on, wait_for
+from tests.support.init_words import init_words
 
 __all__ = ["agent", "counter", "folder", "places", "shared_agent"]
 
@@ -32,9 +33,8 @@ def claim(folder, incarnation: str) -> subprocess.Popen:
                 "--fork",
                 "--kill-child",
             ),
-            *("sh", "-c", "while :; do sleep 1; done", "session_init.py", "hold"),
-            *("--incarnation", incarnation, "--user", "victim", "--server", ""),
-            *("--realm", folder.name),
+            *("sh", "-c", "while :; do sleep 1; done", "session_init.py"),
+            *init_words("hold", incarnation=incarnation, realm=folder.name),
         ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -49,8 +49,7 @@ STAFF, DATA, OWN = 40001, 40002, 0
 
 
 def given(*groups, uid=0):
-    words = ["--uid", str(uid), "--gid", str(OWN)]
-    return [*words, "--groups", ",".join(map(str, groups))]
+    return {"system_user": SystemUser(uid, OWN, groups)}
 
 
 def rights(place):
@@ -73,7 +72,7 @@ def suspended(agent, places):
     assert agent.capture(place, "c1")[-1].get("checkpoint"), agent.log.read_text()
     agent.release(place, "c1")
 
-    def resume(*options):
+    def resume(**options):
         new = places("hold", env={}, options=options)
         return new, agent.restore(new, "c1")[-1]
 
@@ -82,9 +81,9 @@ def suspended(agent, places):
 
 def test_groups_that_were_taken_away_do_not_come_back(suspended):
     """Nor anything for a user id that is another person's by now."""
-    _, last = suspended(*given(OWN, STAFF, DATA, uid=1234))
+    _, last = suspended(**given(OWN, STAFF, DATA, uid=1234))
     assert last["failure"]["code"] == "user_mismatch"
-    place, last = suspended(*given(OWN, STAFF))
+    place, last = suspended(**given(OWN, STAFF))
     assert last.get("tree"), last
     assert goes_on(place)
     assert rights(place) == [{OWN, STAFF}] * 4
@@ -101,7 +100,7 @@ def member(criu):
     made = engine_tests.Places(folder)
     told = "private = open('../data'); 1"
     shim = criu_for_any_user(criu, folder)
-    yield save_session(shim, folder, made, told, groups=f"{DATA},{STAFF}")
+    yield save_session(shim, folder, made, told, groups=(DATA, STAFF))
     made.clear()
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -209,8 +208,8 @@ def test_root_of_before_comes_back_only_with_the_rights_that_made_it(
     monkeypatch, user, others, told
 ):
     made = tree(server=core(groups=[GID, STAFF, DATA]), other=core(**others))
-    words = written(InitArguments("i", "ada", "", "", True, system_user=user))
-    words = [b"session_init", *(word.encode() for word in words)]
+    word = written(InitArguments("i", "ada", holding=True, system_user=user))
+    words = [b"session_init", word.encode()]
     monkeypatch.setattr(lost_rights.procfs, "words", lambda *_: words)
     saved = {f"criu/{name}": image for name, image in made.items()}
     there = SimpleNamespace(

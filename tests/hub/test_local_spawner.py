@@ -59,7 +59,7 @@ def test_return_is_told_the_rights_that_a_fresh_start_would_give_today(
     assert parse(words).holding
     entry = pwd.getpwnam("games")
     assert rights_told(service) == first
-    assert first[:2] == (entry.pw_uid, entry.pw_gid)
+    assert (first.uid, first.gid) == (entry.pw_uid, entry.pw_gid)
     assert set(first.groups) == set(os.getgrouplist("games", entry.pw_gid))
 
 

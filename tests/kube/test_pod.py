@@ -81,7 +81,7 @@ def test_start_prefixes_the_arguments_and_leaves_the_entrypoint() -> None:
     container = notebook(prepared(a_pod(), a_purpose()))
     assert "command" not in container
     init = init_of(container, container["args"])
-    assert (init.mode, init.user, init.incarnation) == ("start", "ada", "f" * 32)
+    assert (init.holding, init.user, init.incarnation) == (False, "ada", "f" * 32)
     assert init.command == CMD
     assert init.relay
 
@@ -118,7 +118,7 @@ def test_hold_is_pid_1_by_digest_with_the_saved_login(monkeypatch) -> None:
     monkeypatch.setattr(session_init.os, "getpid", lambda: 1)
     purpose = a_purpose("hold", image=DIGEST, token="saved", generation=3)
     container = notebook(prepared(a_pod(image_pull_policy="Always"), purpose))
-    assert init_of(container, container["command"]).mode == "hold"
+    assert init_of(container, container["command"]).holding
     assert not container.get("args")
     assert (container["image"], container["imagePullPolicy"]) == (
         DIGEST,
@@ -280,8 +280,7 @@ def test_any_pod_stays_valid_and_itself(user, server, mode, options) -> None:
     assert after["metadata"]["labels"][INCARNATION] == purpose.init.incarnation
     ours = notebook(made)
     words = [*ours.get("command", ()), *ours.get("args", ())]
-    assert f"--user={user}" in map(expanded, words)
-    assert f"--server={server}" in map(expanded, words)
+    assert command_line.written(purpose.init) in map(expanded, words)
     for name in ("resources", "volumeMounts", "securityContext", "ports"):
         assert ours.get(name) == notebook(pod).get(name)
 

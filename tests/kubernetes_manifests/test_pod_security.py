@@ -100,7 +100,7 @@ def test_a_sessions_pod_has_no_other_rights_than_kubespawners(settings, mode):
         **settings,
     )
     image = "quay.io/jupyter/base@sha256:" + "a" * 64
-    init = InitArguments("f" * 32, "ada", "", "", holding=mode == "hold")
+    init = InitArguments("f" * 32, "ada", holding=mode == "hold")
     purpose = PodPurpose(init=init, image=image)
     ours, theirs = (as_json(one)["spec"] for one in (prepared(pod, purpose), pod))
     assert rights(ours) == rights(theirs)

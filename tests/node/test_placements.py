@@ -10,27 +10,20 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.sessions.placements import LocalPlacements
+from tests.support.init_words import init_words
 
 STAT = "7 (a ) b) {state} 1 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 4242 0"
 STATUS = "Name:\tx\nUid:\t{uid}\nNSpid:\t{pids}\n"
-WORDS = (
-    "python3",
-    "-I",
-    "-S",
-    "/usr/lib/session_init.py",
-    "start",
-    "--incarnation",
-    "inc-1",
-    "--user",
-    "ann",
-    "--server",
-    "gpu",
-    "--session=its-id",
-    "--account=7.x",
-    "--relay",
-    "--",
-    "jupyterhub-singleuser",
-)
+INIT = ("python3", "-I", "-S", "/usr/lib/session_init.py")
+
+
+def words(mode="start", **facts):
+    names = {"incarnation": "inc-1", "server": "gpu"}
+    more = {"session": "its-id", "account": "7.x"}
+    return (*INIT, *init_words(mode, "jupyterhub", **{**names, **more, **facts}))
+
+
+WORDS = words()
 
 
 def proc(folder, words=WORDS, uid="0\t0\t0\t0", pids="7\t1", state="S", realm=""):
@@ -54,8 +47,7 @@ def test_list_init_of_root_in_a_pid_namespace_is_a_session(tmp_path):
 
 def test_list_inline_source_in_a_container_is_a_session(tmp_path):
     source = '"""Pid 1"""\nfrom session_init import x\n'
-    words = ("python3", "-c", source, "hold", *WORDS[5:11])
-    (session,) = proc(tmp_path, words).list()
+    (session,) = proc(tmp_path, ("python3", "-c", source, *words("hold")[4:])).list()
     assert session.holding
 
 
@@ -69,38 +61,25 @@ def test_list_inline_source_in_a_container_is_a_session(tmp_path):
         {"state": "Z"},
         {"words": ("python3", "other.py", *WORDS[4:])},
         {"words": WORDS[:4]},
-        {"words": (*WORDS[:6], "../../etc", *WORDS[7:])},
-        {"words": (*WORDS[:6], "", *WORDS[7:])},
-        {"words": (*WORDS[:7], "--user", "", *WORDS[9:])},
+        {"words": words(incarnation="../../etc")},
+        {"words": words(incarnation="")},
+        {"words": words(user="")},
+        {"words": words(user="a\nb")},
+        {"words": (*INIT, "{}")},
     ],
 )
 def test_list_impostor_is_no_session(tmp_path, changes):
     assert proc(tmp_path, **changes).list() == []
 
 
-def test_list_names_that_look_like_options_are_values(tmp_path):
-    words = (*WORDS[:8], "--incarnation", "--server", "--user", *WORDS[11:])
-    (session,) = proc(tmp_path, words).list()
-    assert session.incarnation == "inc-1"
-    assert session.key == SessionKey("--incarnation", "--user")
-
-
-@pytest.mark.parametrize("name", ["--", "-x", "--realm=other", "a=b", ""])
-def test_list_names_in_one_word_with_their_option_are_taken_whole(tmp_path, name):
-    words = (*WORDS[:7], f"--user={name or 'ann'}", f"--server={name}", *WORDS[11:])
-    (session,) = proc(tmp_path, words).list()
-    assert session.key == SessionKey(name or "ann", name)
-
-
 def test_list_words_behind_the_dashes_belong_to_the_user(tmp_path):
-    words = (*WORDS, "--incarnation", "inc-2", "--user", "bob")
-    (session,) = proc(tmp_path, words).list()
+    theirs = (*WORDS, *words(user="bob")[3:])
+    (session,) = proc(tmp_path, theirs).list()
     assert session.key.user == "ann"
 
 
 def test_list_session_of_another_realm_is_none_of_ours(tmp_path):
-    words = (*WORDS[:11], "--realm", "lab-2", *WORDS[11:])
-    placements = proc(tmp_path, words, realm="lab-2")
+    placements = proc(tmp_path, words(realm="lab-2"), realm="lab-2")
     assert len(placements.list()) == 1
     assert LocalPlacements("", tmp_path).list() == []
     assert LocalPlacements("lab-3", tmp_path).list() == []

@@ -229,7 +229,7 @@ def test_one_that_cannot_be_begun_leaves_nothing_behind(agent, counter):
 def test_late_order_does_not_save_what_would_pass_for_older(agent, places):
     """An order to suspend was given first, and comes when a later one is done."""
     program = (sys.executable, "-I", "-S", "-c", COUNTER)
-    place = places("start", *program, env={}, options=("--session=s1",))
+    place = places("start", *program, env={}, options={"session": "s1"})
     wait_for(lambda: place.output.stat().st_size)
     agent.saved(place, "cp-3", 3)
     late = agent.capture(place, "cp-2", 2)[-1]

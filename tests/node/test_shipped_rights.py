@@ -15,6 +15,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds import rights
 from jupyterhub_gpu_reclaim.linux import capabilities, procfs
+from jupyterhub_gpu_reclaim.session_init.command_line import SystemUser
 from tests.support.agent import criu_folder, goes_on, short_folder, wait_for
 from tests.support.agent import places as make_places
 from tests.support.process_rights import (
@@ -56,10 +57,10 @@ class Session:
     groups: tuple[int, ...] = (GID,)
     no_new_privileges: bool = False
 
-    def options(self) -> list[str]:
-        words = ["--uid", str(self.uid), "--gid", str(GID if self.uid else 0)]
-        words += ["--groups", ",".join(map(str, self.groups))]
-        return [*words, "--no-new-privileges", str(int(self.no_new_privileges))]
+    def options(self) -> dict[str, SystemUser]:
+        gid = GID if self.uid else 0
+        user = SystemUser(self.uid, gid, self.groups, self.no_new_privileges)
+        return {"system_user": user}
 
 
 HUB_OF_TLJH = of_unit(TLJH_UNIT)

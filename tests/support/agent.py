@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 import httpx
@@ -24,6 +25,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.linux import processes
 from tests.support import light_modules, preloaded
+from tests.support.init_words import init_words
 
 INIT = Path(criu_module.__file__).parents[2] / "session_init" / "session_init.py"
 MOUNTS = """
@@ -292,22 +294,19 @@ class Place:
         *command: str,
         env=None,
         user: str = "ann",
-        options: Sequence[str] = (),
+        options=MappingProxyType({}),
         rights: Sequence[str] = (),
     ) -> None:
         self.incarnation = uuid.uuid4().hex
         self.output = folder / f"{self.incarnation}.out"
+        facts = {"incarnation": self.incarnation, "user": user, "realm": folder.name}
         with self.output.open("wb") as output:
             self.popen = subprocess.Popen(
                 [
                     *("unshare", "--fork", "--pid", "--mount", "--ipc", "--uts"),
                     *("--mount-proc", "--kill-child", "sh", "-c", MOUNTS, "sh"),
-                    *(*rights, sys.executable, "-I", "-S", str(INIT), mode),
-                    *("--incarnation", self.incarnation),
-                    *("--user", user, "--server", "", "--relay"),
-                    *("--realm", folder.name),
-                    *options,
-                    *(["--", *command] if command else []),
+                    *(*rights, sys.executable, "-I", "-S", str(INIT)),
+                    *init_words(mode, *command, **{**facts, **options}),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,

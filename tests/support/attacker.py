@@ -18,6 +18,7 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.linux import capabilities
+from jupyterhub_gpu_reclaim.session_init.command_line import SystemUser
 from tests.checkpoint.conftest import REPL, Engine, Image, Places, World, fingerprints
 from tests.checkpoint.test_other_user import GID, UID, built_shim
 
@@ -116,14 +117,13 @@ def system_python() -> str:
 
 
 def start_session(
-    folder: Path, places: Places, told: str = "1", groups: str = ""
+    folder: Path, places: Places, told: str = "1", groups: tuple[int, ...] = ()
 ) -> World:
     python = system_python()
     folder.chmod(0o755)
     home = make_home(folder)
-    become = ("--uid", str(UID), "--gid", str(GID), "--groups", groups)
-    options = (*become, "--chdir", str(home))
-    place = places.start(python, "-c", REPL, options=options)
+    user = SystemUser(UID, GID, groups)
+    place = places.start(python, "-c", REPL, system_user=user, chdir=str(home))
     place.read_until("port ")
     world = World(place, int(place.read_until("\n")))
     world(told)
@@ -131,7 +131,7 @@ def start_session(
 
 
 def save_session(
-    criu, folder: Path, places: Places, told: str = HOLD, groups: str = ""
+    criu, folder: Path, places: Places, told: str = HOLD, groups: tuple[int, ...] = ()
 ) -> Victim:
     world = start_session(folder, places, told, groups)
     place, home = world.place, folder / "home"

@@ -20,6 +20,7 @@ from jupyterhub_gpu_reclaim.node.sessions.placements import PodPlacements
 from jupyterhub_gpu_reclaim.session_init import command_line
 from tests.support import light_modules
 from tests.support.agent import PATIENCE, SERVER, Agent, Jupyter, wait_for
+from tests.support.init_words import init_words
 from tests.support.ran import ran
 
 #: What Docker and containerd leave to a container's root.
@@ -116,10 +117,10 @@ class Pod:
         self.ip = self._address()
         words = [
             *(ENTRY_POINT if mode == "start" else ()),
-            *(*command_line.inline(sys.executable), mode, "--relay"),
-            *("--incarnation", self.incarnation, "--user=ann", "--server="),
-            f"--realm={folder.name}",
-            *(["--", *command] if command else []),
+            *command_line.inline(sys.executable),
+            *init_words(
+                mode, *command, incarnation=self.incarnation, realm=folder.name
+            ),
         ]
         env = {"PATH": "/usr/bin:/bin", **command_line.inline_environment()} | dict(env)
         self._write_bundle(words, home, env, memory, user)

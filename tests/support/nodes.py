@@ -175,7 +175,7 @@ class Node:
         whose = {"session": init.session, "account": init.account}
         place: dict[str, Any] = {"pod": pod["metadata"]["uid"], **whose}
         key, name = SessionKey(init.user, init.server), init.incarnation
-        if init.mode == "hold":
+        if init.holding:
             self.simulated.hold(key, name, **place)
         else:
             self.simulated.run(key, f"work of {name}", name, login=login, **place)
@@ -270,13 +270,7 @@ def _init_of(pod: dict[str, Any]) -> Any:
     words = [*container.get("command", ()), *container.get("args", ())]
     with suppress(ValueError):
         at = words.index("-c")
-        words = [word.replace("$$", "$") for word in words[at + 2 :]]
-        if words[0] == "hold":
-            words[0] = "start"  # which asks for no pid 1
-            parsed = session_init.parse([*words, "--", "nothing"])
-            parsed.mode = "hold"
-            return parsed
-        return session_init.parse(words)
+        return session_init.parse([w.replace("$$", "$") for w in words[at + 2 :]])
     return None
 
 

@@ -114,7 +114,7 @@ def _command(asked: Mapping[str, Any], purpose: ContainerPurpose) -> list[str]:
 
 def _init(purpose: ContainerPurpose) -> list[str]:
     inline = command_line.inline(purpose.python)
-    return [*inline, *command_line.written(purpose.init)]
+    return [*inline, command_line.written(purpose.init)]
 
 
 def variables(environment: Any) -> dict[str, Any]:

@@ -317,7 +317,7 @@ def _staying(given: Any) -> list[Any]:
 
 
 def _prefix(purpose: PodPurpose) -> list[str]:
-    words = [*command_line.inline(purpose.python), *command_line.written(purpose.init)]
+    words = [*command_line.inline(purpose.python), command_line.written(purpose.init)]
     return [_escape(word) for word in words]
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import msgspec
 from jupyterhub.spawner import LocalProcessSpawner
 from jupyterhub.utils import random_port
 from traitlets import Bool
@@ -139,14 +140,14 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         return args
 
     def _init(self, command: list[str]) -> list[str]:
-        user = None if self.run_as_hub_user else self._rights_today()
-        arguments = self.reclaim_init()._replace(system_user=user)
-        words = [*launch.PYTHON, session_init.__file__, *written(arguments)]
-        if (file := exit_status.file_of(self.reclaim_launch.incarnation)) is not None:
-            words += ["--status-file", str(file)]
-        if self.reclaim_launch.mode != "start":
-            return words
-        return [*words, "--chdir", self._home(), "--", *command]
+        arguments = msgspec.structs.replace(
+            self.reclaim_init(),
+            system_user=None if self.run_as_hub_user else self._rights_today(),
+            chdir=self._home() if command else "",
+            status_file=str(exit_status.file_of(self.reclaim_launch.incarnation) or ""),
+        )
+        words = [*launch.PYTHON, session_init.__file__, written(arguments)]
+        return [*words, "--", *command] if command else words
 
     def _rights_today(self) -> SystemUser:
         # Looked up now: a return keeps no more.

@@ -13,6 +13,7 @@ from __future__ import annotations
 from subprocess import CalledProcessError
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from systemdspawner import SystemdSpawner, systemd
 from tljh.user_creating_spawner import UserCreatingSpawner
 from traitlets import Bool
@@ -87,7 +88,9 @@ class SystemdSessionSpawner(SessionProcessSpawner, SystemdSpawner):
     def _rights_today(self) -> SystemUser:
         # Without ``sudo``, none of its programs gains more.
         today = super()._rights_today()
-        return today._replace(no_new_privileges=bool(self.disable_user_sudo))
+        return msgspec.structs.replace(
+            today, no_new_privileges=bool(self.disable_user_sudo)
+        )
 
 
 class SystemUserSpawner(UserCreatingSpawner):
