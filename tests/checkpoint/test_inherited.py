@@ -84,10 +84,7 @@ def seen():
     names = ("Umask", "NoNewPrivs", "Seccomp", "Seccomp_filters", "CapBnd", "CapEff")
     return {
         **{name: status[name].strip() for name in names},
-        **{
-            name: open(f"/proc/self/{name}").read()
-            for name in ("oom_score_adj", "coredump_filter", "timerslack_ns")
-        },
+        "oom_score_adj": open("/proc/self/oom_score_adj").read(),
         "affinity": sorted(os.sched_getaffinity(0)),
         "nice": os.getpriority(os.PRIO_PROCESS, 0),
         "policy": os.sched_getscheduler(0),
@@ -101,12 +98,7 @@ def spoil(pid: int) -> None:
     os.sched_setaffinity(pid, {0})
     os.setpriority(os.PRIO_PROCESS, pid, 5)
     scheduling.set_io_priority(pid, 3 << 13)
-    for name, value in (
-        ("oom_score_adj", "444"),
-        ("coredump_filter", "0x1"),
-        ("timerslack_ns", "777"),
-    ):
-        Path(f"/proc/{pid}/{name}").write_text(value)
+    Path(f"/proc/{pid}/oom_score_adj").write_text("444")
     hard = resource.prlimit(pid, resource.RLIMIT_CORE)[1]
     resource.prlimit(pid, resource.RLIMIT_CORE, (1000, hard))
 

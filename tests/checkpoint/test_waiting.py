@@ -1,8 +1,6 @@
 """Waits do not end early, and what came in meanwhile is heard before the clock is."""
 
-import os
 import platform
-import signal
 import socket
 import sys
 import time
@@ -148,25 +146,8 @@ def waiting(places):
     return world
 
 
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
-
-
-def stop_and_continue(place) -> None:
-    """As a session that stands still for a while, and goes on."""
-    for signal_ in (signal.SIGSTOP, signal.SIGCONT):
-        for process in place.tree.processes:
-            os.kill(process.pid, signal_)
-        time.sleep(0.2)
-
-
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="as the kernel has it there")
-@pytest.mark.parametrize("before", [False, True])
-def test_wait_does_not_end_with_a_save_or_a_return(engine, places, waiting, before):
-    if before:
-        if _version(platform.libc_ver()[1]) >= (2, 41):
-            pytest.skip("this C library's code has no number of a call that goes on")
-        stop_and_continue(waiting.place)
+def test_wait_does_not_end_with_a_save_or_a_return(engine, places, waiting):
     result = engine.dump(waiting.place, engine.image().sink)
     thaw(waiting.place.tree, result.stopped)
     time.sleep(0.2)

@@ -130,17 +130,8 @@ _MESSAGES: Final = {
     "pagemap_entry": "uint64 vaddr=1 nr_pages=5; uint32 compat_nr_pages=2 flags=4",
     "pstree_entry": "uint32 pid=1 ppid=2 pgid=3 sid=4; uint32* threads=5",
     "rseq_entry": "uint64 rseq_abi_pointer=1; uint32 rseq_abi_size=2",
-    "sa_entry": "uint64 sigaction=1",
-    "siginfo_entry": "bytes siginfo=1",
-    "signal_queue_entry": "siginfo_entry* signals=1",
-    "task_core_entry": """
-        uint64 blk_sigset=5; signal_queue_entry signals_s=10; sa_entry* sigactions=15
-    """,
-    "thread_core_entry": """
-        uint64 blk_sigset=6; signal_queue_entry signals_p=9; creds_entry creds=10;
-        rseq_entry rseq_entry=15
-    """,
-    "core_entry": "task_core_entry tc=3; thread_core_entry thread_core=5",
+    "thread_core_entry": "creds_entry creds=10; rseq_entry rseq_entry=15",
+    "core_entry": "thread_core_entry thread_core=5",
     "vma_entry": """
         uint64 start=1 end=2 pgoff=3 shmid=4 madv=9; uint32 prot=5 flags=6 status=7
         fdflags=10

@@ -13,8 +13,8 @@ before, or has gone on behind a save point.
 from __future__ import annotations
 
 import os
+import re
 import stat
-import struct
 from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -54,8 +54,9 @@ _MAX_LISTED: Final = 5
 _CACHE_ENTRIES: Final = 4096
 #: A program or library of 64 bits, little-endian; others are hashed.
 _ELF_64: Final = b"\x7fELF\x02\x01"
-_NOTE_SEGMENT: Final = 4
-_GNU_BUILD_ID: Final = 3
+#: The head of the note that has its build ID, and lies at its beginning (elf(5)): the
+#: length of the ID, of at most 255 bytes, is in the middle.
+_NOTE: Final = re.compile(rb"\x04\0\0\0(.)\0\0\0\x03\0\0\0GNU\0", re.DOTALL)
 _HEADERS_BYTES: Final = 1 << 16
 
 _cache: OrderedDict[tuple[int, ...], str] = OrderedDict()
@@ -93,35 +94,11 @@ def _hash(descriptor: int, length: int | None = None) -> str:
 
 def _build_id(descriptor: int) -> str:
     head = os.pread(descriptor, _HEADERS_BYTES, 0)
-    if len(head) < 64 or head[:6] != _ELF_64:
+    found = _NOTE.search(head) if head.startswith(_ELF_64) else None
+    if found is None:
         return ""
-    (offset,) = struct.unpack_from("<Q", head, 32)
-    size, count = struct.unpack_from("<HH", head, 54)
-    for at in range(offset, offset + count * size, max(1, size)):
-        if at + size > len(head) or size < 56:
-            return ""
-        if struct.unpack_from("<I", head, at)[0] != _NOTE_SEGMENT:
-            continue
-        (start,) = struct.unpack_from("<Q", head, at + 8)
-        (length,) = struct.unpack_from("<Q", head, at + 32)
-        if start > 1 << 62:
-            return ""
-        found = _note(os.pread(descriptor, min(length, _HEADERS_BYTES), start))
-        if found:
-            return found
-    return ""
-
-
-def _note(notes: bytes) -> str:
-    at = 0
-    while at + 12 <= len(notes):
-        name_size, size, kind = struct.unpack_from("<III", notes, at)
-        name = notes[at + 12 : at + 12 + name_size].rstrip(b"\0")
-        start = at + 12 + (name_size + 3 & ~3)
-        if kind == _GNU_BUILD_ID and name == b"GNU" and start + size <= len(notes):
-            return f"build-id:{notes[start : start + size].hex()}"
-        at = start + (size + 3 & ~3)
-    return ""
+    size = int.from_bytes(found[1], "little")
+    return f"build-id:{head[found.end() : found.end() + size].hex()}"
 
 
 #: File systems whose files are views into the kernel, made again at a restore.

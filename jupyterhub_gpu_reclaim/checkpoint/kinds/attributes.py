@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -31,14 +31,13 @@ _log = logging.getLogger(__name__)
 
 #: The image; CRIU has none of that name.
 IMAGE: Final = "attributes.json"
+_OOM_SCORE: Final = "oom_score_adj"  # below /proc/PID
 
 
 class ThreadAttributes(Value, frozen=True, kw_only=True):
     """Of one thread; None: what the session's init has."""
 
     affinity: list[int] | None = None  #: the processors that it may run on
-    #: In nanoseconds; 0 for real-time threads, which have none.
-    timer_slack: int | None = None
     io_priority: int | None = None  #: class and level
     #: What CRIU restores: names of /proc/PID/status → values.
     given_back: dict[str, str] = msgspec.field(default_factory=dict)
@@ -47,8 +46,8 @@ class ThreadAttributes(Value, frozen=True, kw_only=True):
 class Attributes(Value, frozen=True, kw_only=True):
     """Of one process, and of its threads by their number in the session."""
 
-    core_filter: int | None = None  #: what a core dump of it holds; None: as the init's
-    oom_score: int | None = None  #: who is ended first when memory runs out; likewise
+    #: Who is ended first when memory runs out; None: as the init's.
+    oom_score: int | None = None
     #: By their number in the session.
     threads: dict[int, ThreadAttributes] = msgspec.field(default_factory=dict)
 
@@ -57,7 +56,7 @@ _PR_GET_MDWE: Final = 66  # <linux/prctl.h>
 
 
 class ProcessAttributes(Kind):
-    """Processors, timer slack, priorities, core filter and the like.
+    """Processors, I/O priority, who is ended first when memory runs out, rights.
 
     CRIU (4.2) saves rights, limits, signals, timers, the scheduling policy. It makes
     the processes of a tree as its own children, so whatever else there is they would
@@ -104,7 +103,7 @@ class ProcessAttributes(Kind):
 def _read(
     program: Program, init: Process, usual: ThreadAttributes, alive: list[Process]
 ) -> Attributes:
-    process, pid, statuses = program.process, program.pid, program.threads
+    process, statuses = program.process, program.threads
     threads = {}
     for tid, status in statuses.items():
         one = _outside(tid, status)
@@ -117,40 +116,21 @@ def _read(
             },
         )
     _refuse_hidden(process, statuses, landlock.witnesses(process, statuses, alive))
+    score = _oom_score(process.pid)
     return Attributes(
-        core_filter=_chosen(pid, init.pid, _CORE_FILTER),
-        oom_score=_chosen(pid, init.pid, _OOM_SCORE),
+        oom_score=None if score == _oom_score(init.pid) else score,
         threads={procfs.inner_id(statuses[tid]): one for tid, one in threads.items()},
     )
 
 
-class _File(NamedTuple):
-    name: str
-    base: int
-
-    def read(self, pid: int) -> int:
-        return int(procfs.text(pid, self.name) or "0", self.base)
-
-    def write(self, pid: int, value: int) -> None:
-        text = hex(value) if self.base == 16 else str(value)
-        (procfs.PROC / str(pid) / self.name).write_text(text)
-
-
-_CORE_FILTER: Final = _File("coredump_filter", 16)
-_OOM_SCORE: Final = _File("oom_score_adj", 10)
-_TIMER_SLACK: Final = _File("timerslack_ns", 10)
-
-
-def _chosen(pid: int, init_pid: int, file: _File) -> int | None:
-    value = file.read(pid)
-    return None if value == file.read(init_pid) else value
+def _oom_score(pid: int) -> int:
+    return int(procfs.text(pid, _OOM_SCORE) or "0")
 
 
 def _outside(tid: int, status: dict[str, str]) -> ThreadAttributes:
     """Attributes of a thread that the kernel tells others; none of them is None."""
     return ThreadAttributes(
         affinity=sorted(os.sched_getaffinity(tid)),
-        timer_slack=_TIMER_SLACK.read(tid),
         io_priority=scheduling.io_priority(tid),
         given_back={name: status[name] for name in rights.FIELDS if name in status},
     )
@@ -207,24 +187,19 @@ def _apply_outside(
     usual: ThreadAttributes,
     statuses: Mapping[int, dict[str, str]],
 ) -> None:
-    for file, chosen in (
-        (_CORE_FILTER, wanted.core_filter),
-        (_OOM_SCORE, wanted.oom_score),
-    ):
-        wish = file.read(init.pid) if chosen is None else chosen
-        if wish != file.read(process.pid):
-            try:
-                file.write(process.pid, wish)
-            except PermissionError:  # CAP_SYS_RESOURCE, for a lower score
-                _log.warning("- process %d has another %s", process.ns_pid, file.name)
+    score = _oom_score(init.pid) if wanted.oom_score is None else wanted.oom_score
+    if score != _oom_score(process.pid):
+        try:
+            (procfs.PROC / str(process.pid) / _OOM_SCORE).write_text(str(score))
+        except PermissionError:  # CAP_SYS_RESOURCE, for a lower score
+            _log.warning("- process %d has another %s", process.ns_pid, _OOM_SCORE)
     for tid, status in statuses.items():
         now = _outside(tid, status)
         thread = wanted.threads.get(procfs.inner_id(status), ThreadAttributes())
         for name, change in _CHANGES.items():
             value: Any = getattr(thread, name)
             value = getattr(usual, name) if value is None else value
-            # A real-time thread has no slack.
-            if value == getattr(now, name) or not (value or name == "io_priority"):
+            if value == getattr(now, name):
                 continue
             try:
                 change(tid, value)
@@ -246,7 +221,6 @@ def _apply_outside(
 
 _CHANGES: Final[dict[str, Callable[[int, Any], None]]] = {
     "affinity": os.sched_setaffinity,
-    "timer_slack": _TIMER_SLACK.write,
     "io_priority": scheduling.set_io_priority,
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +33,11 @@ _SPAWN_SECONDS: Final = 0.05
 #: The soft limit of open files in /proc/<pid>/limits; unlimited has no number.
 _LIMIT: Final = re.compile(r"^Max open files +([0-9]+) ", re.MULTILINE)
 _OWN_FILES: Final = 3
+#: Their default ends no program: signal(7).
+_HARMLESS: Final = (
+    *(signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH),
+    *(signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
+)
 #: The namespaces that must be those of the session's init. (CRIU gives a restored tree
 #: a time namespace, so that one must be the same within the tree only.)
 _NAMESPACES: Final = ("mnt", "net", "ipc", "uts", "cgroup", "pid", "pid_for_children")
@@ -54,6 +60,23 @@ class Programs(Kind):
         yield from _left_out(seen)
 
 
+class EndingSignals(Kind):
+    """Signals that wait to end a stopped program.
+
+    One that is stopped (Ctrl-Z) takes no signal: the SIGTERM of a ``kill`` waits until
+    it goes on. CRIU (4.2) sends waiting signals again before it stops the program,
+    which ends it, and the return with it.
+    """
+
+    asked_again = True
+
+    def preflight(self, seen: Session) -> Iterator[Finding]:
+        for one in seen.programs:
+            if one.process.stopped and any(map(_is_ended, one.threads.values())):
+                what = "is stopped, and ended by a signal as soon as it goes on"
+                yield one.found(Reason.PROCESS_UNSUPPORTED, what=what)
+
+
 class Namespaces(Kind):
     """Namespaces: a session's programs live in those of its init."""
 
@@ -70,6 +93,14 @@ class Namespaces(Kind):
                 if its and its != procfs.link(proper, f"ns/{plain}"):
                     words = {"mnt": "mount", "net": "network"}.get(plain, plain)
                     yield one.found(Reason.FOREIGN_NAMESPACE, kind=words)
+
+
+def _is_ended(status: dict[str, str]) -> bool:
+    """Whether a signal waits that is neither blocked, nor ignored, nor handled."""
+    waiting = int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
+    for name in ("SigBlk", "SigIgn", "SigCgt"):
+        waiting &= ~int(status[name], 16)
+    return bool(waiting & ~sum(1 << number - 1 for number in _HARMLESS))
 
 
 def _threads(one: Program) -> list[str]:

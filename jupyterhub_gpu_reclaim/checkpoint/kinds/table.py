@@ -17,8 +17,6 @@ The order counts where one kind needs what another has done:
 * ``Locks`` need the open files.
 * ``ClosedMemory`` is the last that touches a tree before CRIU, and opens it to its user
   again when root has done all its work in there.
-* ``EndingSignals`` are the very last: a process that is made to do something after
-  them would be ended.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ from jupyterhub_gpu_reclaim.checkpoint.kinds.counters import Eventfds, Timers
 from jupyterhub_gpu_reclaim.checkpoint.kinds.cut_connections import CutConnections
 from jupyterhub_gpu_reclaim.checkpoint.kinds.deleted_files import DeletedFiles
 from jupyterhub_gpu_reclaim.checkpoint.kinds.devices import Devices
-from jupyterhub_gpu_reclaim.checkpoint.kinds.ending_signals import EndingSignals
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kernel_objects import (
     KernelObjects,
     Memfds,
@@ -43,7 +40,11 @@ from jupyterhub_gpu_reclaim.checkpoint.kinds.orphans import Orphans
 from jupyterhub_gpu_reclaim.checkpoint.kinds.other_names import OtherNames
 from jupyterhub_gpu_reclaim.checkpoint.kinds.output import Output
 from jupyterhub_gpu_reclaim.checkpoint.kinds.process_files import ProcessFiles
-from jupyterhub_gpu_reclaim.checkpoint.kinds.programs import Namespaces, Programs
+from jupyterhub_gpu_reclaim.checkpoint.kinds.programs import (
+    EndingSignals,
+    Namespaces,
+    Programs,
+)
 from jupyterhub_gpu_reclaim.checkpoint.kinds.protection import Protection
 from jupyterhub_gpu_reclaim.checkpoint.kinds.reserved import ReservedAddresses
 from jupyterhub_gpu_reclaim.checkpoint.kinds.rights import Rights
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 KINDS: Final[tuple[type[Kind], ...]] = (
     Rights,
     Programs,
+    EndingSignals,
     Orphans,
     Namespaces,
     ProcessAttributes,
@@ -96,7 +98,6 @@ KINDS: Final[tuple[type[Kind], ...]] = (
     UnixPeers,
     Locks,
     ClosedMemory,
-    EndingSignals,
 )
 
 

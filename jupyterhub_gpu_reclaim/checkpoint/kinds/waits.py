@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump
 
 # Numbers of x86-64.
-_POLL, _NANOSLEEP, _FUTEX, _RESTART, _CLOCK_NANOSLEEP = 7, 35, 202, 219, 230
+_POLL, _NANOSLEEP, _FUTEX, _CLOCK_NANOSLEEP = 7, 35, 202, 230
 _EPOLL_WAIT, _EPOLL_PWAIT = 232, 281
 _SEMOP, _SEMTIMEDOP = 65, 220
 #: Seconds that a wait may have been told, to be begun again as a whole.
@@ -24,10 +24,7 @@ SHORT: Final = 10.0
 _FUTEX_WAIT, _FUTEX_WAIT_BITSET = 0, 9
 _FUTEX_OPERATION: Final = 0x7F
 _TIMER_ABSTIME: Final = 1
-#: ``mov $number, %eax; syscall``, as C libraries and Go have it.
-_CALL: Final = struct.Struct("<BI2s")
 _TIME: Final = struct.Struct("<qq")
-_MOV_EAX: Final = 0xB8
 
 
 class InterruptedWaits(Kind):
@@ -44,9 +41,8 @@ class InterruptedWaits(Kind):
     (:func:`begins_alike`). Others with a length end with EINTR: a program that waits so
     again and again would else never get to what is due. Only the loop of the server
     begins any wait again, so that after a return it hears what has come in before it
-    looks at the clock (``node.jupyter.wake_up``). A call that was taken up
-    before, as after a nap, has no number of its own any more (restart_syscall); it is
-    read from the code, where that has it: glibc from 2.41 on and musl do not.
+    looks at the clock (``node.jupyter.wake_up``). A call that was taken up before, as
+    after a nap, has no number of its own any more (restart_syscall), and ends so.
     """
 
     def before_dump(self, dump: Dump) -> None:
@@ -68,9 +64,7 @@ def _interrupted(tid: int, *, is_loop: bool) -> int | None:
     words = procfs.text(tid, "syscall").split()
     if len(words) != 9:
         return None  # it runs code of its own
-    number, counter = int(words[0]), int(words[8], 16)
-    if number == _RESTART:  # stopped once more: only its code tells what it was
-        number = _number_at(tid, counter)
+    number = int(words[0])
     arguments = [int(word, 16) for word in words[1:7]]
     if is_loop and number in {_EPOLL_WAIT, _EPOLL_PWAIT}:
         return number
@@ -112,13 +106,3 @@ def _seconds_at(tid: int, address: int) -> float:
     except (OSError, struct.error):
         return math.inf
     return float(seconds + nanoseconds / 1e9)
-
-
-def _number_at(tid: int, counter: int) -> int:
-    """The number of the call behind which a thread's code goes on; -1 if not known."""
-    try:
-        code = procfs.memory(tid, counter - _CALL.size, _CALL.size)
-        first, number, call = _CALL.unpack(code)
-    except (OSError, struct.error):
-        return -1
-    return number if (first, call) == (_MOV_EAX, b"\x0f\x05") else -1

@@ -123,12 +123,6 @@ _OF_EACH = (
             " left, all may be used."
         ),
     ),
-    (
-        "timer slack",
-        "prctl(29, 12345)",
-        "prctl(30)",
-        "Agents need CAP_SYS_NICE to be told of it.",
-    ),
     ("I/O priority (ionice)", "call(251, 1, 0, 2 << 13 | 6)", "call(252, 1, 0)", ""),
     (
         "nice",
@@ -225,11 +219,6 @@ _OF_PROCESSES = (
         "One that its pod has given to the session is that of the new pod.",
     ),
     kept(
-        "coredump_filter",
-        "open('/proc/self/coredump_filter', 'w').write('0x7f')",
-        "open('/proc/self/coredump_filter').read()",
-    ),
-    kept(
         "resource limits (ulimit)",
         "[resource.setrlimit(number, (size, resource.getrlimit(number)[1]))"
         " for number, size in ((0, 5000), (1, 1 << 40), (3, 1 << 22), (7, 500))]",
@@ -297,13 +286,6 @@ _OF_PROCESSES = (
         "open(f'/proc/{child.pid}/stat').read().split()[2]",
     ),
     kept(
-        "a stopped child that a signal will end (kill, a terminal's SIGHUP)",
-        "child = subprocess.Popen(['sleep', '1000']); child.send_signal(19)\n"
-        "os.waitid(os.P_PID, child.pid, os.WSTOPPED); child.terminate()",
-        "[line for line in open(f'/proc/{child.pid}/status')"
-        " if line.startswith(('State', 'ShdPnd'))]",
-    ),
-    kept(
         "a child that has ended and was not waited for",
         "child = subprocess.Popen(['sh', '-c', 'exit 7'])\n"
         "os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)",
@@ -347,6 +329,13 @@ _OF_PROCESSES = (
 )
 
 _REFUSED = (
+    refused(
+        "a stopped child that a signal will end (kill)",
+        "process_unsupported",
+        "child = subprocess.Popen(['sleep', '1000']); child.send_signal(19)\n"
+        "os.waitid(os.P_PID, child.pid, os.WSTOPPED); child.terminate()",
+        "Until it goes on.",
+    ),
     refused(
         "Landlock",
         "confined",
@@ -507,6 +496,7 @@ _LOST = (
         "nodes = ctypes.c_ulong(1); call(238, 3, ctypes.byref(nodes), 64)",
         "read('numa_maps').split()[1]",
     ),
+    lost("timer slack, coredump_filter", "They are those of the agent afterwards."),
     lost("autogroup nice value", "It belongs to the terminal's session."),
 )
 
