@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import struct
 from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -54,8 +55,10 @@ _MAX_LISTED: Final = 5
 _CACHE_ENTRIES: Final = 4096
 #: A program or library of 64 bits, little-endian; others are hashed.
 _ELF_64: Final = b"\x7fELF\x02\x01"
-#: The head of the note that has its build ID, and lies at its beginning (elf(5)): the
-#: length of the ID, of at most 255 bytes, is in the middle.
+#: A segment of it (elf(5)): its kind, where it begins, and its length.
+_SEGMENT: Final = struct.Struct("<I4xQ16xQ16x")
+_NOTE_SEGMENT: Final = 4
+#: The head of the note that has its build ID; the ID's length is in the middle.
 _NOTE: Final = re.compile(rb"\x04\0\0\0(.)\0\0\0\x03\0\0\0GNU\0", re.DOTALL)
 _HEADERS_BYTES: Final = 1 << 16
 
@@ -94,11 +97,20 @@ def _hash(descriptor: int, length: int | None = None) -> str:
 
 def _build_id(descriptor: int) -> str:
     head = os.pread(descriptor, _HEADERS_BYTES, 0)
-    found = _NOTE.search(head) if head.startswith(_ELF_64) else None
-    if found is None:
+    if len(head) < 64 or not head.startswith(_ELF_64):
         return ""
-    size = int.from_bytes(found[1], "little")
-    return f"build-id:{head[found.end() : found.end() + size].hex()}"
+    (start,) = struct.unpack_from("<Q", head, 32)
+    size, count = struct.unpack_from("<HH", head, 54)
+    segments = head[start : start + count * _SEGMENT.size]
+    if size != _SEGMENT.size or len(segments) % size:
+        return ""
+    for kind, offset, length in _SEGMENT.iter_unpack(segments):
+        if kind == _NOTE_SEGMENT and offset < 1 << 62:
+            notes = os.pread(descriptor, min(length, _HEADERS_BYTES), offset)
+            if found := _NOTE.search(notes):
+                end = found.end() + int.from_bytes(found[1], "little")
+                return f"build-id:{notes[found.end() : end].hex()}"
+    return ""
 
 
 #: File systems whose files are views into the kernel, made again at a restore.
