@@ -5,10 +5,6 @@ from __future__ import annotations
 import hashlib
 
 
-class Violation(AssertionError):
-    """Something happened that must never happen."""
-
-
 class History:
     """Sentences in the order in which things happened, with their times."""
 

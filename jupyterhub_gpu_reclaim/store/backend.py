@@ -117,8 +117,8 @@ class Backend(Protocol):
     def capacity_bytes(self) -> int | None:
         """Total size; None if that is unknown."""
 
-    def spec(self) -> Spec | None:
-        """How another process opens the same, without secrets; None: it cannot."""
+    def spec(self) -> Spec:
+        """How another process opens the same, without secrets."""
 
 
 def exists(backend: Backend, name: str) -> bool:

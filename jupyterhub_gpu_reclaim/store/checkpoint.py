@@ -144,10 +144,9 @@ class CheckpointReader:
         return sum(piece.length for _, piece in wanted)
 
     def _copiers(self, plan: memory_restore.CopyPlan) -> memory_restore.Copiers:
-        spec = self._backend.spec()
-        if self._pool is None or spec is None or len(plan.tickets) <= _FEW_TICKETS:
+        if self._pool is None or len(plan.tickets) <= _FEW_TICKETS:
             return memory_restore.CopyHere(Blocks(self._source), plan)
-        return CopyGroup(self._pool, self._source, spec, plan)
+        return CopyGroup(self._pool, self._source, plan)
 
     def verify(
         self, progress: Callable[[int, int], None] | None = None

@@ -14,7 +14,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Entry, ObjectExists, ObjectMissing
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.store.backend import Buffer
+    from jupyterhub_gpu_reclaim.store.backend import Buffer, Spec
 
 
 class MemoryBackend:
@@ -84,9 +84,9 @@ class MemoryBackend:
     def capacity_bytes(self) -> int | None:
         return self._capacity
 
-    def spec(self) -> None:
-        """None: no other process can open it."""
-        return
+    def spec(self) -> Spec:
+        """No other process can open it."""
+        return {"kind": "memory"}
 
     def append(self, unfinished: bytearray, data: Buffer) -> None:
         with self._lock:

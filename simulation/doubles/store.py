@@ -235,10 +235,6 @@ class RepositoryInMemory:
     def free_bytes(self) -> int | None:
         return 0 if self.store.full else None
 
-    def capacity_bytes(self) -> int | None:
-        """Room that there is in all: it does not tell."""
-        return None
-
     def list(self) -> list[CheckpointInfo]:
         self.store.touch()
         infos = [saved.shown() for saved in self.store.there.values()]
@@ -246,8 +242,6 @@ class RepositoryInMemory:
 
 
 class Writer:
-    base = ""  #: it builds upon no other
-
     def __init__(self, repository: RepositoryInMemory, info: CheckpointInfo) -> None:
         self._repository = repository
         self._info = info

@@ -169,8 +169,8 @@ def test_room_is_known_or_none_and_free_is_a_part_of_all(backend):
 def test_spec_opens_the_same_elsewhere(backend):
     write(backend, "packs/a/0", b"x")
     spec = backend.spec()
-    if spec is None:
-        return
+    if spec["kind"] == "memory":
+        return  # in this process only
     assert open_backend(spec).read("packs/a/0", 0, 9) == b"x"
 
 

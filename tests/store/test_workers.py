@@ -22,7 +22,6 @@ from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.workers import channel, handle
 from jupyterhub_gpu_reclaim.store.workers import pool as pool_module
 from jupyterhub_gpu_reclaim.store.workers.pool import Pool
-from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 
 PLAIN = os.urandom(5_000_000) + bytes(3_000_000) + b"kernel " * 400_000
@@ -456,14 +455,6 @@ def _alive(pid):
     except FileNotFoundError:
         return False
     return state not in "ZX"
-
-
-def test_backend_of_this_process_only_works_without_workers(clock, pool):
-    store = Repository(MemoryBackend(), clock=clock, keys=KEYS, pool=pool)
-    writer = begin(store)
-    take(writer, "a", PLAIN)
-    writer.commit()
-    assert store.open("c1").read("a") == PLAIN
 
 
 def test_descriptors_of_those_who_ended_well_are_closed_when_one_does_not():

@@ -12,8 +12,6 @@ from jupyterhub_gpu_reclaim.common.errors import BadRequest, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing, Unavailable
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
-from jupyterhub_gpu_reclaim.store.backends.object_options import ObjectOptions
-from jupyterhub_gpu_reclaim.store.backends.objects import ObjectsBackend
 from tests.support.object_store import LOGIN, faulty
 
 BIG = os.urandom(11 * 1024 * 1024 + 3)
@@ -100,12 +98,11 @@ def test_upload_that_dies_on_the_way_is_an_error_of_the_writer(s3, bucket):
 def test_store_that_is_not_there_is_unavailable_and_names_no_secret(s3, bucket, caplog):
     caplog.set_level(logging.DEBUG)
     options = {**s3.options, "endpoint": "http://127.0.0.1:1"}
-    given = ObjectOptions(f"s3://{bucket}/p", options, str(s3.options_file))
-    backend = ObjectsBackend(given, patience=0.3)
+    backend = open_backend(spec(s3, bucket, options=options, patience=0.3))
     with pytest.raises(Unavailable) as caught:
         backend.length("manifests/a.json")
     told = [str(caught.value), repr(caught.value), repr(backend), caplog.text]
-    told += [json.dumps(backend.spec()), repr(caught.value.__cause__), repr(given)]
+    told += [json.dumps(backend.spec()), repr(caught.value.__cause__)]
     for text in told:
         for secret in LOGIN.values():
             assert secret not in text
@@ -127,9 +124,9 @@ def test_store_that_is_not_there_is_unavailable_and_names_no_secret(s3, bucket, 
 def test_answer_of_the_store_is_told_in_words(s3, bucket, status, says, repeated):
     with faulty(s3.endpoint, lambda method, path: status) as endpoint:
         options = {**s3.options, "endpoint": endpoint}
-        given = ObjectOptions(f"s3://{bucket}/p", options, str(s3.options_file))
+        backend = open_backend(spec(s3, bucket, options=options, patience=0.1))
         with pytest.raises(StoreError, match=says) as caught:
-            ObjectsBackend(given, patience=0.1).length("manifests/a")
+            backend.length("manifests/a")
     assert isinstance(caught.value, Unavailable) == repeated
     assert "a-very-secret-key" not in str(caught.value)
 
@@ -142,7 +139,7 @@ def test_store_without_any_login_says_so(monkeypatch, bucket):
         "web_identity_token_file": "/nowhere/token",
         "role_arn": "arn:aws:iam::1:role/x",
     }
-    backend = ObjectsBackend(ObjectOptions(f"s3://{bucket}/p", options), patience=0.1)
+    backend = open_backend(spec_of(f"s3://{bucket}/p", options=options, patience=0.1))
     with pytest.raises(StoreError, match="no login"):
         backend.list("packs/")
 
@@ -217,7 +214,7 @@ def test_options_file_that_cannot_be_used_is_refused(tmp_path, content, mode, sa
         path.write_text(content)
         path.chmod(mode)
     with pytest.raises(BadRequest, match=says):
-        ObjectOptions("s3://bucket/p", {}, str(path)).all()
+        open_backend(spec_of("s3://bucket/p", options_file=str(path)))
 
 
 def test_azure_and_google_are_opened_by_the_same_code(tmp_path):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.backends import object_options
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.backends.object_options import ObjectOptions
 from jupyterhub_gpu_reclaim.store.backends.objects import ObjectsBackend
 
 if TYPE_CHECKING:
@@ -37,8 +37,14 @@ def spec_of(
         if options or options_file:
             raise BadRequest(Reason.INVALID, what="A folder has no store options.")
         return {"kind": "folder", "path": path, "reserve": reserve}
-    given = ObjectOptions(url, dict(options or {}), options_file)
-    return {"kind": "objects", **given.spec(), "patience": patience}
+    object_options.check(url, options or {})
+    return {
+        "kind": "objects",
+        "url": url,
+        "options": dict(options or {}),
+        "options_file": options_file,
+        "patience": patience,
+    }
 
 
 def open_backend(spec: Spec) -> Backend:
@@ -47,8 +53,7 @@ def open_backend(spec: Spec) -> Backend:
         case "folder":
             return FolderBackend(Path(spec["path"]), reserve=spec["reserve"])
         case "objects":
-            patience = float(spec["patience"])
-            options = ObjectOptions.from_spec(spec)
-            options.all()  # a file that cannot be read is said now, not at first use
-            return ObjectsBackend(options, patience=patience)
+            # A file that cannot be read is said now, not at first use.
+            object_options.read_options(spec["options_file"])
+            return ObjectsBackend(spec)
     raise BadRequest(Reason.INVALID, what="That does not describe a store.")

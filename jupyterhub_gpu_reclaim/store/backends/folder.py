@@ -49,11 +49,6 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 #: The reserve is at most this part of the file system.
 _RESERVE_PART = 20
-#: A writer takes a part of the room before it looks again, so that this many of them
-#: that look at once do not take more than there is. One that then waits, while others
-#: take the rest, uses as much of the reserve at most.
-_WRITERS = 32
-_CLAIM_BYTES = 1 << 20
 
 
 class FolderBackend:
@@ -82,7 +77,7 @@ class FolderBackend:
 
     def create(self, name: str) -> _FileWriter:
         self._refuse_existing(name)
-        return self._begin(name, claim=self._claim)
+        return self._begin(name, look=self._refuse_full)
 
     def publish(self, name: str, data: bytes) -> None:
         self._refuse_existing(name)
@@ -94,7 +89,9 @@ class FolderBackend:
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         with self._reading(name) as fd:
-            return read_all(fd, offset, length)
+            left = max(0, min(length, os.fstat(fd).st_size - offset))
+            buffer = memoryview(bytearray(left))
+            return bytes(buffer[: read_into(fd, offset, buffer)])
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
         with self._reading(name) as fd:
@@ -154,19 +151,15 @@ class FolderBackend:
         path = str(self._root.absolute())
         return {"kind": "folder", "path": path, "reserve": self._reserve}
 
-    def _claim(self, needed: int) -> int:
-        """How much may be written before asking again; no less than needed.
+    def _refuse_full(self, needed: int) -> None:
+        """Refuse what does not fit (``STORE_FULL``).
 
-        Raises:
-            StoreError: ``STORE_FULL``; nothing was written.
+        Writers that look at once use a block of the reserve each at most.
         """
         room = self.free_bytes()
-        if room is None:
-            return max(needed, _CLAIM_BYTES)
-        if room < needed:
+        if room is not None and room < needed:
             more = f"{text.size(needed)} more"
             raise StoreError(Reason.STORE_FULL, needed=more, free=text.size(room))
-        return max(needed, min(room // _WRITERS, _CLAIM_BYTES))
 
     def _refuse_existing(self, name: str) -> None:
         if (self._root / name).exists():
@@ -186,7 +179,7 @@ class FolderBackend:
         name: str,
         *,
         replaces: bool = False,
-        claim: Callable[[int], int] | None = None,
+        look: Callable[[int], None] | None = None,
     ) -> _FileWriter:
         aside = self._root / aside_of(name, secrets.token_hex(4))
         try:
@@ -194,7 +187,7 @@ class FolderBackend:
             fd = os.open(aside, _NEW | os.O_EXCL, 0o600)
         except OSError as error:
             translate(error, name)
-        return _FileWriter(self, fd, aside, name, replaces=replaces, claim=claim)
+        return _FileWriter(self, fd, aside, name, replaces=replaces, look=look)
 
     def _write_whole(self, writer: _FileWriter, data: bytes) -> None:
         try:
@@ -239,11 +232,10 @@ class _FileWriter:
         name: str,
         *,
         replaces: bool,
-        claim: Callable[[int], int] | None,
+        look: Callable[[int], None] | None,
     ) -> None:
         self._folder = folder
-        self._claim = claim
-        self._claimed = 0
+        self._look = look
         self._fd = fd
         self._aside = aside
         self._name = name
@@ -251,10 +243,8 @@ class _FileWriter:
 
     def write(self, data: Buffer) -> None:
         rest = memoryview(data).cast("B")
-        if self._claim is not None:
-            if self._claimed < len(rest):
-                self._claimed = self._claim(len(rest))
-            self._claimed -= len(rest)
+        if self._look is not None:
+            self._look(len(rest))
         try:
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
@@ -344,20 +334,8 @@ def walk(root: Path, folder: str, entries: list[Entry]) -> None:
         return
 
 
-def read_all(fd: int, offset: int, length: int) -> bytes:
-    """Up to ``length`` bytes; one call of the kernel may return fewer."""
-    first = os.pread(fd, length, offset)
-    if len(first) == length or not first:
-        return first
-    parts = [first]
-    done = len(first)
-    while done < length and (part := os.pread(fd, length - done, offset + done)):
-        parts.append(part)
-        done += len(part)
-    return b"".join(parts)
-
-
 def read_into(fd: int, offset: int, buffer: memoryview) -> int:
+    """One call of the kernel may return fewer bytes than there are."""
     done = 0
     while done < len(buffer) and (
         part := os.preadv(fd, [buffer[done:]], offset + done)

@@ -118,7 +118,7 @@ class IdentifiedBackend:
     def capacity_bytes(self) -> int | None:
         return self._told("", self._place.capacity_bytes)
 
-    def spec(self) -> Spec | None:
+    def spec(self) -> Spec:
         # Of the place alone: workers write packs, and read what was named.
         return self._place.spec()
 

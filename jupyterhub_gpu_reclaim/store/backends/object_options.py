@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import stat
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
 
     from obstore.store import ObjectStore
 
+    from jupyterhub_gpu_reclaim.store.backend import Spec
+
 SCHEMES = ("s3", "gs", "az")
 #: Options of the connection; all others are of the store.
 _CLIENT = ("root_certificate", "proxy_url")
@@ -39,61 +39,35 @@ _REQUEST = timedelta(seconds=120)
 _CONNECT = timedelta(seconds=10)
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectOptions:
-    """An object store's address, its options, and the file with the secret ones.
+def check(url: str, options: Mapping[str, str]) -> None:
+    """Refuse an address that makes no sense, and a secret among the options.
 
     The address is ``s3://bucket/prefix``, ``gs://bucket/prefix`` or
     ``az://container/prefix``. Options are obstore's (``endpoint``, ``region``, …), or
-    ``root_certificate`` (path of a PEM file) and ``proxy_url``. The file is a JSON
-    object with more options, mode 0600. Raises ``BadRequest``.
+    ``root_certificate`` (path of a PEM file) and ``proxy_url``.
     """
-
-    url: str
-    options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    options_file: str = ""
-
-    def __post_init__(self) -> None:
-        _check_url(self.url)
-        for name in self.options:
-            if _is_secret(name):
-                _refuse(
-                    f"The option {name} is a secret: put it into the options file or"
-                    " the environment."
-                )
-
-    def spec(self) -> dict[str, Any]:
-        """For :meth:`from_spec` in another process; names the file only."""
-        return {
-            "url": self.url,
-            "options": dict(self.options),
-            "options_file": self.options_file,
-        }
-
-    @classmethod
-    def from_spec(cls, spec: Mapping[str, Any]) -> ObjectOptions:
-        return cls(spec["url"], spec["options"], spec["options_file"])
-
-    def all(self) -> dict[str, str]:
-        """Every option; BadRequest: the file is missing, bad, or open to others."""
-        return {**self.options, **_read_file(self.options_file)}
+    _check_url(url)
+    for name in options:
+        if _is_secret(name):
+            _refuse(
+                f"The option {name} is a secret: put it into the options file or"
+                " the environment."
+            )
 
 
-def make_store(
-    options: ObjectOptions, retries: Mapping[str, Any], patience: float
-) -> ObjectStore:
+def make_store(spec: Spec, retries: Mapping[str, Any]) -> ObjectStore:
     """Make obstore's ``ObjectStore``; connects to nothing."""
-    config = options.all()
+    config = {**spec["options"], **read_options(spec["options_file"])}
     client: dict[str, Any] = {"timeout": _REQUEST, "connect_timeout": _CONNECT}
     client |= {name: config.pop(name) for name in _CLIENT if name in config}
     if path := client.get("root_certificate"):
         client["root_certificate"] = _read_certificate(path)
     if urlsplit(config.get("endpoint", "")).hostname in _LOOPBACK:
         client["allow_http"] = True
-    retry: Any = {**retries, "retry_timeout": timedelta(seconds=patience)}
+    retry: Any = {**retries, "retry_timeout": timedelta(seconds=spec["patience"])}
     given: Any = {"config": config, "client_options": client}
     with answers("the store's options"):
-        return from_url(options.url, retry_config=retry, **given)
+        return from_url(spec["url"], retry_config=retry, **given)
 
 
 def _check_url(url: str) -> None:
@@ -115,7 +89,8 @@ def _is_secret(name: str) -> bool:
     return any(word in name for word in _SECRET)
 
 
-def _read_file(path: str) -> dict[str, str]:
+def read_options(path: str) -> dict[str, str]:
+    """More options, a JSON object of mode 0600; BadRequest: bad, or open to others."""
     if not path:
         return {}
     try:

@@ -32,10 +32,7 @@ from jupyterhub_gpu_reclaim.store.backend import (
     Unavailable,
 )
 from jupyterhub_gpu_reclaim.store.backends.object_errors import PastTheEnd, answers
-from jupyterhub_gpu_reclaim.store.backends.object_options import (
-    ObjectOptions,
-    make_store,
-)
+from jupyterhub_gpu_reclaim.store.backends.object_options import make_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,11 +61,10 @@ _END_SECONDS = 30.0
 
 
 class ObjectsBackend:
-    """Objects below a prefix; one request is repeated for ``patience`` seconds."""
+    """Objects below a prefix; see ``address.spec_of``."""
 
-    def __init__(self, options: ObjectOptions, *, patience: float = 60.0) -> None:
-        self._options = options
-        self._patience = patience
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
         self._lock = threading.Lock()
         self._opened: ObjectStore | None = None
         #: Tells an object of ours from one that another process has published.
@@ -135,14 +131,10 @@ class ObjectsBackend:
 
     def spec(self) -> Spec:
         # The login is read again from where it was read here.
-        return {
-            "kind": "objects",
-            **self._options.spec(),
-            "patience": self._patience,
-        }
+        return self._spec
 
     def __repr__(self) -> str:
-        return f"ObjectsBackend({self._options.url!r})"
+        return f"ObjectsBackend({self._spec['url']!r})"
 
     def _range(self, name: str, offset: int, length: int) -> memoryview:
         if length <= 0 or offset >= 1 << 63:
@@ -173,7 +165,7 @@ class ObjectsBackend:
     def _store(self) -> ObjectStore:
         with self._lock:
             if self._opened is None:
-                store = make_store(self._options, _RETRIES, self._patience)
+                store = make_store(self._spec, _RETRIES)
                 _look(store)
                 self._opened = store  # only now: the next call looks again
             return self._opened

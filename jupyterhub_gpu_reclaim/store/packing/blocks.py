@@ -45,8 +45,7 @@ class BlockRow(NamedTuple):
 
 
 def is_far(backend: Backend) -> bool:
-    spec = backend.spec()
-    return spec is not None and spec["kind"] != "folder"
+    return bool(backend.spec()["kind"] == "objects")
 
 
 class BlockOpener:

@@ -166,12 +166,11 @@ class CaptureGroup:
 class CopyGroup:
     """The workers of one copy; see :class:`Copiers`."""
 
-    def __init__(
-        self, pool: Pool, source: BlockSource, spec: Spec, planned: CopyPlan
-    ) -> None:
+    def __init__(self, pool: Pool, source: BlockSource, planned: CopyPlan) -> None:
         count = len(planned.tickets) - 1
         self._workers = pool.start(min(pool.size, count))
         shared, self._counters = channel.make_counters(len(self._workers))
+        spec = source.backend.spec()
         head = channel.CopyJob(spec, source.body, planned.tickets)
         job = channel.share("copy-job", head, source.table, planned.rows)
         tickets_out, tickets_in = os.pipe2(os.O_CLOEXEC)

@@ -207,11 +207,10 @@ class CheckpointBuilder:
             packs = [pack.length for pack in base.body.packs]
             ids = dedup_index(base.index, packs)
             known = BaseBlocks(base.body, base.index.blocks, ids)
-        group, spec = None, self._backend.spec()
-        if self._pool is not None and spec is not None:
-            group = CaptureGroup(
-                self._pool, spec, recipe, known, first=pack_writers.OWN + 1
-            )
+        group = None
+        if self._pool is not None:
+            spec, first = self._backend.spec(), pack_writers.OWN + 1
+            group = CaptureGroup(self._pool, spec, recipe, known, first=first)
         return CheckpointWriter(
             self._backend,
             info,
