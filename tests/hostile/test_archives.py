@@ -76,13 +76,6 @@ def test_mode_of_a_link_does_not_reach_its_target(place, outside):
     unpack(stream(link), place)
 
 
-def test_folder_in_place_of_a_link_replaces_the_link(place, outside):
-    (place / "way").symlink_to(outside)
-    folder = info("way", tarfile.DIRTYPE, mode=0o700)
-    unpack(stream(folder, info("way/a", size=1), data=b"x"), place)
-    assert (place / "way" / "a").read_bytes() == b"x"
-
-
 def test_clearing_does_not_follow_links(place, outside):
     (place / "way").symlink_to(outside)
     (place / "deep").mkdir()
@@ -107,20 +100,6 @@ def test_set_uid_bit_of_a_users_file_is_that_users(tmp_path, place):
     unpack(data, place)
     status = (place / "tool").stat()
     assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (54321, 0o6755)
-
-
-def test_sparse_terabyte_is_packed_as_what_it_holds(tmp_path, place):
-    source = tmp_path / "source"
-    source.mkdir()
-    with (source / "huge").open("wb") as file:
-        file.truncate(1 << 40)
-        file.seek(1 << 39)
-        file.write(b"the middle")
-    data, _ = pack(source)
-    assert len(data) < 1 << 20
-    unpack(data, place)
-    status = (place / "huge").stat()
-    assert (status.st_size, status.st_blocks * 512 < 1 << 20) == (1 << 40, True)
 
 
 def test_more_files_than_allowed_end_the_archive_before_they_are_listed(

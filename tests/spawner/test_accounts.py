@@ -1,8 +1,5 @@
 """Which account a user is: the same from every Hub process, on every database."""
 
-import itertools
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -11,41 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 from jupyterhub import orm
+from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from jupyterhub_gpu_reclaim.hub.spawner.logins import Logins
-from tests.support.mariadb import MariaDB
-from tests.support.postgres import Postgres
-
-SERVERS = {"postgresql": Postgres, "mariadb": MariaDB}
-NUMBERS = itertools.count(1)
-
-
-@pytest.fixture(scope="module", params=["sqlite", *SERVERS])
-def server(request: pytest.FixtureRequest) -> Iterator[Postgres | MariaDB | None]:
-    if request.param == "sqlite":
-        yield None
-        return
-    folder = Path(tempfile.mkdtemp(prefix="db-", dir="/tmp"))  # a short socket path
-    folder.chmod(0o755)
-    made = None
-    try:
-        made = SERVERS[request.param](folder / "server")
-        yield made
-    finally:
-        if made is not None:
-            made.close()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture
-def hub_process(
-    server: Postgres | MariaDB | None, tmp_path: Path
-) -> Iterator[Callable[[], Session]]:
+def hub_process(tmp_path: Path) -> Iterator[Callable[[], Session]]:
     """Makes what a Hub that starts has of its database; nothing is shared."""
     url = f"sqlite:///{tmp_path}/jupyterhub.sqlite"
-    if server is not None:
-        url = server.database(f"hub{next(NUMBERS)}")
     opened: list[Session] = []
 
     def start() -> Session:
@@ -70,8 +42,19 @@ def account(user: orm.User) -> str:
     return Logins(SimpleNamespace(user=wrapped)).account()
 
 
-def test_account_is_the_same_for_the_hub_that_made_it_and_for_the_next(hub_process):
-    made = account(make(hub_process()))
+@pytest.mark.parametrize("whole_seconds", [False, True])
+def test_account_is_the_same_for_the_hub_that_made_it_and_for_the_next(
+    hub_process, whole_seconds
+):
+    """MySQL and MariaDB keep whole seconds of the time at which it was made."""
+    database = hub_process()
+    user = make(database)
+    if whole_seconds:
+        kept = update(orm.User).values(created=user.created.replace(microsecond=0))
+        database.execute(kept.execution_options(synchronize_session=False))
+        database.commit()
+        assert user.created.microsecond
+    made = account(user)
     (again,) = hub_process().query(orm.User)
     assert account(again) == made
 
