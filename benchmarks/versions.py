@@ -46,11 +46,10 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Of the checkout, what the tests need beside the package.
 TREE = ("charts", "demo", "etc", "helm-values", "simulation", "tests", "pyproject.toml")
 TAB = [
-    "tests/browser/test_idle_tab.py",
     "tests/browser/test_first_key.py",
     "tests/browser/test_tab.py",
     "-k",
-    "open_tabs or notebook_in_a_tab or reload_of_a_suspended",
+    "first_key_while or suspend_now",
 ]
 SPAWNER_TESTS = [
     "--long",

@@ -5,14 +5,12 @@ here suspends the session, opens its notebook in a new tab, and runs a cell as s
 it is shown, also while the server takes eight seconds to tell its kernels.
 """
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 from playwright.sync_api import BrowserContext, Page, Route
-from playwright.sync_api import TimeoutError as NotSeen
 
 from demo.admin import Admin
 from demo.user import Kernel, Server
@@ -41,8 +39,6 @@ Object.defineProperty(document, "visibilityState",
 SOMEBODY_LOOKS = """window.shown = true
 document.dispatchEvent(new Event("visibilitychange"))"""
 PAGES = {"lab": "lab/tree/mine.ipynb", "notebook": "notebooks/mine.ipynb"}
-#: What the extension promises; 8 s is longer than any kernel takes to start.
-CASES = [(page, slow) for page in PAGES for slow in (0, 8000)]
 
 
 @dataclass
@@ -94,15 +90,6 @@ def somebody(
     return Somebody(new_name, stack, admin, user.server(), tabs, kernel)
 
 
-@pytest.fixture
-def without_extension(stack: Stack, new_name: str) -> None:
-    """The person's image has JupyterLab, and nothing of ours."""
-    path = stack.folder / "homes" / new_name / ".jupyter/labconfig/page_config.json"
-    path.parent.mkdir(parents=True)
-    off = {"disabledExtensions": {"jupyterhub-gpu-reclaim": True}}
-    path.write_text(json.dumps(off))
-
-
 def press(tab: Page) -> str:
     """Type into the second cell and run it at once; what it has printed."""
     cell = tab.locator(".jp-Notebook .jp-CodeCell").nth(1)
@@ -117,30 +104,6 @@ def press(tab: Page) -> str:
 
 def slowly(milliseconds: int) -> str:
     return SLOW_LIST.replace("MILLISECONDS", str(milliseconds)) if milliseconds else ""
-
-
-def rounds(somebody: Somebody, page: str, slow: int, number: int) -> None:
-    for _ in range(number):
-        tab = somebody.returns(page, slowly(slow))
-        assert press(tab) == "it is 42"
-        assert somebody.kernels() == [somebody.kernel.id]
-
-
-def rounds_without(somebody: Somebody, page: str, slow: int, number: int) -> None:
-    """The kernel stays, whatever JupyterLab alone makes of the cell.
-
-    On a busy machine it left the cell without output once, and once it asked for a
-    kernel in a dialog. What is ours is the kernel, and what it has in memory.
-    """
-    for _ in range(number):
-        tab = somebody.returns(page, slowly(slow))
-        try:
-            said = press(tab)
-        except NotSeen:
-            with somebody.kernel:
-                said = somebody.kernel.run("print('it is', x + 1)").text.strip()
-        assert said == "it is 42"
-        assert somebody.kernels() == [somebody.kernel.id]
 
 
 def test_first_key_while_the_list_of_kernels_fails_and_is_late_runs_in_the_old_kernel(
@@ -159,22 +122,6 @@ def test_first_key_while_the_list_of_kernels_fails_and_is_late_runs_in_the_old_k
     assert press(tab) == "it is 42"
     assert not left
     assert somebody.kernels() == [somebody.kernel.id]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("page", "slow"), CASES)
-def test_first_key_twenty_times_runs_in_the_old_kernel(
-    somebody: Somebody, page: str, slow: int
-) -> None:
-    rounds(somebody, page, slow, 20)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("page", "slow"), CASES)
-def test_first_key_without_the_extension_runs_in_the_old_kernel(
-    without_extension: None, somebody: Somebody, page: str, slow: int
-) -> None:
-    rounds_without(somebody, page, slow, 20)
 
 
 @pytest.mark.long
@@ -209,15 +156,3 @@ def test_notebook_in_a_tab_that_nobody_looks_at_gets_its_old_kernel(
     tab.evaluate(SOMEBODY_LOOKS)
     assert press(tab) == "it is 42"
     assert somebody.kernels() == [somebody.kernel.id]
-
-
-@pytest.mark.long
-def test_notebook_without_a_kernel_starts_one(somebody: Somebody) -> None:
-    for one in somebody.server.json("GET", "sessions"):
-        somebody.server.api("DELETE", f"sessions/{one['id']}")
-    tab = somebody.returns("lab", slowly(2000))
-    cell = tab.locator(".jp-Notebook .jp-CodeCell").first
-    cell.locator(".cm-content").click(timeout=90_000)
-    tab.keyboard.press("Shift+Enter")
-    cell.locator(".jp-InputPrompt", has_text="[1]").wait_for()
-    assert len(somebody.kernels()) == 1

@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page
@@ -14,7 +13,6 @@ from demo.admin import Admin
 from demo.user import Kernel, User
 from tests.support.axe import problems
 from tests.support.keyboard import press, tab_to, walk
-from tests.support.screenshots import shoot_both
 from tests.support.stack import Stack
 
 from .conftest import shoot
@@ -23,14 +21,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
 #: The managers' pages that a person walks through by Tab.
 MANAGERS_PAGES = ("all", "nodes", "store", "log")
-#: Writes down what the page of a restore has shown, for after it has led away.
-KEEP_STEPS = """addEventListener("DOMContentLoaded", () => {
-  const page = document.querySelector("#gpu-reclaim-restore");
-  if (page) new MutationObserver(() => sessionStorage.setItem(
-    "shown", [...page.querySelectorAll("li")].map(
-      (li) => li.textContent.replace(/\\s+/g, " ")).join("\\n"))
-  ).observe(page, {childList: true, subtree: true, characterData: true});
-})"""
 
 
 @pytest.fixture
@@ -55,24 +45,6 @@ def suspended_with(admin: Admin, user: User, code: str) -> Kernel:
         kernel.run(code)
     admin.suspend(user.name)
     return kernel
-
-
-@pytest.mark.long
-def test_spawn_page_shows_the_steps_of_a_restore_and_leads_to_the_lab(
-    stack: Stack, admin: Admin, paige: User, page: Page
-) -> None:
-    kernel = suspended_with(
-        admin, paige, "import os\nx = os.urandom(2**28)\nstart = x[:4]"
-    )
-    page.add_init_script(KEEP_STEPS)
-    with restoring(page, stack, paige):
-        shoot_both(page, "spawn-progress")
-    page.wait_for_url(f"**/user/{paige.name}/lab**", wait_until="commit")
-    shown = page.evaluate("sessionStorage.getItem('shown')")
-    assert re.search(r"memory.*MB", shown), shown
-    assert "done" in shown
-    with kernel:
-        assert kernel.run("print(x[:4] == start)").text == "True\n"
 
 
 @pytest.mark.long
@@ -118,49 +90,6 @@ def restoring(page: Page, stack: Stack, user: User) -> Iterator[None]:
         yield
     finally:
         agent.send_signal(signal.SIGCONT)
-
-
-@pytest.mark.long
-def test_refusal_names_the_file_and_both_buttons_work(
-    stack: Stack, admin: Admin, paige: User, page: Page
-) -> None:
-    path = stack.folder / "homes" / paige.name / "data.bin"
-    kernel = suspended_with(
-        admin, paige, "open('data.bin', 'wb').write(b'x' * 99)\nf = open('data.bin')"
-    )
-    taken_away(page, stack, paige, path)
-    with page.expect_navigation():  # it is still away
-        page.get_by_role("link", name="Try again").click()
-    page.get_by_role("heading", name="Your session could not be resumed").wait_for()
-    assert page.get_by_text("data.bin").count() == 1
-    path.write_bytes(b"x" * 99)  # and the page tries again by itself
-    page.wait_for_url(f"**/user/{paige.name}/lab**", wait_until="commit")
-    with kernel:
-        assert kernel.run("print(len(f.read()))").text == "99\n"
-
-    admin.wait(paige.name, phase="running")
-    admin.suspend(paige.name)
-    taken_away(page, stack, paige, path)
-    page.get_by_role("link", name=re.compile("Start fresh.*set aside")).click()
-    page.get_by_text("data.bin").first.wait_for()
-    shoot(page, "page-start-fresh")
-    page.get_by_role("button", name="Start fresh").click()
-    page.wait_for_url(f"**/user/{paige.name}/lab**", wait_until="commit")
-    assert paige.server().json("GET", "kernels") == []
-    kept = admin.session(paige.name)["kept"]
-    assert [one["keeping"] for one in kept].count("aside") == 1
-
-
-def taken_away(page: Page, stack: Stack, user: User, path: Path) -> None:
-    """Visit a suspended session whose file is gone, and read why at leisure."""
-    path.unlink()
-    page.goto(f"{stack.url}/user/{user.name}/lab")
-    page.get_by_role("heading", name="Your session could not be resumed").wait_for()
-    page.get_by_role("button", name="Stop trying").click()
-    assert page.get_by_text("data.bin").count() == 1
-    assert page.locator(".gpu-reclaim-details code").text_content() == "file_missing"
-    assert problems(page) == []
-    shoot(page, "page-refusal")
 
 
 def test_service_pages_of_user_and_manager_suspend_and_resume_live(

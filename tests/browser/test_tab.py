@@ -115,21 +115,6 @@ def test_suspend_now_resumes_in_place_with_what_is_not_saved(
     wait_for(lambda: "only on this page" in file.read_text())
 
 
-@pytest.mark.long  # hub/test_pages.py has the visit that brings it back
-def test_reload_brings_it_back_also_while_the_service_does_not_answer(
-    admin: Admin, new_name: str, notebook: Page
-) -> None:
-    admin.suspend(new_name)
-    notebook.route("**/services/gpu-reclaim/**", lambda route: route.abort())
-    notebook.reload(wait_until="commit")
-    notebook.wait_for_url(f"**/user/{new_name}/lab**", wait_until="commit")
-    notebook.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
-    admin.wait(new_name, phase="running")
-    # of a session whose service does not answer, nothing is said
-    assert notebook.locator(".gpu-reclaim-corner").is_hidden()
-    assert output_of(notebook, 1) == "it is 42"
-
-
 @pytest.mark.long
 def test_cell_that_asks_is_answered_in_the_same_page_after_the_return(
     admin: Admin, new_name: str, notebook: Page

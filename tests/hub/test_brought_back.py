@@ -1,9 +1,6 @@
 """The login of a session that was put aside: valid again with it, and only then."""
 
-import pytest
-
 from tests.hub.test_lost_database import REVOKED, start
-from tests.hub.test_traps import rows, tokens
 
 
 def _start_fresh(hub, service, person):
@@ -11,33 +8,6 @@ def _start_fresh(hub, service, person):
     saved = service.put_aside(person.name)
     hub.start_server(person.name)
     return saved
-
-
-def _state(hub, name):
-    return hub.server(name)["state"]["gpu_reclaim"]
-
-
-@pytest.mark.long
-def test_login_of_a_state_put_aside_is_deleted_and_comes_back_with_it(
-    hub, service, suspended
-):
-    saved = _start_fresh(hub, service, suspended)
-    assert len(tokens(hub, suspended.name)) == 1  # of the new session alone (T5)
-    hub.stop_server(suspended.name)
-    assert tokens(hub, suspended.name) == []
-    token = saved["identity"]["api_token"]
-    (text,) = rows(
-        hub,
-        "select s.state from spawners s join users u on u.id = s.user_id"
-        " where u.name = ?",
-        suspended.name,
-    )
-    assert token not in text[0]  # a salted hash, never a token (T13)
-
-    service.saved[suspended.name, ""] = saved
-    hub.start_server(suspended.name)
-    assert suspended.visit(f"/user/{suspended.name}/lab").status_code == 200
-    assert len(tokens(hub, suspended.name)) == 1
 
 
 def test_login_that_comes_back_is_the_sessions_own_until_it_is_revoked(

@@ -1,7 +1,6 @@
 """Whatever is wrong with our service, the Hub starts, lives, and starts servers."""
 
 import contextlib
-import os
 import signal
 import socket
 import threading
@@ -11,9 +10,7 @@ import pytest
 import requests
 
 from tests.support import failing_service
-from tests.support.failing_service import Stack
-from tests.support.hub import proxy_command, wait_until
-from tests.support.relaunching_service import RelaunchingService
+from tests.support.hub import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -204,28 +201,3 @@ def _accept_and_say_nothing(squatter: socket.socket) -> None:
             kept.append(squatter.accept())
     for one, _ in kept:
         one.close()
-
-
-@pytest.mark.long
-def test_saved_session_is_not_started_cold_while_the_service_cannot_work(tmp_path):
-    if os.geteuid() != 0 or proxy_command() is None:
-        pytest.skip("needs root and configurable-http-proxy")
-    with RelaunchingService(tmp_path) as double:
-        stack = Stack(tmp_path, double)
-        try:
-            stack.hub.start()
-            amy = stack.hub.user("amy")
-            amy.start_server()
-            double.capture("amy")
-            stack.hub.stop_server("amy")
-            pointer = stack.hub.server("amy")["state"]["gpu_reclaim"]
-            assert pointer["phase"] == "suspended"
-            stack.hub.terminate()
-            stack.start("min_age=-1")
-            answer = stack.hub.api("POST", "users/amy/server")
-            assert answer.status_code == 409
-            assert "min_age must be a duration in seconds" in answer.text
-            assert stack.hub.server("amy")["state"]["gpu_reclaim"] == pointer
-            stack.hub.user("bob").start_server()
-        finally:
-            stack.hub.close()

@@ -21,7 +21,6 @@ GROUPS = (
         "e2e/test_idle.py",
         "e2e/test_nap.py",
         "e2e/test_newer_files.py",
-        "e2e/test_together.py",
     ),
     (
         "browser/test_admin.py",
