@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 IOPRIO_WHO_PROCESS: Final = 1  # <linux/ioprio.h>
-SCHED_DEADLINE: Final = 6
 KCMP_FILE, KCMP_VM, KCMP_FILES, KCMP_FS = 0, 1, 2, 3  # <linux/kcmp.h>
 
 

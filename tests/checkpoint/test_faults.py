@@ -260,8 +260,8 @@ def test_dump_criu_fails_says_why(world, engine):
     assert_runs(world)
 
 
-#: A terminal that an epoll instance with two descriptors watches.
-WATCHED_TWICE = """
+#: A terminal that an epoll instance watches.
+WATCHED = """
 import fcntl, termios
 if os.getsid(0) != os.getpid():
     os.setsid()
@@ -270,13 +270,12 @@ fcntl.ioctl(s, termios.TIOCSCTTY, 0)
 own = os.open("/dev/tty", os.O_RDWR)
 watch = select.epoll()
 watch.register(own, select.EPOLLIN)
-again = os.dup(watch.fileno())
 """
 
 
 def test_dump_of_dev_tty_that_cannot_be_opened_anew_leaves_it_watched(places, engine):
     world = places.world()
-    world(WATCHED_TWICE)
+    world(WATCHED)
     with pytest.raises(RolledBack) as caught:
         engine.dump(world.place, engine.image().sink)
     assert caught.value.reason is Reason.DEVICE_OPEN

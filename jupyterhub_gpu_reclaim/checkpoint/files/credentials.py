@@ -70,11 +70,6 @@ def credentials_now(pid: int) -> Credentials:
     fields = procfs.status(pid)
     if not fields:
         raise ProcessLookupError
-    return credentials_in(fields)
-
-
-def credentials_in(fields: dict[str, str]) -> Credentials:
-    """The same, in what the kernel tells of it (``procfs.status``)."""
     groups = tuple(map(int, fields["Groups"].split()))
     uid, gid = (int(fields[name].split()[3]) for name in ("Uid", "Gid"))
     return Credentials(uid, gid, groups, int(fields["CapEff"], 16))

@@ -49,17 +49,18 @@ def _refused(one: Program) -> Iterator[str]:
         if status is None:
             continue
         device = stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)
-        if device and not _harmless(status, one.pid):
+        if device and not _harmless(status, one.pid, link):
             yield target
 
 
-def _harmless(status: os.stat_result, pid: int) -> bool:
+def _harmless(status: os.stat_result, pid: int, link: str) -> bool:
     major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
     if stat.S_ISBLK(status.st_mode):
         return False
     if major == MEMORY:
         return minor in STATELESS
     if status.st_rdev == terminals.DEV_TTY:
-        return terminals.can_be_named(pid)
+        kind, _, fd = link.partition("/")
+        return kind == "fd" and terminals.can_be_named(pid, int(fd))
     pty = major in _PTY_MASTERS or major in terminals.PTYS
     return pty or status.st_rdev == _PTMX

@@ -15,7 +15,7 @@ from jupyterhub_gpu_reclaim.linux.descriptors import closing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Program, Session
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Session
     from jupyterhub_gpu_reclaim.common.models import Finding
 
 #: Kernel objects behind descriptors that CRIU saves.
@@ -25,18 +25,6 @@ _ANONYMOUS_OK: Final = frozenset(
 #: F_SEAL_WRITE and F_SEAL_FUTURE_WRITE.
 _WRITE_SEALS: Final = 0x8 | 0x10
 _ANONYMOUS: Final = re.compile(r"^anon_inode:\[?([^\]]*)\]?$")
-_WORDS: Final = {
-    # Made again by root, it would be told of files that its user may not open.
-    "fanotify": "a fanotify group",
-    "perf_event": "a performance counter",
-    "bpf-prog": "a BPF program",
-    "bpf-map": "a BPF map",
-    "kvm-vm": "a virtual machine",
-    "secretmem": "secret memory",
-    "landlock-ruleset": "a Landlock rule set",
-}
-_PIDFDS: Final = ("anon_inode:[pidfd]", "pidfd:[")
-_PIDFD_THREAD: Final = os.O_EXCL  # <linux/pidfd.h>
 
 
 class KernelObjects(Kind):
@@ -54,7 +42,7 @@ class KernelObjects(Kind):
                 elif kind == "userfaultfd":
                     yield one.found(Reason.USERFAULTFD)
                 else:
-                    words = _WORDS.get(kind, f"a kernel object ({kind})")
+                    words = f"a kernel object ({kind})"
                     yield one.found(Reason.HANDLE_UNSUPPORTED, kind=words)
 
 
@@ -70,27 +58,6 @@ class Memfds(Kind):
             if procfs.link(one.pid, "exe").startswith("/memfd:"):
                 what = "runs a program that is in memory only (memfd)"
                 yield one.found(Reason.PROCESS_UNSUPPORTED, what=what)
-
-
-class Pidfds(Kind):
-    """Pidfds of a thread, or of a process that is not saved with it."""
-
-    def preflight(self, seen: Session) -> Iterator[Finding]:
-        pids = {one.pid for one in seen.tree.processes}
-        for one in seen.programs:
-            for kind in sorted(set(_other_pidfds(one, pids))):
-                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
-
-
-def _other_pidfds(one: Program, pids: set[int]) -> Iterator[str]:
-    for each in one.descriptors:
-        if not each.target.startswith(_PIDFDS):
-            continue
-        facts = one.facts(each.fd)
-        if int(facts.get("flags", "0"), 8) & _PIDFD_THREAD:
-            yield "a pidfd of a thread (PIDFD_THREAD)"
-        elif facts.get("Pid", "-1") != "-1" and int(facts["Pid"]) not in pids:
-            yield "a pidfd of a process outside of the session's tree"
 
 
 def _is_write_sealed(pid: int, one: procfs.Mapping) -> bool:

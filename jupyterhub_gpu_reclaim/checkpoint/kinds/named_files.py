@@ -20,13 +20,11 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.descriptors import unread_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
     from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import FileRequest
-    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Program, Return, Session
-    from jupyterhub_gpu_reclaim.common.models import Finding
-    from jupyterhub_gpu_reclaim.linux.procfs import Descriptor
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Return
 
 
 class Fifos(Kind):
@@ -34,13 +32,6 @@ class Fifos(Kind):
 
     It is put back once all ends are open.
     """
-
-    def preflight(self, seen: Session) -> Iterator[Finding]:
-        for one in seen.programs:
-            if any(_keeps_packets(one, each) for each in one.descriptors):
-                # CRIU would make a stream of it.
-                kind = "a pipe that keeps packets apart (O_DIRECT)"
-                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
     def rewrite(self, back: Return) -> None:
         if (image := back.images.read("fifo-data.img")) is None:
@@ -60,16 +51,6 @@ class NamedFiles(Kind):
     what the kernel alone makes is left to CRIU by name: terminals, and files of
     ``/proc/PID`` (``process_files``).
     """
-
-    def preflight(self, seen: Session) -> Iterator[Finding]:
-        for one in seen.programs:
-            for each in one.descriptors:
-                if not each.target.startswith("/"):
-                    continue
-                status = one.target(f"fd/{each.fd}")
-                if status is not None and stat.S_ISSOCK(status.st_mode):
-                    kind = f"the name of a socket ({each.target}, O_PATH)"
-                    yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
     def rewrite(self, back: Return) -> None:
         by_holder: dict[Credentials, list[FileRequest]] = defaultdict(list)
@@ -113,15 +94,6 @@ def _refuse_other_sizes(back: Return) -> None:
         status = os.fstat(back.file(wish.id))
         if stat.S_ISREG(status.st_mode) and status.st_size != reg.size:
             raise refused(Reason.FILE_CHANGED, wish.path)
-
-
-def _keeps_packets(one: Program, descriptor: Descriptor) -> bool:
-    if not descriptor.target.startswith(("pipe:", "/")):
-        return False
-    if not one.flags(descriptor.fd) & os.O_DIRECT:
-        return False
-    status = one.target(f"fd/{descriptor.fd}")
-    return status is not None and stat.S_ISFIFO(status.st_mode)
 
 
 def _fill(pipes: dict[int, int], number: int, data: bytes, size: int) -> None:

@@ -6,7 +6,6 @@ import os
 import stat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_in
 from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import process_of
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common.findings import refused
@@ -14,11 +13,10 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.mounts import has_proc
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Mapping
 
     from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
-    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Return, Session
-    from jupyterhub_gpu_reclaim.common.models import Finding
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Return
 
 #: Of these it counts what rights their opener had.
 _BY_OPENER: Final = frozenset({"pagemap", "stack"})
@@ -44,10 +42,9 @@ class HeldFile(NamedTuple):
 class ProcessFiles(Kind):
     """Open files of ``/proc/PID``.
 
-    They are judged twice: before a capture and at a return. CRIU opens these files by
-    their names, as root, once the processes are there. The path is the kernel's alone
-    as long as ``/proc`` is. So a file comes back if root's opening it gives its holder
-    nothing that the holder did not have:
+    CRIU opens these files by their names, as root, once the processes are there. The
+    path is the kernel's alone as long as ``/proc`` is. So a file comes back if root's
+    opening it gives its holder nothing that the holder did not have:
 
     * what shows a process to those that have the same rights, to be read by them (top
       and psutil have some open for a moment);
@@ -59,20 +56,6 @@ class ProcessFiles(Kind):
     comes back: CRIU would make one of that number for a moment, which is often over too
     soon.
     """
-
-    def preflight(self, seen: Session) -> Iterator[Finding]:
-        rights = _rights_now(seen)
-        for one in seen.programs:
-            for each in one.descriptors:
-                path = os.fsencode(each.target)
-                status = one.target(f"fd/{each.fd}")
-                if process_of(path) is None or status is None:
-                    continue
-                flags = one.flags(each.fd)
-                file = HeldFile(path, flags, status.st_mode, one.process.ns_pid)
-                if why := refusal(file, rights):
-                    kind = f"the file {each.target} ({why})"
-                    yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
     def rewrite(self, back: Return) -> None:
         saved, left = back.saved, set(back.saved.left)
@@ -90,17 +73,6 @@ class ProcessFiles(Kind):
                 why = refusal(HeldFile(reg.name, reg.flags, reg.mode, pid), rights)
                 if why:
                     raise refused(Reason.FILE_DENIED, reg.name, why)
-
-
-def _rights_now(seen: Session) -> TreeRights:
-    known, hidden = {}, set()
-    for one in seen.programs:
-        number, memory = one.process.ns_pid, one.target("mem")
-        if one.status:
-            known[number] = credentials_in(one.status)
-        if one.process.uid and memory is not None and not memory.st_uid:
-            hidden.add(number)
-    return TreeRights(known, hidden, has_proc(seen.init_pid))
 
 
 def refusal(file: HeldFile, tree: TreeRights) -> str:

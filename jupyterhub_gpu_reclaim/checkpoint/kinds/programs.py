@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import time
@@ -109,8 +108,6 @@ def _threads(one: Program) -> list[str]:
         if int(procfs.text(one.pid, f"task/{tid}/personality") or "0", 16):
             found.add("behaves like another system (setarch, personality(2))")
         with contextlib.suppress(OSError):
-            if os.sched_getscheduler(tid) == scheduling.SCHED_DEADLINE:
-                found.add("has a deadline from the scheduler (SCHED_DEADLINE)")
             for what, kind in _OWN.items():
                 if not scheduling.shares(one.pid, tid, kind):
                     found.add(f"has a thread with {what} of its own (unshare)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
@@ -25,7 +24,6 @@ from jupyterhub_gpu_reclaim.linux.descriptors import (
     file_of_socket,
     unread_bytes,
 )
-from jupyterhub_gpu_reclaim.linux.libc import libc
 from jupyterhub_gpu_reclaim.linux.sock_diag import Diag, unix_sockets
 
 if TYPE_CHECKING:
@@ -38,12 +36,11 @@ if TYPE_CHECKING:
 
 #: SO_PASSCRED, SO_PASSSEC, SO_PASSPIDFD: what comes with a message then is not saved.
 _PASSES: Final = (16, 34, 76)
-_ACCEPTS, _FILTER = 30, 26  # SO_ACCEPTCONN, SO_GET_FILTER
+_ACCEPTS: Final = 30  # SO_ACCEPTCONN
 _UDP_CORK, _TCP_ULP = 1, 31
 #: SOL_NETLINK, NETLINK_LIST_MEMBERSHIPS, and room for more groups than there are.
 _NETLINK, _MEMBERSHIPS, _GROUP_BYTES = 270, 9, 64
 _SIOCOUTQ: Final = 0x5411
-_MOST_INSTRUCTIONS: Final = 4096
 MULTIPATH_TCP: Final = "multipath TCP"
 _FAMILIES: Final = frozenset(
     {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK}
@@ -67,7 +64,7 @@ class Sockets(Kind):
     """Sockets of unknown kinds, and what cannot be saved of the others.
 
     CRIU fails on most of it, in words of its own and when the session is frozen. What
-    protects (keys, an eBPF program) would come back without. Each socket is looked at
+    protects (keys) would come back without. Each socket is looked at
     through a copy of its descriptor; nothing is taken from it.
     """
 
@@ -191,8 +188,6 @@ def _leads_out(
 
 def unsavable(end: socket.socket, root: int) -> Iterator[str]:
     """Say in words what a socket holds that cannot be saved."""
-    if _has_program(end):
-        yield "a socket with an eBPF program"
     family, kind, protocol = options.kind_of(end)
     if family == socket.AF_UNIX and (words := _misnamed(end, kind, root)):
         yield words
@@ -296,15 +291,6 @@ def _option(end: socket.socket, level: int, name: int) -> bool:
     with contextlib.suppress(OSError):
         return any(end.getsockopt(level, name, 16))
     return False
-
-
-def _has_program(end: socket.socket) -> bool:
-    """Whether it has a filter that cannot be read: one that is no classic BPF."""
-    buffer = ctypes.create_string_buffer(8 * _MOST_INSTRUCTIONS)
-    room = ctypes.c_uint(_MOST_INSTRUCTIONS)  # the kernel counts instructions
-    number, length = end.fileno(), ctypes.byref(room)
-    done = libc.getsockopt(number, socket.SOL_SOCKET, _FILTER, buffer, length)
-    return bool(done and ctypes.get_errno() == errno.EACCES)
 
 
 def _is_ready(end: socket.socket, event: int) -> bool:

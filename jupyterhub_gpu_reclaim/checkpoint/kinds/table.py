@@ -29,11 +29,7 @@ from jupyterhub_gpu_reclaim.checkpoint.kinds.counters import Eventfds, Timers
 from jupyterhub_gpu_reclaim.checkpoint.kinds.cut_connections import CutConnections
 from jupyterhub_gpu_reclaim.checkpoint.kinds.deleted_files import DeletedFiles
 from jupyterhub_gpu_reclaim.checkpoint.kinds.devices import Devices
-from jupyterhub_gpu_reclaim.checkpoint.kinds.kernel_objects import (
-    KernelObjects,
-    Memfds,
-    Pidfds,
-)
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kernel_objects import KernelObjects, Memfds
 from jupyterhub_gpu_reclaim.checkpoint.kinds.locks import Locks
 from jupyterhub_gpu_reclaim.checkpoint.kinds.named_files import Fifos, NamedFiles
 from jupyterhub_gpu_reclaim.checkpoint.kinds.orphans import Orphans
@@ -73,7 +69,6 @@ KINDS: Final[tuple[type[Kind], ...]] = (
     ProcessAttributes,
     KernelObjects,
     Memfds,
-    Pidfds,
     Protection,
     ReservedAddresses,
     SystemV,

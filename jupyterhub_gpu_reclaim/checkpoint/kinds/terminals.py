@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
-from jupyterhub_gpu_reclaim.linux.epoll import EVENT
 from jupyterhub_gpu_reclaim.linux.libc import AT_FDCWD
 from jupyterhub_gpu_reclaim.linux.processes import DEAD, named
 
@@ -27,16 +26,6 @@ DEV_TTY: Final = os.makedev(5, 0)
 PTYS: Final = range(136, 144)
 _TIOCGSID: Final = 0x5429  # <asm-generic/ioctls.h>
 _EPOLL: Final = "anon_inode:[eventpoll]"
-_EPOLL_CTL_ADD, _EPOLL_CTL_DEL = 1, 2  # <sys/epoll.h>
-
-
-class _Watch(NamedTuple):
-    """A line of an epoll instance in ``fdinfo`` (proc_pid_fdinfo(5))."""
-
-    epoll: int  #: its descriptor
-    fd: int  #: that is watched
-    events: int
-    data: int
 
 
 class Terminals(Kind):
@@ -65,9 +54,12 @@ class Terminals(Kind):
                 one.pgrp = one.sid
 
 
-def can_be_named(pid: int) -> bool:
-    """Whether a process's open ``/dev/tty`` can be opened by its own name instead."""
-    return os.major(procfs.terminal(pid)) in PTYS
+def can_be_named(pid: int, fd: int) -> bool:
+    """Whether a process's open ``/dev/tty`` can be opened by its own name instead.
+
+    Not one that an epoll(7) instance watches, which keeps to what was open.
+    """
+    return os.major(procfs.terminal(pid)) in PTYS and fd not in _watched(pid)
 
 
 def _stop_plainly(process: Process) -> None:
@@ -96,9 +88,8 @@ def _open_by_name(process: Process, held: Collection[int], name: str) -> None:
     # one of /dev/pts/N, opened by its own program with the same flags.
     try:
         with ptrace.stopped(process.pid) as traced:
-            watches = list(_watches(process.pid))
             for fd in held:
-                _replace(traced, fd, name, [one for one in watches if one.fd == fd])
+                _replace(traced, fd, name)
     except OSError as error:
         raise ReclaimError(
             Reason.DEVICE_OPEN,
@@ -109,10 +100,9 @@ def _open_by_name(process: Process, held: Collection[int], name: str) -> None:
         ) from error
 
 
-def _replace(traced: Traced, fd: int, name: str, watches: Collection[_Watch]) -> None:
-    if len(watches) > 1:
-        # It may be one instance that has two descriptors: told twice, it would fail.
-        raise OSError(0, f"descriptor {fd} is watched more than once")
+def _replace(traced: Traced, fd: int, name: str) -> None:
+    if fd in _watched(traced.pid):
+        raise OSError(0, f"descriptor {fd} is watched")
     flags = int(procfs.fdinfo(traced.pid, fd)["flags"], 8)
     with traced.text(name) as path:
         new = traced.call("openat", AT_FDCWD, path, flags | os.O_NOCTTY, 0)
@@ -120,22 +110,16 @@ def _replace(traced: Traced, fd: int, name: str, watches: Collection[_Watch]) ->
             for one in (fd, new):
                 # Answered for its own terminal only. Another devpts has that name, too.
                 traced.call("ioctl", one, _TIOCGSID, path)
-            for watch in watches:
-                traced.call("epoll_ctl", watch.epoll, _EPOLL_CTL_DEL, fd, 0)
             traced.call("dup3", new, fd, flags & os.O_CLOEXEC)
         finally:
             traced.call("close", new)
-    # An epoll(7) instance watches what is open, not its number.
-    for watch in watches:
-        with traced.text(EVENT.pack(watch.events, watch.data)) as event:
-            traced.call("epoll_ctl", watch.epoll, _EPOLL_CTL_ADD, fd, event)
 
 
-def _watches(pid: int) -> Iterator[_Watch]:
+def _watched(pid: int) -> set[int]:
+    found = set()
     for one in procfs.descriptors(pid):
-        if one.target != _EPOLL:
-            continue
-        for line in procfs.text(pid, f"fdinfo/{one.fd}").splitlines():
-            if line.startswith("tfd:"):
-                _, fd, _, events, _, data, *_ = line.split()
-                yield _Watch(one.fd, int(fd), int(events, 16), int(data, 16))
+        if one.target == _EPOLL:
+            for line in procfs.text(pid, f"fdinfo/{one.fd}").splitlines():
+                if line.startswith("tfd:"):
+                    found.add(int(line.split()[1]))
+    return found

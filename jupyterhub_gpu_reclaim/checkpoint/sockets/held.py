@@ -8,6 +8,11 @@ option, as CRIU makes them, be bound beside it, and refuses connections as if th
 were free. The session's own sockets are made so before they end: no moment is left in
 which the port is free. The list is in a file, and systemd keeps the sockets while the
 agent is restarted (``linux.fdstore``). Every user has a budget, and so has the machine.
+
+An abstract name of a UNIX socket has one owner: nothing can be bound beside it, not
+even by root. So its holder is the session's own socket, copied before its end and shut
+down, or one of ours, and it is closed just before CRIU binds the name. Who is quicker
+then is told as the obstacle.
 """
 
 from __future__ import annotations
@@ -25,8 +30,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
-from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import Name  # noqa: TC001 - msgspec reads it
-from jupyterhub_gpu_reclaim.checkpoint.sockets.held_names import HeldNames
+from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import Name
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.durable import write_durably
@@ -35,7 +39,11 @@ from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import Finding, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import fdstore, procfs
-from jupyterhub_gpu_reclaim.linux.descriptors import as_socket, borrow_from
+from jupyterhub_gpu_reclaim.linux.descriptors import (
+    as_socket,
+    borrow_from,
+    copied_from,
+)
 from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 
 if TYPE_CHECKING:
@@ -79,10 +87,9 @@ class HeldPorts:
         self._most = most
         self._per_user = per_user
         self._lock = threading.Lock()
-        self._sockets: dict[str, dict[Port, socket.socket]] = {}
+        self._sockets: dict[str, dict[Port | Name, socket.socket]] = {}
         self._received: dict[Port, socket.socket] = {}
         self._missing: set[Port] = set()
-        self._names = HeldNames()
         #: Checkpoints of sessions that are about to bind their own.
         self._returning: set[str] = set()
 
@@ -130,7 +137,7 @@ class HeldPorts:
                 self._write({**held, checkpoint: needs})
             if pids:
                 _share_with_root(pids, {port.port for port in needs.ports})
-                self._names.copy(checkpoint, needs.names, pids)
+                self._copy(checkpoint, needs.names, pids)
             self._bind(checkpoint, needs)
 
     def let_go(self, checkpoint: str) -> None:
@@ -149,19 +156,24 @@ class HeldPorts:
         """The session has these sockets again: a holder would take what is theirs."""
         with self._lock:
             here = self._sockets.get(checkpoint, {})
-            for port in [port for port in here if port.protocol == "udp"]:
-                here.pop(port).close()
+            for one in list(here):
+                if isinstance(one, Port) and one.protocol == "udp":
+                    here.pop(one).close()
             fdstore.forget(_short(checkpoint, "udp"))
 
     def names(self, checkpoint: str) -> frozenset[Name]:
         with self._lock:
-            return self._names.of(checkpoint)
+            here = self._sockets.get(checkpoint, ())
+            return frozenset(one for one in here if isinstance(one, Name))
 
     def let_names_go(self, checkpoint: str) -> None:
         """CRIU is about to bind them; until the session is back, or did not come."""
         with self._lock:
             self._returning.add(checkpoint)
-            self._names.close(checkpoint)
+            here = self._sockets.get(checkpoint, {})
+            for one in list(here):
+                if isinstance(one, Name):
+                    here.pop(one).close()
 
     def take_again(self, checkpoint: str) -> None:
         """Hold again what was let go, if it is there: the session did not come back."""
@@ -232,14 +244,30 @@ class HeldPorts:
             if checkpoint not in self._returning:
                 self._bind(checkpoint, needs)
 
-    def _bind(self, checkpoint: str, needs: Needs) -> None:
-        self._bind_ports(checkpoint, needs.ports)
-        self._names.bind(checkpoint, needs.names)
-
-    def _bind_ports(self, checkpoint: str, ports: Iterable[Port]) -> None:
+    def _copy(
+        self, checkpoint: str, names: Collection[Name], pids: Iterable[int]
+    ) -> None:
+        """Hold the sockets with those names of processes that are about to end."""
         here = self._sockets.setdefault(checkpoint, {})
+        for pid, descriptor in inet.tree_inodes(pids).values():
+            with contextlib.suppress(OSError):
+                one = as_socket(copied_from(pid, descriptor))
+                name = _owned(one)
+                if name is None or name in here or name not in names:
+                    one.close()
+                    continue
+                here[name] = one
+                with contextlib.suppress(OSError):  # who connects is refused
+                    one.shutdown(socket.SHUT_RDWR)
+
+    def _bind(self, checkpoint: str, needs: Needs) -> None:
+        here = self._sockets.setdefault(checkpoint, {})
+        for name in needs.names:
+            if name not in here:
+                with contextlib.suppress(OSError):  # it is taken
+                    here[name] = _named(name)
         added: dict[str, list[int]] = {"tcp": [], "udp": []}
-        for port in ports:
+        for port in needs.ports:
             if port in here:
                 continue
             try:
@@ -266,7 +294,6 @@ class HeldPorts:
     def _close(self, checkpoint: str) -> None:
         for one in self._sockets.pop(checkpoint, {}).values():
             one.close()
-        self._names.close(checkpoint)
         self._returning.discard(checkpoint)
         for protocol in ("tcp", "udp"):
             fdstore.forget(_short(checkpoint, protocol))
@@ -354,6 +381,33 @@ def _bound(port: Port) -> socket.socket:
         one.close()
         raise
     return one
+
+
+def _named(name: Name) -> socket.socket:
+    """A holder of an abstract name, unless (OSError) it is taken."""
+    one = socket.socket(socket.AF_UNIX, name.kind)
+    try:
+        one.bind(name.name)
+        if name.kind == socket.SOCK_DGRAM:
+            one.shutdown(socket.SHUT_RDWR)
+    except BaseException:
+        one.close()
+        raise
+    return one
+
+
+def _owned(one: socket.socket) -> Name | None:
+    """The abstract name that socket has itself; an accepted one only shows its."""
+    if one.family != socket.AF_UNIX:
+        return None
+    name = one.getsockname()
+    if not isinstance(name, bytes) or not name.startswith(b"\0"):
+        return None
+    if one.type != socket.SOCK_DGRAM:
+        with contextlib.suppress(OSError):
+            one.getpeername()
+            return None
+    return Name(int(one.type), name)
 
 
 def _port_of(one: socket.socket) -> Port:

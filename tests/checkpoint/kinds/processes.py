@@ -365,12 +365,7 @@ _REFUSED = (
         "handle_unsupported",
         "prctl(38, 1); keep.append(call(317, 1, 8, program([ALLOW])))",
     ),
-    refused(
-        "scheduling policy SCHED_DEADLINE",
-        "process_unsupported",
-        "call(314, 0, struct.pack('=IIQiIQQQ', 48, 6, 0, 0, 0, 1000000, 10000000,"
-        " 10000000), 0)",
-    ),
+    Kind("scheduling policy SCHED_DEADLINE", "refused", "By the rehearsal."),
     refused(
         "a main thread that has ended before the others",
         "process_unsupported",
@@ -398,16 +393,8 @@ _REFUSED = (
         "process_unsupported",
         "in_thread(lambda: call(272, 0x400))",
     ),
-    refused(
-        "a pidfd of a thread (PIDFD_THREAD)",
-        "handle_unsupported",
-        "keep.append(call(434, os.getpid(), os.O_EXCL))",
-    ),
-    refused(
-        "a pidfd of a process outside of the session",
-        "handle_unsupported",
-        "keep.append(os.pidfd_open(1))",
-    ),
+    Kind("a pidfd of a thread (PIDFD_THREAD)", "refused", "By CRIU."),
+    Kind("a pidfd of a process outside of the session", "refused", "By CRIU."),
     Kind("address space of more than 80 TB", "refused", "By the rehearsal."),
     refused(
         "a namespace of its own", "foreign_namespace", "check(libc.unshare(0x04000000))"

@@ -492,25 +492,7 @@ REFUSED = [
             "1",
         ),
     ),
-    Kind(
-        "eBPF program of a socket (SO_ATTACH_BPF)",
-        "refused",
-        "",
-        _program(
-            "import ctypes\n"
-            "libc = ctypes.CDLL(None, use_errno=True)\n"
-            "code = ctypes.create_string_buffer(struct.pack('=BBhi', 0xb7, 0, 0, 0)\n"
-            "    + struct.pack('=BBhi', 0x95, 0, 0, 0))\n"
-            "licence = ctypes.create_string_buffer(b'GPL')\n"
-            "attr = struct.pack('=IIQQ', 1, 2, ctypes.addressof(code),\n"
-            "    ctypes.addressof(licence)).ljust(120, b'\\0')\n"
-            "program = libc.syscall(321, 5, attr, len(attr))\n"
-            "assert program >= 0, ctypes.get_errno()\n"
-            "one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
-            "one.setsockopt(1, 50, program); os.close(program)",
-            "1",
-        ),
-    ),
+    Kind("eBPF program of a socket (SO_ATTACH_BPF)", "refused", "By CRIU."),
     Kind(
         "unread netlink messages",
         "refused",
