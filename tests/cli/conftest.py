@@ -40,6 +40,12 @@ class Store:
         step = Step(step="dump", title="Saving the memory", state="done", seconds=1.5)
         return writer.commit(steps=[step], frozen_seconds=2.0)
 
+    def settings(self, at=None, key_file=None):
+        return [
+            f"--AgentApp.store_url={at or self.root}",
+            f"--AgentApp.master_key_file={key_file or self.key_file}",
+        ]
+
     def contents(self, checkpoint):
         found = self.repository.open(checkpoint)
         return {name: found.read(name) for name in found.names()}
@@ -66,9 +72,7 @@ def run(store, capsys):
     """Run an action on that store: its exit code, output and error output."""
 
     def run(*line, key_file=None, at=None):
-        where = [f"--store={at or store.root}"]
-        keys = [f"--key-file={key_file or store.key_file}"]
-        code = main(["store", *map(str, line), *where, *keys])
+        code = main(["store", *map(str, line), *store.settings(at, key_file)])
         out, err = capsys.readouterr()
         return code, out, err
 

@@ -173,7 +173,7 @@ def test_keys_of_a_secret_need_their_id_in_it(act, agents_file, place, tmp_path)
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "2026").write_bytes(b"k" * 32)
-    where = [f"--store={place}", f"--key-dir={secret}"]
+    where = [f"--AgentApp.store_url={place}", f"--AgentApp.master_key_dir={secret}"]
     code, told = act("init", *where)
     assert (code, "Give it a new store-id there" in told) == (1, True)
     (secret / "store-id").write_text("5" * 32)

@@ -18,7 +18,7 @@ def on_terminal(store):
 
     def on_terminal(*line):
         ours, theirs = pty.openpty()
-        line = [*line, f"--store={store.root}", f"--key-file={store.key_file}"]
+        line = [*line, *store.settings()]
         child = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, "store", *line],
             stdin=theirs,

@@ -22,16 +22,11 @@ def unit(path: Path) -> configparser.RawConfigParser:
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_unit_reads_the_store_leaves_metrics_and_fails_where_it_is_damaged(
-    store, tmp_path, damaged
-):
+def test_unit_reads_the_store_and_fails_where_it_is_damaged(store, damaged):
     if damaged:
         pack = next((store.root / "packs" / "bob-1").glob("0*"))
         store.damage(f"packs/bob-1/{pack.name}")
-    metrics = tmp_path / "verify.prom"
-    options = (
-        f"--store={store.root} --key-file={store.key_file} --metrics-file={metrics}"
-    )
+    options = " ".join(store.settings())
     line = unit(UNIT)["Service"]["ExecStart"].replace("$VERIFY_OPTIONS", options)
     environment = {
         **os.environ,
@@ -40,12 +35,11 @@ def test_unit_reads_the_store_leaves_metrics_and_fails_where_it_is_damaged(
     done = ran(shlex.split(line), env=environment)
     assert done.returncode == int(damaged), done.stderr
     assert ("bob-1" in done.stdout) == damaged
-    assert f"verify_damaged_checkpoints {int(damaged)}.0" in metrics.read_text()
 
 
-def test_timer_starts_that_unit_more_often_than_the_alert_waits():
+def test_timer_starts_that_unit_and_an_alert_names_it():
     timer = unit(UNIT.with_suffix(".timer"))
     assert "Unit" not in timer["Timer"]  # it is the one of the same name
     assert timer["Timer"]["OnCalendar"].startswith("Sun ")
     alerts = (FOLDER.parent / "prometheus" / "alerts.yml").read_text()
-    assert "verify_timestamp_seconds > 8 * 86400" in alerts
+    assert f'name="{UNIT.name}", state="failed"' in alerts

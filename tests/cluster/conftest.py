@@ -256,9 +256,9 @@ class ClusterHub:
             lambda: words in (told := self.agents_log()) and told, START
         )
         line = (
-            'jupyterhub-gpu-reclaim store init --store "$STORE_URL"'
-            " --key-dir /etc/gpu-reclaim/master-keys"
-            " --options-file /etc/gpu-reclaim/store/options.json"
+            'jupyterhub-gpu-reclaim store init --AgentApp.store_url="$STORE_URL"'
+            " --AgentApp.master_key_dir=/etc/gpu-reclaim/master-keys"
+            " --AgentApp.store_options_file=/etc/gpu-reclaim/store/options.json"
         )
         words = ("exec", "daemonset/gpu-reclaim-agent", "--", "sh", "-c", line)
         tried = self.kubectl.tried

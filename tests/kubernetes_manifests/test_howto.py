@@ -66,7 +66,7 @@ def test_the_command_that_begins_the_store_passes_as_it_is_written(tmp_path):
                 (keys / name).write_bytes(base64.b64decode(data))
                 (keys / name).chmod(0o400)
     (line,) = re.findall(r"agent -- sh -c '([^']*)'", TEXT)
-    line = line.replace("--options-file /etc/gpu-reclaim/store/options.json", "")
+    line = re.sub("--AgentApp.store_options_file=[^ ]*", "", line)
     line = line.replace("/etc/gpu-reclaim/master-keys", str(keys))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = ran(

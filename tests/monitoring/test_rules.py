@@ -11,7 +11,6 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jupyterhub_gpu_reclaim.cli.store.maintenance import write_metrics
 from jupyterhub_gpu_reclaim.common.models import Step
 from jupyterhub_gpu_reclaim.common.node_status import CardStatus, NodeHealth, NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -72,14 +71,6 @@ def exported() -> set[str]:
     return names_in(generate_latest(made).decode())
 
 
-@pytest.fixture(scope="module")
-def left_in_files(tmp_path_factory) -> set[str]:
-    """Names of what a verification leaves for the node exporter."""
-    file = tmp_path_factory.mktemp("node-exporter") / "verify.prom"
-    write_metrics(file, 1.0, 0, 1.0)
-    return names_in(file.read_text())
-
-
 def names_in(text: str) -> set[str]:
     return {
         sample.name
@@ -100,10 +91,10 @@ def expressions() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("where", "expression"), expressions())
-def test_every_metric_that_is_asked_for_is_exported(where, expression, left_in_files):
+def test_every_metric_that_is_asked_for_is_exported(where, expression):
     names = set(re.findall(r"\bjupyterhub_gpu_reclaim_\w+", expression))
     records = {rule["record"] for rule in rules() if "record" in rule}
-    assert names <= exported() | left_in_files
+    assert names <= exported()
     assert set(re.findall(r"\bgpu_reclaim:[\w:]+", expression)) <= records
 
 

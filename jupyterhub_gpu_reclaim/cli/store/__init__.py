@@ -17,16 +17,21 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import sentence
-from jupyterhub_gpu_reclaim.node.state_folder import AGENT_FILE
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
 _OURS = "jupyterhub_gpu_reclaim"
+#: Settings of the agent that say which store it is.
+_SETTINGS = (
+    *("config_file", "store_url", "store_options", "store_options_file"),
+    *("master_key_file", "master_key_dir", "master_key_service"),
+)
 _EPILOG = """\
-The store is the agent's: what its configuration file says, or what --store and a key
-option say. Exit code 0: done, 1: it failed or something is damaged, 2: wrong usage.
+The store is the agent's, as its configuration file names it, unless
+--AgentApp.store_url and a key are given. Exit code 0: done, 1: it failed or something
+is damaged, 2: wrong usage.
 """
 
 
@@ -45,7 +50,6 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
     verify = add("verify", "maintenance", "read everything and name what is damaged")
     verify.add_argument("ids", metavar="ID", nargs="*", help="default: all")
-    _metrics(verify)
 
     add("sweep", "maintenance", "clean up after interrupted writes")
 
@@ -77,37 +81,17 @@ def _add(
 
 
 def _which_store(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("which store")
-    group.add_argument(
-        "--config",
-        metavar="FILE",
-        help=f"the agent's configuration file (default: {AGENT_FILE}, if it is there)",
-    )
-    group.add_argument(
-        "--store", metavar="PLACE", help="a folder or s3://, gs://, az:// instead"
-    )
-    group.add_argument(
-        "--option",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        help="of an object store, as in AgentApp.store_options",
-    )
-    group.add_argument("--options-file", metavar="FILE", default="")
-    keys = group.add_mutually_exclusive_group()
-    keys.add_argument("--key-file", metavar="FILE", default="")
-    keys.add_argument("--key-dir", metavar="FOLDER", default="")
-    keys.add_argument("--key-service", metavar="MODULE:CLASS", default="")
-
-
-def _metrics(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--metrics-file",
-        metavar="FILE",
-        default="",
-        help="write how it ended for Prometheus' node exporter (its textfile"
-        " collector), with a name that ends in .prom",
-    )
+    group = parser.add_argument_group("which store, as the agent's own options say it")
+    for name in _SETTINGS:
+        option = f"--AgentApp.{name}"
+        group.add_argument(
+            option,
+            dest="settings",
+            metavar="VALUE",
+            action="append",
+            default=[],
+            type=f"{option}={{}}".format,
+        )
 
 
 def _run(module: str, action: str, args: argparse.Namespace) -> int:

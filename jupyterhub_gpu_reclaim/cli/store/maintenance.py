@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
 from jupyterhub_gpu_reclaim.cli.output import print_json, print_table, progress, say
 from jupyterhub_gpu_reclaim.cli.store.repository import (
@@ -37,14 +34,10 @@ def verify(args: argparse.Namespace) -> int:
     _refuse_absent(store, args.ids)
     ids = args.ids or store.repository.ids()
     found: list[Damage] = []
-    begun = time.monotonic()
     for number, id_ in enumerate(ids, 1):
         with progress(f"{id_} ({number} of {len(ids)})") as bar:
             found += store.repository.verify(id_, bar)
-    seconds = time.monotonic() - begun
     bad_ids = {each.checkpoint for each in found}
-    if args.metrics_file:
-        write_metrics(args.metrics_file, seconds, len(bad_ids), store.clock.now())
     if args.json:
         damage = [each._asdict() for each in found]
         print_json({"verified": ids, "damage": damage})
@@ -167,21 +160,3 @@ def init(args: argparse.Namespace) -> int:
         if file is not None:
             say(f"Keep a copy of its master key elsewhere: {file}")
     return 0
-
-
-def write_metrics(file: Path | str, seconds: float, damaged: int, now: float) -> None:
-    """Write a verification for Prometheus' node exporter (``*.prom``), or OSError."""
-    # It has ended long before it could be scraped.
-    registry = CollectorRegistry()
-    for name, about, value in (
-        ("verify_timestamp_seconds", "When the store was last verified.", now),
-        ("verify_duration_seconds", "Time that it took.", seconds),
-        (
-            "verify_damaged_checkpoints",
-            "Checkpoints with damage in them, or whose master key is missing.",
-            damaged,
-        ),
-    ):
-        metric = Gauge(f"jupyterhub_gpu_reclaim_{name}", about, registry=registry)
-        metric.set(float(value))
-    write_to_textfile(str(file), registry)

@@ -9,8 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from traitlets import TraitError
-
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -39,10 +37,10 @@ class OpenStore(NamedTuple):
 
 
 def open_store(args: argparse.Namespace) -> OpenStore:
-    """The store of ``--store`` or of the agent's configuration.
+    """The store of the arguments or of the agent's configuration.
 
     Raises:
-        BadRequest: there is no store, or the arguments contradict each other.
+        BadRequest: there is no store.
         StoreError: it cannot be opened, or its keys are not here.
     """
     settings = settings_of(args)
@@ -52,7 +50,7 @@ def open_store(args: argparse.Namespace) -> OpenStore:
     keys = keys_of(settings, state)
     backend = place_of(settings)
     # A key that says of no store may open one that is named; the agent does not.
-    if keys.store_id or not args.store:
+    if keys.store_id or not _is_named(args):
         backend = IdentifiedBackend(backend, keys, settings.store_url)
     return OpenStore(backend, keys, Repository(backend, clock=clock, keys=keys), clock)
 
@@ -69,52 +67,17 @@ def check_folder(settings: AgentApp, *, may_be_new: bool) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> AgentApp:
-    """The agent's settings, without starting it; BadRequest: they cannot be read."""
-    try:
-        return _read_settings(args)
-    except TraitError as error:
-        refuse(f"{error}.")
-
-
-def _read_settings(args: argparse.Namespace) -> AgentApp:
+    """The agent's settings, without starting it; a mistake in them ends the program."""
     settings = AgentApp()
-    if args.store:
-        if args.config:
-            refuse("Give --store or --config, not both.")
-        settings.store_url = _absolute(args.store)
-        settings.store_options = dict(_option(each) for each in args.option)
-        settings.store_options_file = args.options_file
-    else:
-        if args.option or args.options_file:
-            refuse("--option and --options-file go with --store.")
-        settings.config_file = args.config or settings.config_file
-        settings.initialize([])
-    _set_keys(settings, args)
+    if _is_named(args):
+        settings.config_file = ""
+    settings.initialize(args.settings)
     return settings
 
 
-def _set_keys(settings: AgentApp, args: argparse.Namespace) -> None:
-    given = {
-        "master_key_file": args.key_file,
-        "master_key_dir": args.key_dir,
-        "master_key_service": args.key_service,
-    }
-    if any(given.values()):
-        for name, value in given.items():
-            setattr(settings, name, value)
-
-
-def _absolute(place: str) -> str:
-    """A folder's whole path; any other address as it is."""
-    path = place.removeprefix("file://")
-    return place if "://" in path else str(Path(path).absolute())
-
-
-def _option(text: str) -> tuple[str, str]:
-    name, found, value = text.partition("=")
-    if not found:
-        refuse(f"An option is NAME=VALUE, not {text!r}.")
-    return name, value
+def _is_named(args: argparse.Namespace) -> bool:
+    """Whether another store is meant than that of the agent's configuration file."""
+    return any(each.startswith("--AgentApp.store_url=") for each in args.settings)
 
 
 def _check_folder(path: Path, *, may_be_new: bool) -> None:
