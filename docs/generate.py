@@ -226,7 +226,6 @@ def metrics() -> str:
         cards=[CardStatus()],
         state_free=0,
         store_free=0,
-        store_capacity=0,
     )
     nodes = [NodeHealth(node="", status=status)]
     rows: list[tuple[object, ...]] = [("metric", "type", "labels", "what it says")]

@@ -56,7 +56,6 @@ class NodeStatus(Value, frozen=True, kw_only=True):
     cards: list[CardStatus] | None = None  #: None: they do not answer
     state_free: int | None = None  #: bytes on the disk of the agent's records
     store_free: int | None = None  #: bytes; None: the store has no bound that it tells
-    store_capacity: int | None = None  #: bytes of the place in all, likewise
     term: int = 0  #: the highest that it has seen of a service; 0: none
     findings: list[Finding] = msgspec.field(default_factory=list)
 
@@ -66,7 +65,7 @@ class NodeStatus(Value, frozen=True, kw_only=True):
             each for each in self.findings if each.fatal or each.code in STORE_CODES
         ]
         if self.store_free is not None and self.store_free < NO_ROOM:
-            left = text.room(self.store_free, self.store_capacity)
+            left = text.size(self.store_free)
             found.append(finding(Reason.STORE_FULL, needed="more", free=left))
         return found
 

@@ -19,11 +19,6 @@ def size(count: float) -> str:
     return f"{value:.{digits}f} {unit}"
 
 
-def room(free: float, capacity: float | None) -> str:
-    """Free room, and the total if it is known: ``"1.5 GB of 2.0 TB"``."""
-    return size(free) + (f" of {size(capacity)}" if capacity else "")
-
-
 def duration(seconds: float) -> str:
     """Seconds in the one or two largest units that matter: ``"1 h 5 min"``."""
     total = max(0, round(seconds))

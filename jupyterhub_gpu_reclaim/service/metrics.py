@@ -204,13 +204,6 @@ def _of_nodes(nodes: Sequence[NodeHealth]) -> Iterator[Metric]:
         "node",
     )
     yield _gauge(
-        "store_capacity_bytes",
-        "Size of the place that the store is in, whatever else is there; absent like"
-        " its room.",
-        [(node, status.store_capacity) for node, status in known],
-        "node",
-    )
-    yield _gauge(
         "state_free_bytes",
         "Room on the disk of an agent's own records.",
         [(node, status.state_free) for node, status in known],

@@ -114,9 +114,6 @@ class Backend(Protocol):
     def free_bytes(self) -> int | None:
         """Room that is left; None if that is unknown."""
 
-    def capacity_bytes(self) -> int | None:
-        """Total size; None if that is unknown."""
-
     def spec(self) -> Spec:
         """How another process opens the same, without secrets."""
 

@@ -145,9 +145,6 @@ class Repository(CheckpointBuilder):
     def free_bytes(self) -> int | None:
         return self._backend.free_bytes()
 
-    def capacity_bytes(self) -> int | None:
-        return self._backend.capacity_bytes()
-
     def _rewrap(self, checkpoint: str) -> bool:
         data = self._catalogue.raw(checkpoint)
         new = manifest.rewrap(data, checkpoint, self._keys)

@@ -81,9 +81,6 @@ class MemoryBackend:
         with self._lock:
             return None if self._capacity is None else self._free()
 
-    def capacity_bytes(self) -> int | None:
-        return self._capacity
-
     def spec(self) -> Spec:
         """No other process can open it."""
         return {"kind": "memory"}

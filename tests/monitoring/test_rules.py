@@ -64,7 +64,6 @@ def exported() -> set[str]:
         cards=[card],
         state_free=1,
         store_free=1,
-        store_capacity=1,
     )
     nodes = [NodeHealth(node="gpu-1", status=status, silent_since=1.0)]
     made = metrics.registry(lambda: snapshot, lambda: nodes)

@@ -518,7 +518,6 @@ def node_with_cards(service) -> None:
         cards=cards,
         state_free=900 * gb,
         store_free=12 * 10**12,
-        store_capacity=30 * 10**12,
     )
     lost = NodeHealth(node="gpu-2", status=status, silent_since=now - 75)
     service.control.nodes_known = [NodeHealth(node="gpu-1", status=status), lost]

@@ -151,9 +151,7 @@ def test_metrics_of_drains_say_what_has_become_of_the_sessions():
 
 def test_metrics_of_nodes_tell_of_agents_cards_and_disks():
     cards = [CardStatus(name="A100"), CardStatus(name="A100"), CardStatus(name="T4")]
-    one = NodeStatus(
-        host="1", version="1", cards=cards, state_free=5, store_free=7, store_capacity=9
-    )
+    one = NodeStatus(host="1", version="1", cards=cards, state_free=5, store_free=7)
     cannot = Finding(code="criu_missing", message="No CRIU.", fatal=True)
     other = NodeStatus(host="2", version="1", findings=[cannot])
     found = samples(
@@ -169,7 +167,6 @@ def test_metrics_of_nodes_tell_of_agents_cards_and_disks():
     assert found["gpus_present", "A100", "gpu-1"] == 2
     assert found["gpus_present", "T4", "gpu-1"] == 1
     assert found["store_free_bytes", "gpu-1"] == 7
-    assert found["store_capacity_bytes", "gpu-1"] == 9
     faults = {key[1:] for key in found if key[0] == "node_faults"}
     silent = "The machine's agent does not answer."
     assert faults == {
@@ -177,7 +174,7 @@ def test_metrics_of_nodes_tell_of_agents_cards_and_disks():
         (
             "store_full",
             "gpu-1",
-            "Not enough room in the store: more needed, 7 B of 9 B free.",
+            "Not enough room in the store: more needed, 7 B free.",
         ),
         ("agent_unreachable", "gpu-3", silent),
     }

@@ -122,12 +122,11 @@ def description(
     criu: CheckedCriu, accelerator: Accelerator, store: Opened, state: Path
 ) -> NodeStatus:
     """Versions, and the room on its disks; anything unknown is left out."""
-    store_free = store_capacity = None
+    store_free = None
     told = [found.code for found in store.presence.findings()]
     if Reason.STORE_UNREACHABLE.value not in told:  # it would be waited for
         with contextlib.suppress(StoreError):
             store_free = store.repository.free_bytes()
-            store_capacity = store.repository.capacity_bytes()
     return NodeStatus(
         host=socket.gethostname(),
         version=__version__,
@@ -135,7 +134,6 @@ def description(
         driver=accelerator.driver_version(),
         state_free=shutil.disk_usage(state).free,
         store_free=store_free,
-        store_capacity=store_capacity,
     )
 
 

@@ -129,23 +129,16 @@ class FolderBackend:
                 folder.rmdir()
 
     def free_bytes(self) -> int | None:
+        try:
+            found = os.statvfs(self._root)
+        except OSError as error:
+            translate(error, str(self._root))
         # Some file systems of FUSE do not tell their size.
-        found = self._file_system()
         size = found.f_blocks * found.f_frsize
         if not size:
             return None
         reserve = min(self._reserve, size // _RESERVE_PART)
         return max(0, found.f_bavail * found.f_frsize - reserve)
-
-    def capacity_bytes(self) -> int | None:
-        found = self._file_system()
-        return found.f_blocks * found.f_frsize or None
-
-    def _file_system(self) -> os.statvfs_result:
-        try:
-            return os.statvfs(self._root)
-        except OSError as error:
-            translate(error, str(self._root))
 
     def spec(self) -> Spec:
         path = str(self._root.absolute())

@@ -115,9 +115,6 @@ class IdentifiedBackend:
     def free_bytes(self) -> int | None:
         return self._told("", self._place.free_bytes)
 
-    def capacity_bytes(self) -> int | None:
-        return self._told("", self._place.capacity_bytes)
-
     def spec(self) -> Spec:
         # Of the place alone: workers write packs, and read what was named.
         return self._place.spec()

@@ -126,9 +126,6 @@ class ObjectsBackend:
         # No object store tells.
         return None
 
-    def capacity_bytes(self) -> int | None:
-        return None
-
     def spec(self) -> Spec:
         # The login is read again from where it was read here.
         return self._spec

@@ -62,7 +62,7 @@ function state(node, now) {
   return faultsOf(node).length ? ["Cannot suspend sessions", "warn"] : ["Ready", "good"];
 }
 
-const room = (where, free, all) => free != null && `${where} ${size(free)}${all ? ` of ${size(all)}` : ""}`;
+const room = (where, free) => free != null && `${where} ${size(free)}`;
 
 function notes({ findings, report, drain }) {
   const saved = report?.sessions.filter((one) => one.state === "saved").length;
@@ -116,7 +116,7 @@ export const nodeColumns = (views) => [
     field: "free",
     title: "Free",
     width: 190,
-    text: ({ status }) => [room("disk", status?.state_free), room("store", status?.store_free, status?.store_capacity)].filter(Boolean).join("\n"),
+    text: ({ status }) => [room("disk", status?.state_free), room("store", status?.store_free)].filter(Boolean).join("\n"),
     by: ({ status }) => status?.store_free,
   },
   {
