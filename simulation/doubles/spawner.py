@@ -8,6 +8,7 @@ the Hub's database (``hub/spawner/logins.py`` without SQL).
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import logging
 from typing import TYPE_CHECKING, Any
@@ -113,29 +114,10 @@ class ServiceOverWire:
                     raise
             await asyncio.sleep(STARTING_PAUSE)
 
-    async def plan_start(self, placement: Any) -> Any:
-        return await self._ask("plan_start", placement, limit=180.0)
-
-    async def placed(self, placement: Any) -> None:
-        await self._ask("placed", placement, limit=10.0)
-
-    async def cancelled(self, placement: Any) -> None:
-        await self._ask("cancelled", placement, limit=10.0)
-
-    async def plan_stop(self, placement: Any) -> Any:
-        return await self._ask("plan_stop", placement, limit=180.0)
-
-    async def release(self, placement: Any) -> None:
-        await self._ask("release", placement, limit=180.0)
-
-    async def stopped(self, placement: Any) -> None:
-        await self._ask("stopped", placement, limit=10.0)
-
-    async def login_revoked(self, placement: Any) -> None:
-        await self._ask("login_revoked", placement, limit=10.0)
-
-    async def forget(self, deletion: Any) -> None:
-        await self._ask("forget", deletion, limit=10.0)
+    def __getattr__(self, call: str) -> Any:
+        """Each call takes one thing: a placement, or a deletion."""
+        limit = 180.0 if call in ("plan_start", "plan_stop", "release") else 10.0
+        return functools.partial(self._ask, call, limit=limit)
 
     def progress(self, key: SessionKey, after: int) -> AsyncIterator[Event]:
         return self._wire.stream("progress", key, after, silence=3600.0)

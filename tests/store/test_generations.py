@@ -250,8 +250,8 @@ def test_sweep_while_a_manifest_is_unreadable_keeps_what_it_may_need(
 
 
 def test_intents_of_nonsense_are_ignored(store, backend):
-    impossible = b"GRWRITE 1\n1" + b"0" * 400 + b"\n"
-    nonsense = (b"", b"\xff", b"GRWRITE 1\nx\n", b"GRWRITE 2\n1\n", impossible)
+    other = b'{"checkpoint": "c9", "begun": 1, "references": []}'
+    nonsense = (b"", b"\xff", b"[" * 9999, b'{"checkpoint": "w3"}', other)
     for number, data in enumerate(nonsense):
         backend.publish(f"writing/w{number}", data)
     save(store, 1)

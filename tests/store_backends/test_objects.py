@@ -77,7 +77,7 @@ def test_publish_whose_answer_is_lost_is_known_for_its_own(s3, bucket):
     other = open_backend(spec(s3, bucket))
     assert other.read("manifests/a.json", 0, 9) == b"mine"
     with pytest.raises(StoreError, match="stands already"):
-        other.publish("manifests/a.json", b"mine")
+        other.publish("manifests/a.json", b"theirs")
 
 
 def test_upload_that_dies_on_the_way_is_an_error_of_the_writer(s3, bucket):

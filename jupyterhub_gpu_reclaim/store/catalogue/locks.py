@@ -15,8 +15,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
+from jupyterhub_gpu_reclaim.common import decoders
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing, publish_over
@@ -33,11 +36,11 @@ log = logging.getLogger(__name__)
 #: An intent that is older is of a writer that died; a lock, of a deletion that died.
 INTENT_FRESH_SECONDS = 24 * 3600.0
 DELETION_FRESH_SECONDS = 3600.0
-_INTENT_HEAD, _MAX_INTENT_BYTES = "GRWRITE 1", 1 << 20
-_DELETION_HEAD, _MAX_DELETION_BYTES = "GRREMOVE 1", 256
+_MAX_BYTES = 1 << 20
+_T = TypeVar("_T")
 
 
-class WriteIntent(NamedTuple):
+class WriteIntent(msgspec.Struct, frozen=True):
     checkpoint: str
     begun: float
     references: frozenset[str]  #: checkpoints whose packs it may need
@@ -46,9 +49,10 @@ class WriteIntent(NamedTuple):
         # One from the future counts: some machine's clock is off.
         return self.begun > now - INTENT_FRESH_SECONDS
 
-    def encode(self) -> bytes:
-        lines = [_INTENT_HEAD, str(int(self.begun)), *sorted(self.references), ""]
-        return "\n".join(lines).encode()
+
+class _Deletion(msgspec.Struct, frozen=True):
+    begun: float
+    mark: str  #: tells it from others
 
 
 def all_intents(backend: Backend) -> list[WriteIntent]:
@@ -60,22 +64,9 @@ def all_intents(backend: Backend) -> list[WriteIntent]:
 
 def read_intent(backend: Backend, checkpoint: str | None) -> WriteIntent | None:
     """The intent of a checkpoint; None if it is gone or not an intent."""
-    if checkpoint is None:
-        return None
-    name = layout.intent(checkpoint)
-    try:
-        data = backend.read(name, 0, _MAX_INTENT_BYTES)
-    except ObjectMissing:
-        return None  # committed or given up in between
-    try:
-        head, begun, *references = data.decode("ascii").splitlines()
-        intent = WriteIntent(checkpoint, float(int(begun)), frozenset(references))
-    except (ValueError, OverflowError):
-        head = ""
-    if head != _INTENT_HEAD:
-        log.warning("- %s is not an intent of ours", name)
-        return None
-    return intent
+    name = layout.intent(checkpoint or "")
+    found = _read(backend, name, WriteIntent) if checkpoint else None
+    return found if found and found.checkpoint == checkpoint else None
 
 
 @contextlib.contextmanager
@@ -86,11 +77,11 @@ def deletion_lock(
     # An existing lock is taken over: its process died, or stops then. The check
     # raises StoreError if the lock is not ours any more, or is too old: try again.
     name, begun = layout.deletion_lock(owner), clock.now()
-    data = f"{_DELETION_HEAD}\n{int(begun)}\n{secrets.token_hex(8)}\n".encode()
+    data = msgspec.json.encode(_Deletion(begun, secrets.token_hex(8)))
 
     def is_ours() -> bool:
         try:
-            return backend.read(name, 0, _MAX_DELETION_BYTES) == data
+            return backend.read(name, 0, _MAX_BYTES) == data
         except ObjectMissing:
             return False
 
@@ -108,11 +99,15 @@ def deletion_lock(
 
 
 def is_being_deleted(backend: Backend, owner: str, now: float) -> bool:
+    found = _read(backend, layout.deletion_lock(owner), _Deletion)
+    return found is not None and found.begun > now - DELETION_FRESH_SECONDS
+
+
+def _read(backend: Backend, name: str, kind: type[_T]) -> _T | None:
     try:
-        data = backend.read(layout.deletion_lock(owner), 0, _MAX_DELETION_BYTES)
-        head, begun, _ = data.decode("ascii").splitlines()
-        return head == _DELETION_HEAD and float(int(begun)) > now - (
-            DELETION_FRESH_SECONDS
-        )
-    except (ObjectMissing, ValueError, OverflowError):
-        return False
+        return decoders.json_decoder(kind).decode(backend.read(name, 0, _MAX_BYTES))
+    except ObjectMissing:
+        return None  # committed or given up in between
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        log.warning("- %s is none of ours", name)
+        return None

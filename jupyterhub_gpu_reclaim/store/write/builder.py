@@ -11,6 +11,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -185,7 +187,7 @@ class CheckpointBuilder:
         last = max(candidates, key=lambda body: body.info.stamp, default=None)
         references = frozenset(origin.id for origin in (last.origins if last else ()))
         intent = locks.WriteIntent(info.id, begun, references)
-        self._backend.publish(layout.intent(info.id), intent.encode())
+        self._backend.publish(layout.intent(info.id), msgspec.json.encode(intent))
         # Only now it is certain that its packs stay, if it still exists.
         if last is None or not self._catalogue.exists(last.info.id):
             return None
