@@ -58,7 +58,6 @@ class InitArguments(msgspec.Struct, frozen=True):
     account: Name = ""  #: of the Hub's user that it belongs to
     system_user: SystemUser | None = None  #: None: as the init itself
     chdir: str = ""
-    status_file: str = ""  #: that its exit status is written into
     relay: bool = True  #: whether the init copies the session's output
 
 

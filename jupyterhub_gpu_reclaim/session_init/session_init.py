@@ -318,14 +318,6 @@ def complain(sentence: str) -> None:
         os.write(2, f"session_init: {sentence}\n".encode("utf-8", "replace"))
 
 
-def note_status(path: str, code: int) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with contextlib.suppress(OSError):
-        file = os.open(path, flags, 0o600)
-        os.write(file, str(code).encode())
-        os.close(file)
-
-
 # --- pid 1 ----------------------------------------------------------------------------
 
 
@@ -389,8 +381,6 @@ def main(argv: list[str]) -> int:
     code = serve(root)
     if relay is not None:
         relay.copy()
-    if args.status_file:
-        note_status(args.status_file, code)
     return code
 
 

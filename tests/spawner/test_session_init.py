@@ -55,26 +55,6 @@ def test_start_server_killed_ends_with_128_plus_signal():
     assert finish(session("start", "sh", "-c", "kill -9 $$"))[0] == 128 + 9
 
 
-@pytest.mark.parametrize(
-    ("script", "code"), [("exit 7", 7), ("kill -9 $$", 137), ("true", 0)]
-)
-def test_status_is_written_down_for_whoever_asks_later(tmp_path, script, code):
-    file = tmp_path / "status"
-    finish(session("start", "sh", "-c", script, facts={"status_file": str(file)}))
-    assert file.read_text() == str(code)
-    assert file.stat().st_mode & 0o777 == 0o600
-
-
-def test_status_is_never_written_through_a_link_and_the_end_does_not_wait_for_it(
-    tmp_path,
-):
-    file, other = tmp_path / "status", tmp_path / "other"
-    file.symlink_to(other)
-    facts = {"status_file": str(file)}
-    assert finish(session("start", "sh", "-c", "exit 7", facts=facts))[0] == 7
-    assert not other.exists()
-
-
 def test_start_root_killed_ends_with_128_plus_signal():
     code, _ = finish(session("start", "sh", "-c", "kill -9 $PPID; sleep 60"))
     assert code == 128 + 9

@@ -25,12 +25,8 @@ from traitlets import Bool
 from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.hub.local import exit_status, launch
-from jupyterhub_gpu_reclaim.hub.local.processes import (
-    LocalSession,
-    find_former,
-    find_session,
-)
+from jupyterhub_gpu_reclaim.hub.local import launch
+from jupyterhub_gpu_reclaim.hub.local.processes import LocalSession, find_session
 from jupyterhub_gpu_reclaim.hub.spawner import given
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import TOKENS, RealmTraits
@@ -121,7 +117,6 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
             for secret in TOKENS:
                 env.pop(secret, None)
         launcher.sweep_cgroups(_CGROUP_PARENT)
-        exit_status.sweep()
         self.place = await self._launch(self._init(command), env)
         self.pid = self.place.pid
         return (self.ip or "127.0.0.1", self.port)
@@ -144,7 +139,6 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
             self.reclaim_init(),
             system_user=None if self.run_as_hub_user else self._rights_today(),
             chdir=self._home() if command else "",
-            status_file=str(exit_status.file_of(self.reclaim_launch.incarnation) or ""),
         )
         words = [*launch.PYTHON, session_init.__file__, written(arguments)]
         return [*words, "--", *command] if command else words
@@ -208,10 +202,8 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
     # --- watch ---
 
     async def poll(self) -> int | None:
-        # 0 if it is unknown.
-        if LocalSession(self.place).alive():
-            return None
-        return exit_status.read(self.reclaim_launch.incarnation) or 0
+        # Nobody waits for the init, which outlives the Hub: its status is not known.
+        return None if LocalSession(self.place).alive() else 1
 
     async def _signal(self, sig: int) -> bool:
         return (
@@ -226,7 +218,6 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         return await LocalSession(self.place).wait(timeout)
 
     def clear_state(self) -> None:
-        exit_status.remove(self.reclaim_launch.incarnation)
         super().clear_state()
         self.place = Location()
 
@@ -245,27 +236,6 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
 class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
     """Local sessions that can be suspended and resumed."""
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        # A server of LocalProcessSpawner is known by its pid.
-        super().load_state(state)
-        if not self.reclaim_pointer.begun and state.get("pid"):
-            uid = self._expected_uid()
-            started = self.orm_spawner.started if self.orm_spawner else None
-            self.reclaim_take(find_former(state["pid"], uid, started))
-
-    def _expected_uid(self) -> int:
-        """The server's uid by its user; -1: there is no such user (any more)."""
-        if self.run_as_hub_user:
-            return os.geteuid()
-        try:
-            return self._system_user().pw_uid
-        except Refused:
-            return -1
-
-    async def reclaim_former(self) -> bool:
-        # load_state has found the one of LocalProcessSpawner.
-        return self.reclaim_alive()
-
     def reclaim_location(self) -> Location:
         return self.place
 
@@ -277,16 +247,12 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
         return LocalSession(self.place).alive()
 
     def reclaim_ending(self, status: Any) -> ReclaimError:
-        # Only a kill keeps the init from writing its status down.
         del status
         if self.place.boot and self.place.boot != launcher.boot_id():
             return endings.by_itself("its machine was started again")
-        name = self.reclaim_launch.incarnation
-        known = exit_status.read(name)
-        code = -signal.SIGKILL if known is None else known
-        if code == -signal.SIGKILL and launcher.oom_kills(_CGROUP_PARENT, name):
+        if launcher.oom_kills(_CGROUP_PARENT, self.reclaim_launch.incarnation):
             return Refused(Reason.SESSION_OUT_OF_MEMORY)
-        return endings.by_status(code)
+        return endings.by_itself("its log may say how")
 
     def reclaim_frozen(self) -> bool:
         return LocalSession(self.place).frozen()
