@@ -214,66 +214,33 @@ def _access(token: Files, tls: Files) -> Files:
 
 
 def _tls() -> Files:
-    """A certificate of an authority made for it alone, whose key is dropped."""
+    """A certificate of the agents, which is its own authority."""
     from cryptography import x509  # noqa: PLC0415 - of the agent's packages
     from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
-    from cryptography.x509.oid import (  # noqa: PLC0415
-        ExtendedKeyUsageOID,
-        NameOID,
-    )
+    from cryptography.x509.oid import NameOID  # noqa: PLC0415
 
-    now = datetime.now(UTC)
-    authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-
-    def named(name: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-    def certificate(
-        name: str, public: ec.EllipticCurvePublicKey, *extensions: Any
-    ) -> bytes:
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(named(name))
-            .issuer_name(named("gpu-reclaim"))
-            .public_key(public)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(hours=1))
-            .not_valid_after(now + _TEN_YEARS)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(
-                    authority_key.public_key()
-                ),
-                False,
-            )
+    now, key = datetime.now(UTC), ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, AGENT_NAME)])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + _TEN_YEARS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False
         )
-        for extension, critical in extensions:
-            builder = builder.add_extension(extension, critical)
-        made = builder.sign(authority_key, hashes.SHA256())
-        return made.public_bytes(serialization.Encoding.PEM)
-
-    def usage(*, sign: bool) -> x509.KeyUsage:
-        nothing = "content_commitment key_encipherment data_encipherment key_agreement"
-        nothing += " crl_sign encipher_only decipher_only"
-        none = dict.fromkeys(nothing.split(), False)
-        return x509.KeyUsage(digital_signature=sign, key_cert_sign=not sign, **none)
-
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(AGENT_NAME)]), False)
+        .sign(key, hashes.SHA256())
+    )
+    certificate = made.public_bytes(serialization.Encoding.PEM)
     return {
-        "ca.crt": certificate(
-            "gpu-reclaim",
-            authority_key.public_key(),
-            (x509.BasicConstraints(ca=True, path_length=0), True),
-            (usage(sign=False), True),
-        ),
-        "tls.crt": certificate(
-            AGENT_NAME,
-            key.public_key(),
-            (x509.BasicConstraints(ca=False, path_length=None), True),
-            (usage(sign=True), True),
-            (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
-            (x509.SubjectAlternativeName([x509.DNSName(AGENT_NAME)]), False),
-        ),
+        "ca.crt": certificate,
+        "tls.crt": certificate,
         "tls.key": key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,

@@ -36,17 +36,13 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _check(args: argparse.Namespace) -> int:
-    problems = problems_of(Path(args.file))
-    for each in problems or ["all settings make sense"]:
-        sys.stdout.write(plain(f"{args.file}: {each}") + "\n")
-    return 1 if problems else 0
-
-
-def problems_of(file: Path) -> list[str]:
-    """Mistakes in a configuration, in sentences; Refused: there is no such file."""
+    file = Path(args.file)
     if not file.is_file():
         raise Refused(Reason.INVALID, what=f"There is no file {file}.")
     # It imports the whole Hub.
-    from jupyterhub_gpu_reclaim.hub import config_file  # noqa: PLC0415
+    from jupyterhub_gpu_reclaim.hub.config_file import problems_of  # noqa: PLC0415
 
-    return config_file.problems_of(file)
+    problems = problems_of(file)
+    for each in problems or ["all settings make sense"]:
+        sys.stdout.write(plain(f"{args.file}: {each}") + "\n")
+    return 1 if problems else 0

@@ -379,7 +379,6 @@ class Identity(Value, frozen=True, kw_only=True):
     port: Count
     environment: dict[str, str] = {}
     uid: UserId = 0
-    cwd: str = "/"
     image: str = ""  #: of its container, by digest where that was known
     #: Labels of the node that it ran on and that the next one must have, too.
     node_labels: dict[str, str] = {}

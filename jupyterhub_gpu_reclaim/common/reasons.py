@@ -203,11 +203,7 @@ class Reason(Enum):
 
     # --- preflight: what cannot be suspended ------------------------------------
     CRIU_MISSING = (
-        "CRIU is not installed on this machine.",
-        "Run: jupyterhub-gpu-reclaim criu install",
-    )
-    CRIU_TOO_OLD = (
-        "CRIU {version} is too old; {minimum} or later is needed.",
+        "CRIU {minimum} or later is not installed on this machine{found}.",
         "Run: jupyterhub-gpu-reclaim criu install",
     )
     CRIU_UNUSABLE = (
@@ -231,17 +227,9 @@ class Reason(Enum):
         "Process {pid} ({name}) uses io_uring, which cannot be suspended.",
         "Let a seccomp profile forbid it, as Kubernetes' RuntimeDefault does; UV_USE_IO_URING=0 helps for libuv before 1.49 (Node 20) alone.",
     )
-    USERFAULTFD = (
-        "Process {pid} ({name}) uses userfaultfd, which cannot be suspended.",
-        "End that program.",
-    )
-    USER_NAMESPACE = (
-        "Process {pid} ({name}) lives in a user namespace of its own, which cannot be suspended.",
-        "End that program, or start it without its sandbox or rootless container.",
-    )
     FOREIGN_NAMESPACE = (
         "Process {pid} ({name}) lives in a {kind} namespace of its own, which cannot be suspended.",
-        "End that program, or start it without its sandbox.",
+        "End that program, or start it without its sandbox or rootless container.",
     )
     DEVICE_OPEN = (
         "Process {pid} ({name}) holds {device} open, which cannot be suspended.",
@@ -289,10 +277,6 @@ class Reason(Enum):
     )
     PROCESS_UNSUPPORTED = (
         "Process {pid} ({name}) {what}, which cannot be suspended.",
-        "End that program.",
-    )
-    SOCKET_UNSUPPORTED = (
-        "Process {pid} ({name}) holds a {kind} socket, which cannot be suspended.",
         "End that program.",
     )
     SOCKET_UNREAD = (
@@ -765,13 +749,9 @@ class Reason(Enum):
         "What the session was started with is not offered to you any more ({why}).",
         "Ask your administrator to offer it again, or start fresh.",
     )
-    CONTAINER_UNSUITABLE = (
-        "A session in this container could not be suspended: {why}.",
-        "Ask the administrator to change the spawner's settings.",
-    )
-    POD_UNSUITABLE = (
-        "A session in this pod could not be suspended: {why}.",
-        "Ask the administrator to change the profile, or its hook.",
+    PLACE_UNSUITABLE = (
+        "A session in this {place} could not be suspended: {why}.",
+        "Ask the administrator to change the spawner's settings, the profile, or its hook.",
     )
 
     # --- parts that do not answer --------------------------------------------------
@@ -956,7 +936,6 @@ OPERATORS_OWN = frozenset(
         Reason.CLUSTER_FORBIDS,
         Reason.CLUSTER_UNREACHABLE,
         Reason.CRIU_MISSING,
-        Reason.CRIU_TOO_OLD,
         Reason.CRIU_UNUSABLE,
         Reason.DOCKER_SILENT,
         Reason.ENDING_UNSEEN,

@@ -410,8 +410,8 @@ class Planner:
             resumed_at=None,
         )
 
-    async def progress(self, key: SessionKey, after: int = 0) -> AsyncIterator[Event]:
-        """Events of the restore under way from number ``after`` on, until its end."""
+    async def progress(self, key: SessionKey) -> AsyncIterator[Event]:
+        """Events of the restore under way, from its begin to its end."""
         operation = self.sessions.operation(key)
         row = self.sessions.row(key)
         if operation is not None and operation.kind != "resume":
@@ -419,7 +419,7 @@ class Planner:
         if row.phase is Phase.RESUMING and operation is None:
             operation = self.sessions.begin(key, "resume")
         if operation is not None and (row.phase is Phase.RESUMING or operation.ended):
-            async for event in operation.read(after):
+            async for event in operation.read():
                 yield event
             return
         tree = await self._unknown_return(row)

@@ -240,11 +240,9 @@ class OperationEvents:
     def waits(self) -> list[Step]:
         return [step for step in self.steps() if step.state in {"begun", "going"}]
 
-    async def read(self, after: int) -> AsyncIterator[Event]:
-        """Yield events from number ``after`` on; every reader gets the last one."""
-        at = min(max(after, 0), len(self._events))
-        if self.ended:
-            at = min(at, len(self._events) - 1)
+    async def read(self) -> AsyncIterator[Event]:
+        """Yield all events, from the first to the last one."""
+        at = 0
         while True:
             news = self._news
             while at < len(self._events):

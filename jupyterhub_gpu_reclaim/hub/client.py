@@ -102,13 +102,13 @@ class ServiceClient:
     async def forget(self, deletion: Deletion) -> None:
         await self._call("forget", deletion)
 
-    async def progress(self, key: SessionKey, after: int) -> AsyncIterator[Event]:
-        """Steps of the restore under way, from event number ``after`` to its end.
+    async def progress(self, key: SessionKey) -> AsyncIterator[Event]:
+        """Steps of the restore under way, from its begin to its end.
 
         Raises:
-            Unreachable: the stream broke; call again with the number of events seen.
+            Unreachable: the stream broke; call again.
         """
-        path = f"{self._prefix}progress/{key.path}?after={after}"
+        path = f"{self._prefix}progress/{key.path}"
         try:
             async for line in self._http.lines("GET", path, silence=MAX_SILENCE):
                 if isinstance(line, Answer):

@@ -208,7 +208,8 @@ def refuse_user_namespace(init: Process) -> Iterator[Finding]:
     """Refuse a restore under an init that is root in its own user namespace only."""
     # CRIU would make processes there that are root outside of it.
     if procfs.link(init.pid, "ns/user") != procfs.link(os.getpid(), "ns/user"):
-        yield finding(Reason.USER_NAMESPACE, pid=init.ns_pid, name=init.name)
+        pid, name = init.ns_pid, init.name
+        yield finding(Reason.FOREIGN_NAMESPACE, pid=pid, name=name, kind="user")
 
 
 def compare_rights(there: Rights, here: Rights) -> Iterator[Finding]:

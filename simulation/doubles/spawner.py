@@ -119,8 +119,8 @@ class ServiceOverWire:
         limit = 180.0 if call in ("plan_start", "plan_stop", "release") else 10.0
         return functools.partial(self._ask, call, limit=limit)
 
-    def progress(self, key: SessionKey, after: int) -> AsyncIterator[Event]:
-        return self._wire.stream("progress", key, after, silence=3600.0)
+    def progress(self, key: SessionKey) -> AsyncIterator[Event]:
+        return self._wire.stream("progress", key, silence=3600.0)
 
 
 class ProcessesOnMachine:

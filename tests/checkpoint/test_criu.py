@@ -67,7 +67,7 @@ def private_copy(folder, script):
 def test_locate_old_version_is_refused_with_both_versions(tmp_path):
     with pytest.raises(Refused) as caught:
         module.locate(private_copy(tmp_path / "criu", OLD))
-    assert caught.value.reason is Reason.CRIU_TOO_OLD
+    assert caught.value.reason is Reason.CRIU_MISSING
     assert "3.17.1" in caught.value.message
 
 

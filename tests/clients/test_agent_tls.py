@@ -52,9 +52,9 @@ async def test_the_one_name_is_vouched_for_at_any_address(agent, tmp_path):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("another name", "it is for another name (Hostname mismatch"),
-        ("another authority", "its authority is not known here ("),
-        ("expired", "it has expired (certificate has expired)"),
+        ("another name", "Hostname mismatch"),
+        ("another authority", "self-signed certificate"),
+        ("expired", "certificate has expired"),
     ],
 )
 async def test_who_cannot_prove_to_be_an_agent_gets_no_token_and_is_told_why(

@@ -21,6 +21,6 @@ async def test_operation_reader_of_very_many_steps_hears_the_end():
         operation.add(Event(step=Step(step="memory", title="Bringing back")))
     end = Event(failure=Failure(code="cancelled", message="Called off."))
     operation.add(end)
-    events = [event async for event in operation.read(0)]
+    events = [event async for event in operation.read()]
     assert events[-1] is end
     assert len(events) == EVENT_LIMIT + 1

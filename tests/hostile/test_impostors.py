@@ -108,7 +108,7 @@ async def test_impostor_of_the_service_hears_nothing_and_is_not_believed(
     with pytest.raises(Unreachable, match="does not answer"):
         await client.plan_start(PLACE)
     with pytest.raises(Unreachable):
-        async for _ in client.progress(PLACE.key, 0):
+        async for _ in client.progress(PLACE.key):
             pass
     client.close()
     assert await asyncio.to_thread(impostor.heard, 2) == {"heard 0\n"}

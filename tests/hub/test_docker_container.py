@@ -111,5 +111,5 @@ def test_words_and_names_alone_are_taken_as_docker_takes_them():
 def test_container_that_could_not_be_suspended_is_refused(change, said):
     with pytest.raises(Refused) as caught:
         prepared({**ASKED, **change}, purpose())
-    assert caught.value.reason is Reason.CONTAINER_UNSUITABLE
+    assert caught.value.reason is Reason.PLACE_UNSUITABLE
     assert said in str(caught.value)

@@ -100,7 +100,7 @@ def test_a_sandbox_that_hides_its_processes_from_the_node_is_refused(name, mode)
     pod = a_pod(extra_pod_config={"runtimeClassName": name})
     with pytest.raises(Refused, match=f"runtime class {name} hides") as refused:
         prepared(pod, a_purpose(mode))
-    assert refused.value.reason is Reason.POD_UNSUITABLE
+    assert refused.value.reason is Reason.PLACE_UNSUITABLE
 
 
 @pytest.mark.parametrize("name", ["nvidia", "runc", "katalog", ""])
@@ -222,7 +222,7 @@ def test_a_hook_that_takes_only_the_text_of_the_init_out_is_refused(mode) -> Non
     pod.spec.containers[0].env = None
     with pytest.raises(Refused, match=command_line.INLINE_VARIABLE) as refused:
         holds(pod, purpose)
-    assert refused.value.reason is Reason.POD_UNSUITABLE
+    assert refused.value.reason is Reason.PLACE_UNSUITABLE
 
 
 def test_sidecars_and_init_containers_stay_as_they_are() -> None:

@@ -105,7 +105,6 @@ def test_read_login_takes_what_the_environment_says(url, port, prefix):
         secret,
     )
     assert login.environment.keys() == env.keys() - {"A"}
-    assert login.cwd == "/"
     assert secret not in repr(login)
 
 

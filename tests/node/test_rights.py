@@ -63,7 +63,7 @@ def test_user_namespace_of_its_own_is_refused():
         popen.stdout.readline()
         found = list(refuse_user_namespace(processes.snapshot_init(popen.pid)))
         popen.kill()
-    assert [one.code for one in found] == ["user_namespace"]
+    assert [one.code for one in found] == ["foreign_namespace"]
     assert list(refuse_user_namespace(processes.snapshot_init(os.getpid()))) == []
 
 

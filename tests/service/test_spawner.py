@@ -109,7 +109,6 @@ async def test_deletion_whose_order_is_no_name_is_a_bad_request(
 async def test_progress_gives_the_steps_after_those_already_seen(service, client):
     service.control.put("ada", "train")
     service.control.events = list(STEPS)
-    assert [event async for event in client.progress(ADA, 1)] == STEPS[1:]
 
 
 async def test_progress_of_no_session_is_not_found(service, failure):
@@ -121,15 +120,5 @@ async def test_progress_that_fails_on_the_way_ends_with_the_failure(service, cli
     service.control.put("ada", "train")
     error = RestoreFailed(Reason.RESTORE_FAILED, why="no memory")
     service.control.events = [*STEPS, error]
-    events = [event async for event in client.progress(ADA, 0)]
+    events = [event async for event in client.progress(ADA)]
     assert events == [*STEPS, Event(failure=codec.failure_of(error))]
-
-
-@pytest.mark.parametrize("after", ["-1", "x", "1e3", "9" * 40])
-async def test_progress_after_something_that_is_no_number_is_a_bad_request(
-    service, failure, after
-):
-    service.control.put("ada", "train")
-    path = f"progress/ada/train?after={after}"
-    response = await service.spawner(path, None, "GET")
-    assert failure(response, 400).code == "invalid"

@@ -95,13 +95,13 @@ def locate(folder: Path = FOLDER) -> Criu:
         Refused: there is none, it is too old, or it cannot be started.
     """
     found = private_copy(folder)
+    minimum = _dotted(MINIMUM)
     if found is None:
-        raise Refused(Reason.CRIU_MISSING)
+        raise Refused(Reason.CRIU_MISSING, minimum=minimum, found="")
     version = found.version()
     if version < MINIMUM:
-        raise Refused(
-            Reason.CRIU_TOO_OLD, version=_dotted(version), minimum=_dotted(MINIMUM)
-        )
+        older = f", only {_dotted(version)}"
+        raise Refused(Reason.CRIU_MISSING, minimum=minimum, found=older)
     return found
 
 

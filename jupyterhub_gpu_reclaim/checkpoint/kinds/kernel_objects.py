@@ -39,8 +39,6 @@ class KernelObjects(Kind):
             for kind in sorted(kinds - _ANONYMOUS_OK):
                 if kind == "io_uring":
                     yield one.found(Reason.IO_URING)
-                elif kind == "userfaultfd":
-                    yield one.found(Reason.USERFAULTFD)
                 else:
                     words = f"a kernel object ({kind})"
                     yield one.found(Reason.HANDLE_UNSUPPORTED, kind=words)

@@ -84,7 +84,7 @@ class Namespaces(Kind):
         assert root is not None
         for one in seen.programs:
             if has_own_users(one.pid):
-                yield one.found(Reason.USER_NAMESPACE)
+                yield one.found(Reason.FOREIGN_NAMESPACE, kind="user")
             for kind in (*_NAMESPACES, "time", "time_for_children"):
                 proper = root.pid if kind.startswith("time") else init.pid
                 plain = kind.removesuffix("_for_children")

@@ -91,7 +91,7 @@ def _judge(
     if unknown == MULTIPATH_TCP:
         yield one.found(Reason.MULTIPATH_TCP)
     elif unknown:
-        yield one.found(Reason.SOCKET_UNSUPPORTED, kind=unknown)
+        yield one.found(Reason.HANDLE_UNSUPPORTED, kind=f"a {unknown} socket")
     for kind in unsavable(end, root):
         yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
     if options.is_member(end, groups):

@@ -47,24 +47,10 @@ class NobodyThere(NoResponse):
     """No listener at that address; nothing was sent."""
 
 
-#: What OpenSSL finds wrong with a certificate (``verify_code``), in plain words.
-_WRONG = {
-    9: "it is not valid yet",
-    10: "it has expired",
-    18: "its authority is not known here",
-    19: "its authority is not known here",
-    20: "its authority is not known here",
-    21: "its authority is not known here",
-    62: "it is for another name",
-    64: "it is for another address",
-}
-
-
 def _no_response(path: str, error: object) -> NoResponse:
     """The error of a call for its cause, as the connection reports it."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        told = error.verify_message.rstrip(".")
-        return Untrusted(f"{_WRONG.get(error.verify_code, 'it is not valid')} ({told})")
+        return Untrusted(error.verify_message.rstrip("."))
     kind = NobodyThere if isinstance(error, _ABSENT) else NoResponse
     return kind(f"{path}: {getattr(error, 'strerror', None) or error}")
 
@@ -84,24 +70,21 @@ class Answer:
 
 
 class _Dialler(TCPClient):
+    """Connects to a UNIX socket, if there is a path; can drop its last connection."""
+
+    _stream: IOStream | None = None
+    _left = False
+
     def __init__(self, resolver: Resolver, path: Path | None) -> None:
         super().__init__(resolver=resolver)
         self._path = path
 
     async def connect(self, *args: Any, **more: Any) -> IOStream:
         if self._path is None:
-            return await super().connect(*args, **more)
-        return await _to_socket(self._path)
-
-
-class _OneStream(_Dialler):
-    """Connects once, and can drop that connection at any moment."""
-
-    _stream: IOStream | None = None
-    _left = False
-
-    async def connect(self, *args: Any, **more: Any) -> IOStream:
-        self._stream = stream = await super().connect(*args, **more)
+            stream = await super().connect(*args, **more)
+        else:
+            stream = await _to_socket(self._path)
+        self._stream = stream
         if self._left:
             stream.close()
         return stream
@@ -245,7 +228,6 @@ class Connection:
             streaming_callback=lambda data: pieces.put_nowait(bytes(data)),
         )
         client = self._make_client()
-        client.tcp_client = one = _OneStream(client.resolver, self._path)
         fetched = asyncio.ensure_future(client.fetch(request, raise_error=False))
         fetched.add_done_callback(_look_at)
         fetched.add_done_callback(lambda _: pieces.put_nowait(None))
@@ -263,7 +245,7 @@ class Connection:
             if status and status[0] >= 400:
                 yield Answer(status[0], rest, told)
         finally:
-            one.let_go()
+            client.tcp_client.let_go()  # type: ignore[attr-defined]
             client.close()
 
 

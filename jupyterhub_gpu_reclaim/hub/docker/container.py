@@ -142,4 +142,4 @@ def _with_token(variables: dict[str, Any], token: str) -> dict[str, Any]:
 
 
 def _refused(why: str) -> Refused:
-    return Refused(Reason.CONTAINER_UNSUITABLE, why=why)
+    return Refused(Reason.PLACE_UNSUITABLE, place="container", why=why)

@@ -327,4 +327,4 @@ def _escape(word: str) -> str:
 
 
 def _refused(why: str) -> Refused:
-    return Refused(Reason.POD_UNSUITABLE, why=why)
+    return Refused(Reason.PLACE_UNSUITABLE, place="pod", why=why)

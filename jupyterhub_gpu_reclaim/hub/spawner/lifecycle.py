@@ -492,9 +492,8 @@ class SessionLifecycle:
         mine = self._spawner.reclaim_launch.incarnation
         while True:
             with suppress(Unreachable):
-                async for event in self._service().progress(
-                    self._spawner.reclaim_key, 0
-                ):
+                key = self._spawner.reclaim_key
+                async for event in self._service().progress(key):
                     if event.step is not None:
                         reporter.step(event.step)
                     if event.failure is not None:

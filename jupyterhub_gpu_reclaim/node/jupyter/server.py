@@ -55,7 +55,6 @@ def read_login(pid: int) -> Identity:
         port=port,
         environment=environment,
         uid=uid,
-        cwd=str((process / "cwd").readlink()),
     )
 
 

@@ -20,8 +20,8 @@ from jupyterhub_gpu_reclaim.common.models import (
     StartPlan,
     StopPlan,
 )
-from jupyterhub_gpu_reclaim.service.api.base import Count, Route, SpawnerRoute
-from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
+from jupyterhub_gpu_reclaim.service.api.base import Route, SpawnerRoute
+from jupyterhub_gpu_reclaim.service.api.openapi import operation
 from jupyterhub_gpu_reclaim.service.api.streams import Streaming, flushed, with_pauses
 
 if TYPE_CHECKING:
@@ -67,12 +67,11 @@ class Progress(Streaming, SpawnerRoute):
         caller="spawner",
         answer=Event,
         media="application/x-ndjson",
-        query=(Query("after", Count, "Leave out that many steps, already seen."),),
         errors=(404, 409),
     )
     async def get(self, user: str, server: str) -> None:
         key = SessionKey.of_path(user, server)
-        events = self.context.control.progress(key, self.number("after"))
+        events = self.context.control.progress(key)
         self.set_header("Content-Type", "application/x-ndjson")
         try:
             await self._send_steps(events)

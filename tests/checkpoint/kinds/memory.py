@@ -522,7 +522,7 @@ for at, protection in zip(one, (1, 4, 5)):
         "keep = call(425, 8, ctypes.create_string_buffer(120))",
         code="io_uring",
     ),
-    refused("userfaultfd", "keep = call(323, 0)", code="userfaultfd"),
+    refused("userfaultfd", "keep = call(323, 0)", code="handle_unsupported"),
     refused(
         "secret memory (memfd_secret)",
         'file = call(447, 0); os.ftruncate(file, 16384); one = put(area(SHARED, RW, 16384, file), b"hello"); os.close(file)',
