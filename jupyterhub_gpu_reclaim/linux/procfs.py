@@ -60,6 +60,11 @@ class Mapping(NamedTuple):
     path: str
     offset: int  #: in what is mapped; bytes
 
+    @property
+    def link(self) -> str:
+        """The name of its link below the folder of its process."""
+        return f"map_files/{self.start:x}-{self.end:x}"
+
 
 def pids(proc: Path = PROC) -> list[int]:
     """Every process of the machine that this /proc shows."""
@@ -236,7 +241,7 @@ def links(pid: int) -> Iterator[tuple[str, str]]:
     for fd, target in descriptors(pid):
         yield f"fd/{fd}", target
     for one in mappings(pid):
-        yield f"map_files/{one.start:x}-{one.end:x}", one.path
+        yield one.link, one.path
 
 
 #: Seconds that an honest process never needs.

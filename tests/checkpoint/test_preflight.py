@@ -392,7 +392,7 @@ def test_examine_unix_socket_whose_name_is_no_text_is_told_as_text(run, tmp_path
         os.rename(b"\\xff", "b")
         """)
     )
-    assert "renamed or linked (\\xff)" in found.message
+    assert "is not the end of its path (\\xff)" in found.message
     codec.encode(found)
 
 

@@ -204,21 +204,11 @@ device = os.open(path, os.O_RDWR)
 page = mmap.mmap(device, 8192, mmap.MAP_SHARED)
 page[0:4] = b"card"
 threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
-ready, settled = os.pipe()
 if "exec" in sys.argv:
-    # As MPI starts its daemon: what is not closed on exec goes on in another program,
-    # and the driver's library opens other files in the parent.
-    for fd in (device, ready):
-        os.set_inheritable(fd, True)
-    words = [str(device), str(ready), *sys.argv[2:-1]]
-    command = [sys.executable, "-c", sys.argv[-1], *words]
-    child = subprocess.Popen(command, close_fds=False)
-    if "closed" in sys.argv:
-        new = os.open(path, os.O_RDWR)
-        for fd in (device, device + 1):  # the second is the mapping's own
-            os.dup2(new, fd)
-    os.write(settled, b".")
-    child.wait()
+    # As MPI starts its daemon: what is not closed on exec goes on in another program.
+    os.set_inheritable(device, True)
+    command = [sys.executable, "-c", sys.argv[-1], str(device)]
+    subprocess.run(command, close_fds=False)
 child = os.fork()
 if child == 0:
     threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
@@ -232,15 +222,8 @@ os.wait()
 
 #: Another program, that has a device because nobody closed it.
 LAUNCHED = """
-import ctypes, mmap, os, sys
-device, ready = int(sys.argv[1]), int(sys.argv[2])
-if "maps" in sys.argv:
-    page = mmap.mmap(device, 4096, mmap.MAP_SHARED)
-if "library" in sys.argv:
-    with open(sys.argv[-1], "rb") as library:
-        loaded = mmap.mmap(library.fileno(), 0, mmap.MAP_PRIVATE)
-os.read(ready, 1)  # until the parent has closed its own, where it is told to
-os.close(ready)
+import os, sys
+device = int(sys.argv[1])
 print(os.getpid(), device, flush=True)
 while line := sys.stdin.readline():
     print(eval(line), flush=True)

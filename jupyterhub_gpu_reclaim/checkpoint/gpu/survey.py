@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 #: The driver's devices, and those that only MIG and confidential computing use.
 DEVICES: Final = "/dev/nvidia"
 _LIBRARIES: Final = ("/libcuda.so", "/libnvidia-ml.so")
-#: How the names of NVIDIA's libraries begin, or what they have in them (libGLX_nvidia).
-_ANY_LIBRARY: Final = re.compile(r"/(libcuda|libnv|lib[^/]*nvidia)[^/]*\.so")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +94,7 @@ def survey(driver: Driver, snapshot: Snapshot) -> Survey:
     for process in asked:
         if states[process.pid] is not None or not held[process.pid]:
             continue
-        if _inherited(process.pid, held, proper) or (
-            _below(process, proper, snapshot) and _cannot_use(process.pid, held)
-        ):
+        if _inherited(process.pid, held, proper):
             stale.append(process)
         else:
             others.append(process)
@@ -112,7 +108,8 @@ def _has_library(pid: int) -> bool:
     )
 
 
-# A forked child cannot make CUDA calls. It is told by the kernel (kcmp(2)): every
+# A forked child cannot make CUDA calls, nor does a program that has inherited
+# descriptors (orted, MPI's daemon) use them. It is told by the kernel (kcmp(2)): every
 # descriptor is the very open file of a user, and every mapping is where a user has it.
 def _inherited(pid: int, held: dict[int, HeldDevices], users: Sequence[int]) -> bool:
     mine = held[pid]
@@ -125,25 +122,6 @@ def _inherited(pid: int, held: dict[int, HeldDevices], users: Sequence[int]) -> 
         ) and all((m.start, m.end, m.device, m.inode) in places for m in mine.mappings):
             return True
     return False
-
-
-def _below(process: Process, users: Collection[int], snapshot: Snapshot) -> bool:
-    above = {one.pid: one.ppid for one in snapshot.processes}
-    pid = process.ppid
-    while pid in above and pid not in users:
-        pid = above[pid]
-    return pid in users
-
-
-# Where the user has closed its own since, a process below it is stale that has
-# descriptors alone, such as orted, the daemon that MPI starts, and none of NVIDIA's
-# libraries: a program that speaks to the devices without these (tinygrad) has them
-# mapped, and one that has them may have opened the device itself.
-def _cannot_use(pid: int, held: dict[int, HeldDevices]) -> bool:
-    """Whether a process has nothing with which to use its descriptors of devices."""
-    return not held[pid].mappings and not any(
-        _ANY_LIBRARY.search(mapping.path) for mapping in procfs.mappings(pid)
-    )
 
 
 def _same_file(pid: int, fd: int, other_pid: int, other_fd: int) -> bool:
@@ -181,7 +159,8 @@ def clients_of_mps(pids: Collection[int]) -> set[int]:
     if not pids:
         return set()
     found = {pid for pid in pids if procfs.name(pid).startswith(_MPS)}
-    servers = tree_inodes(_servers())
+    named = (pid for pid in procfs.pids() if procfs.name(pid).startswith(_MPS))
+    servers = tree_inodes(named)
     return found | {pid for pid in pids if servers and _talks_to(pid, servers)}
 
 
@@ -189,22 +168,12 @@ def clients_of_mps(pids: Collection[int]) -> set[int]:
 # preflight.
 def tool_in(pid: int) -> str:
     """The profiler or checker that is loaded in a process; empty: none is known."""
-    for file in _mapped_files(pid):
+    for mapping in procfs.mappings(pid):
+        file = mapping.path.rpartition("/")[2]
         for beginning, tool in _TOOLS.items():
             if file.startswith(beginning):
                 return tool
     return ""
-
-
-def _mapped_files(pid: int) -> Iterator[str]:
-    for mapping in procfs.mappings(pid):
-        yield mapping.path.rpartition("/")[2]
-
-
-def _servers() -> Iterator[int]:
-    for pid in procfs.pids():
-        if procfs.name(pid).startswith(_MPS):
-            yield pid
 
 
 # A client of MPS has a connection to nvidia-cuda-mps-server, and maps nothing by which

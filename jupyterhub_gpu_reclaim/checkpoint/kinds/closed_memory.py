@@ -163,16 +163,17 @@ def _is_another(one: procfs.Descriptor, pid: int, number: int, tree: Snapshot) -
     held = procfs.target_status(pid, f"fd/{one.fd}")
     if held is None:
         return True  # it has just ended, or closed it
-    if held.st_dev == _proc_of(os.getpid()):
+    if held.st_dev == device_of_proc(os.getpid()):
         return number not in {process.pid for process in tree.processes}
-    if held.st_dev == _proc_of(tree.init.pid):
+    if held.st_dev == device_of_proc(tree.init.pid):
         return number not in {process.ns_pid for process in tree.processes}
     lives_with_it = procfs.link(pid, "ns/pid") in {
         procfs.link(number, "ns/pid") for number in (os.getpid(), tree.init.pid)
     }
-    return held.st_dev == _proc_of(pid) and not lives_with_it
+    return held.st_dev == device_of_proc(pid) and not lives_with_it
 
 
-def _proc_of(pid: int) -> int | None:
+def device_of_proc(pid: int) -> int | None:
+    """Of the /proc that a process sees."""
     status = procfs.target_status(pid, "root/proc")
     return None if status is None else status.st_dev

@@ -38,14 +38,10 @@ class Devices(Kind):
 
 
 def _refused(one: Program) -> Iterator[str]:
-    held = [(d.target, f"fd/{d.fd}") for d in one.descriptors]
-    held += [
-        (m.path, f"map_files/{m.start:x}-{m.end:x}")
-        for m in one.mappings
-        if m.path.startswith("/dev/")
-    ]
-    for target, link in held:
-        status = one.target(link) if target.startswith("/") else None
+    for link, target in one.links.items():
+        # What else is mapped is a file.
+        begin = "/dev/" if link.startswith("map_files/") else "/"
+        status = one.target(link) if target.startswith(begin) else None
         if status is None:
             continue
         device = stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)

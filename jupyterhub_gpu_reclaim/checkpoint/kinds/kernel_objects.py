@@ -62,9 +62,8 @@ def _is_write_sealed(pid: int, one: procfs.Mapping) -> bool:
     """Whether CRIU would map a memfd before it sealed it, which the kernel forbids."""
     if not one.path.startswith("/memfd:") or one.mode[1] == "w" or one.mode[3] != "s":
         return False
-    path = procfs.PROC / f"{pid}/map_files/{one.start:x}-{one.end:x}"
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(procfs.PROC / f"{pid}/{one.link}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False  # it is gone meanwhile
     with closing(file):

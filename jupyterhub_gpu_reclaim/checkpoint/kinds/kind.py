@@ -115,7 +115,7 @@ class Program:
     def links(self) -> dict[str, str]:
         """Where its links to its files lead, below its folder in /proc."""
         links = {f"fd/{d.fd}": d.target for d in self.descriptors}
-        areas = {f"map_files/{m.start:x}-{m.end:x}": m.path for m in self.mappings}
+        areas = {m.link: m.path for m in self.mappings}
         return {"exe": procfs.link(self.pid, "exe")} | links | areas
 
     def info(self, fd: int) -> str:

@@ -257,18 +257,14 @@ def _misnamed(end: socket.socket, kind: int, root: int) -> str:
         links = os.fstat(file).st_nlink
         found = os.readlink(f"/proc/self/fd/{file}".encode())  # noqa: PTH115 - any bytes
         leads = not name.startswith(b"/") or _leads_to(file, name, root)
-    if links == 0:
-        return ""
     shown = name.decode("utf-8", "backslashreplace")
-    # No program looks for another one by its name.
-    if end.getsockopt(socket.SOL_SOCKET, _ACCEPTS) or kind == socket.SOCK_DGRAM:
-        if links > 1 or found.rpartition(b"/")[2] != name.rpartition(b"/")[2]:
-            return f"a UNIX socket whose file was renamed or linked ({shown})"
-        if not leads:
-            return f"a UNIX socket whose name does not lead to its file ({shown})"
     # CRIU takes the name off the file's path, to have the folder that it begins at.
-    if not name.startswith(b"/") and not found.endswith(b"/" + _plain(name)):
+    if links and not name.startswith(b"/") and not found.endswith(b"/" + _plain(name)):
         return f"a UNIX socket whose relative name is not the end of its path ({shown})"
+    # No program looks for another one by its name.
+    is_found = end.getsockopt(socket.SOL_SOCKET, _ACCEPTS) or kind == socket.SOCK_DGRAM
+    if links and is_found and (links > 1 or not leads):
+        return f"a UNIX socket whose name does not lead to its file alone ({shown})"
     return ""
 
 

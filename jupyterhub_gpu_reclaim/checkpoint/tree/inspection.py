@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.files.reopen import FileIdentity
 from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import FLAGS, process_of
+from jupyterhub_gpu_reclaim.checkpoint.kinds.closed_memory import device_of_proc
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import TOP
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import refused
@@ -59,7 +60,7 @@ def refuse_others(back: Return) -> None:
         RestoreFailed: it has something else (``file_swapped``), or lacks something.
     """
     pids = {process.ns_pid: process.pid for process in back.tree.processes}
-    inspector = _Inspector(back, pids, _proc_device(back.tree.init.pid))
+    inspector = _Inspector(back, pids)
     for number in back.saved.credentials:
         if number not in pids:
             why = f"process {number} is not there"
@@ -81,31 +82,20 @@ def _entry_of(areas: list[tuple[int, int, int]], start: int, end: int) -> int | 
     return found.pop() if start >= end and len(found) == 1 else None
 
 
-def _link(one: procfs.Mapping) -> str:
-    return f"map_files/{one.start:x}-{one.end:x}"
-
-
 def _is_memory(pid: int, one: procfs.Mapping) -> bool:
     if one.path != _AIO_RING:
         return one.path.startswith(_MEMORY)
     # A file can have that name, too; what the ring has is of no type at all.
-    status = procfs.target_status(pid, _link(one))
+    status = procfs.target_status(pid, one.link)
     return status is not None and stat.S_IFMT(status.st_mode) == 0
 
 
-def _proc_device(init_pid: int) -> int | None:
-    status = procfs.target_status(init_pid, "root/proc")
-    return None if status is None else status.st_dev
-
-
 class _Inspector:
-    def __init__(
-        self, back: Return, pids: dict[int, int], proc_device: int | None
-    ) -> None:
+    def __init__(self, back: Return, pids: dict[int, int]) -> None:
         self._back = back
         self._saved = back.saved
         self._pids = pids
-        self._proc_device = proc_device
+        self._proc_device = device_of_proc(back.tree.init.pid)
         self._areas = self._expected_areas()
         self._descriptors: dict[int, dict[int, tuple[int, int]]] = {}
         for (owner, fd), kind in self._saved.descriptors.items():
@@ -143,7 +133,7 @@ class _Inspector:
                 if not _is_memory(pid, one):
                     raise refused(Reason.FILE_SWAPPED, os.fsencode(one.path))
                 continue
-            self._compare(expected, procfs.target_status(pid, _link(one)))
+            self._compare(expected, procfs.target_status(pid, one.link))
 
     def _expected_areas(self) -> dict[int, list[tuple[int, int, int]]]:
         found: dict[int, list[tuple[int, int, int]]] = {}
@@ -184,10 +174,9 @@ class _Inspector:
         path: bytes = entry.reg.name
         expected = self._back.identities.get(number)
         if status is not None and expected is not None:
-            if FileIdentity(status.st_dev, status.st_ino) == expected:
-                return
-        elif process_of(path) is not None and status is not None:
-            is_kernels = status.st_dev == self._proc_device
-            if is_kernels:
-                return
-        raise refused(Reason.FILE_SWAPPED, path)
+            is_same = FileIdentity(status.st_dev, status.st_ino) == expected
+        else:
+            is_kernels = status is not None and status.st_dev == self._proc_device
+            is_same = is_kernels and process_of(path) is not None
+        if not is_same:
+            raise refused(Reason.FILE_SWAPPED, path)
