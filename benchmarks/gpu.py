@@ -123,6 +123,7 @@ class Nowhere:
             sinks=lambda _: Path(os.devnull).open("wb", buffering=0),  # noqa: SIM115
             folder=self.folder,
             limit=LIMIT,
+            stopped=(),
         )
 
 

@@ -391,7 +391,12 @@ class Ours(Method):
             sinks = lambda name: writer.file(IMAGES + name)  # noqa: E731
         times.append(time.monotonic())
         self.result = dump(
-            self.criu, place.session, sinks=sinks, folder=self._folder(), limit=LIMIT
+            self.criu,
+            place.session,
+            sinks=sinks,
+            folder=self._folder(),
+            limit=LIMIT,
+            stopped=(),
         )
         times.append(time.monotonic())
         if writer is not None:

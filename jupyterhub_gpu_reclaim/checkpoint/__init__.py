@@ -6,7 +6,7 @@ capture, ``tree`` freezes, dumps, restores and continues a tree through ``criu``
 ``gpu`` and ``memory`` move what does not go through CRIU, and ``archive`` saves private
 file systems.
 
-A dump that fails or is cancelled leaves the tree running as before (law 2). A restore
-that fails leaves nothing under the holding init. Read next: ``kinds``, then
+A tree whose dump failed or was cancelled is thawed, and runs as before (law 2). A
+restore that fails leaves nothing under the holding init. Read next: ``kinds``, then
 ``docs/explanation/criu.md``. The steps are put in order in ``node/workflows``.
 """

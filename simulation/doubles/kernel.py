@@ -258,17 +258,15 @@ class Kernel:
         sinks: Any,
         stopped: Any,
         cancel: Any,
-        undo: bool,
         **more: Any,
     ) -> DumpResult:
         del criu, more
         place = self.place(init.init_pid, init.init_start)
         if place.tree is None:
             raise NotFound(Reason.UNKNOWN_SESSION, session=place.incarnation)
-        before = place.tree.stopped_before = set(place.tree.stopped)
         _effect()
         place.tree.stopped |= set(PIDS)
-        place.criu = "dump, undone" if undo else "dump"
+        place.criu = "dump"
         memory = _memory(place.tree)
         try:
             cancel.check()
@@ -282,10 +280,6 @@ class Kernel:
                 raise RolledBack(Reason.CAPTURE_FAILED, why="CRIU failed")
             if self.tree(place.pid) is None:
                 raise NotFound(Reason.UNKNOWN_SESSION, session=place.incarnation)
-        except Exception:
-            if undo and place.tree is not None:
-                place.tree.stopped = before
-            raise
         finally:
             place.criu = "" if _alive() else place.criu
         _effect()
@@ -330,8 +324,6 @@ class Kernel:
     @staticmethod
     def criu_ends(place: Place) -> None:
         """Its stream broke with the agent."""
-        if place.criu == "dump, undone" and place.tree is not None:
-            place.tree.stopped = set(place.tree.stopped_before)
         place.criu = ""
 
     # --- restore

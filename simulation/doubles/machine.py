@@ -43,7 +43,6 @@ class ProgramTree:
     noted: float = 0.0  #: what its machine's clock said then
     filled_by: Program | None = None  #: the agent that moves its GPU memory back
     unread: int = 0  #: messages that its kernel, stopped by a nap, has not read
-    stopped_before: set[int] = field(default_factory=set)  #: the dump under way
     stuck: bool = False  #: it has something with which no return succeeds
 
     def used(self, now: float, skew: float) -> None:

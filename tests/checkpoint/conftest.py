@@ -359,10 +359,19 @@ class Engine:
         return folder
 
     def dump(self, place: Place, sinks, **options) -> DumpResult:
-        options = {"limit": 60, **options}
-        return dump(
-            self.criu, place.session, sinks=sinks, folder=self.work(), **options
-        )
+        """As an agent does it: after a failure the tree goes on."""
+        stopped = options.pop("stopped", None)
+        if stopped is None:
+            stopped = freeze.stopped_before(place.tree)
+        options = {"limit": 60, "stopped": stopped, **options}
+        try:
+            return dump(
+                self.criu, place.session, sinks=sinks, folder=self.work(), **options
+            )
+        except BaseException:
+            with contextlib.suppress(NotFound):
+                freeze.thaw(place.tree, stopped)
+            raise
 
     def restore(
         self, place: Place, source, result: DumpResult, **options

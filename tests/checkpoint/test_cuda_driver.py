@@ -17,7 +17,7 @@ BEGIN = """
 import json, os, sys, threading, time
 def tell(**facts): os.write(1, json.dumps(facts).encode() + b"\\n")
 card = {"uuid": "ab", "name": "T"}
-tell(id=0, code=0, name="", version=13000, cards=[card])
+tell(id=0, code=0, name="", cards=[card])
 """
 ECHO = """
 for line in sys.stdin:

@@ -215,7 +215,8 @@ class SinkThatHangs:
         pass
 session = SessionInit(int(sys.argv[2]), int(sys.argv[3]))
 dump(criu.locate(pathlib.Path(sys.argv[1])), session,
-     sinks=lambda name: SinkThatHangs(), folder=pathlib.Path(sys.argv[4]), limit=60)
+     sinks=lambda name: SinkThatHangs(), folder=pathlib.Path(sys.argv[4]), limit=60,
+     stopped=())
 """
 
 

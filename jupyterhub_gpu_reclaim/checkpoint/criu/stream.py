@@ -145,7 +145,7 @@ class StreamServer:
         self._pipes: set[int] = set()
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._wake = -1
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         #: The first error of ours; the caller raises it.
         self.failure: Exception | None = None
         self._main: threading.Thread | None = None
@@ -156,7 +156,6 @@ class StreamServer:
         Raises:
             OSError: the folder is gone.
         """
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with closing(os.open(self._folder, os.O_PATH | os.O_DIRECTORY)) as folder:
             # Through the descriptor: a socket's path may have 107 letters only.
@@ -211,10 +210,6 @@ class StreamServer:
         self._join(look)
         self._listener.close()
         self._listener = None
-        if any(thread.is_alive() for thread in self._all()):
-            threading.Thread(target=self._close_late, daemon=True).start()
-        else:
-            os.close(self._wake)
 
     def _join(self, look: Callable[[], None]) -> None:
         patience = _LEFT_SECONDS
@@ -226,11 +221,8 @@ class StreamServer:
                 return
             alive[0].join(_LOOK_SECONDS)
 
-    def _close_late(self) -> None:
-        """Close the wake descriptor once the threads left behind, which use it, end."""
-        for thread in self._all():
-            thread.join()
-        os.close(self._wake)
+    def __del__(self) -> None:
+        os.close(self._wake)  # which threads that were left behind use as well
 
     def _all(self) -> list[threading.Thread]:
         # The first one may begin others until it ends.

@@ -173,20 +173,18 @@ class Library:
         self._asking = threading.Lock()
 
     def begin(self) -> dict[str, Any]:
-        """Initialise; the version and the cards, or the code of what went wrong."""
+        """Initialise; the cards, or the code of what went wrong."""
         if self._library is None:
             return {"code": NO_LIBRARY}
         code = self._call("cuInit", 0)
         if code:
             return {"code": code}
-        version, count = ctypes.c_int(), ctypes.c_int()
-        code = self._call("cuDriverGetVersion", ctypes.byref(version))
-        code = code or self._call("cuDeviceGetCount", ctypes.byref(count))
+        count = ctypes.c_int()
+        code = self._call("cuDeviceGetCount", ctypes.byref(count))
         cards = [self._card(number) for number in range(count.value)]
         supported = hasattr(self._library, "cuCheckpointProcessCheckpoint")
         return {
             "code": code if supported else NOT_FOUND,
-            "version": version.value,
             "cards": cards,
             "peers": self._peers(count.value),
         }

@@ -55,9 +55,6 @@ class Survey:
     stopped: tuple[Process, ...] = ()
     others: tuple[Process, ...] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self.users or self.stale or self.stopped or self.others)
-
     @property
     def savable(self) -> frozenset[int]:
         """Host pids whose devices are no hindrance."""

@@ -128,19 +128,15 @@ def read(end: socket.socket) -> list[Option]:
     return found
 
 
-def write(end: socket.socket, options: Iterable[Option]) -> list[Option]:
-    """Set those that the socket has not; what the kernel did not take."""
-    left = []
-    for option in options:
-        level, name, value = option
+def write(end: socket.socket, options: Iterable[Option]) -> None:
+    """Set those that the socket has not, as far as the kernel takes them."""
+    for level, name, value in options:
         if _get(end, level, name) == value:
             continue
         try:
             end.setsockopt(level, name, value)
         except OSError as error:
             _log.info("- option %d of level %d is not set: %s", name, level, error)
-            left.append(option)
-    return left
 
 
 def kind_of(end: socket.socket) -> tuple[int, int, int]:

@@ -1,8 +1,7 @@
 """Freezes a session's tree and streams its image out.
 
-On success the tree is left stopped and alive, until the agent ends it or thaws it; on
-any failure it runs as before. The same holds for all other processes in its pid
-namespace. Nothing here knows where the image goes.
+The tree is left stopped and alive, until the agent ends it or thaws it. The same holds
+for all other processes in its pid namespace. Nothing here knows where the image goes.
 """
 
 from __future__ import annotations
@@ -22,13 +21,7 @@ from jupyterhub_gpu_reclaim.checkpoint.kinds import locks, table
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import FILES, SavedImages
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze
-from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
-from jupyterhub_gpu_reclaim.common.errors import (
-    NotFound,
-    ReclaimError,
-    Refused,
-    RolledBack,
-)
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, RolledBack
 from jupyterhub_gpu_reclaim.common.findings import of_kind, refuse_fatal
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs
@@ -67,32 +60,27 @@ def dump(
     sinks: Callable[[str], Sink],
     folder: Path,
     limit: float,
-    stopped: Collection[int] | None = None,
+    stopped: Collection[int],
     prepare: Callable[[int], None] | None = None,
     cancel: Cancel | None = None,
-    undo: bool = True,
 ) -> DumpResult:
     """Dump the tree under that init; blocks, so call it in a thread.
 
     ``sinks`` is called from many threads, for each of CRIU's image files; ``folder`` is
     empty, ours, mode 0700, for CRIU's socket and log. ``stopped`` are the processes
-    that a signal had stopped before anything was done to the tree (by default those
-    that are now). ``prepare`` is called with the pid of the helper that becomes CRIU,
-    e.g. to move it out of control groups that may be killed. Without ``undo`` it is for
-    the caller to let the tree go on after a failure, as where something has to be given
-    back to it before.
+    that a signal had stopped before anything was done to the tree. ``prepare`` is
+    called with the pid of the helper that becomes CRIU, e.g. to move it out of control
+    groups that may be killed. It is for the caller to let the tree go on after a
+    failure (``freeze.thaw``): something may have to be given back to it before.
 
     Raises:
         Refused: there is nothing to save.
-        RolledBack: CRIU could not, time was up, or it was cancelled; the tree runs, if
-            it is to go on.
-        Exception: what a sink has raised; likewise.
+        RolledBack: CRIU could not, time was up, or it was cancelled.
+        Exception: what a sink has raised.
     """
     before = processes.snapshot(session.init_pid, session.init_start)
     if before.root is None or before.root.state in processes.DEAD:
         raise Refused(Reason.NO_TREE)
-    if stopped is None:
-        stopped = freeze.stopped_before(before)
     kept = _Kept(sinks)
     server = CaptureServer(folder, kept)
     attempt = CriuRun(criu, session, folder, server, limit=limit, cancel=cancel)
@@ -127,12 +115,8 @@ def dump(
                 sink = sinks(name)
                 sink.write(memoryview(image))
                 sink.close()
-    except BaseException as error:
-        if undo:
-            _roll_back(session, stopped)
-        if isinstance(error, OSError | ReclaimError):
-            raise of_kind(error, RolledBack, Reason.CAPTURE_FAILED) from error
-        raise
+    except (OSError, ReclaimError) as error:
+        raise of_kind(error, RolledBack, Reason.CAPTURE_FAILED) from error
     return DumpResult(
         root_pid=before.root.ns_pid,
         pids=_ids(dumped),
@@ -175,15 +159,6 @@ class _KeptImage:
 
 def _is_kept_back(name: str) -> bool:
     return name in _KEPT_BACK or name.startswith(_KEPT_BACK_OF_EACH)
-
-
-def _roll_back(session: SessionInit, stopped: Collection[int]) -> None:
-    try:
-        now = processes.snapshot(session.init_pid, session.init_start)
-    except NotFound:
-        # The session has ended meanwhile.
-        return
-    thaw(now, stopped)
 
 
 def _ids(dumped: Dump) -> tuple[int, ...]:

@@ -439,8 +439,7 @@ class Capture(Workflow):
             return sorted({*cut} - {0})
 
     def _run_criu(self, sinks: Callable[[str], Sink]) -> dump.DumpResult:
-        has_gpus = self._record.all_gpus() is not None
-        if has_gpus:
+        if self._record.all_gpus() is not None:
             # CRIU cannot save a device; it would say so in its own words.
             self._tools.accelerator.refuse_holders(self._tree())
         with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
@@ -453,8 +452,6 @@ class Capture(Workflow):
                 stopped=self._record.stopped_before,
                 prepare=cgroup_escape.move,
                 cancel=self._cancel,
-                # No process may run before its GPU is filled.
-                undo=not has_gpus,
             )
 
     def _tree(self) -> Snapshot:

@@ -93,7 +93,6 @@ static int moves(int pid, int state) {
 }
 
 int cuInit(unsigned flags) { (void)flags; return OK; }
-int cuDriverGetVersion(int *version) { *version = 13000; return OK; }
 int cuDeviceGetCount(int *count) { *count = 1; return OK; }
 int cuDeviceGet(int *device, int number) { *device = number; return OK; }
 int cuDeviceGetUuid_v2(char *uuid, int device) {
