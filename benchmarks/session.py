@@ -49,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from agent import REALM, Agent, Order
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
-from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import run_inside
+from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import path_of, run_inside
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import COMMON, LOG, SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.kinds import output
 from jupyterhub_gpu_reclaim.checkpoint.tree.dump import dump
@@ -336,16 +336,13 @@ class Stock(Method):
     ) -> None:
         images = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
 
-        def line(path_of: Callable[[int], str]) -> list[str]:
-            given = [words[0], "-D", path_of(images), *STOCK, *words[1:]]
-            for name, descriptor in (ends or {}).items():
-                path_of(descriptor)
-                given += ["--inherit-fd", f"fd[{descriptor}]:{name}"]
-            return given
-
+        line = [words[0], "-D", path_of(images), *STOCK, *words[1:]]
+        for name, descriptor in (ends or {}).items():
+            line += ["--inherit-fd", f"fd[{descriptor}]:{name}"]
         inside = run_inside(
             self.criu,
             line,
+            [images, *(ends or {}).values()],
             init_pid=place.pid,
             init_start=place.start,
             last_pid=last_pid,

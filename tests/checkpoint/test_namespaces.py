@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
-from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import HELPER, run_inside
+from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import (
+    HELPER,
+    path_of,
+    run_inside,
+)
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: namespaces")
@@ -30,7 +34,8 @@ def run(places, shell):
     def run(script, *descriptors, **options):
         inside = run_inside(
             shell,
-            lambda path_of: ["-c", script, "sh", *map(path_of, descriptors)],
+            ["-c", script, "sh", *map(path_of, descriptors)],
+            descriptors,
             init_pid=place.init_pid,
             init_start=options.pop("init_start", place.init_start),
             **options,

@@ -210,18 +210,9 @@ def split(data: bytes, magic: int) -> Iterator[bytes]:
         RestoreFailed: another magic, or a length that does not fit (
             ``checkpoint_damaged``).
     """
-    if not data.startswith(join(magic, [])):
-        raise damaged(f"an image does not begin with {magic:#x}")
-    view, at = memoryview(data), 2 * _U32.size
-    while at < len(view):
-        if at + _U32.size > len(view):
-            raise damaged("an image ends in the middle of a length")
-        (size,) = _U32.unpack_from(view, at)
-        at += _U32.size
-        if size > MAX_ENTRY_BYTES or at + size > len(view):
-            raise damaged(f"an image holds an entry of {size} bytes that is not there")
-        yield bytes(view[at : at + size])
-        at += size
+    entries = Entries([data], magic)
+    while entries.has_more():
+        yield entries.payload()
 
 
 def join(magic: int, payloads: Iterable[bytes]) -> bytes:
@@ -248,10 +239,13 @@ class Entries:
             raise damaged(f"an image does not begin with {magic:#x}")
 
     def message(self, kind: str) -> Any:
+        return parse(kind, self.payload())
+
+    def payload(self) -> bytes:
         (size,) = _U32.unpack(self.data(_U32.size))
         if size > MAX_ENTRY_BYTES:
-            raise damaged(f"a {kind} of {size} bytes")
-        return parse(kind, self.data(size))
+            raise damaged(f"an image holds an entry of {size} bytes")
+        return self.data(size)
 
     def data(self, size: int) -> bytes:
         data = self._stream.read(size)

@@ -34,7 +34,7 @@ from jupyterhub_gpu_reclaim.linux.libc import AT_FDCWD, checked, libc
 from jupyterhub_gpu_reclaim.linux.mounts import new_file_system
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.checkpoint.criu.binary import Criu
 
@@ -168,12 +168,10 @@ class Helper:
         os.close(self._report)
 
 
-class Inside:
+class Inside(Helper):
     """A program that runs inside; its pids here and in the session; its end."""
 
-    def __init__(self, helper: Helper) -> None:
-        self._helper = helper
-        self.pid = self.inner_pid = 0
+    pid = inner_pid = 0
 
     def begin(self, prepare: Callable[[int], None] | None) -> None:
         """Start the program.
@@ -183,32 +181,26 @@ class Inside:
         """
         try:
             if prepare is not None:
-                prepare(self._helper.popen.pid)
-            self._helper.tell()
+                prepare(self.popen.pid)
+            self.tell()
         finally:
-            self._helper.close_input()  # a helper without a word ends
-        deadline = time.monotonic() + START_PATIENCE
-        self._helper.wait_for("pid", "inner_pid", deadline=deadline)
-        facts = self._helper.facts
-        self.pid, self.inner_pid = facts["pid"], facts["inner_pid"]
-
-    def fileno(self) -> int:
-        return self._helper.fileno()
+            self.close_input()  # a helper without a word ends
+        self.wait_for("pid", "inner_pid", deadline=time.monotonic() + START_PATIENCE)
+        self.pid, self.inner_pid = self.facts["pid"], self.facts["inner_pid"]
 
     def poll(self) -> int | None:
         """The program's exit status (-n for a signal); None while it runs."""
-        facts = self._helper.facts
-        while "status" not in facts and self._helper.read(time.monotonic()):
+        while "status" not in self.facts and self.read(time.monotonic()):
             pass
-        if "error" in facts:
+        if "error" in self.facts:
             return 127
-        status = facts.get("status")
+        status = self.facts.get("status")
         return None if status is None else int(status)
 
     def wait(self, deadline: float) -> int | None:
         """Wait for the end until that time (``time.monotonic()``); None if it runs."""
         while (status := self.poll()) is None and time.monotonic() < deadline:
-            self._helper.read(deadline)
+            self.read(deadline)
         return status
 
     def signal(self, number: int) -> None:
@@ -221,14 +213,19 @@ class Inside:
             return
 
     def close(self) -> None:
-        self._helper.close()
-        if self._helper.facts.keys() & {"status", "error"} or not self.pid:
-            self._helper.popen.wait(START_PATIENCE)
+        super().close()
+        if self.facts.keys() & {"status", "error"} or not self.pid:
+            self.popen.wait(START_PATIENCE)
+
+
+def path_of(descriptor: int) -> str:
+    return f"/proc/self/fd/{descriptor}"
 
 
 def run_inside(
     criu: Criu,
-    arguments: Callable[[Callable[[int], str]], Sequence[str]],
+    arguments: Sequence[str],
+    descriptors: Iterable[int] = (),
     *,
     init_pid: int,
     init_start: int,
@@ -236,7 +233,7 @@ def run_inside(
     own_ipc: bool = False,
     prepare: Callable[[int], None] | None = None,
 ) -> Inside:
-    """Start CRIU inside the namespaces of a session's init.
+    """Start CRIU inside the namespaces of a session's init, with those descriptors.
 
     Raises:
         NotFound: there is no such init.
@@ -244,15 +241,12 @@ def run_inside(
         ReclaimError: the namespaces could not be entered.
     """
     with ExitStack() as stack:
-        pass_on: list[int] = []
-
-        def path_of(descriptor: int) -> str:
-            pass_on.append(descriptor)
-            return f"/proc/self/fd/{descriptor}"
+        pass_on = list(descriptors)
 
         def path_at(path: Path) -> str:
             descriptor = open_detached(path, read_only=True)
             stack.callback(os.close, descriptor)
+            pass_on.append(descriptor)
             return path_of(descriptor)
 
         pidfd = stack.enter_context(closing(open_init(init_pid, init_start)))
@@ -264,11 +258,11 @@ def run_inside(
             "pidfd": pidfd,
             "last_pid": last_pid,
             "own_ipc": own_ipc,
-            "argv": [*start, *arguments(path_of)],
+            "argv": [*start, *arguments],
             "env": criu_module.ENVIRONMENT,
             "close": pass_on,
         }
-        inside = Inside(Helper(spec, [pidfd, *pass_on]))
+        inside = Inside(spec, [pidfd, *pass_on])
     try:
         inside.begin(prepare)
     except BaseException:

@@ -15,7 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
-from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import open_detached, run_inside
+from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import (
+    open_detached,
+    path_of,
+    run_inside,
+)
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import StreamBroken
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -106,23 +110,14 @@ class SessionInit:
     init_start: int
 
 
+@dataclass
 class CriuRun:
-    def __init__(
-        self,
-        criu: Criu,
-        session: SessionInit,
-        folder: Path,
-        server: StreamServer,
-        *,
-        limit: float,
-        cancel: Cancel | None,
-    ) -> None:
-        self._criu = criu
-        self._session = session
-        self._folder = folder
-        self._server = server
-        self._limit = limit
-        self._cancel = cancel
+    _criu: Criu
+    _session: SessionInit
+    _folder: Path
+    _server: StreamServer
+    _limit: float
+    _cancel: Cancel | None
 
     def run(
         self,
@@ -148,17 +143,13 @@ class CriuRun:
             with ExitStack() as stack:
                 images = open_detached(self._folder, read_only=False)
                 stack.callback(os.close, images)
-
-                def line(path_of: Callable[[int], str]) -> list[str]:
-                    given = [step, "-D", path_of(images), *COMMON, *arguments]
-                    for name, descriptor in (inherit or {}).items():
-                        path_of(descriptor)
-                        given += ["--inherit-fd", f"fd[{descriptor}]:{name}"]
-                    return given
-
+                line = [step, "-D", path_of(images), *COMMON, *arguments]
+                for name, descriptor in (inherit or {}).items():
+                    line += ["--inherit-fd", f"fd[{descriptor}]:{name}"]
                 inside = run_inside(
                     self._criu,
                     line,
+                    [images, *(inherit or {}).values()],
                     init_pid=self._session.init_pid,
                     init_start=self._session.init_start,
                     last_pid=last_pid,

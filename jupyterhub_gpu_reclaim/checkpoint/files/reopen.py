@@ -17,6 +17,7 @@ import fcntl
 import os
 import secrets
 import stat
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
@@ -83,22 +84,15 @@ class Trial(NamedTuple):
     goes_on: bool = False  #: whether the tree runs meanwhile, as behind a save point
 
 
+@dataclass
 class Reopener:
     """Opens files for one holder; its methods are called inside of ``run_as``."""
 
-    def __init__(
-        self,
-        who: Credentials,
-        root: int,
-        saved: Mapping[bytes, FileFingerprint],
-        pipes: dict[int, int],
-        trial: Trial | None = None,
-    ) -> None:
-        self.who = who
-        self._root = root
-        self._saved = saved
-        self._pipes = pipes
-        self._trial = trial
+    who: Credentials
+    _root: int
+    _saved: Mapping[bytes, FileFingerprint]
+    _pipes: dict[int, int]
+    _trial: Trial | None = None
 
     def open(self, wish: FileRequest, made: int | None = None) -> Opened:
         """What was wished, opened.

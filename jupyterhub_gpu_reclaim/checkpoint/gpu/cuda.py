@@ -333,9 +333,7 @@ def _name(process: Process) -> dict[str, Any]:
 
 
 def _failed(process: Process, why: object) -> ReclaimError:
-    return ReclaimError(
-        Reason.GPU_FAILED, pid=process.ns_pid, name=process.name, detail=str(why)
-    )
+    return ReclaimError(Reason.GPU_FAILED, **_name(process), detail=str(why))
 
 
 # <linux/fcntl.h>, <linux/mman.h>: the same on every known machine.
@@ -369,10 +367,11 @@ def give_up(process: Process) -> None:
         except OSError as error:
             if processes.start_time(process.pid) != process.start_time:
                 return  # it has ended: all the better
-            raise _stale_failed(process, str(error)) from error
-    left = held_by(process.pid)
-    if left:
-        raise _stale_failed(process, f"still holds {DEVICES}*")
+            facts = {**_name(process), "detail": str(error)}
+            raise ReclaimError(Reason.GPU_STALE_CHILD, **facts) from error
+    if held_by(process.pid):
+        facts = {**_name(process), "detail": f"still holds {DEVICES}*"}
+        raise ReclaimError(Reason.GPU_STALE_CHILD, **facts)
 
 
 def _replace_devices(traced: ptrace.Traced, held: HeldDevices) -> None:
@@ -392,9 +391,3 @@ def _replace_devices(traced: ptrace.Traced, held: HeldDevices) -> None:
             -1,
             0,
         )
-
-
-def _stale_failed(process: Process, detail: str) -> ReclaimError:
-    return ReclaimError(
-        Reason.GPU_STALE_CHILD, pid=process.ns_pid, name=process.name, detail=detail
-    )

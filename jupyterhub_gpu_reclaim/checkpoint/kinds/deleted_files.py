@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import os
@@ -149,6 +148,7 @@ def _allows(who: Credentials, ghost: Any) -> bool:
 
 
 _BLOCK: Final = 1 << 20
+#: Of a file system that cannot make files without a name (O_TMPFILE).
 _NO_TMPFILE: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
 
 
@@ -205,8 +205,11 @@ class Ghost:
     def _make(self, folder: int, path: bytes) -> int:
         kind = stat.S_IFMT(self.entry.mode)
         if kind == stat.S_IFREG:
-            with contextlib.suppress(_NoTmpfile):
-                return _tmpfile(again(folder))
+            try:
+                return os.open(again(folder), os.O_TMPFILE | os.O_RDWR, 0o600)
+            except OSError as error:
+                if error.errno not in _NO_TMPFILE:
+                    raise
         name = b".reclaim-" + secrets.token_hex(8).encode()
         flags = os.O_PATH | os.O_NOFOLLOW
         os.fchdir(folder)  # this thread's own
@@ -224,16 +227,3 @@ class Ghost:
             raise refused(Reason.FILE_DENIED, path, "it was deleted, and is no file")
         os.unlink(name)  # noqa: PTH108
         return made
-
-
-class _NoTmpfile(Exception):
-    """The file system cannot make files without a name (O_TMPFILE)."""
-
-
-def _tmpfile(folder: str) -> int:
-    try:
-        return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
-    except OSError as error:
-        if error.errno in _NO_TMPFILE:
-            raise _NoTmpfile from None
-        raise

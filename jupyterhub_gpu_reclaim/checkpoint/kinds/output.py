@@ -15,6 +15,7 @@ from jupyterhub_gpu_reclaim.session_init.session_init import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return
@@ -32,25 +33,19 @@ class Output(Kind):
     """
 
     def __init__(self) -> None:
-        self._names: list[str] = []  #: output first
+        self._names: list[str] = []
 
     def before_dump(self, dump: Dump) -> None:
-        folder = PROC / str(dump.init_pid) / "fd"
-        found = [_pipe(folder / str(end)) for end in _ends(dump.init_pid)]
-        self._names = list(dict.fromkeys(name for name in found if name is not None))
+        self._names = names(dump.init_pid)
 
     def save(self, dump: Dump) -> None:
         dump.images.replace(_IMAGE, codec.encode(self._names))
 
     def rewrite(self, back: Return) -> None:
-        # A pipe for which the new init has none of its own gets the init's last one:
-        # both of the session's outputs then come out in one place.
-        ends = _ends(back.init_pid)
-        for index, name in enumerate(back.images.decoded(_IMAGE, list[str])):
-            end = ends[min(index, len(ends) - 1)]
-            path = PROC / str(back.init_pid) / "fd" / str(end)
-            back.ends[name] = os.open(path, os.O_WRONLY)
-            back.stack.callback(os.close, back.ends[name])
+        told = back.images.decoded(_IMAGE, list[str])
+        for name, descriptor in open_ends(back.init_pid, told).items():
+            back.stack.callback(os.close, descriptor)
+            back.ends[name] = descriptor
 
 
 def _pipe(path: Path) -> str | None:
@@ -67,3 +62,25 @@ def _ends(init_pid: int) -> list[int]:
     if relay is not None and relay == _pipe(folder / str(RELAY_READ_FD)):
         return [RELAY_WRITE_FD]
     return [1, 2]
+
+
+def names(init_pid: int) -> list[str]:
+    """CRIU's names of the pipes that a tree shares with its init, output first."""
+    folder = PROC / str(init_pid) / "fd"
+    found = [_pipe(folder / str(end)) for end in _ends(init_pid)]
+    return list(dict.fromkeys(name for name in found if name is not None))
+
+
+def open_ends(init_pid: int, pipes: Iterable[str]) -> dict[str, int]:
+    """The new init's ends for those pipes: name → descriptor, for the caller to close.
+
+    A pipe for which the new init has none of its own gets the init's last one: both
+    of the session's outputs then come out in one place.
+    """
+    ends = _ends(init_pid)
+    opened = {}
+    for index, name in enumerate(pipes):
+        end = ends[min(index, len(ends) - 1)]
+        path = PROC / str(init_pid) / "fd" / str(end)
+        opened[name] = os.open(path, os.O_WRONLY)
+    return opened

@@ -18,13 +18,13 @@ from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_in_root
 from jupyterhub_gpu_reclaim.linux.descriptors import closing, file_of_socket
+from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Return
 
-_ESTABLISHED, _CLOSE, _LISTEN = 1, 7, 10
 #: CRIU's mark of a socket that is not the tree's, but a datagram server's outside.
 _EXTERNAL: Final = 1
 _SNDBUFFORCE, _RCVBUFFORCE = 32, 33
@@ -110,12 +110,12 @@ def take_named(entries: Mapping[int, Any]) -> dict[int, Named]:
         is_datagram, is_named = one.type == socket.SOCK_DGRAM, one.ino in named
         if one.peer in beyond and one.name and not is_named:
             # Others may send to it by its own abstract name, so it stays CRIU's.
-            one.state, one.peer = _CLOSE, 0
+            one.state, one.peer = TcpState.CLOSE, 0
         sends = is_datagram and one.peer in paths
-        if sends or (is_named and (is_datagram or one.state != _ESTABLISHED)):
+        if sends or (is_named and (is_datagram or one.state != TcpState.ESTABLISHED)):
             found[one.id] = _named(one, paths, named)
-        elif one.peer in named and named[one.peer].state == _LISTEN:
-            one.state, one.peer = _CLOSE, 0
+        elif one.peer in named and named[one.peer].state == TcpState.LISTEN:
+            one.state, one.peer = TcpState.CLOSE, 0
     for one in named.values():
         one.name = b""
         for field in ("name_dir", "file_perms", "deleted"):
@@ -145,7 +145,7 @@ def _named(one: Any, paths: Mapping[int, bytes], named: Mapping[int, Any]) -> Na
         name=one.name.rstrip(b"\0") if _is_named(one) else one.name,
         mode=stat.S_IMODE(one.file_perms.mode) if one.HasField("file_perms") else 0o600,
         is_deleted=one.deleted,
-        backlog=one.backlog if one.state == _LISTEN else -1,
+        backlog=one.backlog if one.state == TcpState.LISTEN else -1,
         peer=paths.get(one.peer, b""),
         server=-1 if server is None else server.id,
         flags=one.flags,

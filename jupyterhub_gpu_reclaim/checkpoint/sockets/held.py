@@ -353,7 +353,7 @@ def bound_now(init_pid: int, pids: Iterable[int]) -> int:
 
 def _share_with_root(pids: Collection[int], numbers: Collection[int]) -> None:
     """Let root bind beside the sockets of those processes, and no other user."""
-    inet.reset_unheld(os.getpid(), pids)  # these would be in the way
+    inet.reset_all(os.getpid(), pids, held=False)  # these would be in the way
     for pid, descriptor in inet.tree_inodes(pids).values():
         with contextlib.suppress(OSError), borrow_from(pid, descriptor) as one:
             if one.family in _FAMILIES and one.getsockname()[1] in numbers:

@@ -179,25 +179,19 @@ def cut_external(
             time.sleep(_LOOK_AGAIN)  # the kernel has no event for an empty queue
 
 
-def reset_all(init_pid: int, pids: Iterable[int]) -> None:
+def reset_all(init_pid: int, pids: Iterable[int], *, held: bool = True) -> None:
     """End every TCP and UDP socket of a tree that is about to be killed.
 
     Connections are reset instead of closed, so that no TIME_WAIT keeps a port busy; nor
-    do those that have ended at a listener of the tree before.
+    do those that have ended at a listener of the tree before. Only these are ended
+    without ``held``.
     """
     inodes = tree_inodes(pids)
     with Diag(init_pid) as diag:
         found = diag.sockets({*inodes, 0})
         mine = [one for one in found if one.inode in inodes]
-        _destroy(diag, mine + _at_listeners(found, mine, _WAITING | ENDING))
-
-
-def reset_unheld(init_pid: int, pids: Iterable[int]) -> None:
-    inodes = tree_inodes(pids)
-    with Diag(init_pid) as diag:
-        found = diag.sockets()
-        mine = [one for one in found if one.inode in inodes]
-        _destroy(diag, _at_listeners(found, mine, _WAITING | ENDING))
+        others = _at_listeners(found, mine, _WAITING | ENDING)
+        _destroy(diag, mine + others if held else others)
 
 
 def close_external(

@@ -83,7 +83,7 @@ def dump(
         raise Refused(Reason.NO_TREE)
     kept = _Kept(sinks)
     server = CaptureServer(folder, kept)
-    attempt = CriuRun(criu, session, folder, server, limit=limit, cancel=cancel)
+    attempt = CriuRun(criu, session, folder, server, limit, cancel)
     arguments = ["--leave-stopped", "--tree", str(before.root.ns_pid)]
     kinds = table.every()
     try:

@@ -125,7 +125,7 @@ def restore(
             back.write_files()
             plan = make_plan(images, advise=_advice_counts())
             server = RestoreServer(folder, _serving(plan, back))
-            attempt = CriuRun(criu, session, folder, server, limit=limit, cancel=cancel)
+            attempt = CriuRun(criu, session, folder, server, limit, cancel)
             attempt.run(
                 "restore",
                 ["--leave-stopped", "--restore-detached"],
