@@ -195,11 +195,7 @@ def scopes() -> str:
     }
     rows: list[tuple[object, ...]] = [("who", "scope", "why", "without it")]
     for who, some in parts.items():
-        for one in some:
-            before = ""
-            if one.before is not None:
-                before = f" (before JupyterHub {one.before[0]}: `{one.before[1]}`)"
-            rows.append((who, f"`{one.name}`{before}", one.reason, one.without))
+        rows += [(who, f"`{one.name}`", one.reason, one.without) for one in some]
     about = """
 What `configure(c)` lets whom do at the Hub: the least that works. Managers, who see and
 steer everybody's sessions, are the Hub's administrators, and [whom a role of yours

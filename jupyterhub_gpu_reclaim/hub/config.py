@@ -19,7 +19,6 @@ import os
 import secrets
 import socket
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -206,7 +205,6 @@ def _own_address(placement: str, problems: list[str]) -> str:
 
 def _roles(c: Any) -> None:
     hub = c.JupyterHub
-    major = int(version("jupyterhub").partition(".")[0])
     scopes = dict(current(hub, "custom_scopes", {}))
     hub["custom_scopes"] = {**CUSTOM_SCOPES, **scopes}
     roles = list(current(hub, "load_roles"))
@@ -216,13 +214,13 @@ def _roles(c: Any) -> None:
         roles.append(user)
     user["scopes"] = [
         *user.get("scopes", ["self"]),
-        *[s for s in names(USER_SCOPES, major) if s not in user.get("scopes", [])],
+        *[s for s in names(USER_SCOPES) if s not in user.get("scopes", [])],
     ]
     ours = {
         "name": f"{SERVICE_NAME}-service",
         "description": "What the service that suspends sessions does at the Hub",
         "services": [SERVICE_NAME],
-        "scopes": names(SERVICE_SCOPES, major),
+        "scopes": names(SERVICE_SCOPES),
     }
     if ours["name"] not in {role.get("name") for role in roles}:
         roles.append(ours)

@@ -64,7 +64,7 @@ async def test_hub_that_hides_its_servers_has_not_said_that_there_are_none(hub):
     hub.answers[query] = (200, {"items": [{"name": "a"}], "_pagination": {}})
     with pytest.raises(Unreachable) as refused:
         await hub.server(KEY)
-    assert "read:servers" in refused.value.detail
+    assert "`servers`" in refused.value.detail
     with pytest.raises(Unreachable):
         await hub.servers()
 

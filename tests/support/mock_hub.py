@@ -92,7 +92,7 @@ _CONFIG = {
             {
                 "name": SERVICE_NAME,
                 "services": [SERVICE_NAME],
-                "scopes": [scope.name_in(version_info[0]) for scope in SERVICE_SCOPES],
+                "scopes": [scope.name for scope in SERVICE_SCOPES],
             }
         ],
     }

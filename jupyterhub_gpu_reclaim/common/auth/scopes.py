@@ -40,13 +40,6 @@ class Scope:
     name: str
     reason: str
     without: str
-    #: What older Hubs, which do not know the scope, have in its place.
-    before: tuple[int, str] | None = None
-
-    def name_in(self, hub_major: int) -> str:
-        if self.before is not None and hub_major < self.before[0]:
-            return self.before[1]
-        return self.name
 
 
 #: What the service does at the Hub, and nothing else: it never creates, renames or
@@ -56,11 +49,6 @@ SERVICE_SCOPES: tuple[Scope, ...] = (
         "list:users",
         "To find every server at the Hub, also those whose agent is silent.",
         "A session could not be settled after a restart of the service.",
-    ),
-    Scope(
-        "read:servers",
-        "To see whether a server runs, is being started or is being stopped.",
-        "No session could be suspended: the Hub's view would not be known.",
     ),
     Scope(
         "read:users:groups",
@@ -74,16 +62,11 @@ SERVICE_SCOPES: tuple[Scope, ...] = (
         "Users would see no history, and open tabs no state of their session.",
     ),
     Scope(
-        "start:servers",
-        "To bring a suspended session back when its user presses Resume.",
-        "Only a visit to the server's own address would bring it back.",
-        before=(6, "servers"),
-    ),
-    Scope(
-        "delete:servers",
-        "To tell the Hub that a saved session's server has stopped. In the Hub's API"
-        " this scope stops servers; removing one for ever is never asked for.",
-        "Saved sessions would keep their memory and their GPU.",
+        "servers",
+        "To see whether a server runs, to bring a suspended session back when its user"
+        " presses Resume, and to tell the Hub that a saved session's server has"
+        " stopped; removing one for ever is never asked for.",
+        "No session could be suspended: the Hub's view would not be known.",
     ),
 )
 
@@ -112,6 +95,5 @@ MANAGER_SCOPES: tuple[Scope, ...] = (
 )
 
 
-def names(scopes: tuple[Scope, ...], hub_major: int = 6) -> list[str]:
-    """The plain names for a role of a Hub of that major version, each once."""
-    return list(dict.fromkeys(scope.name_in(hub_major) for scope in scopes))
+def names(scopes: tuple[Scope, ...]) -> list[str]:
+    return [scope.name for scope in scopes]

@@ -84,7 +84,7 @@ class HubClient:
         self._http.close()
 
     async def servers(self) -> dict[SessionKey, HubState]:
-        """Every server that is not stopped (``list:users``, ``read:servers``).
+        """Every server that is not stopped (``list:users``, ``servers``).
 
         Raises:
             Unreachable: no answer, or not one for us.
@@ -110,7 +110,7 @@ class HubClient:
         return found
 
     async def server(self, key: SessionKey) -> HubState:
-        """The state of a server (``read:servers``); an unknown one is stopped.
+        """The state of a server (``servers``); an unknown one is stopped.
 
         Raises:
             Unreachable: no answer, or not one for us.
@@ -154,7 +154,7 @@ class HubClient:
         return made.replace(tzinfo=made.tzinfo or UTC).timestamp()
 
     async def stop(self, key: SessionKey) -> None:
-        """Ask for a stop (``delete:servers``); a missing server is stopped.
+        """Ask for a stop (``servers``); a missing server is stopped.
 
         The answer may come before the server has stopped. Idempotent.
 
@@ -167,7 +167,7 @@ class HubClient:
             raise _refused(answer, f"stop {key}")
 
     async def start(self, key: SessionKey) -> None:
-        """Ask for a start (``start:servers``), with the options of the last one.
+        """Ask for a start (``servers``), with the options of the last one.
 
         The body is empty on purpose: options in it would replace those of the user.
         The answer may come before the server is ready. Idempotent.
@@ -215,7 +215,7 @@ def _quoted(name: str) -> str:
 def _servers(user: _User, path: str) -> dict[str, _Server]:
     """The servers of a user; a Hub that hides them has not said that there are none."""
     if user.servers is None:
-        raise _unreachable(f"{path}: no servers are told: is read:servers missing?")
+        raise _unreachable(f"{path}: no servers: is the scope `servers` missing?")
     return user.servers
 
 
