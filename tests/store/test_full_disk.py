@@ -84,7 +84,7 @@ def test_writers_leave_the_reserve_to_others(small_disk):
     assert RESERVE <= left(small_disk) < RESERVE + 16 * BLOCK
     assert backend.free_bytes() == left(small_disk) - RESERVE
     for writer in writers:
-        writer.drop()
+        writer.abandon()
 
 
 def test_what_frees_room_may_use_the_reserve(small_disk):
@@ -94,7 +94,7 @@ def test_what_frees_room_may_use_the_reserve(small_disk):
     backend.publish("removing/c", bytes(BLOCK * 2))
     backend.replace("removing/c", bytes(BLOCK * 2))
     assert left(small_disk) < RESERVE
-    pack.drop()
+    pack.abandon()
 
 
 def test_reserve_is_never_more_than_a_twentieth(small_disk):

@@ -187,7 +187,7 @@ class FolderBackend:
             writer.write(data)
             writer.finish()
         except BaseException:
-            writer.drop()
+            writer.abandon()
             raise
 
     def place(self, aside: Path, name: str, *, replaces: bool) -> None:
@@ -260,15 +260,10 @@ class _FileWriter:
             translate(error, self._name, 0, self._aside.parent)
 
     def abandon(self) -> None:
-        # A file that has no name yet remains.
         fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(fd)
-
-    def drop(self) -> None:
-        self.abandon()
         with contextlib.suppress(OSError):
+            if fd >= 0:
+                os.close(fd)
             self._aside.unlink(missing_ok=True)
 
 

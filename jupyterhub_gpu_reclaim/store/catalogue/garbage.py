@@ -9,7 +9,7 @@ from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import exists
 from jupyterhub_gpu_reclaim.store.catalogue import locks
-from jupyterhub_gpu_reclaim.store.catalogue.marks import superseded
+from jupyterhub_gpu_reclaim.store.catalogue.marks import latest
 from jupyterhub_gpu_reclaim.store.format import layout
 
 if TYPE_CHECKING:
@@ -187,11 +187,11 @@ def _spare(
         return []
     named = owner in needed.owners or owner in needed.committed
     blind = needed.blind and not never
-    former = superseded(entries)
+    marks = latest(entries).values()
 
     def stays(name: str) -> bool:
         if layout.mark_number(name):
-            return owner in needed.committed and name not in former
+            return owner in needed.committed and name in marks
         if not name.startswith(layout.PACKS):
             return False
         if name == layout.index(owner):

@@ -36,10 +36,7 @@ class Marks:
 
     def of(self, bodies: Iterable[Body]) -> dict[str, tuple[Mark, MarkNumber]]:
         """The latest mark of each checkpoint; one list, and each mark is read once."""
-        highest: dict[str, str] = {}
-        for entry in self._backend.list(layout.MARKS):
-            if layout.mark_number(entry.name):
-                highest[layout.id_of(entry.name) or ""] = entry.name
+        highest = latest(self._backend.list(layout.MARKS))
         words: dict[str, tuple[Mark, MarkNumber]] = {}
         said: dict[str, Mark] = {}
         for body in bodies:
@@ -133,13 +130,7 @@ class Marks:
         return mark.decode(data, name, body.origins[0])
 
 
-def superseded(entries: Iterable[Entry]) -> set[str]:
-    """Names of marks that a later mark of the same checkpoint supersedes."""
-    older: set[str] = set()
-    highest: dict[str, str] = {}
-    for name in sorted(e.name for e in entries if layout.mark_number(e.name)):
-        checkpoint = layout.id_of(name) or ""
-        if checkpoint in highest:
-            older.add(highest[checkpoint])
-        highest[checkpoint] = name
-    return older
+def latest(entries: Iterable[Entry]) -> dict[str, str]:
+    """For each checkpoint the name of its mark with the highest number."""
+    names = sorted(e.name for e in entries if layout.mark_number(e.name))
+    return {layout.id_of(name) or "": name for name in names}

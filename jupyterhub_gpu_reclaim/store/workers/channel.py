@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.common import decoders
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.format.manifest import Body  # noqa: TC001 - msgspec's
-from jupyterhub_gpu_reclaim.store.packing.pack_writer import COUNTERS, Recipe
+from jupyterhub_gpu_reclaim.store.packing.pack_writer import Recipe  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -182,29 +182,18 @@ def shared(
     return value, columns
 
 
-def make_counters(rows: int) -> tuple[int, NDArray[np.int64]]:
-    """A new descriptor of counters, all 0, and the counters."""
-    # A row for each worker, which is its only writer; they can be read meanwhile.
-    descriptor = os.memfd_create("counters", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, rows * COUNTERS * 8)
-    return descriptor, map_counters(descriptor)
+def make_array(
+    rows: int, kind: type[np.generic], *columns: int
+) -> tuple[int, NDArray[Any]]:
+    """A new descriptor of an array of zeros, and that array; all may write into it."""
+    descriptor = os.memfd_create("array", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, rows * math.prod(columns) * np.dtype(kind).itemsize)
+    return descriptor, map_array(descriptor, kind, *columns)
 
 
-def make_verdicts(count: int) -> tuple[int, NDArray[np.uint8]]:
-    """A new descriptor of verdicts, all 0, and the verdicts; all may write them."""
-    descriptor = os.memfd_create("verdicts", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, count)
-    return descriptor, map_verdicts(descriptor)
-
-
-def map_verdicts(descriptor: int) -> NDArray[np.uint8]:
+def map_array(descriptor: int, kind: type[np.generic], *columns: int) -> NDArray[Any]:
     """The descriptor may be closed then."""
-    return np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
-
-
-def map_counters(descriptor: int) -> NDArray[np.int64]:
-    """The descriptor may be closed then."""
-    return np.frombuffer(mmap.mmap(descriptor, 0), np.int64).reshape(-1, COUNTERS)
+    return np.frombuffer(mmap.mmap(descriptor, 0), kind).reshape(-1, *columns)
 
 
 def close_all(descriptors: Iterable[int]) -> None:

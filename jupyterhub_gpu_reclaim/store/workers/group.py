@@ -146,13 +146,15 @@ class CaptureGroup:
             return list(self._workers)
 
     def _employ(self) -> None:
-        descriptor, self._counters = channel.make_counters(len(self._workers))
+        # A row for each worker, which is its only writer; they can be read meanwhile.
+        count = len(self._workers)
+        descriptor, self._counters = channel.make_array(count, np.int64, COUNTERS)
         descriptors = [descriptor]
         try:
             if (base := self._base) is not None and len(base.known):
                 ids = base.known.table
                 descriptors.append(channel.share("base", base.body, base.table, ids))
-                looked, self._verdicts = channel.make_verdicts(len(base.table))
+                looked, self._verdicts = channel.make_array(len(base.table), np.uint8)
                 descriptors.append(looked)
             for row, worker in enumerate(self._workers):
                 job = channel.BeginCapture(
@@ -169,7 +171,8 @@ class CopyGroup:
     def __init__(self, pool: Pool, source: BlockSource, planned: CopyPlan) -> None:
         count = len(planned.tickets) - 1
         self._workers = pool.start(min(pool.size, count))
-        shared, self._counters = channel.make_counters(len(self._workers))
+        copying = len(self._workers)
+        shared, self._counters = channel.make_array(copying, np.int64, COUNTERS)
         spec = source.backend.spec()
         head = channel.CopyJob(spec, source.body, planned.tickets)
         job = channel.share("copy-job", head, source.table, planned.rows)

@@ -26,7 +26,11 @@ from jupyterhub_gpu_reclaim.store.packing.base_blocks import (
 )
 from jupyterhub_gpu_reclaim.store.packing.blocks import Blocks, BlockSource
 from jupyterhub_gpu_reclaim.store.packing.buffers import Splicer
-from jupyterhub_gpu_reclaim.store.packing.pack_writer import BUFFER_BYTES, PackWriter
+from jupyterhub_gpu_reclaim.store.packing.pack_writer import (
+    BUFFER_BYTES,
+    COUNTERS,
+    PackWriter,
+)
 from jupyterhub_gpu_reclaim.store.read import memory_restore
 from jupyterhub_gpu_reclaim.store.workers import channel
 from jupyterhub_gpu_reclaim.store.workers.channel import (
@@ -89,9 +93,9 @@ def _pack_writer(message: channel.BeginCapture, descriptors: list[int]) -> PackW
         known = BaseChunks(
             backend,
             BaseBlocks(body, table, DedupIndex(ids)),
-            channel.map_verdicts(descriptors[2]),
+            channel.map_array(descriptors[2], np.uint8),
         )
-    counters = channel.map_counters(descriptors[0])[message.row]
+    counters = channel.map_array(descriptors[0], np.int64, COUNTERS)[message.row]
     close_all(descriptors)
     return PackWriter(backend, message.recipe, message.number, known, counters)
 
@@ -121,7 +125,7 @@ def _copy(message: channel.BeginCopy, descriptors: list[int]) -> None:
     job, shared, tickets = descriptors
     kinds = BLOCKS, np.dtype("<i8")
     head, (table, all_rows) = channel.shared(job, channel.CopyJob, *kinds)
-    counters = channel.map_counters(shared)[message.row]
+    counters = channel.map_array(shared, np.int64, COUNTERS)[message.row]
     close_all([job, shared])
     blocks = Blocks(BlockSource(open_backend(head.spec), head.body, table))
     while ticket := os.read(tickets, TICKET_BYTES):
