@@ -20,15 +20,6 @@ from tests.support.stack import Stack
 _numbers = itertools.count(1)
 
 
-#: Who is called ``idle-…`` is suspended when idle: for longer than two samples are
-#: apart.
-IDLE_AFTER = 5
-RULES = [
-    {"server": "job-*", "together": True},
-    {"user": "idle-*", "idle_after": IDLE_AFTER, "warn_for": 0},
-]
-
-
 @pytest.fixture(scope="module")
 def card(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A false card that the agent knows of; empty where none can be made."""
@@ -37,7 +28,7 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, card: str) -> Stack:
-    """Everything on this machine, below a path; most are suspended on request only."""
+    """Everything on this machine, below a path; suspended on request only."""
     del card
     return shared_stack(
         tmp_path_factory,
@@ -45,7 +36,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory, card: str) -> Stack:
         idle_after=0,
         sample_interval=1,
         poll_interval=2,
-        options={"rules": RULES},
     )
 
 

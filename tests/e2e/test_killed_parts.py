@@ -133,11 +133,6 @@ def in_background(work: Callable[[], object]) -> None:
 def reach(moment: str, admin: Admin, somebody: Somebody) -> None:
     if moment == "running":
         return
-    if moment == "capturing":
-        in_background(lambda: admin.call("POST", f"sessions/{somebody.name}/-/suspend"))
-        # A phase may be too short to be seen; the one after it will do.
-        somebody.reaches(["capturing"], ["captured"], [])
-        return
     admin.suspend(somebody.name)
     in_background(somebody.visit)
     somebody.reaches(["restoring"], ["running"])
@@ -163,20 +158,6 @@ def test_parts_killed_at_any_moment_lose_and_double_no_session(
     reach(moment, admin, somebody)
     restart(stack, parts)
     assert admin.settle(somebody.name, rest=1.0) in {"running", "suspended"}
-    somebody.comes_back()
-
-
-def test_agent_killed_again_in_its_own_recovery_loses_no_session(
-    stack: Stack, admin: Admin, somebody: Somebody
-) -> None:
-    reach("capturing", admin, somebody)
-    stack.kill("agent")
-    for wait in (0.3, 0.5, 0.7, 0.9):
-        stack.begin_agent()
-        time.sleep(wait)
-        stack.kill("agent")
-    stack.start_agent()
-    admin.settle(somebody.name, rest=1.0)
     somebody.comes_back()
 
 

@@ -42,9 +42,7 @@ def is_step(before: Phase, after: Phase) -> bool:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("faults", "suspends"), but([(1, 2), (2, 1), (2, 2)], (1, 2), (2, 1))
-)
+@pytest.mark.parametrize(("faults", "suspends"), but([(1, 2), (2, 1), (2, 2)], (1, 2)))
 def test_no_order_of_faults_breaks_a_law_or_keeps_a_session_from_rest(faults, suspends):
     found = explore(start(faults=faults, suspends=suspends))
     assert found.states > 10_000

@@ -18,7 +18,6 @@ GROUPS = (
     (
         "e2e/test_cycle.py",
         "e2e/test_drain.py",
-        "e2e/test_idle.py",
         "e2e/test_nap.py",
         "e2e/test_newer_files.py",
     ),
