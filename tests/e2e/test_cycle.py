@@ -92,8 +92,8 @@ def events_until(stack: Stack, user: str, last: str) -> list[tuple[str, str]]:
     deadline = time.monotonic() + 60
     while True:
         lines = (stack.folder / "events.jsonl").read_text().splitlines()
-        events = [event for event in map(json.loads, lines) if "username" in event]
-        told = [(e["event"], e["by"]) for e in events if e["username"] == user]
+        events = [e for e in map(json.loads, lines) if e["key"]["user"] == user]
+        told = [(event["what"], event["who"]) for event in events]
         if last in dict(told):
             return told
         assert time.monotonic() < deadline, told
