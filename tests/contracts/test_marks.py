@@ -4,7 +4,6 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import Aside, GoneOn, Mark, SessionKey
-from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.format import layout
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
 from jupyterhub_gpu_reclaim.store.repository import Repository
@@ -115,17 +114,6 @@ def test_name_counts_in_place_of_the_manifests_and_its_word_is_the_one_before(
     store.mark("c1", Mark(name="", aside=ASIDE, adds_to=(1, 2)), MarkNumber(1, 3))
     (info,) = opened(backend).list()
     assert (info.name, info.aside, info.word) == ("", ASIDE, (1, 2))
-
-
-def test_word_that_arrives_after_a_later_one_is_refused(backend, store):
-    saved(store)
-    lay(store, ASIDE, term=3, word=2)
-    for late in ((2, 9), (3, 1), (3, 2)):
-        with pytest.raises(Refused) as caught:
-            lay(store, None, *late)
-        assert caught.value.reason is Reason.FORMER_SERVICE
-        assert caught.value.facts["obeyed"] == 3
-    assert asides(opened(backend)) == {"c1": ASIDE}
 
 
 def test_words_of_two_agents_that_do_not_see_each_other_are_in_order(backend, store):

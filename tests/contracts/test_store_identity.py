@@ -209,16 +209,6 @@ def test_key_of_no_store_opens_none(store, volume):
         check(volume, bare).confirm()
 
 
-def test_identity_is_kept_when_the_master_key_changes(store, volume):
-    both = KeyRing({"k1": b"1" * 32, "k2": b"2" * 32}, ID)
-    place = IdentifiedBackend(volume.place, both, "the place")
-    assert Repository(place, clock=ManualClock(), keys=both).rekey() == 1
-    new = KeyRing({"k2": b"2" * 32}, ID)
-    place = IdentifiedBackend(volume.place, new, "the place")
-    only = Repository(place, clock=ManualClock(), keys=new)
-    assert only.open("one").read("pages") == b"one" * 10_000
-
-
 @pytest.mark.parametrize(
     "data", [b"", b"GRSTOID 1\n", b"GRSTOID 2\n" + ID.encode() + b"\n", ID.encode()]
 )
