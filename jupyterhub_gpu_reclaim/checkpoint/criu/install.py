@@ -55,9 +55,10 @@ def install(
         Refused: something is missing, could not be fetched or does not run; the former
             copy, if any, is as it was.
     """
-    if not again and (present := _present(to)) is not None:
-        report(f"CRIU is already in {to}")
-        return present
+    with contextlib.suppress(Refused):
+        if not again and (present := criu_module.locate(to)):
+            report(f"CRIU is already in {to}")
+            return present
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise _refused(f"{tool} is missing; this needs a Debian or an Ubuntu")
@@ -112,12 +113,6 @@ def _runs(folder: Path) -> Criu:
         raise _refused(f"there is none in {folder}")
     found.version()
     return found
-
-
-def _present(to: Path) -> Criu | None:
-    with contextlib.suppress(Refused):
-        return criu_module.locate(to)
-    return None
 
 
 def _fetch(work: Path, mirror: str) -> list[Path]:

@@ -13,8 +13,8 @@ link of ``/proc/<pid>`` gives write access to our own copy.
 
 from __future__ import annotations
 
+import ast
 import ctypes
-import json
 import marshal
 import os
 import struct
@@ -107,7 +107,7 @@ class Helper:
     """The program of ours that enters namespaces, and what it has reported.
 
     Its input is one object (marshal), which names the descriptor that it reports to, by
-    lines of JSON.
+    lines of Python's own notation.
     """
 
     def __init__(self, spec: dict[str, Any], pass_fds: Sequence[int]) -> None:
@@ -158,7 +158,7 @@ class Helper:
             return False
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self.facts.update(json.loads(line))
+            self.facts.update(ast.literal_eval(line.decode()))
         return True
 
     def fileno(self) -> int:

@@ -4,7 +4,7 @@ Started by :mod:`~jupyterhub_gpu_reclaim.checkpoint.criu.namespaces` as ``python
 nsenter.py`` with one object (marshal) on its input: the agent has threads, and a thread
 cannot change its mount namespace alone. A session waits for it: ``json``, ``typing``
 and ``signal`` would take longer to import than all that it does. It writes what happens
-as JSON lines to ``report``.
+as lines of Python's own notation to ``report``.
 
 **A program** (:func:`run`). It joins every namespace before it forks into the pid
 namespace, so no process that the session can see has our own root, working folder,
@@ -101,20 +101,9 @@ def leave_keyring() -> None:
 
 def write_report(report: int, **facts: Any) -> None:
     try:
-        os.write(report, line_of(facts))
+        os.write(report, f"{facts!r}\n".encode("ascii", "backslashreplace"))
     except OSError:
         return
-
-
-def line_of(facts: dict[str, Any]) -> bytes:
-    told = []
-    for name, value in facts.items():
-        plain = str(value)
-        if not isinstance(value, int):
-            left = (one for one in plain if one.isprintable() and one not in '"\\')
-            plain = f'"{"".join(left)}"'
-        told.append(f'"{name}": {plain}')
-    return f"{{{', '.join(told)}}}\n".encode("ascii", "replace")
 
 
 def open_counter() -> int:

@@ -8,6 +8,7 @@ descriptor serves each.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import re
@@ -213,9 +214,7 @@ class _Reader:
         return way
 
     def _split(self, number: int, way: int) -> None:
-        entry = self._saved.entries[number]
-        other = type(entry)()
-        other.CopyFrom(entry)
+        other = copy.deepcopy(self._saved.entries[number])
         other.id = other.reg.id = way
         self._saved.entries[way] = other
 

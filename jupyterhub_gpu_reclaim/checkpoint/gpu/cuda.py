@@ -81,9 +81,11 @@ def empty(
     standing = threading.Barrier(len(tasks), settle)
     try:
         _each(tasks, lambda p: _lock(driver, p, lock_seconds))
-        _refuse_cancelled(cancel)
+        if cancel is not None:
+            cancel.check()
         _each(tasks, lambda p: _checkpoint(driver, p, seconds, standing))
-        _refuse_cancelled(cancel)
+        if cancel is not None:
+            cancel.check()
     except ReclaimError as error:
         fill(driver, tasks, seconds=seconds)
         raise RolledBack(
@@ -114,11 +116,6 @@ def fill(
     failures = _try_each(tasks, lambda p: _fill(driver, p, seconds, moves))
     if failures:
         raise failures[0]
-
-
-def _refuse_cancelled(cancel: Cancel | None) -> None:
-    if cancel is not None and cancel.is_set:
-        raise ReclaimError(Reason.CANCELLED)
 
 
 def _lock(driver: Driver, process: Process, seconds: float) -> None:

@@ -10,6 +10,7 @@ number of each card; ``/dev/nvidia<minor>`` has the major number 195.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -20,6 +21,7 @@ from jupyterhub_gpu_reclaim.linux.beneath import names_in, open_in_root, open_ro
 from jupyterhub_gpu_reclaim.linux.descriptors import closing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 _MAJOR: Final = 195
@@ -37,22 +39,20 @@ def visible_to(pid: int, *, driver: Path | None = None) -> frozenset[str] | None
     """
     folder = driver or host.root() / "proc/driver/nvidia"
     try:
-        by_minor = dict(_card(path) for path in folder.glob("gpus/*/information"))
+        by_minor = dict(_cards(folder))
     except OSError:  # pathlib takes a missing folder for empty, not a closed one
         return None
     found = {by_minor[minor] for minor in _minors(pid) if minor in by_minor}
-    return frozenset(found - {""}) or None
+    return frozenset(found) or None
 
 
-def _card(path: Path) -> tuple[int, str]:
-    try:
-        text = path.read_text(errors="replace")
-    except OSError:
-        return -1, ""
-    uuid, minor = _UUID.search(text), _MINOR.search(text)
-    if uuid is None or minor is None:
-        return -1, ""
-    return int(minor[1]), uuid[1].replace("-", "").lower()
+def _cards(folder: Path) -> Iterator[tuple[int, str]]:
+    for path in folder.glob("gpus/*/information"):
+        with contextlib.suppress(OSError):
+            text = path.read_text(errors="replace")
+            uuid, minor = _UUID.search(text), _MINOR.search(text)
+            if uuid is not None and minor is not None:
+                yield int(minor[1]), uuid[1].replace("-", "").lower()
 
 
 def _minors(pid: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from dataclasses import dataclass, field
@@ -220,7 +221,7 @@ class Return:
         for number, entry in entries.items():
             told = images.plain_file(number) if number in others else entry
             if told.HasField("reg"):
-                told = type(told).FromString(told.SerializeToString())
+                told = copy.deepcopy(told)
                 if number not in kept and number not in saved.left:
                     told.reg.name = _NAME.format(number=number).encode()
                 # Judged already, and of what is open the mode does not count.

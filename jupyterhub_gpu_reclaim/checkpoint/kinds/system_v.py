@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import errno
 import mmap
@@ -381,7 +382,7 @@ class SavedObjects:
             for vma in mm.vmas:
                 if vma.status & _SYSTEM_V:
                     part = Part(vma.start, vma.end, vma.pgoff)
-                    areas.setdefault(vma.shmid, {})[part] = _copy(vma)
+                    areas.setdefault(vma.shmid, {})[part] = copy.deepcopy(vma)
                     _reserve(vma)
             for number, parts in areas.items():
                 try:
@@ -408,12 +409,6 @@ def _description(kind: str, entry: Any) -> dict[str, Any]:
 
 def _padded(reader: images.Entries, size: int) -> bytes:
     return reader.data(-(-size // _ALIGNED) * _ALIGNED)[:size]
-
-
-def _copy(vma: Any) -> Any:
-    other = type(vma)()
-    other.CopyFrom(vma)
-    return other
 
 
 def _reserve(vma: Any) -> None:
