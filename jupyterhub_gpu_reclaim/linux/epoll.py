@@ -20,7 +20,7 @@ _EVENTS: Final = select.EPOLLIN | select.EPOLLET
 
 
 #: ``struct epoll_event``: events, number.
-EVENT: Final = struct.Struct("=IQ")
+_EVENT: Final = struct.Struct("=IQ")
 
 
 class EdgeSet:
@@ -42,7 +42,7 @@ class EdgeSet:
             OSError: it cannot be watched (a file on a disk).
         """
         # select.epoll tells of each by its descriptor, which will be another's.
-        event = EVENT.pack(_EVENTS, number)
+        event = _EVENT.pack(_EVENTS, number)
         added = libc.epoll_ctl(self.fileno(), _ADD, descriptor, event)
         with contextlib.suppress(FileExistsError):
             checked(added, "epoll_ctl")

@@ -265,28 +265,6 @@ def test_examine_large_deleted_file_is_found(run, tmp_path, monkeypatch, hold):
     assert "2.1 MB" in found.message
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kind"),
-    [
-        ("socket.AF_INET6, socket.SOCK_RAW, 58", "raw"),
-        ("socket.AF_PACKET, socket.SOCK_RAW, 0", "packet"),
-        ("socket.AF_VSOCK, socket.SOCK_STREAM, 0", "vsock"),
-        ("socket.AF_ALG, socket.SOCK_SEQPACKET, 0", "kernel crypto"),
-    ],
-)
-def test_examine_socket_of_another_kind_is_found(run, arguments, kind):
-    snapshot = run(f"""
-        try:
-            keep = socket.socket({arguments})
-        except OSError as error:
-            print("errno", error.errno, flush=True)
-            sys.exit()
-        """)
-    found = only(snapshot)
-    assert found.code == "handle_unsupported"
-    assert f"a {kind} socket" in found.message
-
-
 def test_examine_multipath_tcp_is_named_with_what_helps(run):
     """Go listens so by default."""
     found = only(

@@ -79,6 +79,9 @@ class Memory:
     #: Of others, open through CUDA IPC; also its own that it has imported again.
     borrowed: int
 
+    def __bool__(self) -> bool:
+        return any(self.own) or self.borrowed > 0
+
 
 class Driver:
     def __init__(self, command: Sequence[str] = ()) -> None:

@@ -45,13 +45,6 @@ MULTIPATH_TCP: Final = "multipath TCP"
 _FAMILIES: Final = frozenset(
     {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK}
 )
-_FAMILY_WORDS: Final = {
-    int(socket.AF_PACKET): "packet",
-    int(socket.AF_VSOCK): "vsock",
-    int(socket.AF_ALG): "kernel crypto",
-    int(socket.AF_CAN): "CAN bus",
-    44: "XDP",
-}
 #: IP, ICMP, TCP, UDP, ICMPv6, UDP-Lite (CRIU's ``can_dump_ipproto``).
 _PROTOCOLS: Final = frozenset({0, 1, 6, 17, 58, 136})
 _PROTOCOL_WORDS: Final = {
@@ -105,7 +98,8 @@ def _unknown_kind(one: socket.socket) -> str:
     """Kind, in a word, of a socket that CRIU cannot save; empty when it can."""
     family, kind, protocol = options.kind_of(one)
     if family not in _FAMILIES:
-        return _FAMILY_WORDS.get(family, f"family {family}")
+        known = {int(one): one.name for one in socket.AddressFamily}
+        return known.get(family, f"family {family}")
     if family not in {socket.AF_INET, socket.AF_INET6}:
         return ""
     if kind == socket.SOCK_RAW:
