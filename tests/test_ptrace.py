@@ -45,14 +45,14 @@ def test_stopped_process_is_stopped_again_when_it_is_released(program):
     os.kill(program, signal.SIGSTOP)
     wait_until(lambda: states(program) == {processes.STOPPED}, 60)
     for _ in range(200):
-        with ptrace.stopped(program, seconds=5) as traced:
+        with ptrace.stopped(program) as traced:
             assert traced.call("prctl", PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
         assert states(program) == {processes.STOPPED}
 
 
 def test_running_process_goes_on_when_it_is_released(program):
     for _ in range(20):
-        with ptrace.stopped(program, seconds=5):
+        with ptrace.stopped(program):
             pass
         assert processes.STOPPED not in states(program)
 
@@ -61,7 +61,7 @@ def test_stopped_process_that_is_continued_meanwhile_is_not_waited_for(program):
     os.kill(program, signal.SIGSTOP)
     wait_until(lambda: states(program) == {processes.STOPPED}, 60)
     begun = time.monotonic()
-    with ptrace.stopped(program, seconds=60):
+    with ptrace.stopped(program):
         os.kill(program, signal.SIGCONT)
     assert time.monotonic() - begun < 30
     assert processes.STOPPED not in states(program)
@@ -123,10 +123,11 @@ def ticks(pid: int) -> list[int]:
     return [int(procfs.stat(pid, tid)[11]) for tid in sorted(ptrace.tasks(pid))]
 
 
-def test_registers_are_put_back_however_late(computing):
+def test_registers_are_put_back_however_late(computing, monkeypatch):
     """As on a machine that is busy: the limit is for holding, and for each call."""
+    monkeypatch.setattr(ptrace, "SECONDS", 0.2)
     for _ in range(3):
-        with ptrace.stopped(computing.pid, seconds=0.2) as traced:
+        with ptrace.stopped(computing.pid) as traced:
             assert traced.call("prctl", PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
             time.sleep(0.3)
             assert traced.call("prctl", PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
@@ -142,14 +143,14 @@ def kept(tmp_path, monkeypatch):
 
 
 def make_calls(pid: int) -> None:
-    with ptrace.stopped(pid, seconds=5) as traced, traced.text("text"):
+    with ptrace.stopped(pid) as traced, traced.text("text"):
         for tid in ptrace.tasks(pid):
             with traced.thread(tid) as thread:
                 thread.call("prctl", PR_GET_DUMPABLE, 0, 0, 0, 0)
 
 
 def go_on(pid: int) -> None:
-    ptrace.go_on(pid, os.pidfd_open(pid), seconds=5)
+    ptrace.go_on(pid, os.pidfd_open(pid))
 
 
 def is_killed_at(number: int, work: Callable[[int], None], pid: int) -> bool:
@@ -236,11 +237,14 @@ def test_file_of_somebody_else_among_what_is_kept_is_left_alone(computing, kept)
     assert sorted(kept.iterdir()) == sorted([*others, kept / "folder"])
 
 
-def test_call_that_does_not_return_in_time_is_taken_back(computing, tmp_path):
+def test_call_that_does_not_return_in_time_is_taken_back(
+    computing, tmp_path, monkeypatch
+):
     """Opening a FIFO that nobody writes into waits for ever."""
+    monkeypatch.setattr(ptrace, "SECONDS", 0.3)
     os.mkfifo(tmp_path / "fifo")
     with (
-        ptrace.stopped(computing.pid, seconds=0.3) as traced,
+        ptrace.stopped(computing.pid) as traced,
         traced.text(os.fsencode(tmp_path / "fifo")) as path,
         pytest.raises(ptrace.TraceFailed, match="does not stand still"),
     ):
@@ -248,13 +252,15 @@ def test_call_that_does_not_return_in_time_is_taken_back(computing, tmp_path):
     goes_on(computing)
 
 
-def test_thread_that_does_not_stop_in_time_is_let_go(program):
+def test_thread_that_does_not_stop_in_time_is_let_go(program, monkeypatch):
     """It is stopped by what was asked of it, some time later."""
 
     def is_late() -> bool:  # else it has stopped before somebody looked
         try:
-            with ptrace.stopped(program, seconds=-1):
-                return False
+            with monkeypatch.context() as patch:
+                patch.setattr(ptrace, "SECONDS", -1)
+                with ptrace.stopped(program):
+                    return False
         except ptrace.TraceFailed:
             return True
 

@@ -431,7 +431,6 @@ class Tree(Value, frozen=True, kw_only=True):
     steps: list[Step] = []
     failure: Failure | None = None  #: how the last operation ended, if it failed
     pod: str = ""  #: uid of the pod that it was found in; empty outside of Kubernetes
-    container: str = ""  #: id of the container there
     node: str = ""  #: name of its node, as the API server says; empty: this machine
     #: whether it is being killed, or its pod deleted: that cannot be undone
     ending: bool = False

@@ -26,7 +26,6 @@ class Mount(NamedTuple):
     root: str  #: which folder of the file system is mounted
     target: Path
     kind: str  #: type of the file system
-    source: str
     options: frozenset[str]
     super_options: frozenset[str]
     id: int = 0
@@ -66,7 +65,6 @@ def parse_mounts(table: str) -> list[Mount]:
                 root=_plain(fields[3]),
                 target=Path(_plain(fields[4])),
                 kind=rest[0],
-                source=_plain(rest[1]),
                 options=frozenset(fields[5].split(",")),
                 super_options=frozenset(map(_plain, rest[2].split(","))),
                 id=int(fields[0]),

@@ -65,8 +65,6 @@ _QUICK_LOOKS: Final = 5
 _FIRST_PAUSE_SECONDS: Final = 0.00001
 #: In which the threads of a process stand still, and each of its calls returns.
 SECONDS: Final = 10.0
-#: For a thread that has only to be given a processor.
-_STOP_SECONDS: Final = 10.0
 #: In which the kernel lets go the threads of an agent that was killed.
 _LET_GO_SECONDS: Final = 5.0
 
@@ -169,19 +167,18 @@ class Traced:
 
 
 @contextlib.contextmanager
-def stopped(pid: int, *, seconds: float = SECONDS) -> Iterator[Traced]:
+def stopped(pid: int) -> Iterator[Traced]:
     """Hold a process with all its threads; they go on at the end of the block.
 
     A process that a signal had stopped is stopped again when the block has ended. Must
-    be used by one thread from begin to end. The seconds are for it to stand still, and
-    for each call.
+    be used by one thread from begin to end.
 
     Raises:
         TraceFailed: it has ended, is traced by another process, does not stand still in
             time, or this kind of machine is unknown.
     """
     _refuse_unknown()
-    with _held(pid, frozenset(), seconds) as threads:
+    with _held(pid, frozenset(), SECONDS) as threads:
         leader = threads.get(pid)
         if leader is None:
             raise TraceFailed(0, f"process {pid} has ended")
@@ -215,9 +212,7 @@ def standing(
         yield threads.keys()
 
 
-def begin_again(
-    pid: int, calls: Mapping[int, int], *, seconds: float = SECONDS
-) -> None:
+def begin_again(pid: int, calls: Mapping[int, int]) -> None:
     """Have the kernel restart calls that it would only resume, or end; blocks.
 
     For a process that a signal has stopped, which stays so: thread → the number of the
@@ -228,25 +223,25 @@ def begin_again(
     """
     _refuse_unknown()
     others = frozenset(tasks(pid)) - calls.keys()
-    with _held(pid, others, seconds) as threads:
+    with _held(pid, others, SECONDS) as threads:
         for tid, thread in threads.items():
             if tid in calls:
                 thread.begin_again(calls[tid])
 
 
-def go_on(pid: int, pidfd: int, *, seconds: float = SECONDS) -> None:
+def go_on(pid: int, pidfd: int) -> None:
     """Continue a process that a signal has stopped, and take SIGCONT away from it.
 
     Raises:
         TraceFailed: as :func:`stopped`; the signal may have been sent by then.
     """
-    with _held(pid, frozenset(), seconds) as threads:
+    with _held(pid, frozenset(), SECONDS) as threads:
         if threads:
             # The others stand: only this one can take it.
             next(iter(threads.values())).take_continue(pidfd)
 
 
-def stop_plainly(pid: int, pidfd: int, *, seconds: float = SECONDS) -> None:
+def stop_plainly(pid: int, pidfd: int) -> None:
     """Have a process that its terminal has stopped be stopped by SIGSTOP instead.
 
     Its threads stand meanwhile, and each of the two signals takes the other back.
@@ -254,7 +249,7 @@ def stop_plainly(pid: int, pidfd: int, *, seconds: float = SECONDS) -> None:
     Raises:
         TraceFailed: as :func:`stopped`.
     """
-    with _held(pid, frozenset(), seconds) as threads:
+    with _held(pid, frozenset(), SECONDS) as threads:
         by_terminal = {signal.SIGTTIN, signal.SIGTTOU}
         if any(thread.stopped_by in by_terminal for thread in threads.values()):
             signal.pidfd_send_signal(pidfd, signal.SIGCONT)
@@ -297,7 +292,7 @@ def _give_back(one: Kept) -> None:
     except Unsuited:
         code = 0  # no call was made in it
     others = frozenset(tasks(pid)) - {one.tid}
-    with _held(pid, others, _STOP_SECONDS) as threads:
+    with _held(pid, others, SECONDS) as threads:
         for thread in threads.values():
             thread.give_back(one, code)
 
@@ -493,7 +488,7 @@ class _Thread:
 
     def wait_stopped_again(self) -> None:
         """Wait until it is stopped again: the kernel wakes it for that."""
-        until = time.monotonic() + _STOP_SECONDS
+        until = time.monotonic() + SECONDS
         while not self._is_stopped() and time.monotonic() < until:
             time.sleep(_PAUSE_SECONDS)
 

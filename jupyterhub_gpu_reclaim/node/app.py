@@ -29,6 +29,7 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
 from jupyterhub_gpu_reclaim.common import logs
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
+from jupyterhub_gpu_reclaim.linux import host
 from jupyterhub_gpu_reclaim.linux.libc import limit_arenas
 from jupyterhub_gpu_reclaim.node import state_folder
 from jupyterhub_gpu_reclaim.node.http.listener import (
@@ -45,7 +46,14 @@ from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
 from jupyterhub_gpu_reclaim.node.operations.operations import Operations
 from jupyterhub_gpu_reclaim.node.operations.records import Records
-from jupyterhub_gpu_reclaim.node.sessions.placement_kinds import make_placements
+from jupyterhub_gpu_reclaim.node.sessions.docker_placements import (
+    DockerEngine,
+    DockerPlacements,
+)
+from jupyterhub_gpu_reclaim.node.sessions.placements import (
+    LocalPlacements,
+    PodPlacements,
+)
 from jupyterhub_gpu_reclaim.node.sessions.samples import TreeSampler
 from jupyterhub_gpu_reclaim.node.setup import readiness
 from jupyterhub_gpu_reclaim.node.setup.readiness import CheckedCriu
@@ -105,7 +113,7 @@ class AgentApp(AgentSettings):
         if os.geteuid() != 0:
             raise CannotStartError("it must run as root: it stops and moves sessions")
         # Before there is any thread: what it does to our view is for later ones only.
-        placements = make_placements(self.placement, self.realm, self.docker_socket)
+        placements = self._placements()
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="agent")
         asyncio.get_running_loop().set_default_executor(threads)
         state = own_folder(Path(self.state_dir))
@@ -144,6 +152,15 @@ class AgentApp(AgentSettings):
                 await asyncio.to_thread(store.close)
                 remove_socket(self)
             return status
+
+    def _placements(self) -> Placements:
+        if self.placement == "local":
+            return LocalPlacements(self.realm)
+        # Control groups are named from here on as the host names them.
+        host.name_groups_as_host()
+        if self.placement == "docker":
+            return DockerPlacements(DockerEngine(self.docker_socket), self.realm)
+        return PodPlacements(self.realm)
 
     def _refuse_other_place(self) -> None:
         """Check that ``rescue`` finds the state folder.

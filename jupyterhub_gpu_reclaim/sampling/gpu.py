@@ -6,13 +6,16 @@ session works on, so then nothing is known of any.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from jupyterhub_gpu_reclaim.common.models import GpuSample, Value
 from jupyterhub_gpu_reclaim.common.node_status import CardStatus
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
+
+
+N = TypeVar("N", int, float)
 
 
 class ProcessUse(Value, frozen=True, kw_only=True):
@@ -54,13 +57,15 @@ def samples_of(
         mine = [use for use in card.processes or [] if use.pid in pids]
         for instance in sorted({use.instance for use in mine}, key=str):
             uses = [use for use in mine if use.instance == instance]
+            # Several processes take turns on it.
+            percent = _total(use.sm_percent for use in uses)
             found.append(
                 GpuSample(
                     uuid=card.uuid,
                     name=card.name,
                     instance=instance,
                     memory=_total(use.memory for use in uses),
-                    sm_percent=_percent(use.sm_percent for use in uses),
+                    sm_percent=min(100.0, percent) if percent is not None else None,
                 )
             )
     return found
@@ -71,20 +76,6 @@ def digits(uuid: str) -> str:
     return uuid.removeprefix("GPU-").replace("-", "")
 
 
-def _total(values: Iterable[int | None]) -> int | None:
-    whole = 0
-    for value in values:
-        if value is None:
-            return None
-        whole += value
-    return whole
-
-
-def _percent(values: Iterable[float | None]) -> float | None:
-    """Use of one card in percent: several processes take turns on it."""
-    whole = 0.0
-    for value in values:
-        if value is None:
-            return None
-        whole += value
-    return min(whole, 100.0)
+def _total(values: Iterable[N | None]) -> N | None:
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)

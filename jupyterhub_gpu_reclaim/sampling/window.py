@@ -35,12 +35,8 @@ class Window:
         span: float,  # seconds that any session must be idle before it naps or goes
         interval: float,  # seconds between two samples, as intended
         usual: float | None = None,  # seconds that use is summed up over; None: span
-        unused: float = UNUSED_SECONDS,  # a kernel that never said a word is idle then
-        page: float = PAGE_SECONDS,  # in which a page sends what it sends by itself
     ) -> None:
         self._usual = span if usual is None else usual
-        self._unused = unused
-        self._page = page
         self._gap = GAP_INTERVALS * interval
         self._newest: Sample | None = None
         self._watched_since: float | None = None
@@ -83,7 +79,7 @@ class Window:
             last_active=self._active[0] if self._active else None,
             last_active_what=self._active[1] if self._active else "",
             busy_kernel=_busy_kernel(newest),
-            unknown_kernel=_maybe_working_kernel(newest, self._unused),
+            unknown_kernel=_maybe_working_kernel(newest),
             prompt_kernel=prompt[1] if prompt else None,
             prompt_since=prompt[0] if prompt else None,
             cpu_percent=percent,
@@ -92,7 +88,7 @@ class Window:
             data_rate=self._data_rate(over),
             page_peak_rate=None if newest.paged is None else paged.peak(over),
             page_quiet_rate=(
-                None if newest.paged is None else paged.quiet_peak(over, self._page)
+                None if newest.paged is None else paged.quiet_peak(over, PAGE_SECONDS)
             ),
             gpu_memory=_gpu_memory(newest),
             memory=newest.memory,
@@ -247,14 +243,14 @@ def _prompt_time(kernel: KernelSample, sample: Sample) -> float | None:
     return min(max(kernel.prompt_since, sample.started or 0.0), sample.at)
 
 
-def _maybe_working_kernel(sample: Sample, unused: float) -> str | None:
+def _maybe_working_kernel(sample: Sample) -> str | None:
     """A kernel that may be working, for all that its server knows."""
     # A server learns that a kernel is idle from its first message. One that was started
     # by a call, and that no page has ever opened, is "starting" for ever; one that has
     # died and is not started again is "dead" for ever.
     for kernel in sample.kernels or []:
         if kernel.execution_state in {"starting", "dead"} and not kernel.connections:
-            may_be = sample.at - kernel.last_activity < unused
+            may_be = sample.at - kernel.last_activity < UNUSED_SECONDS
         else:
             may_be = kernel.execution_state not in {"busy", "idle"}
         if may_be:

@@ -385,9 +385,7 @@ def test_unpack_leaves_mounts_below_where_they_are(tmp_path):
 
 
 def test_open_mount_that_is_another_one_is_refused(tmp_path):
-    mount = mounts.Mount(
-        "0:99999", "/", tmp_path, "tmpfs", "tmpfs", frozenset(), frozenset()
-    )
+    mount = mounts.Mount("0:99999", "/", tmp_path, "tmpfs", frozenset(), frozenset())
     with pytest.raises(Refused):
         writer.open_mount(os.getpid(), mount)
 

@@ -120,7 +120,7 @@ def _dead(pid: int) -> bool:
 def test_a_traced_process_does_as_told_and_sleeps_on(holder):
     one = holder()
     for _ in range(50):
-        with ptrace.stopped(one.child, seconds=5) as traced:
+        with ptrace.stopped(one.child) as traced:
             assert traced.call("prctl", PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
             with pytest.raises(ptrace.TraceFailed, match="Bad file descriptor"):
                 traced.call("close", 999)
@@ -132,7 +132,7 @@ def test_a_stopped_process_stays_stopped_after_it_was_traced(holder):
     one = holder()
     os.kill(one.child, signal.SIGSTOP)
     wait_for(lambda: one.process(one.child).stopped)
-    with ptrace.stopped(one.child, seconds=5) as traced:
+    with ptrace.stopped(one.child) as traced:
         assert traced.call("prctl", PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
     time.sleep(0.05)
     assert one.process(one.child).stopped
@@ -141,5 +141,5 @@ def test_a_stopped_process_stays_stopped_after_it_was_traced(holder):
 
 
 def test_tracing_what_has_ended_says_so():
-    with pytest.raises(ptrace.TraceFailed), ptrace.stopped(2**22 - 1, seconds=1):
+    with pytest.raises(ptrace.TraceFailed), ptrace.stopped(2**22 - 1):
         pass

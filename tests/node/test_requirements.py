@@ -93,7 +93,6 @@ def test_read_login_takes_what_the_environment_says(url, port, prefix):
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=env,
-        cwd="/",
     )
     with program:
         program.stdout.readline()

@@ -102,7 +102,6 @@ def tree_of(
         or (record.steps if record else []),
         failure=record.failure if record else None,
         pod=session.hint.pod,
-        container=session.container,
         ending=running and operation is not None and operation.kind == orders.Kill.kind,
         nap=_nap(record.nap) if record is not None and record.naps else None,
         session=session.hint.session,

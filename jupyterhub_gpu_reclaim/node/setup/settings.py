@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.common.traits import Amount, Seconds
 from jupyterhub_gpu_reclaim.node import state_folder
 from jupyterhub_gpu_reclaim.node.operations.operations import TimeLimits
 from jupyterhub_gpu_reclaim.node.requirements import REACHING
-from jupyterhub_gpu_reclaim.node.sessions import docker_placements, placement_kinds
+from jupyterhub_gpu_reclaim.node.sessions import docker_placements
 
 
 class StoreSettings(Configurable):
@@ -212,7 +212,7 @@ class AgentSettings(StoreSettings, Application):
     ).tag(config=True)
 
     placement = Enum(
-        placement_kinds.KINDS,
+        ["local", "docker", "kubernetes"],
         "local",
         help="""Where sessions run.
 
