@@ -92,8 +92,8 @@ def _at_most(count: int, kind: type[T]) -> type[list[T]]:
 
 
 #: Lists in answers; bounds that are above what a person has open.
-KERNELS = _at_most(512, Kernel)
-TERMINALS = _at_most(512, Terminal)
+KERNELS = _at_most(256, Kernel)
+TERMINALS = _at_most(256, Terminal)
 NOTEBOOKS = _at_most(2048, NotebookSession)
 
 
@@ -225,7 +225,8 @@ async def ask(
         answer = await _fetch(client, request, before)
         decoded = codec.decode(answer.body, kind)
     except (HTTPError, OSError, ValueError, BadRequest) as error:
-        detail = _shorten(f"{path[:MAX_DETAIL]}: {error}")
+        # It may be the server's own, such as its status line.
+        detail = f"{path[:MAX_DETAIL]}: {error}"[: 2 * MAX_DETAIL]
         if isinstance(error, HTTPError) and error.code == 404:
             raise NotFound(Reason.INVALID, what="Not there.", detail=detail) from None
         kind_of_error = OtherAnswer if _has_answered(error) else Unreachable
@@ -241,21 +242,15 @@ def _has_answered(error: Exception) -> bool:
     )
 
 
-def _shorten(text: str) -> str:
-    # It may be the server's own, such as its status line.
-    return text if len(text) <= 2 * MAX_DETAIL else text[: 2 * MAX_DETAIL] + "…"
-
-
 def _remember(known: dict[str, TaggedAnswer], path: str, answer: TaggedAnswer) -> None:
     known.pop(path, None)
     if answer.etag:
         known[path] = answer
-    while len(known) > MAX_REMEMBERED or _size(known) > MAX_REMEMBERED_BYTES:
-        del known[next(iter(known))]
-
-
-def _size(known: dict[str, TaggedAnswer]) -> int:
-    return sum(len(p) + len(one.etag) + len(one.body) for p, one in known.items())
+    size = sum(len(p) + len(one.etag) + len(one.body) for p, one in known.items())
+    while len(known) > MAX_REMEMBERED or size > MAX_REMEMBERED_BYTES:
+        oldest = next(iter(known))
+        gone = known.pop(oldest)
+        size -= len(oldest) + len(gone.etag) + len(gone.body)
 
 
 async def _fetch(

@@ -51,7 +51,7 @@ class Job(Value, frozen=True, kw_only=True):
 
 
 class Jobs(Value, frozen=True, kw_only=True):
-    jobs: Annotated[list[Job], msgspec.Meta(max_length=1000)]
+    jobs: Annotated[list[Job], msgspec.Meta(max_length=100)]
 
 
 class Scheduled(NamedTuple):

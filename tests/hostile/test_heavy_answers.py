@@ -5,7 +5,6 @@ import gzip
 import json
 import tracemalloc
 
-import msgspec
 import pytest
 from tornado.web import Application, HTTPError, RequestHandler
 
@@ -13,14 +12,11 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.http.client import Connection, NoResponse
-from jupyterhub_gpu_reclaim.common.models import Sample, SessionKey
-from jupyterhub_gpu_reclaim.node.http import routes
-from jupyterhub_gpu_reclaim.node.jupyter import connection
+from jupyterhub_gpu_reclaim.common.models import Sample
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
-from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
-from tests.support.served import sampled_here, served, served_at
+from tests.support.served import sampled_here, served
 
 KERNEL = {"id": "k", "last_activity": "2026-01-01T00:00:00Z"}
 FINE = {
@@ -172,57 +168,3 @@ async def test_session_whose_sample_fails_fails_alone(monkeypatch):
         True
     ] * 2
     assert all(one.memory is None for one in taken)
-
-
-async def test_sample_that_is_too_large_is_told_as_missing_among_the_others(tmp_path):
-    class Node:
-        async def samples(self):
-            return [
-                Sample(incarnation=name, key=SessionKey(name), at=1.0, problem=problem)
-                for name, problem in [
-                    ("ada", ""),
-                    ("eve", "x" * 5 * MIB),
-                    ("mal", "\udcff"),
-                    ("bob", ""),
-                ]
-            ]
-
-    node = routes.make_application(Node(), "token")
-    async with served_at(tmp_path / "agent.sock", node) as address:
-        client = AgentClient(address, "token")
-        taken = await client.samples()
-        client.close()
-    assert [(one.incarnation, one.problem == "") for one in taken] == [
-        ("ada", True),
-        ("eve", False),
-        ("mal", False),
-        ("bob", True),
-    ]
-
-
-async def test_sample_that_the_service_cannot_read_is_one_sample_less(caplog):
-    good = msgspec.to_builtins(Sample(incarnation="ada", key=SessionKey("a"), at=1.0))
-    answers = {"v1/samples": [good, {"incarnation": 7}, good | {"incarnation": "bob"}]}
-    async with serving(answers) as port:
-        client = AgentClient(f"https://127.0.0.1:{port}", "token")
-        client._http = Connection(f"http://127.0.0.1:{port}", dict)
-        taken = await client.samples()
-        client.close()
-    assert [one.incarnation for one in taken] == ["ada", "bob"]
-    assert "not understood" in caplog.text.lower()
-
-
-def test_programs_are_asked_once_however_many_kernels_are_named(monkeypatch):
-    """55,000 ids from a server took a return a minute longer."""
-    asked = []
-
-    def words(pid, file, *, seconds):
-        asked.append(pid)
-        return [b"python", f"/run/kernel-{pid}.json".encode()]
-
-    monkeypatch.setattr(connection.procfs, "words", words)
-    monkeypatch.setattr(connection, "_read_connection", lambda _, path: path)
-    names = [str(number) for number in range(55_000)]
-    found = connection.find_connections(1, range(20), names)
-    assert found == {str(n): f"/run/kernel-{n}.json".encode() for n in range(20)}
-    assert asked == list(range(20))

@@ -7,7 +7,6 @@ writes the answer; it decides nothing.
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import logging
 import re
@@ -24,7 +23,6 @@ from jupyterhub_gpu_reclaim.common.agent_orders import (
     PodHint,
 )
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
-from jupyterhub_gpu_reclaim.common.models import Sample
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import TERM, Term
 from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
@@ -39,8 +37,6 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-#: Longer samples are told as missing.
-MAX_SAMPLE_BYTES = 512 << 10
 _REASONS = {401: Reason.FORBIDDEN, 404: Reason.INVALID, 405: Reason.INVALID}
 
 
@@ -157,31 +153,6 @@ class GetSession(Handler):
         self.answer(await self.node.tree(incarnation))
 
 
-class GetSamples(Handler):
-    async def get(self) -> None:
-        samples = map(_encoded, await self.node.samples())
-        self.finish(b"[" + b",".join(samples) + b"]")
-
-
-def _encoded(sample: Sample) -> bytes:
-    """A sample, or that it is missing: the others are told whatever one holds."""
-    with contextlib.suppress(UnicodeEncodeError):
-        encoded = codec.encode(sample)
-        if len(encoded) <= MAX_SAMPLE_BYTES:
-            return encoded
-    _log.warning("%s: its sample cannot be told", sample.key)
-    return codec.encode(
-        Sample(
-            incarnation=sample.incarnation,
-            key=sample.key,
-            pod=sample.pod,
-            at=sample.at,
-            gpus=None,
-            problem="its sample was too large, or no text",
-        )
-    )
-
-
 class PostOrder(Handler):
     """``POST /v1/{about}/{subject}/{kind}``: an order of ``common/agent_orders.py``."""
 
@@ -225,7 +196,7 @@ def make_application(
         ("/v1/status", _answer("status")),
         ("/v1/sessions", _answer("trees")),
         (f"/v1/sessions/{name}", GetSession),
-        ("/v1/samples", GetSamples),
+        ("/v1/samples", _answer("samples")),
         ("/v1/checkpoints", _answer("checkpoints")),
         (f"/v1/checkpoints/{name}/identity", _answer("identity")),
     ]
