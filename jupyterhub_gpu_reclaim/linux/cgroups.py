@@ -209,7 +209,8 @@ def groups_of(pid: int, *, at_host: bool = False) -> list[Group]:
                     raise
         if folder is not None:
             version = 1 if controllers else 2
-            groups.append(Group(controllers or _v2(folder), version, folder))
+            own = frozenset(_text(folder / "cgroup.controllers").split())
+            groups.append(Group(controllers or own, version, folder))
     return groups
 
 
@@ -354,10 +355,6 @@ def create(parents: Iterable[Group], name: str) -> list[Group]:
 
 def _memory_group(pid: int) -> Group | None:
     return next((g for g in groups_of(pid) if "memory" in g.controllers), None)
-
-
-def _v2(folder: Path) -> frozenset[str]:
-    return frozenset(_text(folder / "cgroup.controllers").split())
 
 
 def _limit_name(version: int) -> str:

@@ -14,7 +14,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 from functools import cached_property
@@ -180,10 +179,6 @@ def _waiting(tree: Snapshot, uses: list[FarUse]) -> FarUse | None:
             return None
         time.sleep(LOOK_SECONDS)
     return uses[0]
-
-
-def this_thread() -> Task:
-    return os.getpid(), threading.get_native_id()
 
 
 def tasks_below(pid: int) -> Iterator[Task]:

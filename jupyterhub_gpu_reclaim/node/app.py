@@ -67,8 +67,6 @@ from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
     from jupyterhub_gpu_reclaim.node.setup.store import Opened
@@ -102,7 +100,10 @@ class AgentApp(AgentSettings):
     def start(self) -> None:
         logs.set_up(cast("int | str", self.log_level))
         limit_arenas(_ARENAS)
-        _leave_no_core()
+        # Sessions' memory and keys stay out of core files. The hard limit stays: a
+        # restored session may have a limit of its own.
+        _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
         try:
             status = asyncio.run(self._main())
         except (CannotStartError, ReclaimError) as error:
@@ -117,7 +118,9 @@ class AgentApp(AgentSettings):
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="agent")
         asyncio.get_running_loop().set_default_executor(threads)
         state = own_folder(Path(self.state_dir))
-        with _only_one(state):
+        with state_folder.lock(state) as free:
+            if not free:  # two agents would undo each other's work
+                raise CannotStartError(f"another agent runs on {state}")
             rescue.give_back(state)  # the first act finds a lock that is not free yet
             self._refuse_other_place()
             clock = SystemClock()
@@ -228,28 +231,12 @@ class AgentApp(AgentSettings):
         )
 
 
-def _leave_no_core() -> None:
-    """Keep sessions' memory and keys out of core files."""
-    # The hard limit stays: a restored session may have a limit of its own.
-    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
-
-
 def _remove(path: Path) -> None:
     # Its work folder is one level of files.
     with contextlib.suppress(OSError):
         for entry in path.iterdir():
             entry.unlink()
         path.rmdir()
-
-
-@contextlib.contextmanager
-def _only_one(state: Path) -> Iterator[None]:
-    """Hold the state folder's lock: two agents would undo each other's work."""
-    with state_folder.lock(state) as free:
-        if not free:
-            raise CannotStartError(f"another agent runs on {state}")
-        yield
 
 
 async def _signalled() -> int:

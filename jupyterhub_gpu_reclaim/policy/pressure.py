@@ -80,12 +80,14 @@ def choose_to_go(
     # end. Each is judged as if it were selected: what forbids its suspend forbids that.
 
     def may_go(snapshot: SessionSnapshot) -> bool:
+        if not (snapshot.phase.live and snapshot.gpus and snapshot.usage is not None):
+            return False
         wanted = msgspec.structs.replace(snapshot, wanted=len(wants))
         return decide(wanted, now)[0].reclaim
 
     if not wants:
         return {}
-    able = [each for each in snapshots if _holds_gpu(each) and may_go(each)]
+    able = list(filter(may_go, snapshots))
     able.sort(key=lambda each: _sort_key(each, now))
     chosen: dict[SessionKey, SessionKey] = {}
     for want in wants:
@@ -97,10 +99,6 @@ def choose_to_go(
                 chosen[each.key] = want.key
                 lacking -= len(each.gpus)
     return chosen
-
-
-def _holds_gpu(snapshot: SessionSnapshot) -> bool:
-    return snapshot.phase.live and bool(snapshot.gpus) and snapshot.usage is not None
 
 
 def _has_wanted_gpu(snapshot: SessionSnapshot, want: Want) -> bool:

@@ -7,7 +7,6 @@ are freed with the second (``common/kept_bytes.py``).
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
@@ -60,56 +59,30 @@ def drop(kept: Iterable[Kept], retention: Retention, now: float) -> list[Dropped
     Checkpoints set aside go before those that a session is suspended in; the latter go
     only if the administrator allows it. Otherwise the quota is exceeded.
     """
-    plan = _Plan(kept, retention)
-    plan.by_age(now)
-    why = f"its user's quota of {text.size(retention.user_bytes)} is used up"
-    for mine in plan.of_users():
-        plan.by_size(mine, retention.user_bytes, why)
-    why = f"the store's quota of {text.size(retention.total_bytes)} is used up"
-    plan.by_size(plan.left(), retention.total_bytes, why)
-    return plan.dropped
+    left = sorted(kept, key=lambda each: (each.suspended, each.id))
+    may_go = {Use.SPARE, Use.CURRENT} if retention.takes_current else {Use.SPARE}
+    dropped: list[Dropped] = []
 
+    def take(each: Kept, why: str) -> None:
+        left.remove(each)
+        dropped.append(Dropped(each.id, why))
 
-class _Plan:
-    def __init__(self, kept: Iterable[Kept], retention: Retention) -> None:
-        oldest_first = sorted(kept, key=lambda each: (each.suspended, each.id))
-        self._left = {each.id: each for each in oldest_first}
-        self._retention = retention
-        self.dropped: list[Dropped] = []
-
-    def left(self) -> list[Kept]:
-        return list(self._left.values())
-
-    def of_users(self) -> list[list[Kept]]:
-        of: dict[str, list[Kept]] = defaultdict(list)
-        for each in self.left():
-            of[each.key.user].append(each)
-        return [of[user] for user in sorted(of)]
-
-    def by_age(self, now: float) -> None:
-        seconds = self._retention.seconds
-        if not seconds:
-            return
-        for each in [e for e in self.left() if e.suspended < now - seconds]:
-            self._drop(each, f"checkpoints are kept for {text.duration(seconds)}")
-
-    def by_size(self, kept: list[Kept], quota: int, why: str) -> None:
-        if not quota:
-            return
-        held = KeptBytes(each.keeps for each in kept)
+    def fit(some: list[Kept], quota: int, whose: str) -> None:
+        held = KeptBytes(each.keeps for each in some)
         excess = held.total - quota
-        for use in (Use.SPARE, Use.CURRENT):
-            for each in [e for e in kept if e.use is use]:
-                if excess <= 0:
-                    return
-                if self._drop(each, why):
-                    excess -= held.drop(each.keeps)
+        some = [each for each in some if each.use in may_go]
+        for each in sorted(some, key=lambda each: each.use is Use.CURRENT):
+            if quota and excess > 0:
+                take(each, f"{whose} quota of {text.size(quota)} is used up")
+                excess -= held.drop(each.keeps)
 
-    def _drop(self, each: Kept, why: str) -> bool:
-        if each.use is Use.BUSY:
-            return False
-        if each.use is Use.CURRENT and not self._retention.takes_current:
-            return False
-        del self._left[each.id]
-        self.dropped.append(Dropped(each.id, why))
-        return True
+    for each in list(left):
+        old = retention.seconds and each.suspended < now - retention.seconds
+        if old and each.use in may_go:
+            limit = text.duration(retention.seconds)
+            take(each, f"checkpoints are kept for {limit}")
+    for user in sorted({each.key.user for each in left}):
+        mine = [each for each in left if each.key.user == user]
+        fit(mine, retention.user_bytes, "its user's")
+    fit(list(left), retention.total_bytes, "the store's")
+    return dropped

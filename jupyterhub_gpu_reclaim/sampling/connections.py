@@ -44,14 +44,9 @@ class Traffic(NamedTuple):
     outside: list[str]  #: other ends of its programs' connections to other machines
 
 
-class _Counts(NamedTuple):
-    sent: int
-    received: int
-
-
 @dataclass(slots=True)
 class _Known:
-    before: dict[bytes, _Counts] | None = None  #: its connections at the last look
+    before: dict[bytes, InetSocket] | None = None  #: its connections at the last look
     moved: int = 0
     paged: int = 0
 
@@ -128,7 +123,7 @@ class Connections:
             known.moved += came + max(0, went - fetched)
             known.moved += sum(_bytes_carried(mine.outside, known.before))
             known.paged += _bytes_carried(mine.pages, known.before)[0]
-        known.before = {one.key: _Counts(one.sent, one.received) for one in mine.all}
+        known.before = {one.key: one for one in mine.all}
         others = sorted({str(one.remote) for one in mine.outside})
         return Traffic(known.moved, known.paged, others[:MAX_NAMED])
 
@@ -165,13 +160,13 @@ def _sort_by_purpose(held: _Held, port: int, network: _Network) -> _Session:
 
 
 def _bytes_carried(
-    mine: Iterable[InetSocket], before: Mapping[bytes, _Counts]
+    mine: Iterable[InetSocket], before: Mapping[bytes, InetSocket]
 ) -> tuple[int, int]:
     came = went = 0
     for connection in mine:
-        sent, received = before.get(connection.key, _Counts(0, 0))
-        came += max(0, connection.received - received)
-        went += max(0, connection.sent - sent)
+        last = before.get(connection.key)
+        came += max(0, connection.received - (last.received if last else 0))
+        went += max(0, connection.sent - (last.sent if last else 0))
     return came, went
 
 

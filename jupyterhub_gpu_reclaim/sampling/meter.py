@@ -108,13 +108,9 @@ class Meter:
         """The newest reading older than the last by that much, or else the oldest."""
         last, history = self._readings[-1], self._readings
         end = bisect_right(
-            history, last.at - seconds, hi=len(history) - 1, key=_time_of
+            history, last.at - seconds, hi=len(history) - 1, key=lambda one: one.at
         )
         return history[max(end - 1, 0)]
-
-
-def _time_of(reading: _Reading) -> float:
-    return reading.at
 
 
 def _rate(first: _Reading, last: _Reading) -> float:

@@ -358,13 +358,16 @@ def _sum_up(
     watched: SampleTarget, answers: _Answers, at: float, problems: list[str]
 ) -> Sample:
     usage, status, traffic = answers.usage, answers.status, answers.traffic
+    cpu_work = usage.cpu_work if usage else None
+    if usage is not None and not answers.jupyter:
+        cpu_work = usage.cpu_work + usage.cpu_server  # its server works itself
     return Sample(
         incarnation=watched.incarnation,
         key=watched.key,
         pod=watched.pod,
         at=at,
         memory=usage.memory if usage else None,
-        cpu_work=_cpu_work(answers),
+        cpu_work=cpu_work,
         written=usage.written if usage else None,
         moved=traffic.moved if traffic else None,
         paged=_paged_bytes(answers),
@@ -382,14 +385,6 @@ def _sum_up(
         problem="; ".join(problems)[:PROBLEM_CHARACTERS],
         jupyter=answers.jupyter,
     )
-
-
-def _cpu_work(answers: _Answers) -> float | None:
-    # A server that is not Jupyter's works itself.
-    usage = answers.usage
-    if usage is None:
-        return None
-    return usage.cpu_work + (0.0 if answers.jupyter else usage.cpu_server)
 
 
 def _paged_bytes(answers: _Answers) -> int | None:

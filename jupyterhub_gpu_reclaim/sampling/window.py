@@ -54,7 +54,10 @@ class Window:
             if not is_newer:
                 return
             self._forget()
-        self._see_activity(sample)
+            newest = None
+        for at, what in _activities(sample, newest):
+            if self._active is None or at > self._active[0]:
+                self._active = (at, what)
         if is_newer:
             self._extend_watch(sample)
             self._see_work(sample)
@@ -65,7 +68,9 @@ class Window:
         newest = self._newest
         if newest is None:
             return Usage(at=now, watched=0.0, sample_age=now, last_active=None)
-        age = max(0.0, now - newest.at)
+        age, since = max(0.0, now - newest.at), self._watched_since
+        if since is None or age > self._gap:
+            since = self._watched_until
         over = self._usual if span is None else span
         cpu, paged = self._rate("cpu_work", over), self._counters["paged"]
         gpu = None if _gpu_share(newest) is None else self._gpu.rate(over)
@@ -74,7 +79,7 @@ class Window:
         kernels, prompt = newest.kernels, _newest_prompt(newest)
         return Usage(
             at=now,
-            watched=self._watched() if age <= self._gap else 0.0,
+            watched=self._watched_until - since,
             sample_age=age,
             last_active=self._active[0] if self._active else None,
             last_active_what=self._active[1] if self._active else "",
@@ -120,11 +125,6 @@ class Window:
             meter.clear()
         self._active = None
 
-    def _see_activity(self, sample: Sample) -> None:
-        for at, what in _activities(sample, self._newest):
-            if self._active is None or at > self._active[0]:
-                self._active = (at, what)
-
     def _extend_watch(self, sample: Sample) -> None:
         """Extend the time watched without a gap; only whole samples count."""
         if not _is_whole(sample):
@@ -133,11 +133,6 @@ class Window:
         if self._watched_since is None or broken:
             self._watched_since = sample.at
         self._watched_until = sample.at
-
-    def _watched(self) -> float:
-        if self._watched_since is None:
-            return 0.0
-        return self._watched_until - self._watched_since
 
     def _see_work(self, sample: Sample) -> None:
         for name, meter in self._counters.items():

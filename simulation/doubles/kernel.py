@@ -706,7 +706,7 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (filesystem, "refuse_ports", nothing),
         (filesystem, "save_archives", none),
         (filesystem, "restore_archives", none),
-        (filesystem, "ports_needed", nothing),
+        (filesystem, "entries_in", nothing),
         (filesystem, "memory_needed", lambda *_: GIB),
         (gpu, "gpu_survey", gpu_survey),
         (gpu, "cuda", cuda),

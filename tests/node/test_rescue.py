@@ -233,7 +233,7 @@ def test_program_that_a_killed_agent_made_call_has_its_registers_again(
     assert stands(counter)
     if (tracer := os.fork()) == 0:
         ptrace.kept.use(agent.folder / "state" / state_folder.HELD)
-        with ptrace.stopped(counter.tree.root.pid, seconds=PATIENCE) as traced:
+        with ptrace.stopped(counter.tree.root.pid) as traced:
             traced.call("prctl", 3, 0, 0, 0, 0)
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(tracer, 0)

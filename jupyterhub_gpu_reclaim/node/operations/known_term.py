@@ -89,7 +89,9 @@ class KnownTerm:
         """Write it; where that fails, memory holds, and the next request tries."""
         # A session must not stay as it is because the agent's own disk is full.
         try:
-            await asyncio.to_thread(self._write, term)
+            if self._file is not None:
+                data = msgspec.json.encode(term)
+                await asyncio.to_thread(write_durably, self._file, data)
         except OSError as error:
             if self._news.is_new(FILE, error):
                 _log.error("- the service's term cannot be written: %s", error)
@@ -107,10 +109,6 @@ class KnownTerm:
         except (OSError, msgspec.DecodeError) as error:
             _log.error("- the service's term is not known: %s", error)
             return None
-
-    def _write(self, term: Term) -> None:
-        if self._file is not None:
-            write_durably(self._file, msgspec.json.encode(term))
 
 
 def act_for_itself() -> None:

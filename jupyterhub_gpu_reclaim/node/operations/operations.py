@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import threading
 from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -215,7 +217,9 @@ class Operations:
         work: Callable[[Operation], Awaitable[None]],
     ) -> Operation:
         """Start it in a task of its own; the caller has asked :meth:`attach` before."""
-        self._forget_oldest()
+        ended = [name for name, one in self._current.items() if one.done]
+        for name in ended[: max(0, len(ended) - KEPT)]:
+            del self._current[name]
         self._current.pop(incarnation, None)
         self._current[incarnation] = operation
         task = asyncio.create_task(
@@ -223,11 +227,11 @@ class Operations:
         )
         self._tasks[incarnation] = task
 
-        def ended(_: asyncio.Task[None]) -> None:
+        def forget(_: asyncio.Task[None]) -> None:
             self._tasks.pop(incarnation, None)
             self._watching(incarnation)
 
-        task.add_done_callback(ended)
+        task.add_done_callback(forget)
         self._watching(incarnation)
         self._begun.set()
         self._begun = asyncio.Event()
@@ -256,11 +260,6 @@ class Operations:
         if tasks:
             await asyncio.wait(tasks.values(), timeout=seconds)
         return [name for name, task in tasks.items() if not task.done()]
-
-    def _forget_oldest(self) -> None:
-        ended = [name for name, operation in self._current.items() if operation.done]
-        for name in ended[: max(0, len(ended) - KEPT)]:
-            del self._current[name]
 
 
 async def _run(
@@ -324,7 +323,7 @@ async def in_thread(
     threads: list[far_files.Task] = []
 
     def noted() -> T:
-        threads.append(far_files.this_thread())
+        threads.append((os.getpid(), threading.get_native_id()))
         return work()
 
     task = asyncio.create_task(asyncio.to_thread(noted))

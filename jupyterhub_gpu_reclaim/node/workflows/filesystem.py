@@ -19,10 +19,6 @@ from jupyterhub_gpu_reclaim.checkpoint.files import kept_files
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files as files
 from jupyterhub_gpu_reclaim.checkpoint.kinds import cut_connections
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
-from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import (
-    lasting_names_of,
-    renew,
-)
 from jupyterhub_gpu_reclaim.checkpoint.sockets.held import bound_now, shares_network
 from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import finding
@@ -41,10 +37,9 @@ from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows.lost_rights import given_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
-    from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import Name
     from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
     from jupyterhub_gpu_reclaim.checkpoint.staging import StagedFile, Staging
     from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
@@ -242,29 +237,14 @@ def _checked(
     return take
 
 
-def ports_needed(
-    checkpoint: CheckpointReader, world: HostRequirements
-) -> Iterable[inet.Port]:
-    files_img = checkpoint.read(checkpoint_files.FILES_IMAGE)
-    entries = list(images.file_entries(files_img))
-    inet.close_external(entries, own_addresses(os.getpid()), world.cut)
-    return inet.ports_of(entries)
-
-
-def entries_at(
-    init_pid: int, checkpoint: CheckpointReader, world: HostRequirements
+def entries_in(
+    checkpoint: CheckpointReader, world: HostRequirements, pid: int
 ) -> list[Any]:
-    """Entries of ``files.img`` as they are restored in the place of that init."""
+    """Entries of ``files.img``, without what leads out of the network of that pid."""
     files_img = checkpoint.read(checkpoint_files.FILES_IMAGE)
     entries = list(images.file_entries(files_img))
-    inet.close_external(entries, own_addresses(init_pid), world.cut)
-    renew(entries, init_pid)
+    inet.close_external(entries, own_addresses(pid), world.cut)
     return entries
-
-
-def names_needed(checkpoint: CheckpointReader) -> list[Name]:
-    files_img = checkpoint.read(checkpoint_files.FILES_IMAGE)
-    return lasting_names_of(images.file_entries(files_img))
 
 
 def memory_needed(

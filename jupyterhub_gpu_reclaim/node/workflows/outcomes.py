@@ -42,8 +42,7 @@ class Outcomes:
 
     def restored(self, session: Session, checkpoint: str) -> Event | None:
         """How that restore ended, if it has; refuses one that cannot begin."""
-        record = self.tools.records.find(session.incarnation)
-        record = record if trees.matches(record, session) else None
+        record = trees.record_of(self.tools.records, session)
         tree = trees.tree_of(session, record, None)
         if record is not None and record.checkpoint == checkpoint:
             failure = record.failure if record.stage is Stage.FAILED else None

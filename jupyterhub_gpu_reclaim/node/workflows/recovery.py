@@ -87,7 +87,7 @@ FROZEN = UNCOMMITTED | {Stage.CAPTURED}
 _HALF_UNDONE = frozenset({Stage.ROLLING_BACK, Stage.RESTORING})
 
 #: Tasks that outlive :func:`recover`: asyncio alone would forget them.
-_kept: set[asyncio.Task[None]] = set()
+_kept: set[asyncio.Task[Any]] = set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,15 +115,16 @@ class Recovery:
         sessions = await asyncio.to_thread(self._sessions)
         sessions = await asyncio.to_thread(_one_each, sessions)
         for record in await asyncio.to_thread(self._forget_gone, sessions):
-            _keep(self._let_stranger_go_on(record))
+            records, accelerator = self.tools.records, self.tools.accelerator
+            _keep(asyncio.to_thread(let_go_on, record, records, accelerator))
         begun = [(session, self._begin(session)) for session in sessions]
         waits = [operation.wait(patience) for _, operation in begun]
         await asyncio.gather(*waits)
         for session, operation in begun:
             if not operation.done:
                 _log.warning("%s is not recovered yet and stays busy", session.key)
-                let_go_on = partial(self._let_go_on, session, operation)
-                _keep(self._insist(let_go_on, session.key))
+                going_on = partial(self._let_go_on, session, operation)
+                _keep(self._insist(going_on, session.key))
         sweeping = _keep(self._insist(self._sweep, "-"))
         if not (await asyncio.wait({sweeping}, timeout=_SWEEP_SECONDS))[0]:
             _log.warning(
@@ -136,12 +137,10 @@ class Recovery:
         async def settle() -> None:
             await operation.wait()
             record = await asyncio.to_thread(
-                self.tools.records.find, session.incarnation
+                trees.record_of, self.tools.records, session
             )
-            if record is None or not trees.matches(record, session):
-                return
             busy = self.operations.running(session.incarnation)
-            if record.stage in _HALF_UNDONE and not busy:
+            if record is not None and record.stage in _HALF_UNDONE and not busy:
                 self._begin(session)
 
         _keep(settle())
@@ -208,10 +207,6 @@ class Recovery:
             elif session is None:
                 strangers.append(record)
         return strangers
-
-    async def _let_stranger_go_on(self, record: Record) -> None:
-        records, accelerator = self.tools.records, self.tools.accelerator
-        await asyncio.to_thread(let_go_on, record, records, accelerator)
 
     def _sweep(self) -> None:
         swept = self.tools.store.sweep()
@@ -371,7 +366,7 @@ class Recovery:
         _log.warning("%s %s undone: agent restarted", record.key, record.operation)
 
 
-def _keep(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+def _keep(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     task = asyncio.create_task(work)
     _kept.add(task)
     task.add_done_callback(_kept.discard)

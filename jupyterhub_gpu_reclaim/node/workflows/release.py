@@ -9,12 +9,14 @@ between can be retried, or the tree released.
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.memory import robust_lists
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
+from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import lasting_names_of
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.common import codec
@@ -70,7 +72,10 @@ class Releases:
             record, there = self._committed(session, checkpoint)
             # Looked at last: the store may be slow, and its user may wake it meanwhile.
             self._refuse_if_it_went_on(session, record, there)
-            self._note_release(record)
+            try:  # from now on the tree can only be ended
+                self.tools.records.save(record.at(Stage.RELEASING, record.steps))
+            except OSError as error:
+                raise StoreError(Reason.STATE_FULL, detail=str(error)) from error
             self._end_held(session, there)
             self.tools.records.delete(session.incarnation)
 
@@ -101,8 +106,7 @@ class Releases:
         """
 
         def work() -> None:
-            record = self.tools.records.find(session.incarnation)
-            record = record if trees.matches(record, session) else None
+            record = trees.record_of(self.tools.records, session)
             state = trees.tree_of(session, record, None).state
             if state is TreeState.HOLDING:
                 raise Refused(Reason.WRONG_PHASE, phase=state.value, action="go on")
@@ -176,8 +180,8 @@ class Releases:
         """The same; its pids are given if it is just about to be ended."""
         if there.world.shares_network:
             info = there.checkpoint.info
-            needed = filesystem.ports_needed(there.checkpoint, there.world)
-            names = filesystem.names_needed(there.checkpoint)
+            entries = filesystem.entries_in(there.checkpoint, there.world, os.getpid())
+            needed, names = inet.ports_of(entries), lasting_names_of(entries)
             self.tools.ports.hold(info.id, info.key.user, needed, pids, names)
 
     def _contents(self, checkpoint: str) -> CheckpointContents:
@@ -201,10 +205,9 @@ class Releases:
             Refused: ``not_captured``.
             StoreError: the store does not answer, so nothing is ended.
         """
-        record = self.tools.records.find(session.incarnation)
+        record = trees.record_of(self.tools.records, session)
         if (
             record is None
-            or not trees.matches(record, session)
             or record.checkpoint != checkpoint
             or record.stage not in SAVED
         ):
@@ -245,17 +248,6 @@ class Releases:
             self.tools.ports.let_go(record.checkpoint)
         self._note_failed(record, refusal)
         raise refusal
-
-    def _note_release(self, record: Record) -> None:
-        """Record the release: from now on the tree can only be ended.
-
-        Raises:
-            StoreError: the state folder cannot be written (``state_full``).
-        """
-        try:
-            self.tools.records.save(record.at(Stage.RELEASING, record.steps))
-        except OSError as error:
-            raise StoreError(Reason.STATE_FULL, detail=str(error)) from error
 
     def _note_failed(self, record: Record, why: ReclaimError) -> None:
         failed = record.at(Stage.FAILED, record.steps, failure=codec.failure_of(why))

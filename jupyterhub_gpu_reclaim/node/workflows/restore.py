@@ -357,7 +357,12 @@ class Restore(Workflow):
             async with asyncio.timeout(limit):
                 while not await self._answers(address, limit):
                     self._cancel.check()
-                    await self._thread("answer", self._still_there)
+                    tree = await self._thread(
+                        "answer", lambda: trees.inspect(self._session)
+                    )
+                    if tree.server is None:
+                        why = "its server ended at once"
+                        raise RestoreFailed(Reason.RESTORE_FAILED, why=why)
                     await self._tools.clock.sleep(0.1)
         except TimeoutError:
             raise RestoreFailed(
@@ -394,10 +399,6 @@ class Restore(Workflow):
         except ReclaimError:
             return False
         return True
-
-    def _still_there(self) -> None:
-        if trees.inspect(self._session).server is None:
-            raise RestoreFailed(Reason.RESTORE_FAILED, why="its server ended at once")
 
     async def _clear(self) -> bool:
         """Leave nothing under the init; otherwise record and lease stay."""
@@ -460,7 +461,8 @@ def _compare(
     # Only a first look: what is opened for the session is judged itself (named_files).
     changed, files = _compare_files(session, there, put_files_back=put_files_back)
     found += changed
-    entries = filesystem.entries_at(init_pid, there.checkpoint, world)
+    entries = filesystem.entries_in(there.checkpoint, world, init_pid)
+    abstract_names.renew(entries, init_pid)
     found += ports.await_free(
         init_pid,
         inet.ports_of(entries),
