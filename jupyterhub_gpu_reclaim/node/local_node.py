@@ -466,20 +466,18 @@ class LocalNode:
                 self.tools.store.prepare()
         records = {r.incarnation: r for r in self.tools.records.list()}
         for name in records.keys() - {session.incarnation for session in sessions}:
-            self._forget_if_ended(records[name])
+            # Of one that has ended the store has what is left.
+            record = records[name]
+            lives = processes.start_time(record.init_pid) == record.init_start
+            if not lives and self.operations.running(name) is None:
+                with suppress(OSError):
+                    self.tools.records.delete(name)
         return [
             tree
             for session in sessions
             if (tree := self._tree_of(session, records.get(session.incarnation)))
             is not None
         ]
-
-    def _forget_if_ended(self, record: Record) -> None:
-        """Delete the record of a session that has ended: the store has what is left."""
-        lives = processes.start_time(record.init_pid) == record.init_start
-        if not lives and self.operations.running(record.incarnation) is None:
-            with suppress(OSError):
-                self.tools.records.delete(record.incarnation)
 
     def _tree(self, incarnation: str) -> Tree:
         record = self.tools.records.find(incarnation)

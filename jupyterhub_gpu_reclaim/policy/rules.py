@@ -6,15 +6,15 @@ for "no": the session is left alone until it is known (law 5).
 
 from __future__ import annotations
 
-import math
 from ast import literal_eval
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from traitlets import Bool, Dict, List, TraitError, validate
+from traitlets import Bool, Dict, List, TraitError, Unicode, validate
 from traitlets.config import Configurable
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionPolicy, Value
+from jupyterhub_gpu_reclaim.common.traits import Seconds
 from jupyterhub_gpu_reclaim.policy.guards import parse_period
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 
@@ -23,15 +23,14 @@ if TYPE_CHECKING:
 
 Rule = dict[str, Any]
 
-#: Settings of a rule in seconds, in the order of display.
-_SECONDS = (
-    "idle_after",
-    "nap_after",
-    "save_every",
-    "warn_for",
-    "min_age",
-    "cool_down",
-)
+#: Longest time that a rule may set: a year, in seconds.
+_LONGEST = 366 * 86400.0
+
+
+class _Duration(Seconds):
+    info_text = "a duration in seconds, at most a year"
+
+
 #: Settings of ``IdlePolicy``, which checks them.
 _OF_IDLENESS = (
     "busy_cpu_percent",
@@ -43,12 +42,21 @@ _OF_IDLENESS = (
     "connected_is_active",
     "wake_for_jobs",
 )
-_SWITCHES = ("never", "together")
-SETTINGS = (*_SECONDS, *_SWITCHES, "quiet_hours", *_OF_IDLENESS)
+#: What a rule may set, in the order of display, and what checks it.
+SETTINGS: dict[str, Any] = {
+    "idle_after": _Duration(max=_LONGEST),
+    "nap_after": _Duration(max=_LONGEST),
+    "save_every": _Duration(max=_LONGEST),
+    "warn_for": _Duration(max=_LONGEST),
+    "min_age": _Duration(max=_LONGEST),
+    "cool_down": _Duration(max=_LONGEST),
+    "never": Bool(),
+    "together": Bool(),
+    "quiet_hours": List(Unicode()),
+    **{name: IdlePolicy.class_traits()[name] for name in _OF_IDLENESS},
+}
 #: Facts that are known at once, of a suspended session, too.
 _ALWAYS_KNOWN = {"user", "server"}
-#: Longest time that a rule may set: a year, in seconds.
-_LONGEST = 366 * 86400.0
 
 
 class Subject(Value, frozen=True, kw_only=True):
@@ -213,7 +221,7 @@ def _check_rule(rule: Rule) -> None:
         raise ValueError(
             f"it does not say whom it is for; name one of {', '.join(_MATCH)}"
         )
-    if not rule.keys() & set(SETTINGS):
+    if not rule.keys() & SETTINGS.keys():
         raise ValueError(f"it sets nothing; set one of {', '.join(SETTINGS)}")
     if "together" in rule and (others := sorted(_MATCH & rule.keys() - _ALWAYS_KNOWN)):
         raise ValueError(
@@ -239,35 +247,16 @@ def _check_patterns(name: str, value: Any) -> None:
 
 
 def _check_setting(name: str, value: Any) -> None:
-    if name in _SWITCHES:
-        if not isinstance(value, bool):
-            raise ValueError(f"{name!r} must be True or False, not {value!r}")
-    elif name == "quiet_hours":
-        if not isinstance(value, list | tuple):
-            raise ValueError(f"'quiet_hours' must be a list, not {value!r}")
-        for text in value:
-            parse_period(str(text))
-    elif name in _OF_IDLENESS:
-        _check_idleness(name, value)
-    elif not _is_seconds(value):
-        raise ValueError(
-            f"{name!r} must be a duration in seconds, at most a year, not {value!r}"
-        )
-
-
-def _check_idleness(name: str, value: Any) -> None:
-    # As the policy itself does.
-    trait = IdlePolicy.class_traits()[name]
+    trait = SETTINGS[name]
     is_good = isinstance(value, bool) == isinstance(trait, Bool)
     try:
-        IdlePolicy(**{name: value})
+        if value is not None or not trait.allow_none:
+            trait.validate(Configurable(), value)
     except TraitError:
         is_good = False
     if not is_good:
         good = trait.info() + (", or None" if trait.allow_none else "")
         raise ValueError(f"{name!r} must be {good}; not {value!r}")
-
-
-def _is_seconds(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and 0 <= value <= _LONGEST
+    if name == "quiet_hours":
+        for text in value:
+            parse_period(text)

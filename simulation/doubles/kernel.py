@@ -48,7 +48,6 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import (
     cgroups,
     continuing,
-    descriptors,
     processes,
     procfs,
 )
@@ -305,12 +304,12 @@ class Kernel:
         if place.tree is not None and place.tree.stuck:
             raise RolledBack(Reason.WOULD_NOT_RETURN, why="It has an odd file open.")
 
-    def readable(self, watched: Collection[Any], seconds: float) -> list[Any]:
+    @staticmethod
+    def wait(futures: Collection[Any], seconds: float, **_: Any) -> None:
         """Wait as a thread does, in simulated time."""
         until = _now() + seconds
-        while not (found := descriptors.readable(watched, 0.0)) and _now() < until:
+        while not any(one.done() for one in futures) and _now() < until:
             pause(0.05)
-        return found
 
     def end_criu(self, session: Any, seconds: float) -> None:
         """Wait for one whose agent has died: it fails by itself and undoes its work."""
@@ -699,7 +698,7 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (recovery, "end_criu", kernel.end_criu),
         (wake_up, "thaw_server_last", kernel.proceed_with_server),
         (rehearsal, "rehearse", kernel.rehearse),
-        (rehearsal, "readable", kernel.readable),
+        (rehearsal, "wait", kernel.wait),
         (rehearsal, "tempfile", folder),
         (filesystem, "describe", kernel.describe),
         (filesystem, "refuse_root", nothing),

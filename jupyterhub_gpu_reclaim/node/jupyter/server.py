@@ -70,6 +70,15 @@ def address_of(
     )
 
 
+def find_address(session: Session, server_pid: int) -> jupyter_api.ServerAddress | None:
+    """Address of a session's server; None: its environment does not say."""
+    try:
+        login = read_login(server_pid)
+    except OSError:
+        return None
+    return address_of(login, session.init_pid, session.init_start)
+
+
 def _prefix(environment: Mapping[str, str]) -> str:
     """With a slash at both ends."""
     _, path = _port_and_path(environment.get("JUPYTERHUB_SERVICE_URL", ""))
@@ -138,11 +147,7 @@ async def busy_kernels(
     client: AsyncHTTPClient, session: Session, server_pid: int
 ) -> frozenset[str]:
     """The kernels that a session's server calls busy; anything unknown is left out."""
-    try:
-        login = await asyncio.to_thread(read_login, server_pid)
-    except OSError:
-        return frozenset()
-    address = address_of(login, session.init_pid, session.init_start)
+    address = await asyncio.to_thread(find_address, session, server_pid)
     if address is None:
         return frozenset()
     kernels = await _list(client, address, "api/kernels", jupyter_api.KERNELS)

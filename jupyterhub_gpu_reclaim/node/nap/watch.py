@@ -121,7 +121,9 @@ class Watch:
                 continue
             some = [self._inputs[number] for number in self._edges.take(_AT_ONCE)]
             async with asyncio.timeout(_JUDGE_SECONDS):
-                if found := await asyncio.to_thread(self._judge_all, some):
+                if found := await asyncio.to_thread(
+                    lambda some: next(filter(None, map(self._judge, some)), ""), some
+                ):
                     return found
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -155,9 +157,6 @@ class Watch:
                     name = signal.Signals(number).name
                 return name
         return ""
-
-    def _judge_all(self, some: Iterable[Input]) -> str:
-        return next(filter(None, map(self._judge, some)), "")
 
     def _judge(self, one: Input) -> str:
         with one.opened() as copy:

@@ -11,7 +11,7 @@ from jupyterhub_gpu_reclaim.common.models import TreeState
 from jupyterhub_gpu_reclaim.common.node_status import CardStatus
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.jupyter.connection import is_started_as_kernel
-from jupyterhub_gpu_reclaim.node.jupyter.server import address_of, read_login
+from jupyterhub_gpu_reclaim.node.jupyter.server import find_address
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Sample, Tree
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
-    from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
     from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
 
 _log = logging.getLogger(__name__)
@@ -68,29 +67,28 @@ class TreeSampler:
     ) -> SampleTarget | None:
         try:
             session = self._placements.find(tree.incarnation, tree.pod)
-            return self._see(tree, trees.inspect(session, children))
+            snapshot = trees.inspect(session, children)
+            server = snapshot.server
+            if server is None:
+                return None
+            address = find_address(session, server.pid)
+            return SampleTarget(
+                incarnation=tree.incarnation,
+                key=tree.key,
+                pod=tree.pod,
+                init_pid=snapshot.init.pid,
+                root_pid=server.pid,
+                pids=[process.pid for process in snapshot.processes],
+                # A program that has not yet become the server does not know it.
+                address=address if address and address.token else None,
+                stopped=tree.state not in _RUNS,
+                kernels=[kernel.pid for kernel in find_kernels(snapshot)],
+            )
         except NotFound:
             return None
         except Exception:  # noqa: BLE001 whatever it is, it is one session's
             _log.exception("%s cannot be looked at", tree.key)
             return None
-
-    def _see(self, tree: Tree, snapshot: Snapshot) -> SampleTarget | None:
-        server = snapshot.server
-        if server is None:
-            return None
-        return SampleTarget(
-            incarnation=tree.incarnation,
-            key=tree.key,
-            pod=tree.pod,
-            init_pid=snapshot.init.pid,
-            root_pid=server.pid,
-            pids=[process.pid for process in snapshot.processes],
-            # A program that has not yet become the server does not know it.
-            address=find_address(server.pid, snapshot.init),
-            stopped=tree.state not in _RUNS,
-            kernels=[kernel.pid for kernel in find_kernels(snapshot)],
-        )
 
 
 def find_kernels(snapshot: Snapshot) -> list[Process]:
@@ -109,12 +107,3 @@ def find_kernels(snapshot: Snapshot) -> list[Process]:
         except OSError:
             continue
     return found
-
-
-def find_address(server_pid: int, init: Process) -> ServerAddress | None:
-    """Address of a Jupyter server; None if its environment does not say."""
-    try:
-        login = read_login(server_pid)
-    except OSError:
-        return None
-    return address_of(login, init.pid, init.start_time) if login.api_token else None

@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey, held_by
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, RolledBack
 from jupyterhub_gpu_reclaim.common.findings import refuse_fatal
-from jupyterhub_gpu_reclaim.common.models import Event, Step
+from jupyterhub_gpu_reclaim.common.models import Event
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import cgroups, continuing, processes
 from jupyterhub_gpu_reclaim.node.jupyter.server import busy_kernels
@@ -272,29 +272,22 @@ class Wake(Workflow):
             ReclaimError: others use the memory for longer than we wait; the next try
                 keeps its place. Or it was cancelled.
         """
-        tools = self._tools
-        begun = tools.clock.monotonic()
-        told = ""
-        while short := await self._thread(
-            ROOM, lambda: _claim(tools.accelerator, self._session, record, claim)
-        ):
-            if self._cancel.is_set:
-                tools.accelerator.room.leave(record.incarnation)
-                self._cancel.check()
-            told = "Waiting for a GPU"
-            told += f", number {short.place} in the queue" if short.place > 1 else ""
-            self._tell_waiting(told, begun, "going")
-            if tools.clock.monotonic() - begun > tools.accelerator.room_seconds:
-                self._tell_waiting(told, begun, "failed")
-                raise no_room(short)
-            await tools.clock.sleep(ROOM_PAUSE)  # memory comes free without a word
-        if told:
-            self._tell_waiting(told, begun, "done")
+        tools, session = self._tools, self._session
 
-    def _tell_waiting(self, title: str, begun: float, state: str) -> None:
-        seconds = round(self._tools.clock.monotonic() - begun, 3)
-        step = Step(step=ROOM, title=title, state=state, seconds=seconds)
-        self._operation.add(Event(step=step))
+        def try_it() -> Shortage | None:
+            return _claim(tools.accelerator, session, record, claim)
+
+        if await self._thread(ROOM, try_it) is None:
+            return
+        until = tools.clock.monotonic() + tools.accelerator.room_seconds
+        async with self._progress.step(ROOM, "Waiting for a GPU"):
+            while short := await self._thread(ROOM, try_it):
+                if self._cancel.is_set:
+                    tools.accelerator.room.leave(record.incarnation)
+                    self._cancel.check()
+                if tools.clock.monotonic() > until:
+                    raise no_room(short)
+                await tools.clock.sleep(ROOM_PAUSE)  # memory comes free without a word
 
 
 def thawed(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -19,7 +19,6 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import rehearse
 from jupyterhub_gpu_reclaim.common.errors import RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux.descriptors import readable
 from jupyterhub_gpu_reclaim.node import cgroup_escape
 from jupyterhub_gpu_reclaim.node.operations.operations import StepReporter, in_thread
 
@@ -64,11 +63,10 @@ class Rehearsal:
                 could not be found out in time; or the capture was called off.
         """
         limit = self._tools.limits.rehearsal
-        ended = Cancel()
-        self._word.add_done_callback(lambda _: ended.set())
-        readable([ended, self._capture], limit)
+        either = [self._word, self._capture.told]
+        wait(either, limit, return_when=FIRST_COMPLETED)
         self._capture.check()
-        if not ended.is_set:
+        if not self._word.done():
             raise RolledBack(Reason.TIMED_OUT, step="rehearsal", seconds=limit)
         self._word.result()
 
