@@ -13,7 +13,7 @@ import contextlib
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.processes import start_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 _HEAD: Final = struct.Struct("=QQ")
 _RUNS: Final = ".runs"  #: after the pid of a process that is to be continued
-#: Field of /proc/<tid>/stat, counted from the state (proc(5), starttime).
-_START: Final = 19
 
 
 class Kept(NamedTuple):
@@ -90,23 +88,17 @@ class KeptRegisters:
             data = path.read_bytes()
             if len(data) >= _HEAD.size:
                 start, mask = _HEAD.unpack_from(data)
-                if start == _started(int(number)):
+                if start == start_time(int(number)):
                     yield int(number), mask, data[_HEAD.size :]
                     continue
             self._remove(path.name)
 
     def _write(self, name: str, tid: int, mask: int, more: bytes) -> None:
         if self._folder is not None:
-            data = _HEAD.pack(_started(tid), mask) + more
+            data = _HEAD.pack(start_time(tid) or 0, mask) + more
             (self._folder / name).write_bytes(data)
 
     def _remove(self, name: str) -> None:
         if self._folder is not None:
             with contextlib.suppress(OSError):
                 (self._folder / name).unlink()
-
-
-def _started(tid: int) -> int:
-    """When a thread has started (clock ticks since boot); 0 when it has ended."""
-    fields = procfs.stat(tid, tid)
-    return int(fields[_START]) if len(fields) > _START else 0

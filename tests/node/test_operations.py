@@ -19,8 +19,8 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
     MOST_LATE,
     Operation,
     Operations,
-    StepReporter,
     in_thread,
+    reported_step,
 )
 from jupyterhub_gpu_reclaim.node.session import Session
 
@@ -125,6 +125,6 @@ async def test_session_whose_programs_keep_threads_waiting_gets_no_more_of_them(
 async def test_step_that_fails_says_so():
     operation = Operation("capture", KEY, "cp")
     with pytest.raises(RolledBack):
-        async with StepReporter(operation, SystemClock()).step("dump", "Saving"):
+        async with reported_step(operation, SystemClock(), "dump", "Saving"):
             raise RolledBack(Reason.CANCELLED)
     assert [event.step.state for event in operation.events] == ["begun", "failed"]

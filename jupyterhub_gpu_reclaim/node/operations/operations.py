@@ -365,54 +365,46 @@ def _end_late(counts: Counter[str], session: str, task: asyncio.Task[object]) ->
     _log.warning("- a step ended after its time limit: %s", error or "success")
 
 
-class StepReporter:
-    def __init__(self, operation: Operation, clock: Clock) -> None:
-        self._operation = operation
-        self._clock = clock
+@contextlib.asynccontextmanager
+async def reported_step(
+    operation: Operation,
+    clock: Clock,
+    name: str,
+    title: str,
+    *,
+    done: Callable[[], int] = int,
+    total: Callable[[], int] = int,
+) -> AsyncIterator[None]:
+    """Report a step; ``done`` and ``total`` (0: unknown) are bytes."""
+    # They are asked twice a second, from this thread.
+    begun = clock.monotonic()
 
-    @contextlib.asynccontextmanager
-    async def step(
-        self,
-        name: str,
-        title: str,
-        *,
-        done: Callable[[], int] = int,
-        total: Callable[[], int] = int,
-    ) -> AsyncIterator[None]:
-        """Report a step; ``done`` and ``total`` (0: unknown) are bytes."""
-        # They are asked twice a second, from this thread.
-        begun = self._clock.monotonic()
+    def report(state: str) -> None:
+        step = Step(
+            step=name,
+            title=title,
+            state=state,
+            seconds=round(clock.monotonic() - begun, 3),
+            bytes=done(),
+            total_bytes=total(),
+        )
+        operation.add(Event(step=step))
 
-        def report(state: str) -> None:
-            seconds = self._clock.monotonic() - begun
-            self._operation.add(
-                Event(
-                    step=Step(
-                        step=name,
-                        title=title,
-                        state=state,
-                        seconds=round(seconds, 3),
-                        bytes=done(),
-                        total_bytes=total(),
-                    )
-                )
-            )
-
-        report("begun")
-        ticker = asyncio.create_task(self._tick(lambda: report("going")))
-        try:
-            yield
-        except BaseException as error:
-            report("failed")
-            why = error.reason.value if isinstance(error, ReclaimError) else "internal"
-            _log.info("%s step %s failed: %s", self._operation.key, name, why)
-            raise
-        else:
-            report("done")
-        finally:
-            ticker.cancel()
-
-    async def _tick(self, report: Callable[[], None]) -> None:
+    async def tick() -> None:
         while True:
-            await self._clock.sleep(TICK_SECONDS)
-            report()
+            await clock.sleep(TICK_SECONDS)
+            report("going")
+
+    report("begun")
+    ticker = asyncio.create_task(tick())
+    try:
+        yield
+    except BaseException as error:
+        report("failed")
+        why = error.reason.value if isinstance(error, ReclaimError) else "internal"
+        _log.info("%s step %s failed: %s", operation.key, name, why)
+        raise
+    else:
+        report("done")
+    finally:
+        ticker.cancel()

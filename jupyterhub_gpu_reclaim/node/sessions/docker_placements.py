@@ -71,8 +71,7 @@ class DockerEngine:
         Raises:
             Unreachable: Docker does not answer (``docker_silent``).
         """
-        filters = quote(json.dumps({"label": [INCARNATION]}))
-        there = self._containers(f"/containers/json?filters={filters}")
+        there = self._containers()
         found: dict[str, PodHint] = {}
         for container in sorted(there, key=lambda one: one.created):
             labels = container.labels or {}
@@ -88,10 +87,11 @@ class DockerEngine:
             found.setdefault(labels[INCARNATION], hint)
         return found
 
-    def _containers(self, path: str) -> list[_Container]:
+    def _containers(self) -> list[_Container]:
+        filters = quote(json.dumps({"label": [INCARNATION]}))
         connection = _Connection(self._path)
         try:
-            connection.request("GET", path)
+            connection.request("GET", f"/containers/json?filters={filters}")
             answer = connection.getresponse()
             body = answer.read()
             if answer.status != HTTPStatus.OK:

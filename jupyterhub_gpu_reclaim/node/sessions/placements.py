@@ -302,10 +302,8 @@ class PodPlacements:
 
 def _oldest(claims: Iterable[Session]) -> Iterable[Session]:
     found: dict[tuple[str, str], Session] = {}
-    for one in claims:
-        first = found.setdefault((one.incarnation, one.hint.pod), one)
-        if one.init_start < first.init_start:
-            found[one.incarnation, one.hint.pod] = one
+    for one in sorted(claims, key=lambda one: one.init_start):
+        found.setdefault((one.incarnation, one.hint.pod), one)
     return found.values()
 
 

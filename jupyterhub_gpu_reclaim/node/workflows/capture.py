@@ -218,7 +218,7 @@ class Capture(Workflow):
         Raises:
             Refused: with the first fatal finding's reason.
         """
-        async with self._progress.step("preflight", "Looking at its programs"):
+        async with self._progress("preflight", "Looking at its programs"):
             snapshot = await self._thread(
                 "preflight", lambda: trees.inspect(self._session)
             )
@@ -274,7 +274,7 @@ class Capture(Workflow):
         self, target: CheckpointWriter | Staging, snapshot: Snapshot
     ) -> AbstractAsyncContextManager[None]:
         total = trees.resident_bytes(snapshot)
-        return self._progress.step(
+        return self._progress(
             "dump",
             "Saving the memory",
             done=lambda: target.logical_bytes,
@@ -431,7 +431,7 @@ class Capture(Workflow):
 
         From here on its kernels are stopped, until they are restored or thawed.
         """
-        async with self._progress.step("connections", "Closing its connections"):
+        async with self._progress("connections", "Closing its connections"):
             cut = await self._thread(
                 "connections", lambda: quiesce.cut_in_silence(snapshot)
             )

@@ -74,7 +74,7 @@ class Nap(Workflow):
     _standing: dict[str, int]  #: unread by what stands still, once it does
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
-        async with self._progress.step("preflight", "Looking at its programs"):
+        async with self._progress("preflight", "Looking at its programs"):
             look = await self._thread("preflight", self._look)
             busy = await self._busy_kernels(look)
             self._cancel.check()
@@ -280,7 +280,7 @@ class Wake(Workflow):
         if await self._thread(ROOM, try_it) is None:
             return
         until = tools.clock.monotonic() + tools.accelerator.room_seconds
-        async with self._progress.step(ROOM, "Waiting for a GPU"):
+        async with self._progress(ROOM, "Waiting for a GPU"):
             while short := await self._thread(ROOM, try_it):
                 if self._cancel.is_set:
                     tools.accelerator.room.leave(record.incarnation)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -20,7 +21,10 @@ from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import rehearse
 from jupyterhub_gpu_reclaim.common.errors import RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node import cgroup_escape
-from jupyterhub_gpu_reclaim.node.operations.operations import StepReporter, in_thread
+from jupyterhub_gpu_reclaim.node.operations.operations import (
+    in_thread,
+    reported_step,
+)
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
@@ -40,7 +44,7 @@ class Rehearsal:
     ) -> None:
         self._tools = tools
         self._init = SessionInit(session.init_pid, session.init_start)
-        self._progress = StepReporter(operation, tools.clock)
+        self._progress = partial(reported_step, operation, tools.clock)
         self._capture = operation.cancel
         self._cancel = Cancel()
         self._word: Future[None] = Future()
@@ -73,7 +77,7 @@ class Rehearsal:
     async def _run(self, dumped: Dumped) -> None:
         limits = self._tools.limits
         try:
-            async with self._progress.step("rehearsal", "Trying its return"):
+            async with self._progress("rehearsal", "Trying its return"):
                 await in_thread(
                     lambda: self._rehearse(dumped),
                     step="rehearsal",

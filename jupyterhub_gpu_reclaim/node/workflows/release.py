@@ -31,7 +31,10 @@ from jupyterhub_gpu_reclaim.common.models import TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import CheckpointContents
-from jupyterhub_gpu_reclaim.node.operations.operations import StepReporter, in_thread
+from jupyterhub_gpu_reclaim.node.operations.operations import (
+    in_thread,
+    reported_step,
+)
 from jupyterhub_gpu_reclaim.node.operations.records import SAVED, Record, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import filesystem, nap
@@ -276,7 +279,7 @@ class Releases:
     ) -> None:
         limits = self.tools.limits
         limit = limits.filling if name == "thaw" else limits.check + limits.end
-        async with StepReporter(operation, self.tools.clock).step(name, title):
+        async with reported_step(operation, self.tools.clock, name, title):
             await in_thread(work, step=name, limit=limit)
 
 

@@ -128,7 +128,7 @@ class Restore(Workflow):
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
         try:
-            async with self._progress.step("check", "Checking the machine"):
+            async with self._progress("check", "Checking the machine"):
                 there, fit = await self._check()
             info = there.checkpoint.info
             gpus = there.world.gpus
@@ -245,7 +245,7 @@ class Restore(Workflow):
         self._cancel.check()
         source = CheckpointImages(there.checkpoint)
         images = SavedImages(source, fit.images)
-        async with self._progress.step(
+        async with self._progress(
             "programs", "Bringing the programs back", done=lambda: source.bytes
         ):
             result = await in_thread(
@@ -302,7 +302,7 @@ class Restore(Workflow):
         address = address_of(there.identity, session.init_pid, session.init_start)
         await self._fill_gpus(result)
         self._cancel.check()  # the last moment at which it has done nothing yet
-        async with self._progress.step("answer", "Waiting for the server"):
+        async with self._progress("answer", "Waiting for the server"):
             if address is None:
                 await self._thread(
                     "continue", lambda: engine.proceed(result, world.stopped)

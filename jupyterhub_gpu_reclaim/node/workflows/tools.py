@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.models import Event
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.node.operations.operations import StepReporter, in_thread
+from jupyterhub_gpu_reclaim.node.operations.operations import (
+    in_thread,
+    reported_step,
+)
 from jupyterhub_gpu_reclaim.node.operations.records import ENDED, NapStage, Stage
 
 if TYPE_CHECKING:
@@ -76,7 +80,7 @@ class Workflow:
         self._session = session
         self._operation = operation
         self._cancel = operation.cancel
-        self._progress = StepReporter(operation, tools.clock)
+        self._progress = partial(reported_step, operation, tools.clock)
         self._limits = tools.limits
 
     async def run(self) -> None:
@@ -124,7 +128,7 @@ class Workflow:
     ) -> T:
         """Do one step in a thread, and tell of it; ``limit`` as of a look if 0."""
         limit = limit or self._limits.check
-        async with self._progress.step(name, title, done=done, total=total):
+        async with self._progress(name, title, done=done, total=total):
             return await in_thread(work, step=name, limit=limit, cancel=cancel)
 
     async def _move_out(self, title: str, work: Callable[[], None], gpus: Gpus) -> None:
