@@ -231,8 +231,7 @@ class LocalNode:
         """Restore it, attach to the restore under way, or repeat how it ended."""
         checkpoint = order.checkpoint
         with suppress(Refused):  # while a nap or a wake is under way: it may be back
-            known = self.operations.attach(incarnation, order.kind, checkpoint)
-            if known is not None:
+            if known := self.operations.attach(incarnation, order.kind, checkpoint):
                 return known.follow()
         session = await self._find(incarnation)
         ended: Event | None = None
@@ -244,9 +243,8 @@ class LocalNode:
         if ended is not None and ended.tree is not None:
             return _told(ended)
         # The same call may have come twice; nothing is awaited from here to begin().
-        again = self.operations.attach(incarnation, order.kind, checkpoint)
-        if again is not None:
-            return again.follow()
+        if known := self.operations.attach(incarnation, order.kind, checkpoint):
+            return known.follow()
         if refusal is not None:
             raise refusal
         if ended is not None:
@@ -344,19 +342,16 @@ class LocalNode:
         kind, seen = order.kind, getattr(order, "seen", None)
         checkpoint = order.checkpoint if isinstance(order, orders.Saving) else ""
         await self._await_turn(incarnation, kind, seen)
-        known = self.operations.attach(incarnation, kind, checkpoint)
-        if known is not None:
+        if known := self.operations.attach(incarnation, kind, checkpoint):
             return known.follow()
         if checkpoint:
             captured = self.outcomes.captured
-            ended = await asyncio.to_thread(captured, incarnation, checkpoint)
-            if ended is not None:
+            if ended := await asyncio.to_thread(captured, incarnation, checkpoint):
                 return _told(ended)
         session = await self._find(incarnation)
         tree = await self.tree(incarnation)
         # The same call may have come twice; nothing is awaited from here to begin().
-        known = self.operations.attach(incarnation, kind, checkpoint)
-        if known is not None:
+        if known := self.operations.attach(incarnation, kind, checkpoint):
             return known.follow()
         wakes = kind == orders.Wake.kind
         if wakes and tree.state is TreeState.RUNNING and tree.nap is None:

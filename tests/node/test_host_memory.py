@@ -102,15 +102,6 @@ def test_a_promise_does_not_outlive_its_operation(machine, way):
     memory.promise(operation(), need(12))
 
 
-def test_looking_promises_nothing_and_sees_what_others_were_promised(machine):
-    memory = HostMemory()
-    assert list(memory.findings(need(12))) == []
-    memory.promise(operation(), need(5))
-    (found,) = memory.findings(need(8))
-    assert (found.code, found.retryable) == ("not_enough_memory", True)
-    assert list(memory.findings(need(7))) == []
-
-
 def test_a_session_that_needs_none_is_never_refused(machine):
     machine(-RESERVE_BYTES)
     HostMemory().promise(operation(), need(0))

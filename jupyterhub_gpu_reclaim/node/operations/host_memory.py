@@ -14,18 +14,16 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
-from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import cgroups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 
@@ -66,13 +64,6 @@ class HostMemory:
         self._lock = threading.Lock()
         self._promises: dict[Operation, Need] = {}
 
-    def findings(self, need: Need) -> Iterator[Finding]:
-        """Find what is missing for a need now; promises nothing."""
-        with self._lock:
-            short = self._short(need)
-        if short:
-            yield finding(Reason.NOT_ENOUGH_MEMORY, **short)
-
     def promise(self, operation: Operation, need: Need) -> None:
         """Keep that much for the operation, until it ends or :meth:`release`.
 
@@ -100,14 +91,10 @@ class HostMemory:
             self._promises.pop(operation, None)
 
     def _refuse(self, need: Need) -> None:
-        if short := self._short(need):
-            raise Refused(Reason.NOT_ENOUGH_MEMORY, **short)
-
-    def _short(self, need: Need) -> dict[str, Any]:
-        """The facts for the refusal; empty when it is there."""
+        """Check that it is there; Refused: it is not."""
         self._promises = {op: one for op, one in self._promises.items() if not op.done}
         if not need.bytes:
-            return {}
+            return
         others = [each for each in self._promises.values() if each.bytes]
         promised = [(each.left(), each.headroom()) for each in others]
         machine = _available()
@@ -120,13 +107,13 @@ class HostMemory:
                 if not place or place in places
             )
             if left < need.bytes:
-                return {
-                    "where": _LIMITED if place else _MACHINE,
-                    "needed": size(need.bytes),
-                    "free": size(max(0, left)),
-                    "missing": size(need.bytes - max(0, left)),
-                }
-        return {}
+                raise Refused(
+                    Reason.NOT_ENOUGH_MEMORY,
+                    where=_LIMITED if place else _MACHINE,
+                    needed=size(need.bytes),
+                    free=size(max(0, left)),
+                    missing=size(need.bytes - max(0, left)),
+                )
 
 
 def _available() -> int | None:

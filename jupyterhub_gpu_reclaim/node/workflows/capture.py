@@ -7,7 +7,6 @@ and nothing left. It never ends a process of the session.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import tempfile
 from pathlib import Path
@@ -118,7 +117,6 @@ def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
         tools.criu.findings(),
         gpu_savable=survey.savable,
     )
-    found += tools.memory.findings(_need(session, gpus))
     found += filesystem.refuse_root(session)
     found += filesystem.refuse_volumes(session)
     rights = rights_of(snapshot.processes)
@@ -248,7 +246,7 @@ class Capture(Workflow):
         Raises:
             Refused: others took it meanwhile (``not_enough_memory``).
         """
-        need = need_from(self._session, look.gpus, snapshot)
+        need = need_of(self._session, look.gpus, snapshot)
         self._tools.memory.promise(self._operation, need)
 
     async def _save(
@@ -528,19 +526,18 @@ class Capture(Workflow):
         return Stage.FAILED if late else Stage.ROLLING_BACK
 
 
-def _need(session: Session, gpus: Gpus | None) -> Need:
-    """Host memory for its GPUs' memory, with its own limit lifted."""
+def need_of(session: Session, gpus: Gpus | None, snapshot: Snapshot) -> Need:
+    """Host memory for its GPUs' memory, beside what it has in that snapshot.
+
+    Its own limit is lifted meanwhile.
+    """
     if gpus is None:
         return Need(0, session.init_pid)
-    lifted = cgroups.find_memory_limit(session.init_pid, session.hint.pod)
-    return Need(gpus.bytes(), session.init_pid, lifted)
-
-
-def need_from(session: Session, gpus: Gpus | None, snapshot: Snapshot) -> Need:
-    """The same, beside what the session has in memory in that snapshot."""
     before = trees.resident_bytes(snapshot)
-    return dataclasses.replace(
-        _need(session, gpus),
+    return Need(
+        gpus.bytes(),
+        session.init_pid,
+        cgroups.find_memory_limit(session.init_pid, session.hint.pod),
         taken=lambda: trees.resident_bytes(trees.inspect(session)) - before,
     )
 

@@ -173,7 +173,7 @@ class Nap(Workflow):
         Raises:
             Refused: there is too little (``not_enough_memory``).
         """
-        need = capture.need_from(self._session, gpus, snapshot)
+        need = capture.need_of(self._session, gpus, snapshot)
         self._tools.memory.promise(self._operation, need)
 
     def _recorded(self, look: _Look) -> Record:
