@@ -2,11 +2,9 @@
 
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
-from jupyterhub_gpu_reclaim.node.workflows.capture import refuse_full
 from tests.support.agent import running_agent, wait_for
 
 MB = 10**6
@@ -22,14 +20,6 @@ while True:
     sys.stdout.write("x"); sys.stdout.flush()
     time.sleep(0.02)
 """
-
-
-@pytest.mark.parametrize(
-    ("free", "codes"), [(1000, ["store_full"]), (10**9, []), (None, [])]
-)
-def test_store_without_any_room_is_refused(free, codes):
-    store = SimpleNamespace(free_bytes=lambda: free)
-    assert [found.code for found in refuse_full(store)] == codes
 
 
 @pytest.fixture

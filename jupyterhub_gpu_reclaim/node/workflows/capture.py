@@ -16,7 +16,6 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
-from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
@@ -28,8 +27,8 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Refused,
     RolledBack,
 )
-from jupyterhub_gpu_reclaim.common.findings import finding, refuse_fatal
-from jupyterhub_gpu_reclaim.common.models import Event, Finding, Identity
+from jupyterhub_gpu_reclaim.common.findings import refuse_fatal
+from jupyterhub_gpu_reclaim.common.models import Event, Identity
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import cgroups, far_files
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
+    from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
     from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, GpuSample
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
     from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
-    from jupyterhub_gpu_reclaim.store.repository import Repository
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
 _log = logging.getLogger(__name__)
@@ -89,51 +88,13 @@ _CALLED_OFF_SECONDS = 0.3
 
 
 class Look(NamedTuple):
-    found: list[Finding]  #: everything that keeps the session from being saved now
+    """A session, right before it is captured."""
+
+    snapshot: Snapshot
+    login: Identity
     survey: Survey
     gpus: Gpus | None
     most: int  #: bytes that it may store
-
-
-def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
-    """Everything that may keep a session from being captured; touches nothing.
-
-    Napping programs hold no GPU, and are not looked at for one.
-    """
-    if too_many := preflight.too_many_files(snapshot):
-        return Look(too_many, Survey(), None, 0)
-    if use := far_files.silent(snapshot):
-        found = [finding(Reason.FILES_SILENT, **use.facts)]
-        return Look(found, Survey(), None, 0)
-    awake = trees.awake(trees.record_of(tools.records, session), snapshot)
-    survey = tools.accelerator.survey(awake)
-    gpus = tools.accelerator.describe(survey)
-    moved = gpus.bytes() if gpus else 0
-    # First: what they say of a GPU is the cause of what the others see of it.
-    found = list(tools.accelerator.findings(survey, awake))
-    found += preflight.examine(
-        session.init_pid,
-        snapshot,
-        tools.criu.findings(),
-        gpu_savable=survey.savable,
-    )
-    found += filesystem.refuse_root(session)
-    found += filesystem.refuse_volumes(session)
-    rights = rights_of(snapshot.processes)
-    found += refuse_reaching(rights, session, tools.trusted_capabilities)
-    found += filesystem.refuse_ports(session, snapshot, tools.ports)
-    most = trees.resident_bytes(snapshot) + moved
-    found += refuse_full(tools.store)
-    return Look(found, survey, gpus, most)
-
-
-def refuse_full(store: Repository) -> list[Finding]:
-    """How much a capture stores is known at its end; so it is tried with some room."""
-    free = store.free_bytes()
-    if free is None or free >= _LEAST_BYTES:
-        return []
-    needed = f"at least {size(_LEAST_BYTES)}"
-    return [finding(Reason.STORE_FULL, needed=needed, free=size(free))]
 
 
 class Capture(Workflow):
@@ -167,10 +128,10 @@ class Capture(Workflow):
         )
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
-        snapshot, login, look = await self._look()
-        yield await self._begun(snapshot, look)
+        look = await self._look()
+        yield await self._begun(look)
         try:
-            info = await self._save(snapshot, login, look.survey)
+            info = await self._save(look)
             yield self._note(Stage.CAPTURED)
         # CancelledError is left out: it is the agent's own end, and recovery undoes
         # at the next start what is unfinished then.
@@ -189,9 +150,9 @@ class Capture(Workflow):
             )
         yield Event(checkpoint=info)
 
-    async def _begun(self, snapshot: Snapshot, look: Look) -> Record:
+    async def _begun(self, look: Look) -> Record:
         stopped = await self._thread(
-            "preflight", lambda: self._stopped_before(snapshot)
+            "preflight", lambda: self._stopped_before(look.snapshot)
         )
         limit = LimitRecord()
         if look.gpus:
@@ -210,56 +171,83 @@ class Capture(Workflow):
         napping = nap.in_tree(snapshot) if nap else []
         return freeze.stopped_before(snapshot) - {one.ns_pid for one in napping}
 
-    async def _look(self) -> tuple[Snapshot, Identity, Look]:
+    async def _look(self) -> Look:
         """Preflight: the last moment at which nothing has been touched.
 
         Raises:
             Refused: with the first fatal finding's reason.
         """
         async with self._progress("preflight", "Looking at its programs"):
-            snapshot = await self._thread(
-                "preflight", lambda: trees.inspect(self._session)
-            )
-            if snapshot.server is None:
-                raise Refused(Reason.NO_TREE)
-            server = snapshot.server.pid
-            look = await self._thread(
-                "preflight", lambda: examine(self._tools, self._session, snapshot)
-            )
-            refuse_fatal(look.found, Refused)
-            try:
-                login = await self._thread("preflight", lambda: read_login(server))
-            except OSError as error:
-                raise Refused(Reason.NO_TREE, detail=str(error)) from None
+            look = await self._thread("preflight", self._examine)
+            login = look.login
             if await speaks_tls(self._tools.client, self._address(login), login):
                 raise Refused(Reason.SERVER_TLS)
-            await self._thread("preflight", lambda: self._promise(snapshot, look))
+            await self._thread("preflight", lambda: self._promise(look))
             self._cancel.check()
-            return snapshot, login, look
+            return look
+
+    def _examine(self) -> Look:
+        """Refuse what keeps a session from being captured; touches nothing.
+
+        Napping programs hold no GPU, and are not looked at for one.
+        """
+        tools, session = self._tools, self._session
+        snapshot = trees.inspect(session)
+        if snapshot.server is None:
+            raise Refused(Reason.NO_TREE)
+        refuse_fatal(preflight.too_many_files(snapshot), Refused)
+        if use := far_files.silent(snapshot):
+            raise Refused(Reason.FILES_SILENT, **use.facts)
+        awake = trees.awake(trees.record_of(tools.records, session), snapshot)
+        survey = tools.accelerator.survey(awake)
+        gpus = tools.accelerator.describe(survey)
+        # First: what they say of a GPU is the cause of what the others see of it.
+        found = list(tools.accelerator.findings(survey, awake))
+        found += preflight.examine(
+            session.init_pid,
+            snapshot,
+            tools.criu.findings(),
+            gpu_savable=survey.savable,
+        )
+        found += filesystem.refuse_root(session)
+        found += filesystem.refuse_volumes(session)
+        rights = rights_of(snapshot.processes)
+        found += refuse_reaching(rights, session, tools.trusted_capabilities)
+        found += filesystem.refuse_ports(session, snapshot, tools.ports)
+        refuse_fatal(found, Refused)
+        # How much it stores is known at its end; so it is tried with some room.
+        free = tools.store.free_bytes()
+        if free is not None and free < _LEAST_BYTES:
+            needed = f"at least {size(_LEAST_BYTES)}"
+            raise Refused(Reason.STORE_FULL, needed=needed, free=size(free))
+        try:
+            login = read_login(snapshot.server.pid)
+        except OSError as error:
+            raise Refused(Reason.NO_TREE, detail=str(error)) from None
+        most = trees.resident_bytes(snapshot) + (gpus.bytes() if gpus else 0)
+        return Look(snapshot, login, survey, gpus, most)
 
     def _address(self, login: Identity) -> ServerAddress | None:
         return address_of(login, self._session.init_pid, self._session.init_start)
 
-    def _promise(self, snapshot: Snapshot, look: Look) -> None:
+    def _promise(self, look: Look) -> None:
         """Reserve host memory for its GPUs' memory.
 
         Raises:
-            Refused: others took it meanwhile (``not_enough_memory``).
+            Refused: it is not there (``not_enough_memory``).
         """
-        need = need_of(self._session, look.gpus, snapshot)
+        need = need_of(self._session, look.gpus, look.snapshot)
         self._tools.memory.promise(self._operation, need)
 
-    async def _save(
-        self, snapshot: Snapshot, login: Identity, survey: Survey
-    ) -> CheckpointInfo:
-        state = await ask_state(self._tools.client, self._address(login))
-        writer = await self._open(snapshot)
+    async def _save(self, look: Look) -> CheckpointInfo:
+        state = await ask_state(self._tools.client, self._address(look.login))
+        writer = await self._open(look.snapshot)
         frozen = self._tools.clock.monotonic()
-        await self._empty(survey)
-        cut = await self._cut(snapshot)
+        await self._empty(look.survey)
+        cut = await self._cut(look.snapshot)
         with Rehearsal(self._tools, self._session, self._operation) as rehearsal:
-            async with self._dumping(writer, snapshot):
-                dumped = await self._image(writer, login, state, cut)
+            async with self._dumping(writer, look.snapshot):
+                dumped = await self._image(writer, look.login, state, cut)
                 rehearsal.begin(dumped)
                 await self._archive(writer)
             info = await self._commit(writer, rehearsal, self._since(frozen))

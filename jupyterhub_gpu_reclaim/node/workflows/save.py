@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
     from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
     from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Identity
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.linux.processes import Process
     from jupyterhub_gpu_reclaim.node.jupyter.server import ServerState
     from jupyterhub_gpu_reclaim.node.operations.records import Record
@@ -86,14 +86,14 @@ class Save(Capture):
                 await asyncio.to_thread(self._staging.release)
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
-        snapshot, login, look = await self._look()
-        await self._thread("memory", lambda: self._take_memory(snapshot, look))
-        state = await ask_state(self._tools.client, self._address(login))
-        yield await self._begun(snapshot, look)
+        look = await self._look()
+        await self._thread("memory", lambda: self._take_memory(look))
+        state = await ask_state(self._tools.client, self._address(look.login))
+        yield await self._begun(look)
         try:
-            await self._open(snapshot)
+            await self._open(look.snapshot)
             frozen = self._tools.clock.monotonic()
-            dumped = await self._stand(snapshot, login, state, look)
+            dumped = await self._stand(look, state)
             await self._go_on()
         except Exception as error:
             why = reported(error, RolledBack, Reason.CAPTURE_FAILED)
@@ -112,28 +112,30 @@ class Save(Capture):
         yield self._settled(parent=info.id)
         yield Event(checkpoint=info)
 
-    def _promise(self, snapshot: Snapshot, look: Look) -> None:
+    def _promise(self, look: Look) -> None:
         moved = look.gpus.bytes() if look.gpus else 0
-        need = Need(self._copied(snapshot, look) + moved, os.getpid())
+        need = Need(self._copied(look) + moved, os.getpid())
         self._tools.memory.promise(self._operation, need)
 
-    def _take_memory(self, snapshot: Snapshot, look: Look) -> None:
+    def _take_memory(self, look: Look) -> None:
         """Take the memory of the copy now, while nothing is stopped."""
-        self._staging = Staging(self._copied(snapshot, look), self._grant)
-        super()._promise(snapshot, look)
+        self._staging = Staging(self._copied(look), self._grant)
+        super()._promise(look)
 
     def _grant(self, count: int, take: Callable[[], T]) -> T:
         """Take more than was promised, if it is there; otherwise it is called off."""
         return self._tools.memory.grant(Need(count, os.getpid()), take)
 
-    def _copied(self, snapshot: Snapshot, look: Look) -> int:
+    def _copied(self, look: Look) -> int:
         """Bytes of the copy, as of now; programs that stay stopped are read later."""
-        standing = Snapshot(snapshot.init, tuple(self._stands_on()))
+        standing = Snapshot(look.snapshot.init, tuple(self._stands_on()))
         left_out = trees.resident_bytes(standing)
         if self._files_bytes is None:
             limit = self._tools.save_point_file_bytes
-            self._files_bytes = filesystem.kept_bytes(self._session, snapshot, limit)
-        begun = (len(snapshot.processes) + 1) * PIECE
+            self._files_bytes = filesystem.kept_bytes(
+                self._session, look.snapshot, limit
+            )
+        begun = (len(look.snapshot.processes) + 1) * PIECE
         return max(0, look.most - left_out) + begun + self._files_bytes
 
     def _stands_on(self) -> list[Process]:
@@ -153,17 +155,11 @@ class Save(Capture):
         self._standing.mark()
         return result
 
-    async def _stand(
-        self,
-        snapshot: Snapshot,
-        login: Identity,
-        state: ServerState,
-        look: Look,
-    ) -> Dumped:
+    async def _stand(self, look: Look, state: ServerState) -> Dumped:
         await self._empty(look.survey)
         assert self._staging is not None
-        async with self._dumping(self._staging, snapshot):
-            dumped = await self._image(self._staging, login, state, cut=[])
+        async with self._dumping(self._staging, look.snapshot):
+            dumped = await self._image(self._staging, look.login, state, cut=[])
         await self._archive(self._staging)
         return await self._thread("rehearsal", lambda: self._as_it_stands(dumped))
 
