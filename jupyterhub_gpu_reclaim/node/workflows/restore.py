@@ -129,7 +129,7 @@ class Restore(Workflow):
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
         try:
             async with self._progress("check", "Checking the machine"):
-                there, fit = await self._check()
+                there, fit = await self._thread("check", self._check)
             info = there.checkpoint.info
             gpus = there.world.gpus
             pod = self._session.hint.pod
@@ -163,27 +163,17 @@ class Restore(Workflow):
         self._give_ports_back()
         yield Event(tree=trees.tree_of(self._session, self._record, None))
 
-    async def _check(self) -> tuple[checkpoint_files.CheckpointContents, Fit]:
-        there = await self._thread(
-            "check",
-            lambda: checkpoint_files.CheckpointContents(
-                self._tools.store.open(self._record.checkpoint)
-            ),
+    def _check(self) -> tuple[checkpoint_files.CheckpointContents, Fit]:
+        tools, session = self._tools, self._session
+        there = checkpoint_files.CheckpointContents(
+            tools.store.open(self._record.checkpoint)
         )
-        found, files = await self._thread(
-            "check",
-            lambda: _compare(
-                self._tools,
-                self._session,
-                there,
-                put_files_back=self._put_files_back,
-            ),
+        found, files = _compare(
+            tools, session, there, put_files_back=self._put_files_back
         )
-        lost, anew = await self._thread(
-            "check", lambda: without_lost(self._session, there)
-        )
+        lost, anew = without_lost(session, there)
         refuse_fatal([*found, *lost], RestoreFailed)
-        await self._thread("check", lambda: self._promise(there))
+        self._promise(there)
         return there, Fit(anew, files)
 
     def _promise(self, there: checkpoint_files.CheckpointContents) -> None:
