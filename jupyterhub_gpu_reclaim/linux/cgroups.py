@@ -153,16 +153,10 @@ class _Root(NamedTuple):
     group: str
 
 
-class _UsageNames(NamedTuple):
-    used: str
-    files: tuple[str, str]
-
-
+#: The file that tells what is in use, and what of it (memory.stat) are files.
 _USAGE_NAMES: Final = {
-    1: _UsageNames(
-        "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
-    ),
-    2: _UsageNames("memory.current", ("inactive_file", "active_file")),
+    1: ("memory.usage_in_bytes", "total_inactive_file", "total_active_file"),
+    2: ("memory.current", "inactive_file", "active_file"),
 }
 
 
@@ -236,14 +230,14 @@ def headroom(pid: int, lifted: LimitRecord | None = None) -> dict[str, int]:
     while lifted is not None:
         off.add(lifted.file)
         lifted = lifted.above
-    names, found = _USAGE_NAMES[group.version], {}
+    (used_name, *file_names), found = _USAGE_NAMES[group.version], {}
     for folder in _upwards(group):
         limit = _limit(folder, group.version)
         if limit is None or str(folder / _limit_name(group.version)) in off:
             continue
-        used = _number(folder / names.used) or 0
+        used = _number(folder / used_name) or 0
         stat = dict(line.split() for line in _text(folder / "memory.stat").splitlines())
-        kept = sum(int(stat.get(name, 0)) for name in names.files)
+        kept = sum(int(stat.get(name, 0)) for name in file_names)
         found[str(folder)] = max(0, limit - max(0, used - kept))
     return found
 

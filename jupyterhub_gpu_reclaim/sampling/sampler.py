@@ -276,13 +276,7 @@ class Sampler:
     async def _is_another_program(self, address: jupyter_api.ServerAddress) -> bool:
         """Whether the server is not Jupyter's: each of those tells its version."""
         try:
-            version = await jupyter_api.ask(
-                self._client,
-                address,
-                "api",
-                jupyter_api.Version,
-                seconds=self._seconds,
-            )
+            version = await self._ask_if_changed(address, "api", jupyter_api.Version)
         except (NotFound, jupyter_api.OtherAnswer):
             return True
         except ReclaimError:

@@ -44,7 +44,6 @@ from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import IMAGES
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import (
-    TimeLimits,
     in_thread,
     reported,
 )
@@ -454,7 +453,7 @@ class Capture(Workflow):
         has ended and its checkpoint exists; ROLLING_BACK when some of it is still to be
         undone (``recovery.settle_after``).
         """
-        committing, limits = self._committing, self._limits
+        committing = self._committing
         try:
             await in_thread(
                 lambda: thaw_tree(
@@ -464,7 +463,7 @@ class Capture(Workflow):
                     together=committing,
                 ),
                 step="thaw",
-                limit=thaw_limit(limits, self._record),
+                limit=self._limits.filling,
             )
         except NotFound:
             _log.warning("%s ended during its capture", self._session.key)
@@ -559,7 +558,3 @@ def thaw_tree(
     thaw(trees.inspect(session), stopped)
     if failure is not None:
         raise failure
-
-
-def thaw_limit(limits: TimeLimits, record: Record) -> float:
-    return limits.check + (limits.restore if record.gpus else 0.0)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -43,7 +43,6 @@ from jupyterhub_gpu_reclaim.node.workflows import filesystem
 from jupyterhub_gpu_reclaim.node.workflows.capture import (
     Capture,
     Look,
-    thaw_limit,
     thaw_tree,
 )
 from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
@@ -60,8 +59,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.records import Record
     from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
-
-T = TypeVar("T")
 
 
 class Save(Capture):
@@ -119,12 +116,13 @@ class Save(Capture):
 
     def _take_memory(self, look: Look) -> None:
         """Take the memory of the copy now, while nothing is stopped."""
-        self._staging = Staging(self._copied(look), self._grant)
+        memory = self._tools.memory
+        self._staging = Staging(
+            self._copied(look),
+            # More than was promised is taken if it is there; else it is called off.
+            lambda count, take: memory.grant(Need(count, os.getpid()), take),
+        )
         super()._promise(look)
-
-    def _grant(self, count: int, take: Callable[[], T]) -> T:
-        """Take more than was promised, if it is there; otherwise it is called off."""
-        return self._tools.memory.grant(Need(count, os.getpid()), take)
 
     def _copied(self, look: Look) -> int:
         """Bytes of the copy, as of now; programs that stay stopped are read later."""
@@ -195,7 +193,7 @@ class Save(Capture):
             "thaw",
             "Letting it go on",
             lambda: thaw_tree(self._tools.accelerator, self._session, self._record),
-            limit=thaw_limit(self._limits, self._record),
+            limit=self._limits.filling,
         )
 
     def _settled(self, parent: str = "") -> Record:
