@@ -35,7 +35,6 @@ from jupyterhub_gpu_reclaim.common.errors import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
-from jupyterhub_gpu_reclaim.linux.processes import Process
 from jupyterhub_gpu_reclaim.node.operations.operations import (
     Operation,
     TimeLimits,
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+    from jupyterhub_gpu_reclaim.linux.processes import Process
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
     from jupyterhub_gpu_reclaim.node.operations.operations import Operations
     from jupyterhub_gpu_reclaim.node.operations.records import Records
@@ -274,31 +274,10 @@ class Recovery:
             return
         now = self.tools.clock.now()
         record = nap.thawed(self.tools.accelerator, session, record, now)
-        self._remove_remains(record)
+        # Left alone, its intent would keep its data, and those of earlier generations,
+        # for a day. A writer that is still at it may yet commit.
+        self.tools.store.delete(record.checkpoint)
         self._fail(record)
-
-    def _remove_remains(self, record: Record) -> None:
-        """Remove everything written by a capture that will not go on.
-
-        Left alone, its intent would keep its data, and those of earlier generations,
-        for a day.
-
-        Raises:
-            Refused: its writer is still at it (``operation_in_flight``): it was
-                cancelled, but the store has not answered it yet, and may still commit
-                it.
-        """
-        try:
-            self.tools.store.delete(record.checkpoint)
-        except ReclaimError as error:
-            if error.reason is Reason.OPERATION_IN_FLIGHT:
-                raise
-            _log.warning(
-                "%s what is left of %s is removed later: %s",
-                record.key,
-                record.checkpoint,
-                error,
-            )
 
     def _end_unfinished(self, session: Session) -> None:
         """End what has come back and never went on; its checkpoint exists."""
@@ -472,21 +451,14 @@ def _criu_inside(session: Session) -> list[Process]:
     found = []
     for pid in procfs.pids():
         # Whose it is comes first: a user's command line may block who reads it.
-        if procfs.link(pid, "ns/pid") != space or _owner(pid) != 0:
+        owner = procfs.target_status(pid, "")
+        if owner is None or owner.st_uid or procfs.link(pid, "ns/pid") != space:
             continue
         words = procfs.text(pid, "cmdline").split("\0")
-        if not all(word in words for word in _CRIU_WORDS):
-            continue
-        start = processes.start_time(pid)
-        if start is not None:
-            name = procfs.name(pid)
-            found.append(Process(pid, 0, 0, name, "S", start, 0))
+        if all(word in words for word in _CRIU_WORDS):
+            with suppress(NotFound):
+                found.append(processes.snapshot_init(pid))
     return found
-
-
-def _owner(pid: int) -> int | None:
-    status = procfs.target_status(pid, "")
-    return None if status is None else status.st_uid
 
 
 def _attempt(work: Callable[[], object], key: object) -> bool:

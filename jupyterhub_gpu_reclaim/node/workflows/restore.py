@@ -394,19 +394,17 @@ class Restore(Workflow):
         """Leave nothing under the init; otherwise record and lease stay."""
         session = self._session
         try:
-            await in_thread(
-                lambda: engine.clear(
-                    SessionInit(session.init_pid, session.init_start),
-                    timeout=self._limits.end,
-                ),
-                step="clear",
-                limit=self._limits.end * 2,
-            )
-            cgroups.restore_memory_limit(self._record.memory_limit)
+            with contextlib.suppress(NotFound):  # it has ended
+                await in_thread(
+                    lambda: engine.clear(
+                        SessionInit(session.init_pid, session.init_start),
+                        timeout=self._limits.end,
+                    ),
+                    step="clear",
+                    limit=self._limits.end * 2,
+                )
+                cgroups.restore_memory_limit(self._record.memory_limit)
             self._tools.ports.take_again(self._record.checkpoint)
-        except NotFound:
-            self._tools.ports.take_again(self._record.checkpoint)
-            return True
         except ReclaimError as error:
             _log.error(
                 "%s remains of a failed restore cannot be removed: %s",
