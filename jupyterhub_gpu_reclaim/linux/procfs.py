@@ -275,6 +275,8 @@ def words(
         data = reading.result(max(0.0, begun + seconds - time.monotonic()))
     except TimeoutError:
         raise TimeoutError(f"{path} does not come") from None
+    if len(data) > MAX_BYTES:
+        raise OSError(f"{path} has more than {MAX_BYTES} bytes")
     if _start_text(proc, pid) != start:
         raise ProcessLookupError(f"process {pid} has ended")
     return data.removesuffix(b"\0").split(b"\0")
@@ -293,7 +295,8 @@ def _begin(path: Path, start: str) -> tuple[float, Future[bytes]]:
 def _run(path: Path, start: str) -> None:
     reading = _reads[path, start][1]
     try:
-        reading.set_result(_read_at_most(path, MAX_BYTES))
+        with path.open("rb") as file:
+            reading.set_result(file.read(MAX_BYTES + 1))
     except OSError as error:
         reading.set_exception(error)
     finally:
@@ -305,14 +308,3 @@ def _start_text(proc: Path, pid: int) -> str:
     """Start time of a process as in ``stat``: with the pid it names one process."""
     stat = (proc / str(pid) / "stat").read_text(errors="replace")
     return stat.rpartition(")")[2].split()[19]
-
-
-def _read_at_most(path: Path, most: int) -> bytes:
-    pieces, size = [], 0
-    with path.open("rb", buffering=0) as file:
-        while piece := os.read(file.fileno(), 1 << 20):
-            pieces.append(piece)
-            size += len(piece)
-            if size > most:
-                raise OSError(f"{path} has more than {most} bytes")
-    return b"".join(pieces)

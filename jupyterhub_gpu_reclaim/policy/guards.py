@@ -106,15 +106,13 @@ class Guards(Configurable):
 
     def denials(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         return [
-            *self._phase(snapshot),
-            *self._people(snapshot, now),
-            *self._failures(snapshot, now),
+            *self._state(snapshot, now),
             *self._hours(snapshot.terms, now),
             *self._ages(snapshot, now),
         ]
 
-    def _phase(self, snapshot: SessionSnapshot) -> Iterator[Decision]:
-        phase = snapshot.phase
+    def _state(self, snapshot: SessionSnapshot, now: float) -> Iterator[Decision]:
+        phase, terms = snapshot.phase, snapshot.terms
         if phase.rests:
             yield deny(Reason.WRONG_PHASE, phase=phase.value, action="be suspended")
         elif not phase.live:
@@ -122,11 +120,8 @@ class Guards(Configurable):
         elif snapshot.waking:
             # It has not read its input, so that by its samples it is idle.
             yield deny(Reason.NAP_WAKING)
-
-    def _people(self, snapshot: SessionSnapshot, now: float) -> Iterator[Decision]:
         if snapshot.opted_out_by:
             yield deny(Reason.OPTED_OUT, by=snapshot.opted_out_by)
-        terms = snapshot.terms
         if terms.unknown:
             yield deny(Reason.RULES_UNKNOWN, what=terms.unknown)
         if terms.never:
@@ -135,8 +130,6 @@ class Guards(Configurable):
         if until is not None and until > now:
             by = snapshot.kept_by or "its user"
             yield deny(Reason.KEPT, until, until=moment(until), by=by)
-
-    def _failures(self, snapshot: SessionSnapshot, now: float) -> Iterator[Decision]:
         until = snapshot.backoff_until
         if until is not None and until > now:
             failure = snapshot.failure

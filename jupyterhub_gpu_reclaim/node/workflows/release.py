@@ -150,11 +150,7 @@ class Releases:
         self.tools.store.delete(record.checkpoint)
         thaw(snapshot, trees.left_stopped(record, snapshot))
         self.tools.ports.let_go(record.checkpoint)
-        self._forget(record)
-
-    def _forget(self, record: Record) -> None:
-        # Not the nap that it found.
-        if record.nap is None:
+        if record.nap is None:  # that began before, and goes on
             self.tools.records.delete(record.incarnation)
         else:
             self.tools.records.note(record.at(Stage.SETTLED, record.steps, gpus=None))

@@ -160,7 +160,8 @@ class Restore(Workflow):
                 yield self._note(Stage.FAILED, failure=codec.failure_of(why))
             raise why from error
         yield self._note(Stage.RESTORED)
-        self._give_ports_back()
+        with contextlib.suppress(ReclaimError):  # ports held too long are harmless
+            self._tools.ports.let_go(self._record.checkpoint)
         yield Event(tree=trees.tree_of(self._session, self._record, None))
 
     def _check(self) -> tuple[checkpoint_files.CheckpointContents, Fit]:
@@ -290,7 +291,11 @@ class Restore(Workflow):
     ) -> None:
         session, world = self._session, there.world
         address = address_of(there.identity, session.init_pid, session.init_start)
-        await self._fill_gpus(result)
+        gpus, limit = self._record.gpus, self._record.memory_limit
+        if gpus is not None:  # before any process but its owners continues
+            await self._move_back(
+                lambda: self._tools.accelerator.fill(gpus, limit, result.tree), gpus
+            )
         self._cancel.check()  # the last moment at which it has done nothing yet
         async with self._progress("answer", "Waiting for the server"):
             if address is None:
@@ -323,18 +328,6 @@ class Restore(Workflow):
             if wake.silent <= self._busy:
                 break
         _log.info("%s a kernel has not answered the wake-up yet", self._session.key)
-
-    async def _fill_gpus(self, result: engine.RestoreResult) -> None:
-        """Restore GPU memory before any process but its owners continues."""
-        record = self._record
-        if record.gpus is None:
-            return
-        await self._move_back(
-            lambda: self._tools.accelerator.fill(
-                record.gpus, record.memory_limit, result.tree
-            ),
-            record.gpus,
-        )
 
     async def _await_answer(self, address: jupyter_api.ServerAddress) -> None:
         """Ask the server until it answers; the connect timeout paces the attempts.
@@ -413,13 +406,6 @@ class Restore(Workflow):
             )
             return False
         return True
-
-    def _give_ports_back(self) -> None:
-        """The session holds its ports itself now; one held too long is harmless."""
-        try:
-            self._tools.ports.let_go(self._record.checkpoint)
-        except ReclaimError as error:
-            _log.warning("%s ports stay held: %s", self._session.key, error)
 
 
 def _compare(
