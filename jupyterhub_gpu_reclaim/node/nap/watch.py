@@ -1,8 +1,8 @@
 """Waits until something wakes the stopped programs of one session.
 
-The kernel reports input as it comes (``linux.epoll``): the agent holds no connection of
-the session, and does not poll. A session that is flooded is looked at more and more
-seldom, at last five times a second.
+The kernel reports input as it comes (``descriptors.EdgeSet``): the agent holds no
+connection of the session, and does not poll. A session that is flooded is looked at
+more and more seldom, at last five times a second.
 
 Nothing reports a signal for a stopped program. So pending ones are looked at ten times
 a second, and so is whether each program is still stopped: one that was continued runs
@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import processes, procfs
-from jupyterhub_gpu_reclaim.linux.epoll import EdgeSet
+from jupyterhub_gpu_reclaim.linux.descriptors import EdgeSet
 from jupyterhub_gpu_reclaim.node.nap import messages
 from jupyterhub_gpu_reclaim.node.nap.inputs import (
     PEEK_BYTES,

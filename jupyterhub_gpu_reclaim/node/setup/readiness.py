@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
-    from jupyterhub_gpu_reclaim.node.operations.store_presence import StorePresence
-    from jupyterhub_gpu_reclaim.node.setup.store import Opened
+    from jupyterhub_gpu_reclaim.node.setup.store import Opened, StorePresence
 
 #: CRIU's self-test takes about a second; a good answer holds for so many seconds.
 _GOOD_SECONDS = 300.0

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations import known_term
-from jupyterhub_gpu_reclaim.node.operations.store_presence import StorePresence
 from jupyterhub_gpu_reclaim.node.setup import store_init
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
@@ -19,7 +22,10 @@ from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.node.setup.settings import StoreSettings
     from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.format.keys import StoreKeys
@@ -28,6 +34,58 @@ _log = logging.getLogger(__name__)
 
 _GB = 10**9
 KEY_FILE = "master.key"
+#: Seconds that a look is waited for: a folder answers in less than one millisecond.
+_WAIT: Final = 2.0
+
+
+class StorePresence:
+    """Looks at the store's identity (law 14), from any thread; ``begin`` goes first.
+
+    Looks are made one at a time and aside: an object store that does not answer keeps
+    one look waiting for minutes, and nobody who asks for the node's status.
+    """
+
+    def __init__(
+        self,
+        check: IdentifiedBackend,
+        begin: Callable[[], object],
+        key_file: Path | None,  # None: the keys are elsewhere
+    ) -> None:
+        self._check = check
+        self._key_file = key_file
+        self._begin = begin
+        self._lock = threading.Lock()
+        self._look: Future[list[Finding]] | None = None
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="store")
+
+    def close(self) -> None:
+        self._aside.shutdown(wait=False, cancel_futures=True)
+
+    def findings(self) -> list[Finding]:
+        """Find what is to be said of the store: nothing is saved while it is absent."""
+        with self._lock:
+            if self._look is None or self._look.done():
+                self._look = self._aside.submit(self._confirm)
+            look = self._look
+        try:
+            return look.result(_WAIT)
+        except TimeoutError:
+            why = f"it has not answered for {_WAIT:g} s"
+            return [finding(Reason.STORE_UNREACHABLE, fatal=False, why=why)]
+
+    def _confirm(self) -> list[Finding]:
+        try:
+            self._begin()
+            self._check.confirm()
+        except ReclaimError as error:
+            # One that does not answer now is asked again by each order, and may have
+            # then.
+            fatal = error.reason is not Reason.STORE_UNREACHABLE
+            return [finding(error.reason, fatal=fatal, **error.facts)]
+        if self._key_file is None or self._key_file.exists():
+            return []
+        why = f"{self._key_file} is gone, and the agent remembers it until it ends"
+        return [finding(Reason.KEY_MISSING, fatal=False, why=why)]
 
 
 @dataclass(frozen=True, slots=True)
