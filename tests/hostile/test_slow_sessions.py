@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Tree, TreeState
 from jupyterhub_gpu_reclaim.node.sessions import samples
 from jupyterhub_gpu_reclaim.node.sessions.samples import TreeSampler, find_kernels
-from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 
 
 class Sampled:
@@ -36,13 +35,12 @@ async def test_sessions_that_keep_us_waiting_or_fail_cost_no_other_its_sample(
             together.wait(60)  # nobody waits for one before
         if session.startswith("broken"):
             raise RuntimeError("a fault of ours")
-        return session
-
-    def see(self, tree, snapshot):
-        return SampleTarget(tree.incarnation, tree.key, 1, 1, [1], None)
+        one = SimpleNamespace(pid=1)
+        return SimpleNamespace(init=one, server=one, processes=[one])
 
     monkeypatch.setattr(samples.trees, "inspect", inspect)
-    monkeypatch.setattr(TreeSampler, "_see", see)
+    monkeypatch.setattr(samples, "find_address", lambda *_: None)
+    monkeypatch.setattr(samples, "find_kernels", lambda _: [])
     names = ["ada", *(f"slow{n}" for n in range(5)), "broken", "bob"]
     taken = await TreeSampler(Placed(), Sampled()).samples(list(map(tree, names)))
     assert taken == [name for name in names if name != "broken"]
