@@ -467,50 +467,44 @@ class Capture(Workflow):
             )
         except NotFound:
             _log.warning("%s ended during its capture", self._session.key)
-            return await self._keep()
+            return await self._remove()
         except ReclaimError as error:
             _log.error(
                 "%s may still be frozen after a failed capture: %s",
                 self._session.key,
                 error,
             )
-            await self._keep()
+            await self._remove()
             return Stage.ROLLING_BACK
-        return await self._discard()
+        return await self._remove(committed=True)
 
-    async def _keep(self) -> Stage:
-        return await self._remove(lambda writer: writer.abort())
-
-    async def _discard(self) -> Stage:
-        # Even if it was, or yet is, committed.
-        def discard(writer: CheckpointWriter) -> bool:
-            if not writer.abort():
-                self._tools.store.delete(self._checkpoint)
-            return True
-
-        return await self._remove(discard)
-
-    async def _remove(self, work: Callable[[CheckpointWriter], bool]) -> Stage:
+    async def _remove(self, *, committed: bool = False) -> Stage:
+        """Remove everything written; if it may be ``committed``, that, too."""
         writer = self._writer
         if writer is None:
             return Stage.FAILED
+
+        def work() -> bool:
+            aborted = writer.abort()
+            if not aborted and committed:
+                self._tools.store.delete(self._checkpoint)
+            return aborted or committed
+
         limit = _CALLED_OFF_SECONDS if self._cancel.is_set else _ABORT_SECONDS
         try:
-            removed = await in_thread(lambda: work(writer), step="abort", limit=limit)
+            removed = await in_thread(work, step="abort", limit=limit)
         except ReclaimError as error:
-            return self._left(error)
+            _log.error(
+                "%s the remains of %s are not removed yet: %s",
+                self._session.key,
+                self._checkpoint,
+                error,
+            )
+            # A thread that takes longer does it yet; only a commit could get before it.
+            late = error.reason is Reason.TIMED_OUT and not self._committing
+            # A session that goes on does so whatever the store does.
+            return Stage.FAILED if late or self._goes_on else Stage.ROLLING_BACK
         return Stage.FAILED if removed else Stage.CAPTURED
-
-    def _left(self, error: ReclaimError) -> Stage:
-        _log.error(
-            "%s the remains of %s are not removed yet: %s",
-            self._session.key,
-            self._checkpoint,
-            error,
-        )
-        # A thread that takes longer does it yet; only a commit could get before it.
-        late = error.reason is Reason.TIMED_OUT and not self._committing
-        return Stage.FAILED if late else Stage.ROLLING_BACK
 
 
 def need_of(session: Session, gpus: Gpus | None, snapshot: Snapshot) -> Need:

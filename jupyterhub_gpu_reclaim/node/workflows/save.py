@@ -104,7 +104,7 @@ class Save(Capture):
         try:
             info = await self._store(dumped, seconds)
         except Exception as error:
-            await (self._discard() if self._cancel.is_set else self._keep())
+            await self._remove(committed=self._cancel.is_set)
             raise reported(error, RolledBack, Reason.CAPTURE_FAILED) from error
         yield self._settled(parent=info.id)
         yield Event(checkpoint=info)
@@ -248,11 +248,6 @@ class Save(Capture):
             self._cancel.check()
             if self._lives():
                 raise
-
-    def _left(self, error: ReclaimError) -> Stage:
-        # The session goes on whatever the store does.
-        super()._left(error)
-        return Stage.FAILED
 
     def _lives(self) -> bool:
         try:
