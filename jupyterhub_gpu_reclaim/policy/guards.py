@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, time, timedelta, tzinfo
+from datetime import UTC, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
-from zoneinfo import ZoneInfo
 
 from traitlets import List, TraitError, Unicode, validate
 from traitlets.config import Configurable
@@ -47,21 +46,14 @@ class Guards(Configurable):
 
     quiet_hours = List(
         Unicode(),
-        help="""Times of day at which no session is suspended, in ``time_zone``.
+        help="""Times of day at which no session is suspended.
 
         Each from its first minute to just before its last; one may reach over
-        midnight, and one with equal ends is the whole day. Suspends that were due come
-        after it. Empty: no such times. Example: ["08:00-18:00"] for a machine that is
-        to be given back at night only.
-        """,
-    ).tag(config=True)
-
-    time_zone = Unicode(
-        "",
-        help="""Whose time of day ``quiet_hours`` and sentences for users mean.
-
-        A name of the IANA database (package ``tzdata``). Empty: the machine's own.
-        Example: "Europe/Berlin".
+        midnight, and one with equal ends is the whole day. They are in the time zone of
+        the service: its machine's, or the one that its environment names (``TZ``, such
+        as ``Europe/Berlin``). Suspends that were due come after it. Empty: no such
+        times. Example: ["08:00-18:00"] for a machine that is to be given back at night
+        only.
         """,
     ).tag(config=True)
 
@@ -74,17 +66,6 @@ class Guards(Configurable):
             raise TraitError(f"Guards.quiet_hours: {error}") from None
         found: list[str] = proposal["value"]
         return found
-
-    @validate("time_zone")
-    def _check_time_zone(self, proposal: Any) -> str:
-        name: str = proposal["value"]
-        try:
-            _zone(name)
-        except (KeyError, OSError, ValueError):
-            raise TraitError(
-                f"Guards.time_zone: {name!r} is not known; one is 'Europe/Berlin'"
-            ) from None
-        return name
 
     def made_room(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Why the session must not nap for another so soon again; else empty."""
@@ -140,10 +121,9 @@ class Guards(Configurable):
         own = terms.quiet_hours
         for text in self.quiet_hours if own is None else own:
             period = parse_period(text)
-            end = period.end_after(now, _zone(self.time_zone))
+            end = period.end_after(now)
             if end is not None:
-                here = datetime.fromtimestamp(now, UTC).astimezone()
-                zone = self.time_zone or here.tzname()
+                zone = datetime.fromtimestamp(now, UTC).astimezone().tzname()
                 yield deny(
                     Reason.QUIET_HOURS,
                     end,
@@ -173,12 +153,6 @@ class Guards(Configurable):
             )
 
 
-def _zone(name: str) -> tzinfo | None:
-    if name == "UTC":
-        return UTC  # known even where the machine has no database of zones
-    return ZoneInfo(name) if name else None
-
-
 _TIME = r"([01]\d|2[0-3]):([0-5]\d)"
 _PERIOD = re.compile(rf"{_TIME}-{_TIME}")
 
@@ -189,15 +163,15 @@ class Period(NamedTuple):
     start: time
     end: time
 
-    def end_after(self, now: float, zone: tzinfo | None) -> float | None:
+    def end_after(self, now: float) -> float | None:
         """When the current period ends; None outside of the period."""
-        local = datetime.fromtimestamp(now, zone)
+        local = datetime.fromtimestamp(now, UTC).astimezone()
         for days in (-1, 0):
             day = local.date() + timedelta(days=days)
             over = day + timedelta(days=1) if self.end <= self.start else day
             # A timestamp, not a difference: days are not always 24 hours long.
-            start = datetime.combine(day, self.start, zone).timestamp()
-            end = datetime.combine(over, self.end, zone).timestamp()
+            start = datetime.combine(day, self.start).timestamp()
+            end = datetime.combine(over, self.end).timestamp()
             if start <= now < end:
                 return end
         return None
