@@ -21,7 +21,7 @@ import os
 import time
 import uuid
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 import msgspec
@@ -97,25 +97,18 @@ _TAIL_BYTES = 1 << 16
 _MAX_SOCKETS = 512
 
 
-class WakeUp:
-    """Connections that wait for the session; a context manager, closed on leaving."""
+class WakeUp(contextlib.ExitStack):
+    """Connections that wait for the session, closed on leaving."""
 
     def __init__(self, address: ServerAddress) -> None:
+        super().__init__()
         self._address = address
-        self._sockets: list[socket.socket] = []
-        self._kernels: dict[socket.socket, ConnectionFile] = {}
-        self._names: dict[socket.socket, str] = {}  #: ids of the kernels
+        self._left = _MAX_SOCKETS
+        #: Kernels with their ids.
+        self._kernels: dict[socket.socket, tuple[str, ConnectionFile]] = {}
         #: Last bytes of kernels that have not answered yet.
         self._awaited: dict[socket.socket, bytes] = {}
         self._deadline = 0.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for one in self._sockets:
-            one.close()
-        self._sockets.clear()
 
     def queue(
         self, kernels: Mapping[str, ConnectionFile], terminals: Iterable[str]
@@ -137,8 +130,7 @@ class WakeUp:
         for name, kernel in kernels.items():
             sent = self._send(kernel.shell_port, b"".join(_GREETING))
             if sent is not None:
-                self._kernels[sent] = kernel
-                self._names[sent] = name
+                self._kernels[sent] = name, kernel
                 self._awaited[sent] = b""
 
     @property
@@ -148,7 +140,7 @@ class WakeUp:
     @property
     def silent(self) -> frozenset[str]:
         """Those of them that have not answered; not to be called during a wait."""
-        return frozenset(self._names[one] for one in self._awaited)
+        return frozenset(self._kernels[one][0] for one in self._awaited)
 
     def wait(self, seconds: float) -> bool:
         """Send every kernel its message, and wait; return whether all answered."""
@@ -167,14 +159,14 @@ class WakeUp:
                 seen[one] = (seen[one] + data)[-_TAIL_BYTES:]
                 if KERNEL_READY in seen[one]:
                     seen[one] = b""
-                    _say(one, kernel_request(self._kernels[one]))
+                    _say(one, kernel_request(self._kernels[one][1]))
                 elif not data or KERNEL_ANSWER in seen[one]:
                     del seen[one]
         return True
 
     def _send(self, port: int, data: bytes) -> socket.socket | None:
         patience = min(_CONNECT_SECONDS, self._deadline - time.monotonic())
-        if patience <= 0 or len(self._sockets) >= _MAX_SOCKETS:
+        if patience <= 0 or not self._left:
             return None
         try:
             where = self._address
@@ -184,7 +176,8 @@ class WakeUp:
         except OSError as error:
             _log.info("- cannot wake the program on port %d: %s", port, error)
             return None
-        self._sockets.append(one)
+        self._left -= 1
+        self.enter_context(one)
         _say(one, data)
         return one
 
