@@ -353,7 +353,11 @@ class Capture(Workflow):
         """Begin the checkpoint; one that has begun too late is removed again."""
 
         def begin() -> CheckpointWriter:
-            self._refuse_overtaken()
+            session = self._session.hint.session
+            listed = self._tools.store.list() if session else []
+            stamps = [info.stamp for info in listed if info.session == session]
+            if max(stamps, default=(0, 0)) > (self._term, self._generation):
+                raise Refused(Reason.ORDER_OVERTAKEN)  # older than what was saved
             gpus = self._record.all_gpus()
             self._held = self._tools.accelerator.held(gpus, snapshot)
             self._writer = writer = self._begin(snapshot)
@@ -365,20 +369,6 @@ class Capture(Workflow):
         return await in_thread(
             begin, step="store", limit=self._limits.check, cancel=self._cancel
         )
-
-    def _refuse_overtaken(self) -> None:
-        """Refuse an order older than the session's newest checkpoint.
-
-        Raises:
-            Refused: ``order_overtaken``: the order was given before that was saved.
-        """
-        session = self._session.hint.session
-        if not session:
-            return
-        listed = self._tools.store.list()
-        stamps = [info.stamp for info in listed if info.session == session]
-        if max(stamps, default=(0, 0)) > (self._term, self._generation):
-            raise Refused(Reason.ORDER_OVERTAKEN)
 
     def _begin(self, snapshot: Snapshot) -> CheckpointWriter:
         gpus = self._record.gpus

@@ -164,17 +164,9 @@ class Nap(Workflow):
         except inputs.TooManyError:
             limit = inputs.MOST_DESCRIPTORS
             raise Refused(Reason.NAP_CROWDED, limit=limit) from None
-        self._promise(gpus, whole)
+        need = capture.need_of(session, gpus, whole)
+        tools.memory.promise(self._operation, need)
         return _Look(whole, survey, gpus, left, programs, unread)
-
-    def _promise(self, gpus: Gpus, snapshot: Snapshot) -> None:
-        """Reserve host memory for its GPUs' memory, until that is there.
-
-        Raises:
-            Refused: there is too little (``not_enough_memory``).
-        """
-        need = capture.need_of(self._session, gpus, snapshot)
-        self._tools.memory.promise(self._operation, need)
 
     def _recorded(self, look: _Look) -> Record:
         """Record of the nap beside the record of what came before.

@@ -174,29 +174,20 @@ class Restore(Workflow):
         )
         lost, anew = without_lost(session, there)
         refuse_fatal([*found, *lost], RestoreFailed)
-        self._promise(there)
-        return there, Fit(anew, files)
-
-    def _promise(self, there: checkpoint_files.CheckpointContents) -> None:
-        """Reserve the memory that it will hold, until it is there.
-
-        Raises:
-            RestoreFailed: there is too little (``not_enough_memory``).
-        """
-        session, world = self._session, there.world
         lifted = None
-        if world.gpus:
+        if there.world.gpus:
             lifted = cgroups.find_memory_limit(session.init_pid, session.hint.pod)
         need = Need(
-            filesystem.memory_needed(session, there.checkpoint, world),
+            filesystem.memory_needed(session, there.checkpoint, there.world),
             session.init_pid,
             lifted,
             taken=lambda: trees.resident_bytes(trees.inspect(session)),
         )
         try:
-            self._tools.memory.promise(self._operation, need)
+            tools.memory.promise(self._operation, need)
         except Refused as error:
             raise RestoreFailed(error.reason, **error.facts) from None
+        return there, Fit(anew, files)
 
     async def _put_back(
         self, there: checkpoint_files.CheckpointContents, fit: Fit
