@@ -701,7 +701,7 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (rehearsal, "wait", kernel.wait),
         (rehearsal, "tempfile", folder),
         (filesystem, "describe", kernel.describe),
-        (filesystem, "refuse_root", nothing),
+        (filesystem, "refuse_container", nothing),
         (filesystem, "refuse_ports", nothing),
         (filesystem, "save_archives", none),
         (filesystem, "restore_archives", none),

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 #: CRIU's self-test takes about a second; a good answer holds for so many seconds.
 _GOOD_SECONDS = 300.0
 _BAD_SECONDS = 5.0
+_STATE_GONE = "The agent's state folder is not there any more. Is it mounted?"
 
 
 class CheckedCriu:
@@ -148,20 +149,12 @@ def node_findings(
         *capabilities.findings(),
         *criu.findings(),
         *store.findings(),
-        *state_findings(work),
+        *([] if work.is_dir() else [finding(Reason.STATE_UNUSABLE, what=_STATE_GONE)]),
         *accelerator.node_findings(),
         *inotify_findings(),
         *cgroup_findings(),
         *port_findings(ports),
     ]
-
-
-def state_findings(work: Path) -> list[Finding]:
-    """Whether the state folder has gone: its volume is not mounted any more."""
-    if work.is_dir():
-        return []
-    what = "The agent's state folder is not there any more. Is it mounted?"
-    return [finding(Reason.STATE_UNUSABLE, what=what)]
 
 
 def port_findings(ports: HeldPorts) -> list[Finding]:

@@ -208,8 +208,7 @@ class Capture(Workflow):
             tools.criu.findings(),
             gpu_savable=survey.savable,
         )
-        found += filesystem.refuse_root(session)
-        found += filesystem.refuse_volumes(session)
+        found += filesystem.refuse_container(session)
         rights = rights_of(snapshot.processes)
         found += refuse_reaching(rights, session, tools.trusted_capabilities)
         found += filesystem.refuse_ports(session, snapshot, tools.ports)

@@ -120,21 +120,16 @@ def kept_bytes(session: Session, snapshot: Snapshot, limit: int) -> int:
     return kept_files.most_bytes(opened, limit)
 
 
-def refuse_root(session: Session) -> list[Finding]:
-    """Why the root file system of its container cannot be saved; touches nothing."""
+def refuse_container(session: Session) -> list[Finding]:
+    """What would be lost with its container: its root, or files of a volume."""
     if not session.hint.pod:
         return []  # the machine's own, which stays
-    kind = rootfs.unsavable_root(read_mounts(session.init_pid))
-    return [finding(Reason.ROOT_UNSUPPORTED, kind=kind)] if kind else []
-
-
-def refuse_volumes(session: Session) -> list[Finding]:
-    """Volumes whose files would be lost with the container; touches nothing."""
-    if not session.hint.pod:
-        return []
-    return [
+    mounts = read_mounts(session.init_pid)
+    kind = rootfs.unsavable_root(mounts)
+    found = [finding(Reason.ROOT_UNSUPPORTED, kind=kind)] if kind else []
+    return found + [
         finding(Reason.VOLUME_ENDS, path=str(mount.target))
-        for mount in rootfs.ending_volumes(read_mounts(session.init_pid))
+        for mount in rootfs.ending_volumes(mounts)
         if _holds_files(session.init_pid, mount)
     ]
 

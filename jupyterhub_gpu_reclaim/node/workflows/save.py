@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.linux.processes import Process
-    from jupyterhub_gpu_reclaim.node.jupyter.server import ServerState
     from jupyterhub_gpu_reclaim.node.operations.records import Record
     from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
@@ -90,8 +89,18 @@ class Save(Capture):
         try:
             await self._open(look.snapshot)
             frozen = self._tools.clock.monotonic()
-            dumped = await self._stand(look, state)
-            await self._go_on()
+            await self._empty(look.survey)
+            assert self._staging is not None
+            async with self._dumping(self._staging, look.snapshot):
+                dumped = await self._image(self._staging, look.login, state, cut=[])
+            await self._archive(self._staging)
+            dumped = await self._thread("rehearsal", lambda: self._as_it_stands(dumped))
+            await self._step(
+                "thaw",
+                "Letting it go on",
+                lambda: thaw_tree(self._tools.accelerator, self._session, self._record),
+                limit=self._limits.filling,
+            )
         except Exception as error:
             why = reported(error, RolledBack, Reason.CAPTURE_FAILED)
             yield self._note(Stage.ROLLING_BACK, failure=codec.failure_of(why))
@@ -153,14 +162,6 @@ class Save(Capture):
         self._standing.mark()
         return result
 
-    async def _stand(self, look: Look, state: ServerState) -> Dumped:
-        await self._empty(look.survey)
-        assert self._staging is not None
-        async with self._dumping(self._staging, look.snapshot):
-            dumped = await self._image(self._staging, look.login, state, cut=[])
-        await self._archive(self._staging)
-        return await self._thread("rehearsal", lambda: self._as_it_stands(dumped))
-
     def _as_it_stands(self, dumped: Dumped) -> Dumped:
         """The input of the rehearsal, for a tree that has gone on by then."""
         memory = without_pages(dumped.result.images, pids_of(self._tree()))
@@ -182,19 +183,6 @@ class Save(Capture):
             return
         who = credentials_now(server.pid)._replace(effective=0)
         self._kept.take(self._session.init_pid, self._world.files, who)
-
-    async def _go_on(self) -> None:
-        """Let the tree go on.
-
-        Raises:
-            ReclaimError: not all of it could; that is tried again.
-        """
-        await self._step(
-            "thaw",
-            "Letting it go on",
-            lambda: thaw_tree(self._tools.accelerator, self._session, self._record),
-            limit=self._limits.filling,
-        )
 
     def _settled(self, parent: str = "") -> Record:
         return self._note(
