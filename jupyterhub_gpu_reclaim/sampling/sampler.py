@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
@@ -22,6 +21,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Sample,
     TerminalSample,
 )
+from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.sampling import jupyter_api, process_tree
 from jupyterhub_gpu_reclaim.sampling.connections import (
     MAX_FILES,
@@ -182,32 +182,25 @@ class Sampler:
     async def _look_at_networks(
         self, watched: list[SampleTarget]
     ) -> dict[str, Traffic]:
-        networks: dict[Hashable, list[SampleTarget]] = {}
+        networks: dict[str, list[SampleTarget]] = {}
         for target in watched:
-            network = _network_of(target.init_pid)
-            if (
-                network is not None
-                and target.address is not None
-                and not target.stopped
-            ):
+            network = procfs.link(target.init_pid, "ns/net")
+            if network and target.address is not None and not target.stopped:
                 networks.setdefault(network, []).append(target)
-        found: dict[str, Traffic] = {}
-        for part in await asyncio.gather(
-            *(self._look_at_network(*each) for each in networks.items())
-        ):
-            found |= part
-        return found
 
-    async def _look_at_network(
-        self, network: Hashable, watched: Sequence[SampleTarget]
-    ) -> dict[str, Traffic]:
-        try:
-            return await self._looks.take(
-                network, lambda: self._connections.look(watched), self._seconds
-            )
-        except (OSError, ReclaimError) as error:
-            _log.info("the connections of %s: %s", watched[0].key, error)
-            return {}
+        async def look(
+            network: str, targets: Sequence[SampleTarget]
+        ) -> dict[str, Traffic]:
+            try:
+                return await self._looks.take(
+                    network, lambda: self._connections.look(targets), self._seconds
+                )
+            except (OSError, ReclaimError) as error:
+                _log.info("the connections of %s: %s", targets[0].key, error)
+                return {}
+
+        parts = await asyncio.gather(*(look(*each) for each in networks.items()))
+        return {name: one for part in parts for name, one in part.items()}
 
     async def cards(self) -> list[CardUse] | None:
         """All cards as of some seconds ago; None if they do not answer."""
@@ -439,13 +432,6 @@ def _jobs_kernels(answers: _Answers) -> list[KernelSample]:
 def _shorten_name(name: str) -> str:
     cut = len(name) > NAME_CHARACTERS
     return "…" + name[1 - NAME_CHARACTERS :] if cut else name
-
-
-def _network_of(pid: int) -> int | None:
-    try:
-        return Path(f"/proc/{pid}/ns/net").stat().st_ino
-    except OSError:
-        return None
 
 
 def _as_timestamp(moment: datetime | None) -> float | None:
