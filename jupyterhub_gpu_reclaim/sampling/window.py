@@ -77,6 +77,7 @@ class Window:
         peak = None if _gpu_share(newest) is None else self._gpu.peak(over)
         percent, gpu_percent = _in_percent(cpu), _in_percent(gpu)
         kernels, prompt = newest.kernels, _newest_prompt(newest)
+        moved = self._rate("written", over), self._rate("moved", over)
         return Usage(
             at=now,
             watched=self._watched_until - since,
@@ -90,7 +91,8 @@ class Window:
             cpu_percent=percent,
             gpu_percent=gpu_percent,
             gpu_peak_percent=_in_percent(peak),
-            data_rate=self._data_rate(over),
+            # An upload moves first, and is written at its end.
+            data_rate=max((rate for rate in moved if rate is not None), default=None),
             page_peak_rate=None if newest.paged is None else paged.peak(over),
             page_quiet_rate=(
                 None if newest.paged is None else paged.quiet_peak(over, PAGE_SECONDS)
@@ -112,11 +114,6 @@ class Window:
     def _rate(self, counter: str, over: float) -> float | None:
         known = getattr(self._newest, counter, None) is not None
         return self._counters[counter].rate(over) if known else None
-
-    def _data_rate(self, over: float) -> float | None:
-        """Bytes per second; an upload moves first, and is written at its end."""
-        rates = (self._rate("written", over), self._rate("moved", over))
-        return max((rate for rate in rates if rate is not None), default=None)
 
     def _forget(self) -> None:
         self._newest = None

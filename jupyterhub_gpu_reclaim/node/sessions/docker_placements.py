@@ -16,8 +16,7 @@ import json
 import socket
 from dataclasses import replace
 from http import HTTPStatus
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import msgspec
@@ -28,10 +27,7 @@ from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import cgroups
-from jupyterhub_gpu_reclaim.node.sessions.placements import (
-    PATIENCE,
-    PodPlacements,
-)
+from jupyterhub_gpu_reclaim.node.sessions.placements import PodPlacements
 from jupyterhub_gpu_reclaim.session_init.container_labels import (
     ACCOUNT,
     INCARNATION,
@@ -42,7 +38,7 @@ from jupyterhub_gpu_reclaim.session_init.container_labels import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
     from jupyterhub_gpu_reclaim.node.session import Session
@@ -126,16 +122,8 @@ def _parse(table: str) -> cgroups.ContainerCgroup | None:
 class DockerPlacements(PodPlacements):
     parse = staticmethod(_parse)
 
-    def __init__(
-        self,
-        engine: DockerEngine,
-        realm: str = "",
-        proc: Path = Path("/proc"),
-        *,
-        patience: float = PATIENCE,
-        owners: Callable[[int, str], AbstractSet[int]] = cgroups.owners,
-    ) -> None:
-        super().__init__(realm, proc, patience=patience, owners=owners)
+    def __init__(self, engine: DockerEngine, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
         self._engine = engine
 
     def list(self) -> list[Session]:

@@ -168,15 +168,11 @@ class Releases:
             info = None
         if info is None or info.incarnation != incarnation:
             raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
-        self.hold_ports(checkpoint)
+        self._hold(self._contents(checkpoint))
         self.tools.records.delete(incarnation)
 
-    def hold_ports(self, checkpoint: str) -> None:
-        """Keep others off the ports that the session will bind again. Idempotent."""
-        self._hold(self._contents(checkpoint))
-
     def _hold(self, there: CheckpointContents, pids: Collection[int] = ()) -> None:
-        """The same; its pids are given if it is just about to be ended."""
+        """Keep others off the ports that it will bind again; of ``pids``, its own."""
         if there.world.shares_network:
             info = there.checkpoint.info
             entries = filesystem.entries_in(there.checkpoint, there.world, os.getpid())
