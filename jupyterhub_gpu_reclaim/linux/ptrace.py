@@ -347,15 +347,12 @@ class _Thread:
         self.stopped_by = os.WSTOPSIG(status)
         return self.stopped_by
 
-    def begin(self) -> None:
-        """Remember its state, and keep signals off it.
+    def begin(self, mask: int = _WORD) -> None:
+        """Remember its state, and keep the signals of the mask off it.
 
         Raises:
             OSError: it has ended, or its state cannot be kept.
         """
-        self._begin(_WORD)
-
-    def _begin(self, mask: int) -> None:
         self._registers, self._mask = _get_registers(self._tid), self._blocked()
         kept.keep(Kept(self._tid, self._mask, self._registers))
         self._block(mask)
@@ -420,7 +417,7 @@ class _Thread:
 
     def take_continue(self, pidfd: int) -> None:
         """Have SIGCONT sent to its process and delivered to it, and drop it."""
-        self._begin(_WORD & ~_SIGCONT)
+        self.begin(_WORD & ~_SIGCONT)
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGCONT)
             self._deadline = time.monotonic() + self._seconds

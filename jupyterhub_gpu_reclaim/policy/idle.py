@@ -182,15 +182,14 @@ class IdlePolicy(Configurable):
         idle = duration(idle_for(snapshot, now))
         limits = duration(limit) + rule
         decision = allow(Reason.IDLE, now, idle=idle, idle_after=limits)
-        told = job_told(snapshot.usage, wakes=self._for_jobs(snapshot) == "wake")
+        mode = mode_for_jobs(terms, self.wake_for_jobs)
+        told = job_told(snapshot.usage, wakes=mode == "wake")
         message = f"{decision.message} {told}".strip()
         return [msgspec.structs.replace(decision, message=message)]
 
-    def _for_jobs(self, snapshot: SessionSnapshot) -> str:
-        return mode_for_jobs(snapshot.terms, self.wake_for_jobs)
-
     def jobs_due(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        usage, mode = snapshot.usage, self._for_jobs(snapshot)
+        usage = snapshot.usage
+        mode = mode_for_jobs(snapshot.terms, self.wake_for_jobs)
         if usage is None or not usage.jupyter or mode == "never" or usage.job_due == 0:
             return []
         rule = snapshot.terms.rule("wake_for_jobs")
