@@ -23,18 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.sampling.gpu import CardUse
 
 #: Seconds for which one that waits goes first.
 HEAD_START: Final = 60.0
 #: Seconds without another try after which a session does not wait any more.
 _LEFT_AFTER: Final = 10.0
-
-
-@dataclass(frozen=True)
-class Waker:
-    incarnation: str
-    key: SessionKey
 
 
 @dataclass
@@ -63,7 +58,7 @@ class CardRoom:
         needed: Mapping[str, int],
         cards: Sequence[CardUse],
         now: float,
-        waker: Waker | None = None,
+        waker: Session | None = None,
     ) -> Shortage | None:
         """Keep room for a claim, or say on which cards it is short."""
         # What others are about to fill is not free, and for seconds some counts twice.
@@ -129,7 +124,7 @@ class CardRoom:
 
     def _ahead(
         self,
-        waker: Waker,
+        waker: Session,
         since: float,
         needed: Mapping[str, int],
         cards: Sequence[CardUse],

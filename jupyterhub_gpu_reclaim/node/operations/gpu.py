@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Finding, GpuSample, Shortage
     from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
-    from jupyterhub_gpu_reclaim.node.operations.card_room import Waker
+    from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.sampling.gpu import CardSource, CardUse, ProcessUse
     from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 
@@ -283,7 +283,7 @@ class Accelerator:
         )
 
     def claim(
-        self, gpus: Gpus, snapshot: Snapshot, claim: object, waker: Waker
+        self, gpus: Gpus, snapshot: Snapshot, claim: object, waker: Session
     ) -> Shortage | None:
         """Keep the room that a wake needs, or say what it lacks; waits for nothing."""
         # The claim is for :meth:`fill`, or to be released.

@@ -26,7 +26,6 @@ from jupyterhub_gpu_reclaim.linux import cgroups, continuing, processes
 from jupyterhub_gpu_reclaim.node.jupyter.server import busy_kernels
 from jupyterhub_gpu_reclaim.node.nap import inputs
 from jupyterhub_gpu_reclaim.node.nap.inputs import Unread
-from jupyterhub_gpu_reclaim.node.operations.card_room import Waker
 from jupyterhub_gpu_reclaim.node.operations.gpu import ROOM_PAUSE, no_room
 from jupyterhub_gpu_reclaim.node.operations.operations import (
     reported,
@@ -333,8 +332,7 @@ def _claim(
     if record.nap is None:
         return None
     gpus, tree = _napping(session, record.nap)
-    waker = Waker(session.incarnation, session.key)
-    return accelerator.claim(gpus, tree, claim, waker)
+    return accelerator.claim(gpus, tree, claim, session)
 
 
 def _napping(session: Session, nap: NapRecord) -> tuple[Gpus, Snapshot]:
