@@ -75,7 +75,7 @@ class Nap(Workflow):
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
         async with self._progress("preflight", "Looking at its programs"):
             look = await self._thread("preflight", self._look)
-            busy = await self._busy_kernels(look)
+            busy = await self._busy_kernels(look) if look else frozenset()
             self._cancel.check()
         if look is None:
             former = trees.record_of(self._tools.records, self._session)
@@ -97,19 +97,17 @@ class Nap(Workflow):
             raise why from error
         assert record.nap is not None
         standing = record.nap.standing | self._standing
-        if await self._busy_kernels(look) - busy:
-            # Its input of just before lies in its own memory, where no
-            # look at its connections would find it.
-            record = record.nap_at(NapStage.WAKING, standing=standing)
-        else:
-            record = record.nap_at(NapStage.ASLEEP, standing=standing)
-        yield record
+        # Input of just before lies in a kernel's own memory, where no look at its
+        # connections would find it.
+        began = await self._busy_kernels(look) - busy
+        stage = NapStage.WAKING if began else NapStage.ASLEEP
+        yield (record := record.nap_at(stage, standing=standing))
         yield Event(tree=trees.tree_of(self._session, record, None))
 
-    async def _busy_kernels(self, look: _Look | None) -> frozenset[str]:
+    async def _busy_kernels(self, look: _Look) -> frozenset[str]:
         """Busy kernels by their ids; none if their server is stopped itself."""
-        server = look.snapshot.server if look is not None else None
-        if look is None or server is None or server in look.programs:
+        server = look.snapshot.server
+        if server is None or server in look.programs:
             return frozenset()
         return await busy_kernels(self._tools.client, self._session, server.pid)
 
