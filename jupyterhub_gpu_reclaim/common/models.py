@@ -126,7 +126,7 @@ class Sample(Value, frozen=True, kw_only=True):
     incarnation: str
     key: SessionKey
     at: float
-    memory: int | None = None  #: resident bytes of the tree (proportional)
+    memory: int | None = None  #: resident bytes of the tree, but what it shares
     #: CPU seconds consumed so far by all but a Jupyter server
     cpu_work: float | None = None
     written: int | None = None  #: bytes written so far by all of them

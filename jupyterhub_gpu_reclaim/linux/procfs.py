@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import mmap
 import os
 import struct
 import threading
@@ -182,6 +183,12 @@ def stat(pid: int, thread: int | None = None) -> list[str]:
     # The name comes before them, and may hold anything.
     name = "stat" if thread is None else f"task/{thread}/stat"
     return text(pid, name).rpartition(")")[2].split()
+
+
+def private_bytes(pid: int) -> int:
+    """Its resident memory, but what it shares with others; 0 when it is gone."""
+    sizes = text(pid, "statm").split()
+    return (int(sizes[1]) - int(sizes[2])) * mmap.PAGESIZE if sizes else 0
 
 
 def has_terminal(pid: int) -> bool:

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-#: Largest process whose exact share is asked for; beyond it, that costs the kernel a
-#: long walk, and the resident size will do.
-_EXACT_BELOW_BYTES = 2 * 1024**3
 #: Major numbers of the slaves of Unix98 terminals (Linux: admin-guide/devices.txt).
 _PTS_MAJORS = range(136, 144)
 
@@ -33,7 +29,7 @@ _PTS_MAJORS = range(136, 144)
 class TreeUsage:
     """Resources that a tree has used up to now; those of ended children included."""
 
-    memory: int  #: Resident bytes, shared pages counted in proportion.
+    memory: int  #: Resident bytes, but what is shared.
     cpu_server: float  #: Processor seconds of the first program itself.
     cpu_work: float  #: Processor seconds of all others.
     written: int  #: Bytes to files, pipes and terminals, and to sockets by some.
@@ -58,7 +54,7 @@ def measure(init_pid: int, root_pid: int, pids: Sequence[int]) -> TreeUsage:
     """Raise OSError when the init or the first program has ended."""
     root = _stat(root_pid)
     work = root.children + _stat(init_pid).children
-    memory = _memory(root_pid)
+    memory = procfs.private_bytes(root_pid)
     written = _bytes_written(init_pid) + _bytes_written(root_pid)
     own, others = dict[int, int](), dict[int, int]()
     for pid in pids:
@@ -66,7 +62,7 @@ def measure(init_pid: int, root_pid: int, pids: Sequence[int]) -> TreeUsage:
             continue
         try:
             stat = _stat(pid)
-            memory += _memory(pid)
+            memory += procfs.private_bytes(pid)
             written += _bytes_written(pid)
         except OSError:
             continue
@@ -99,16 +95,6 @@ def _stat(pid: int) -> _Stat:
         children=(int(fields[13]) + int(fields[14])) / _TICKS,
         started=booted + since_boot,
     )
-
-
-def _memory(pid: int) -> int:
-    resident = int(procfs.read(pid, "statm").split()[1]) * _PAGE
-    if resident == 0 or resident >= _EXACT_BELOW_BYTES:
-        return resident
-    for line in procfs.read(pid, "smaps_rollup").splitlines():
-        if line.startswith(b"Pss:"):
-            return int(line.split()[1]) * 1024
-    return resident
 
 
 def _bytes_written(pid: int) -> int:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.models import Nap, Tree, TreeState
-from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.linux import processes, procfs
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Record, Stage
 
 if TYPE_CHECKING:
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.records import NapRecord, Records
     from jupyterhub_gpu_reclaim.node.session import Session
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 #: Stopped by us; also where taking that back has failed, so that it can be tried again.
 _STOPPED = {Stage.CAPTURED, Stage.RELEASING, Stage.ROLLING_BACK}
 #: The operation that settles what a former agent left (``recovery``).
@@ -43,14 +40,7 @@ def inspect(
 
 def resident_bytes(snapshot: Snapshot) -> int:
     """Private memory of all its processes: about what a capture will write."""
-    total = 0
-    for process in snapshot.processes:
-        try:
-            fields = Path(f"/proc/{process.pid}/statm").read_text().split()
-        except OSError:
-            continue
-        total += (int(fields[1]) - int(fields[2])) * _PAGE
-    return total
+    return sum(procfs.private_bytes(process.pid) for process in snapshot.processes)
 
 
 def matches(record: Record | None, session: Session) -> bool:
