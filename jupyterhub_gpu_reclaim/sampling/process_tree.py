@@ -98,10 +98,7 @@ def _stat(pid: int) -> _Stat:
 
 
 def _bytes_written(pid: int) -> int:
-    for line in procfs.read(pid, "io").splitlines():
-        if line.startswith(b"wchar:"):
-            return int(line.split()[1])
-    return 0
+    return int(procfs.fields(procfs.read(pid, "io").decode()).get("wchar", 0))
 
 
 def _terminal_number(device: int) -> int | None:

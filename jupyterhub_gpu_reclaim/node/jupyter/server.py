@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
@@ -39,23 +38,14 @@ _WORD = re.compile(r"[!-~]*")
 
 def read_login(pid: int) -> Identity:
     """The login of that host pid's session; OSError: it ended, or keeps us waiting."""
-    process = Path(f"/proc/{pid}")
     environment = _environment(procfs.words(pid, "environ"))
     port, _ = _port_and_path(environment.get("JUPYTERHUB_SERVICE_URL", ""))
     token = environment.get("JUPYTERHUB_API_TOKEN", "")
     if not (_WORD.fullmatch(_prefix(environment)) and _WORD.fullmatch(token)):
         port = 0  # a request must not carry what is not valid HTTP
-    uid = next(
-        int(line.split()[1])
-        for line in (process / "status").read_text().splitlines()
-        if line.startswith("Uid:")
-    )
-    return Identity(
-        api_token=token,
-        port=port,
-        environment=environment,
-        uid=uid,
-    )
+    status = procfs.fields(procfs.read(pid, "status").decode(errors="replace"))
+    uid = int(status["Uid"].split()[0])
+    return Identity(api_token=token, port=port, environment=environment, uid=uid)
 
 
 def address_of(

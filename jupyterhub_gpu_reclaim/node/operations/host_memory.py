@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
-from jupyterhub_gpu_reclaim.linux import cgroups
+from jupyterhub_gpu_reclaim.linux import cgroups, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +118,5 @@ class HostMemory:
 
 def _available() -> int | None:
     """Bytes that programs can take without others losing any; None if unknown."""
-    for line in MEMINFO.read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+    told = procfs.fields(MEMINFO.read_text(encoding="ascii")).get("MemAvailable")
+    return int(told.split()[0]) * 1024 if told else None
