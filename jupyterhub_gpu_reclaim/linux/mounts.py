@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.libc import checked, libc
-from jupyterhub_gpu_reclaim.linux.procfs import PROC
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,11 +76,7 @@ def parse_mounts(table: str) -> list[Mount]:
 
 def read_mounts(pid: int | str) -> list[Mount]:
     """The mounts that a process sees; none when it is gone."""
-    try:
-        raw = (PROC / str(pid) / "mountinfo").read_bytes()
-    except OSError:
-        return []
-    return parse_mounts(raw.decode("utf-8", "surrogateescape"))
+    return parse_mounts(procfs.text(pid, "mountinfo"))
 
 
 def private_tmpfs(session: Iterable[Mount], host: Iterable[Mount]) -> list[Mount]:

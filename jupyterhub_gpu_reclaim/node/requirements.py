@@ -302,11 +302,8 @@ def this_machine() -> Machine:
 def instructions(cpuinfo: str) -> list[str]:
     """Instructions that a program may have chosen, by ``/proc/cpuinfo``. Pure."""
     # The list has bugs and inventions of the kernel, too.
-    for line in cpuinfo.splitlines():
-        label, _, value = line.partition(":")
-        if label.strip() == "flags":
-            return sorted(filter(_INSTRUCTIONS.match, value.split()))
-    return []
+    flags = procfs.fields(cpuinfo).get("flags\t\t", "")
+    return sorted(filter(_INSTRUCTIONS.match, flags.split()))
 
 
 def compare_images(there: str, here: str) -> Iterator[Finding]:
