@@ -361,7 +361,6 @@ def agent_node(
             ports=ports,
         ),
         term=TermOnDisk(machine, program),
-        look=list,
         describe=lambda: NodeStatus(host=machine.name, version=__version__),
     )
 

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 import resource
+import shutil
 import signal
 import sys
 import threading
@@ -55,8 +56,7 @@ from jupyterhub_gpu_reclaim.node.sessions.placements import (
     PodPlacements,
 )
 from jupyterhub_gpu_reclaim.node.sessions.samples import TreeSampler
-from jupyterhub_gpu_reclaim.node.setup import readiness
-from jupyterhub_gpu_reclaim.node.setup.readiness import CheckedCriu
+from jupyterhub_gpu_reclaim.node.setup.readiness import CheckedCriu, node_status
 from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
 from jupyterhub_gpu_reclaim.node.setup.store import open_store
 from jupyterhub_gpu_reclaim.node.state_folder import RECORDS
@@ -201,9 +201,8 @@ class AgentApp(AgentSettings):
     ) -> LocalNode:
         store = opened.repository
         accelerator = self.accelerator()
+        shutil.rmtree(state / "work", ignore_errors=True)
         work = folder(state / "work")
-        for rest in work.iterdir():
-            _remove(rest)
         criu = CheckedCriu(Path(self.criu_dir), clock)
         return LocalNode(
             placements=placements,
@@ -224,19 +223,8 @@ class AgentApp(AgentSettings):
                 save_point_file_bytes=self.save_point_file_bytes,
             ),
             term=KnownTerm(state),
-            look=partial(
-                readiness.node_findings, criu, accelerator, opened.presence, ports, work
-            ),
-            describe=partial(readiness.description, criu, accelerator, opened, state),
+            describe=partial(node_status, criu, accelerator, opened, ports, work),
         )
-
-
-def _remove(path: Path) -> None:
-    # Its work folder is one level of files.
-    with contextlib.suppress(OSError):
-        for entry in path.iterdir():
-            entry.unlink()
-        path.rmdir()
 
 
 async def _signalled() -> int:

@@ -93,11 +93,9 @@ class LocalNode:
     tools: WorkflowTools
     #: Asked once more right before each effect: the order may have waited.
     term: KnownTerm
-    #: Looks for what keeps this node from working; it blocks.
-    look: Callable[[], list[Finding]]
-    #: Tells versions and room on disks; it blocks.
+    #: Tells versions, room on disks, and what keeps this node from working; it blocks.
     describe: Callable[[], NodeStatus]
-    _looking: asyncio.Task[list[Finding]] | None = None
+    _looking: asyncio.Task[NodeStatus] | None = None
     _fatal: list[str] = field(default_factory=list)  #: found at the last look
 
     def __post_init__(self) -> None:
@@ -110,15 +108,18 @@ class LocalNode:
     # --- looking ------------------------------------------------------------------
 
     async def ready(self) -> list[Finding]:
+        return (await self._described()).findings
+
+    async def _described(self) -> NodeStatus:
         # Unauthenticated and unlimited, so one look at a time answers all callers.
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
         return await asyncio.shield(self._looking)
 
-    async def _look(self) -> list[Finding]:
+    async def _look(self) -> NodeStatus:
         limit = self.tools.limits.check
-        found = await in_thread(self.look, step="check", limit=limit)
-        fatal = [finding.message for finding in found if finding.fatal]
+        found = await in_thread(self.describe, step="check", limit=limit)
+        fatal = [finding.message for finding in found.findings if finding.fatal]
         if fatal != self._fatal:
             for message in fatal:
                 _log.warning("- not ready: %s", message)
@@ -128,14 +129,8 @@ class LocalNode:
         return found
 
     async def status(self) -> NodeStatus:
-        described, findings, cards = await asyncio.gather(
-            in_thread(self.describe, step="check", limit=self.tools.limits.check),
-            self.ready(),
-            self.sampler.cards(),
-        )
-        return msgspec.structs.replace(
-            described, findings=findings, cards=cards, term=self.term.number
-        )
+        described, cards = await asyncio.gather(self._described(), self.sampler.cards())
+        return msgspec.structs.replace(described, cards=cards, term=self.term.number)
 
     async def trees(self) -> list[Tree]:
         return await asyncio.to_thread(self._trees)

@@ -139,7 +139,6 @@ def node(recovery):
         sampler=None,
         tools=recovery.tools,
         term=KnownTerm(),
-        look=list,
         describe=lambda: NodeStatus(host="here", version="1"),
     )
 

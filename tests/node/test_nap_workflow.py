@@ -305,7 +305,6 @@ def node_of(recovery, cards) -> LocalNode:
         operations=recovery.operations,
         sampler=None,
         tools=tools_of(recovery, cards),
-        look=list,
         term=KnownTerm(),
         describe=lambda: NodeStatus(host="here", version="1"),
     )

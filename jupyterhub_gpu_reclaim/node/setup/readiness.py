@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
-    from jupyterhub_gpu_reclaim.node.setup.store import Opened, StorePresence
+    from jupyterhub_gpu_reclaim.node.setup.store import Opened
 
 #: CRIU's self-test takes about a second; a good answer holds for so many seconds.
 _GOOD_SECONDS = 300.0
@@ -118,43 +118,47 @@ def cgroup_findings() -> Iterator[Finding]:
             return
 
 
-def description(
-    criu: CheckedCriu, accelerator: Accelerator, store: Opened, state: Path
+def node_status(
+    criu: CheckedCriu,
+    accelerator: Accelerator,
+    store: Opened,
+    ports: HeldPorts,
+    work: Path,
 ) -> NodeStatus:
-    """Versions, and the room on its disks; anything unknown is left out."""
-    store_free = None
-    told = [found.code for found in store.presence.findings()]
+    """Versions, room on its disks, and what keeps it from capturing sessions.
+
+    Anything unknown is left out.
+    """
+    state_free = store_free = None
+    of_store = store.presence.findings()
+    gone = []
+    try:
+        state_free = shutil.disk_usage(work).free
+    except OSError:
+        gone = [finding(Reason.STATE_UNUSABLE, what=_STATE_GONE)]
+    told = [found.code for found in of_store]
     if Reason.STORE_UNREACHABLE.value not in told:  # it would be waited for
         with contextlib.suppress(StoreError):
             store_free = store.repository.free_bytes()
-    return NodeStatus(
-        host=socket.gethostname(),
-        version=__version__,
-        criu=criu.known_version(),
-        driver=accelerator.driver_version(),
-        state_free=shutil.disk_usage(state).free,
-        store_free=store_free,
-    )
-
-
-def node_findings(
-    criu: CheckedCriu,
-    accelerator: Accelerator,
-    store: StorePresence,
-    ports: HeldPorts,
-    work: Path,
-) -> list[Finding]:
-    """What keeps this node from capturing sessions, or makes it slow."""
-    return [
+    findings = [
         *capabilities.findings(),
         *criu.findings(),
-        *store.findings(),
-        *([] if work.is_dir() else [finding(Reason.STATE_UNUSABLE, what=_STATE_GONE)]),
+        *of_store,
+        *gone,
         *accelerator.node_findings(),
         *inotify_findings(),
         *cgroup_findings(),
         *port_findings(ports),
     ]
+    return NodeStatus(
+        host=socket.gethostname(),
+        version=__version__,
+        criu=criu.known_version(),
+        driver=accelerator.driver_version(),
+        state_free=state_free,
+        store_free=store_free,
+        findings=findings,
+    )
 
 
 def port_findings(ports: HeldPorts) -> list[Finding]:
