@@ -58,7 +58,7 @@ from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
 from jupyterhub_gpu_reclaim.node.workflows.tools import Workflow
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
@@ -126,30 +126,30 @@ class Capture(Workflow):
             nap=former.nap if former else None,
         )
 
-    async def _steps(self) -> AsyncGenerator[Record | Event, None]:
+    async def run(self) -> None:
         look = await self._look()
-        yield await self._begun(look)
+        await self._begun(look)
         try:
             info = await self._save(look)
-            yield self._note(Stage.CAPTURED)
+            await self._note(Stage.CAPTURED)
         # CancelledError is left out: it is the agent's own end, and recovery undoes
         # at the next start what is unfinished then.
         except Exception as error:
             why = reported(error, RolledBack, Reason.CAPTURE_FAILED)
-            yield self._note(Stage.ROLLING_BACK, failure=codec.failure_of(why))
+            await self._note(Stage.ROLLING_BACK, failure=codec.failure_of(why))
             stage = await self._roll_back()
             if stage is not Stage.CAPTURED:
                 if stage is Stage.FAILED:
-                    yield self._note(Stage.FAILED)
+                    await self._note(Stage.FAILED)
                 raise why from error
             # Its programs have ended, and what was committed is all that is left.
-            yield self._note(Stage.CAPTURED, failure=None)
+            await self._note(Stage.CAPTURED, failure=None)
             info = await self._thread(
                 "commit", lambda: self._tools.store.info(self._checkpoint)
             )
-        yield Event(checkpoint=info)
+        self._operation.add(Event(checkpoint=info))
 
-    async def _begun(self, look: Look) -> Record:
+    async def _begun(self, look: Look) -> None:
         stopped = await self._thread(
             "preflight", lambda: self._stopped_before(look.snapshot)
         )
@@ -157,7 +157,7 @@ class Capture(Workflow):
         if look.gpus:
             pod = self._session.hint.pod
             limit = cgroups.find_memory_limit(self._session.init_pid, pod)
-        return self._note(
+        await self._note(
             Stage.CAPTURING,
             stopped_before=sorted(stopped),
             gpus=look.gpus,

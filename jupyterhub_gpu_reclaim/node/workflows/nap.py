@@ -43,7 +43,7 @@ from jupyterhub_gpu_reclaim.node.workflows import capture
 from jupyterhub_gpu_reclaim.node.workflows.tools import Workflow
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import Iterable
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.common.models import Shortage
@@ -72,17 +72,17 @@ class _Look(NamedTuple):
 class Nap(Workflow):
     _standing: dict[str, int]  #: unread by what stands still, once it does
 
-    async def _steps(self) -> AsyncGenerator[Record | Event, None]:
+    async def run(self) -> None:
         async with self._progress("preflight", "Looking at its programs"):
             look = await self._thread("preflight", self._look)
             busy = await self._busy_kernels(look) if look else frozenset()
             self._cancel.check()
         if look is None:
             former = trees.record_of(self._tools.records, self._session)
-            yield Event(tree=trees.tree_of(self._session, former, None))
+            self._operation.add(Event(tree=trees.tree_of(self._session, former, None)))
             return
         record = self._recorded(look)
-        yield record
+        await self._keep(record)
         try:
             await self._empty(look, record)
             self._cancel.check()
@@ -91,9 +91,9 @@ class Nap(Workflow):
         except Exception as error:
             why = _renamed(reported(error, RolledBack, Reason.NAP_FAILED))
             record = record.nap_at(NapStage.WAKING)
-            yield record
+            await self._keep(record)
             await self._roll_back(record)
-            yield record.woken()
+            await self._keep(record.woken())
             raise why from error
         assert record.nap is not None
         standing = record.nap.standing | self._standing
@@ -101,8 +101,9 @@ class Nap(Workflow):
         # connections would find it.
         began = await self._busy_kernels(look) - busy
         stage = NapStage.WAKING if began else NapStage.ASLEEP
-        yield (record := record.nap_at(stage, standing=standing))
-        yield Event(tree=trees.tree_of(self._session, record, None))
+        record = record.nap_at(stage, standing=standing)
+        await self._keep(record)
+        self._operation.add(Event(tree=trees.tree_of(self._session, record, None)))
 
     async def _busy_kernels(self, look: _Look) -> frozenset[str]:
         """Busy kernels by their ids; none if their server is stopped itself."""
@@ -236,12 +237,13 @@ class Wake(Workflow):
         super().__init__(*more)
         self._why = why
 
-    async def _steps(self) -> AsyncGenerator[Record | Event, None]:
+    async def run(self) -> None:
         tools, session = self._tools, self._session
         record = trees.record_of(tools.records, session)
         if record is not None and record.nap is not None:
             gpus = record.nap.gpus
-            yield (record := record.nap_at(NapStage.WAKING))
+            record = record.nap_at(NapStage.WAKING)
+            await self._keep(record)
             waking, claim = record, object()
             await self._await_room(waking, claim)
             await self._move_back(
@@ -251,8 +253,9 @@ class Wake(Workflow):
                 gpus,
                 self._why,
             )
-            yield (record := record.woken())
-        yield Event(tree=trees.tree_of(session, record, None))
+            record = record.woken()
+            await self._keep(record)
+        self._operation.add(Event(tree=trees.tree_of(session, record, None)))
 
     async def _await_room(self, record: Record, claim: object) -> None:
         """Wait for room on its cards, in turn; reports nothing if there is some.

@@ -68,7 +68,6 @@ from jupyterhub_gpu_reclaim.sampling import jupyter_api
 
 if TYPE_CHECKING:
     from collections.abc import (
-        AsyncGenerator,
         Sequence,
     )
 
@@ -126,7 +125,7 @@ class Restore(Workflow):
             begun=tools.clock.now(),
         )
 
-    async def _steps(self) -> AsyncGenerator[Record | Event, None]:
+    async def run(self) -> None:
         try:
             async with self._progress("check", "Checking the machine"):
                 there, fit = await self._thread("check", self._check)
@@ -134,7 +133,7 @@ class Restore(Workflow):
             gpus = there.world.gpus
             pod = self._session.hint.pod
             limit = cgroups.find_memory_limit(self._session.init_pid, pod)
-            yield self._note(
+            await self._note(
                 Stage.RESTORING,
                 generation=info.generation,
                 stopped_before=there.world.stopped,
@@ -144,25 +143,27 @@ class Restore(Workflow):
             )
             if fit.files.changed:
                 await self._put_back(there, fit)
-                yield self._note(Stage.RESTORING, newer=self._newer)
+                await self._note(Stage.RESTORING, newer=self._newer)
             # What its GPUs held comes back as memory of its processes first.
             cgroups.lift_memory_limit(self._record.memory_limit)
             result = await self._restore(there, fit)
             self._tools.memory.release(self._operation)  # it is in use from here on
             self._cancel.check()
-            yield self._note(Stage.CONTINUING)
+            await self._note(Stage.CONTINUING)
             self._tools.ports.let_datagrams_go(self._record.checkpoint)
             await self._continue(there, result)
         # CancelledError is left out: it is the agent's own end; recovery settles that.
         except Exception as error:
             why = reported(error, RestoreFailed, Reason.RESTORE_FAILED)
             if await self._clear():
-                yield self._note(Stage.FAILED, failure=codec.failure_of(why))
+                await self._note(Stage.FAILED, failure=codec.failure_of(why))
             raise why from error
-        yield self._note(Stage.RESTORED)
+        await self._note(Stage.RESTORED)
         with contextlib.suppress(ReclaimError):  # ports held too long are harmless
             self._tools.ports.let_go(self._record.checkpoint)
-        yield Event(tree=trees.tree_of(self._session, self._record, None))
+        self._operation.add(
+            Event(tree=trees.tree_of(self._session, self._record, None))
+        )
 
     def _check(self) -> tuple[checkpoint_files.CheckpointContents, Fit]:
         tools, session = self._tools, self._session

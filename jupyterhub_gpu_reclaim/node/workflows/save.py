@@ -48,14 +48,13 @@ from jupyterhub_gpu_reclaim.node.workflows.capture import (
 from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import Callable
 
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
     from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
     from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.linux.processes import Process
-    from jupyterhub_gpu_reclaim.node.operations.records import Record
     from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
@@ -74,18 +73,18 @@ class Save(Capture):
 
     async def run(self) -> None:
         try:
-            await super().run()
+            await self._steps()
         finally:
             if self._kept is not None:
                 await asyncio.to_thread(self._kept.close)
             if self._staging is not None:
                 await asyncio.to_thread(self._staging.release)
 
-    async def _steps(self) -> AsyncGenerator[Record | Event, None]:
+    async def _steps(self) -> None:
         look = await self._look()
         await self._thread("memory", lambda: self._take_memory(look))
         state = await ask_state(self._tools.client, self._address(look.login))
-        yield await self._begun(look)
+        await self._begun(look)
         try:
             await self._open(look.snapshot)
             frozen = self._tools.clock.monotonic()
@@ -103,20 +102,20 @@ class Save(Capture):
             )
         except Exception as error:
             why = reported(error, RolledBack, Reason.CAPTURE_FAILED)
-            yield self._note(Stage.ROLLING_BACK, failure=codec.failure_of(why))
+            await self._note(Stage.ROLLING_BACK, failure=codec.failure_of(why))
             if await self._roll_back() is Stage.FAILED:
-                yield self._settled()
+                await self._settled()
             raise why from error
         seconds = self._since(frozen)
         # From here on it is a session that runs, whatever becomes of what it was.
-        yield self._settled()
+        await self._settled()
         try:
             info = await self._store(dumped, seconds)
         except Exception as error:
             await self._remove(committed=self._cancel.is_set)
             raise reported(error, RolledBack, Reason.CAPTURE_FAILED) from error
-        yield self._settled(parent=info.id)
-        yield Event(checkpoint=info)
+        await self._settled(parent=info.id)
+        self._operation.add(Event(checkpoint=info))
 
     def _promise(self, look: Look) -> None:
         moved = look.gpus.bytes() if look.gpus else 0
@@ -184,8 +183,8 @@ class Save(Capture):
         who = credentials_now(server.pid)._replace(effective=0)
         self._kept.take(self._session.init_pid, self._world.files, who)
 
-    def _settled(self, parent: str = "") -> Record:
-        return self._note(
+    async def _settled(self, parent: str = "") -> None:
+        await self._note(
             Stage.SETTLED,
             operation=orders.Save.kind,
             checkpoint="",

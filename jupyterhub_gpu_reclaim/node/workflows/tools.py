@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
-from jupyterhub_gpu_reclaim.common.models import Event
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations.operations import (
     in_thread,
@@ -19,7 +18,7 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
 from jupyterhub_gpu_reclaim.node.operations.records import ENDED, NapStage, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from tornado.httpclient import AsyncHTTPClient
@@ -84,36 +83,27 @@ class Workflow:
         self._limits = tools.limits
 
     async def run(self) -> None:
-        """Do all steps, each record saved before its next step is taken."""
-        # A record that cannot be saved is an error inside: the operation undoes itself.
-        steps, records = self._steps(), self._tools.records
-        failure: ReclaimError | None = None
-        while True:
-            try:
-                news = await (steps.athrow(failure) if failure else anext(steps))
-            except StopAsyncIteration:
-                return
-            failure = None
-            if isinstance(news, Event):
-                self._operation.add(news)
-                continue
-            try:
-                await asyncio.to_thread(records.save, news)
-            except OSError as error:
-                _log.error("%s record cannot be written: %s", news.key, error)
-                falls = news.nap is not None and news.nap.stage is NapStage.FALLING
-                if news.stage in _UNDOING and not falls:
-                    records.remember(news)
-                else:
-                    failure = StoreError(Reason.STATE_FULL, detail=str(error))
-
-    def _steps(self) -> AsyncGenerator[Record | Event, None]:
-        """Yield each record that undoing it takes, and how it has ended."""
         raise NotImplementedError
 
-    def _note(self, stage: Stage, **changes: object) -> Record:
+    async def _note(self, stage: Stage, **changes: object) -> None:
         self._record = self._record.at(stage, self._operation.steps, **changes)
-        return self._record
+        await self._keep(self._record)
+
+    async def _keep(self, record: Record) -> None:
+        """Save a record, before the next step is taken.
+
+        Raises:
+            StoreError: it cannot be saved (``state_full``): the operation is to be
+                undone. What leads back to a session that runs is remembered instead.
+        """
+        try:
+            await asyncio.to_thread(self._tools.records.save, record)
+        except OSError as error:
+            _log.error("%s record cannot be written: %s", record.key, error)
+            falls = record.nap is not None and record.nap.stage is NapStage.FALLING
+            if falls or record.stage not in _UNDOING:
+                raise StoreError(Reason.STATE_FULL, detail=str(error)) from error
+            self._tools.records.remember(record)
 
     async def _step(
         self,
