@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
     from jupyterhub_gpu_reclaim.node.sessions.samples import TreeSampler
-    from jupyterhub_gpu_reclaim.node.workflows.capture import Capture
     from jupyterhub_gpu_reclaim.node.workflows.tools import Workflow, WorkflowTools
 
 _log = logging.getLogger(__name__)
@@ -73,16 +72,8 @@ ORDER_SECONDS = 5.0
 _CALL_OFF_SECONDS = 60.0
 #: A client waiting for a wake asks again after so long: one that left is not kept.
 _NEXT_WAKE_SECONDS = 60.0
-#: A kill waits until these have been called off, or have ended.
-_AWAITED = frozenset(
-    {
-        orders.Restore.kind,
-        trees.RECOVER,
-        orders.Nap.kind,
-        orders.Wake.kind,
-        orders.Save.kind,
-    }
-)
+#: A kill calls off, and waits for, all but these, which are over soon.
+_SHORT = frozenset({orders.Thaw.kind, orders.Release.kind, orders.Kill.kind})
 
 
 @dataclass(kw_only=True, eq=False)
@@ -180,11 +171,14 @@ class LocalNode:
         Raises:
             Refused: ``order_late``: it may be in use again.
         """
-        work = partial(self._saving, order, capture.Capture)
+        # What it orders is of the highest term: of a lower one it was refused.
+        stamp = self.term.number, order.generation
+        work = partial(capture.Capture, self.tools, stamp=stamp)
         return await self._start(incarnation, order, "be suspended now", work)
 
     async def save(self, incarnation: str, order: orders.Save) -> AsyncIterator[Event]:
-        work = partial(self._saving, order, partial(save.Save, name=order.name))
+        stamp = self.term.number, order.generation
+        work = partial(save.Save, self.tools, stamp=stamp, name=order.name)
         return await self._start(incarnation, order, "be saved now", work)
 
     async def nap(self, incarnation: str, order: orders.Nap) -> AsyncIterator[Event]:
@@ -269,7 +263,7 @@ class LocalNode:
         running = self.operations.running(incarnation)
         if running is not None and running.kind == orders.Capture.kind:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
-        if running is not None and running.kind in _AWAITED:
+        if running is not None and running.kind not in _SHORT:
             self.term.confirm()
             running.cancel.set()
             await running.wait(_CALL_OFF_SECONDS)
@@ -366,17 +360,6 @@ class LocalNode:
             again = partial(look_again, run, record, self.tools.clock)
             return self._begin(session, operation, again).follow()
         return self._begin(session, operation, run).follow()
-
-    def _saving(
-        self,
-        order: orders.Saving,
-        work: Callable[..., Capture],
-        session: Session,
-        operation: Operation,
-    ) -> Capture:
-        # What it orders is of the highest term: of a lower one it was refused.
-        stamp = self.term.number, order.generation
-        return work(self.tools, session, operation, stamp)
 
     def _refuse_late(self, seen: float | None) -> None:
         """Refuse to begin what a sample of long ago has led to.

@@ -67,8 +67,8 @@ class Save(Capture):
     _kept: KeptFiles | None = None
     _files_bytes: int | None = None  #: of memory, for its files
 
-    def __init__(self, *more: Any, name: str) -> None:
-        super().__init__(*more)
+    def __init__(self, *given: Any, name: str, **more: Any) -> None:
+        super().__init__(*given, **more)
         self._name = name
 
     async def run(self) -> None:
