@@ -48,10 +48,10 @@ class Rehearsal:
         self._capture = operation.cancel
         self._cancel = Cancel()
         self._word: Future[None] = Future()
-        self._task: asyncio.Task[None] | None = None
 
     def begin(self, dumped: Dumped) -> None:
-        self._task = asyncio.create_task(self._run(dumped))
+        loop = asyncio.get_running_loop()
+        self._word = asyncio.run_coroutine_threadsafe(self._run(dumped), loop)
 
     def __enter__(self) -> Self:
         return self
@@ -76,17 +76,12 @@ class Rehearsal:
 
     async def _run(self, dumped: Dumped) -> None:
         limits = self._tools.limits
-        try:
-            async with self._progress("rehearsal", "Trying its return"):
-                await in_thread(
-                    lambda: self._rehearse(dumped),
-                    step="rehearsal",
-                    limit=limits.rehearsal + limits.check,
-                )
-        except BaseException as error:  # noqa: BLE001 - raised by who waits for it
-            self._word.set_exception(error)
-        else:
-            self._word.set_result(None)
+        async with self._progress("rehearsal", "Trying its return"):
+            await in_thread(
+                lambda: self._rehearse(dumped),
+                step="rehearsal",
+                limit=limits.rehearsal + limits.check,
+            )
 
     def _rehearse(self, dumped: Dumped) -> None:
         with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
