@@ -296,14 +296,10 @@ def thawed(
     try:
         capture.thaw_tree(accelerator, session, record)
     except ReclaimError as error:
-        if error.reason is not Reason.GPU_MEMORY or record.nap is not None:
+        full = error.reason is Reason.GPU_MEMORY and record.nap is None
+        if not full or record.gpus is None:
             raise
-        return _left_asleep(session, record, now)
-    return record
-
-
-def _left_asleep(session: Session, record: Record, now: float) -> Record:
-    if record.gpus is None:
+    else:
         return record
     tree = trees.inspect(session)
     users = [one for one in tree.processes if one.ns_pid in record.gpus.users]
