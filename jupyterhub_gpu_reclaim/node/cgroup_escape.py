@@ -36,7 +36,10 @@ def move(pid: int) -> None:
     parents = [_pods(group, container.id) for group in groups]
     try:
         for group in cgroups.create([one for one in parents if one], NAME):
-            _inherit_cpus(group)
+            for name in _CPUS if "cpuset" in group.controllers else ():
+                if group.version == 1:
+                    value = (group.folder.parent / name).read_text(encoding="ascii")
+                    (group.folder / name).write_text(value, encoding="ascii")
             cgroups.take(group, pid)
     except (Refused, OSError) as error:
         detail = error.detail if isinstance(error, Refused) else error
@@ -51,10 +54,3 @@ def _pods(group: Group, container: str) -> Group | None:
         if container in folder.name:  # with a runtime's prefix, or as a scope
             return group._replace(folder=folder.parent)
     return None
-
-
-def _inherit_cpus(group: Group) -> None:
-    if group.version == 1 and "cpuset" in group.controllers:
-        for name in _CPUS:
-            value = (group.folder.parent / name).read_text(encoding="ascii")
-            (group.folder / name).write_text(value, encoding="ascii")

@@ -83,7 +83,9 @@ class Watch:
         self._read: dict[Input, int] = {}
         #: Pending when it began, and blocked: its program has not wanted it so far.
         self._blocked = {
-            p: processes.pending_signals(p.pid) & _blocked(p) for p in self._programs
+            p: processes.pending_signals(p.pid)
+            & int(procfs.status(p.pid).get("SigBlk", "0"), 16)
+            for p in self._programs
         }
 
     def open(self, init_pid: int) -> None:
@@ -180,7 +182,3 @@ class Watch:
         if not found.kind and len(data) == PEEK_BYTES:
             return "more messages than are looked at"
         return found.kind
-
-
-def _blocked(process: Process) -> int:
-    return int(procfs.status(process.pid).get("SigBlk", "0"), 16)

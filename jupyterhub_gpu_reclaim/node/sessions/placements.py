@@ -238,7 +238,8 @@ class PodPlacements:
     def _claims(self, pod: str = "") -> Iterator[Session]:
         for pid in procfs.pids(self._proc):
             # Of most processes no more than this has to be read.
-            if self._name(pid) != session_init.NAME.decode():
+            name = procfs.text(pid, "comm", self._proc).strip()
+            if name != session_init.NAME.decode():
                 continue
             found = self._look(pid, pod)
             if found is None:
@@ -291,13 +292,6 @@ class PodPlacements:
             and now - found[0] / _TICKS < self._patience
             for pid in procfs.pids(self._proc)
         )
-
-    def _name(self, pid: int) -> str:
-        try:
-            name = procfs.read(pid, "comm", self._proc)
-        except OSError:
-            return ""
-        return name.decode(errors="replace").strip()
 
 
 def _oldest(claims: Iterable[Session]) -> Iterable[Session]:
