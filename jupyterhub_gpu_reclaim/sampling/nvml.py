@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,8 +31,6 @@ _NO_GPU: Final = (
 )
 #: File of the driver while it is loaded; seen from every container, too.
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
-#: Version in "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06 …".
-_VERSION: Final = re.compile(r"\s(\d+\.\d+(?:\.\d+)*)\s")
 _NO_INSTANCE: Final = 0xFFFFFFFF
 
 
@@ -67,14 +64,6 @@ class Nvml:
             return cards
         finally:
             self._looking.release()
-
-    def driver_version(self) -> str:
-        try:
-            found = self._driver.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
-        version = _VERSION.search(found.partition("\n")[0])
-        return version[1] if version else ""
 
     def close(self) -> None:
         if self._open:

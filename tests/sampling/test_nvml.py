@@ -35,31 +35,6 @@ def test_a_session_without_a_card_is_known_to_have_none():
     assert samples_of(NoCards().measure(0), BUSY) == []
 
 
-@pytest.mark.parametrize(
-    ("line", "version"),
-    [
-        (
-            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Rel",
-            "580.65.06",
-        ),
-        (
-            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12",
-            "535.183.01",
-        ),
-        (
-            "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.142  Rel",
-            "580.142",
-        ),
-        ("something else", ""),
-    ],
-)
-def test_driver_tells_its_version(tmp_path, line, version):
-    file = tmp_path / "version"
-    assert Nvml(nvml.Recorded(), driver=file).driver_version() == ""
-    file.write_text(f"{line}\nGCC version:  gcc version 12.2.0\n")
-    assert Nvml(nvml.Recorded(), driver=file).driver_version() == version
-
-
 @pytest.mark.parametrize("library", [nvml.SilentAboutIdle(), nvml.VanishedPid()])
 def test_who_is_left_out_of_a_measurement_did_nothing(library):
     (idle,) = sample(library, IDLE)

@@ -98,10 +98,6 @@ class Accelerator:
     def cards(self) -> CardSource:
         return self._nvml
 
-    def driver_version(self) -> str:
-        """The version of the cards' driver; empty where there is none."""
-        return self._nvml.driver_version()
-
     def node_findings(self) -> Iterator[Finding]:
         """Find what an administrator should know of the GPUs; nothing is fatal."""
         # It starts the driver's helper, so that the first session need not wait for it.

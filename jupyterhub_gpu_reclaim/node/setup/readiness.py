@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu
+from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
 from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
@@ -154,7 +155,7 @@ def node_status(
         host=socket.gethostname(),
         version=__version__,
         criu=criu.known_version(),
-        driver=accelerator.driver_version(),
+        driver=cuda.driver_version(),
         state_free=state_free,
         store_free=store_free,
         findings=findings,
