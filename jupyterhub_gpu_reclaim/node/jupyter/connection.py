@@ -11,6 +11,7 @@ from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.beneath import open_file_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,11 +84,8 @@ def find_connections(
 
 def _read_connection(init_pid: int, path: bytes) -> ConnectionFile | None:
     try:
-        root = open_root(f"/proc/{init_pid}/root")
-        try:
+        with closing(open_root(f"/proc/{init_pid}/root")) as root:
             descriptor = open_file_in_root(root, path)
-        finally:
-            os.close(root)
         with os.fdopen(descriptor, "rb") as file:
             found = codec.decode(file.read(_MAX_FILE_BYTES), ConnectionFile)
     except (OSError, BadRequest):
