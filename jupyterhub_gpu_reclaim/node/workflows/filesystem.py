@@ -8,7 +8,6 @@ is touched.
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import names_in
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 from jupyterhub_gpu_reclaim.linux.sock_diag import own_addresses
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
@@ -136,15 +136,10 @@ def refuse_container(session: Session) -> list[Finding]:
 
 def _holds_files(init_pid: int, mount: Mount) -> bool:
     try:
-        folder = archive.open_mount(init_pid, mount)
-    except Refused:
-        return True  # it is a file itself
-    try:
-        return bool(names_in(folder))
-    except OSError:
-        return True  # what it holds is not known
-    finally:
-        os.close(folder)
+        with closing(archive.open_mount(init_pid, mount)) as folder:
+            return bool(names_in(folder))
+    except (Refused, OSError):
+        return True  # it is a file itself, or what it holds is not known
 
 
 def refuse_ports(
@@ -175,12 +170,11 @@ def save_archives(
             name = checkpoint_files.ARCHIVE.format(number=number)
             file: FileWriter | StagedFile = writer.file(name)
             stack.enter_context(file)
-            folder = rootfs.open_contents(session.init_pid, mount)
-            stack.callback(os.close, folder)
-            merged = None
+            contents = closing(rootfs.open_contents(session.init_pid, mount))
+            folder, merged = stack.enter_context(contents), None
             if mount.kind == "overlay":
-                merged = archive.open_mount(session.init_pid, mount)
-                stack.callback(os.close, merged)
+                whole = closing(archive.open_mount(session.init_pid, mount))
+                merged = stack.enter_context(whole)
             take = _checked(file.write, cancel)
             notes = archive.pack(folder, take, merged=merged)
         for note in notes:
@@ -204,16 +198,13 @@ def restore_archives(
                 Reason.RESTORE_FAILED, why=f"{target} is not a private folder here"
             )
         overlay = mount.kind == "overlay"
-        folder = archive.open_mount(session.init_pid, mount)
-        try:
+        with closing(archive.open_mount(session.init_pid, mount)) as folder:
             notes = reader.unpack(
                 checkpoint.stream(checkpoint_files.ARCHIVE.format(number=number)),
                 folder,
                 overlay=overlay,
                 clear=not overlay,
             )
-        finally:
-            os.close(folder)
         for note in notes:
             _log.info("%s %s: %s", session.key, target, note)
 
