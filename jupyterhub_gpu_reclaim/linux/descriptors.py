@@ -31,7 +31,7 @@ class HasDescriptor(Protocol):
 T = TypeVar("T", bound=HasDescriptor)
 _SIOCUNIXFILE: Final = 0x89E0  # <linux/un.h>
 #: ``struct epoll_event``: events, number.
-EPOLL_EVENT: Final = struct.Struct("=IQ")
+_EPOLL_EVENT: Final = struct.Struct("=IQ")
 _EPOLL_ADD: Final = 1
 _EVENTS: Final = select.EPOLLIN | select.EPOLLET
 
@@ -152,7 +152,7 @@ class EdgeSet:
             OSError: it cannot be watched (a file on a disk).
         """
         # select.epoll tells of each by its descriptor, which will be another's.
-        event = EPOLL_EVENT.pack(_EVENTS, number)
+        event = _EPOLL_EVENT.pack(_EVENTS, number)
         added = libc.epoll_ctl(self.fileno(), _EPOLL_ADD, descriptor, event)
         with contextlib.suppress(FileExistsError):
             checked(added, "epoll_ctl")
