@@ -140,11 +140,12 @@ def many_datagrams(count: int) -> str:
 
 #: A session's listener on the machine's own address, and a neighbour's on another.
 NEIGHBOUR = """
-import socket, subprocess, sys, tempfile
+import os, socket, subprocess, sys, tempfile
 from ipaddress import ip_address
 from pathlib import Path
 from types import SimpleNamespace
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
 from jupyterhub_gpu_reclaim.node.workflows import filesystem
 
@@ -158,9 +159,8 @@ isk.id, isk.ino, isk.family, isk.type, isk.proto = 7, 9, socket.AF_INET, 1, 6
 isk.state, isk.src_port = 10, 5000
 isk.src_addr.append(int.from_bytes(ip_address("10.9.8.7").packed, sys.byteorder))
 image = images.join(images.FILES_MAGIC, [images.serialize(entry)])
-needed = list(filesystem.ports_needed(
-    SimpleNamespace(read=lambda _: image), SimpleNamespace(cut=[])
-))
+saved = SimpleNamespace(read=lambda _: image), SimpleNamespace(cut=[])
+needed = list(inet.ports_of(filesystem.entries_in(*saved, os.getpid())))
 kept = HeldPorts(Path(tempfile.mkdtemp()))
 kept.hold("cp", "ann", needed)
 assert kept.missing() == [], kept.missing()
