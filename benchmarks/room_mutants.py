@@ -149,8 +149,8 @@ MUTANTS = (
         "sampling",
         "test_window",
         f"{PACKAGE}/sampling/window.py",
-        "            self._forget()\n        self._see_activity",
-        "            pass\n        self._see_activity",
+        "            self._forget()\n            newest = None",
+        "            newest = None",
         "A session that has come back is judged by what it did before.",
     ),
     Mutant(
