@@ -237,7 +237,7 @@ MUTANTS = (
         "policy",
         "test_guards",
         f"{PACKAGE}/policy/guards.py",
-        "end = datetime.combine(over, self.end, zone).timestamp()",
+        "end = datetime.combine(over, self.end).timestamp()",
         "end = start + ((self.end.hour - self.start.hour) * 60 + self.end.minute"
         " - self.start.minute) * 60 + (86400 if over > day else 0)",
         "Quiet hours end an hour off in the night when the clock is changed.",
