@@ -470,7 +470,6 @@ REFUSED = [
         program=_program(
             "one = socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)", "1"
         ),
-        code="socket_unsupported",
     ),
     Kind(
         "packet socket (AF_PACKET)",
@@ -478,7 +477,6 @@ REFUSED = [
         program=_program(
             "one = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)", "1"
         ),
-        code="socket_unsupported",
     ),
     Kind("vsock, SCTP, multipath TCP, AF_ALG, XDP, CAN", "refused"),
     Kind("kernel TLS (TCP_ULP)", "refused"),
