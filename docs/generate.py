@@ -25,26 +25,21 @@ from jupyterhub_gpu_reclaim.common.auth.scopes import (
     SERVICE_SCOPES,
     USER_SCOPES,
 )
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import Value
-from jupyterhub_gpu_reclaim.common.node_status import (
-    CardStatus,
-    NodeHealth,
-    NodeStatus,
-)
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.accounting import (
-    IN_USE,
-    Counters,
-    GpuCount,
-    MetricsSnapshot,
-)
 from jupyterhub_gpu_reclaim.controlplane.audit import SENTENCES
+from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.metrics import Totals
+from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 from jupyterhub_gpu_reclaim.hub.docker.spawner import ReclaimDockerSpawner
 from jupyterhub_gpu_reclaim.hub.kube.spawner import ReclaimKubeSpawner
 from jupyterhub_gpu_reclaim.hub.local.spawner import ReclaimLocalSpawner
 from jupyterhub_gpu_reclaim.node.app import AgentApp
+from jupyterhub_gpu_reclaim.sampling.window import Window
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
-from jupyterhub_gpu_reclaim.service.metrics import Exporter
+from jupyterhub_gpu_reclaim.service.metrics import registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -207,27 +202,14 @@ names](../how-to/operate.md#who-may-steer-all-sessions). This page is generated 
 
 def metrics() -> str:
     """Every metric, as the exporter describes it."""
-    snapshot = MetricsSnapshot(
-        phases={},
-        counters=Counters(),
-        checkpoints=0,
-        stored_bytes=0,
-        sample_age=None,
-        watched=0,
-        gpus=[GpuCount("", "", IN_USE, 0.0)],
-    )
-    status = NodeStatus(
-        host="",
-        version="",
-        cards=[CardStatus()],
-        state_free=0,
-        store_free=0,
-    )
-    nodes = [NodeHealth(node="", status=status)]
+    sessions = Sessions(Journal("sqlite://"), SystemClock())
+    totals = Totals(sessions, SessionSampler(sessions, Window))
     rows: list[tuple[object, ...]] = [("metric", "type", "labels", "what it says")]
-    for family in Exporter(lambda: snapshot, lambda: nodes).collect():
+    for family in registry(totals).collect():
         name = family.name + ("_total" if family.type == "counter" else "")
-        labels = dict.fromkeys(n for s in family.samples for n in s.labels if n != "le")
+        known = getattr(family, "_labelnames", ())
+        labels = dict.fromkeys(known or [n for s in family.samples for n in s.labels])
+        labels.pop("le", None)
         shown = ", ".join(f"`{label}`" for label in labels)
         rows.append((f"`{name}`", family.type, shown, family.documentation))
     about = """

@@ -142,7 +142,8 @@ class Controller:
             wakes=wakes,
             taker=taker,
         )
-        self.metrics_snapshot = partial(metrics.snapshot, sessions, sampler)
+        self.totals = metrics.Totals(sessions, sampler)
+        self.counters = sessions.counters
         self.silent_parts = observer.silent_parts
         self.note_silent = sessions.note_silent
         # many sessions at once

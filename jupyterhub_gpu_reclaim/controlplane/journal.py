@@ -6,16 +6,19 @@ does not know what a phase means. Modules with tables of their own use
 
 Every call is synchronous: a change is one transaction of about a millisecond, on the
 event loop on purpose, so that what is read, decided and written between two ``await``s
-is one step that nothing can split. One service at a time works on a journal
-(``lock.py``), through the one connection that has PostgreSQL's lock.
+is one step that nothing can split. One service at a time works on a journal, through
+the one connection that has PostgreSQL's lock.
 """
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import logging
+import os
 import uuid
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Engine, create_engine, event, func, select
@@ -28,7 +31,6 @@ from jupyterhub_gpu_reclaim.common.models import BELIEVED
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import Term
 from jupyterhub_gpu_reclaim.controlplane import schema
-from jupyterhub_gpu_reclaim.controlplane.lock import JournalLock
 from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, SessionRow
 
@@ -80,6 +82,49 @@ PRUNED_LINES = 500
 LINES_OF_A_SESSION = 10_000
 #: Most lines of a session that are deleted at a time: a tenth of a second.
 MOST_PRUNED = 20_000
+#: Number of the advisory lock in PostgreSQL.
+_NUMBER = 0x67_70_75_73
+
+
+class JournalLock:
+    """The lock of one journal: a file beside SQLite's, an advisory one of PostgreSQL.
+
+    Two services on one journal, after a rolling update for example, would each undo
+    what the other has done. The kernel, or PostgreSQL, keeps the lock for as long as
+    its holder lives, and frees it when that has ended in whatever way; nothing is
+    renewed, and no clock is read. PostgreSQL's belongs to the connection, and is lost
+    with it.
+    """
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+
+    def take(self, connection: Connection) -> bool:
+        """Take the lock if it is free; return whether it is held now. Idempotent.
+
+        Raises:
+            StoreError: the file cannot be made.
+        """
+        if connection.dialect.name == "postgresql":
+            asked = connection.exec_driver_sql(
+                f"SELECT pg_try_advisory_lock({_NUMBER})"
+            )
+            return bool(asked.scalar_one())
+        if self._file is None:
+            database = connection.exec_driver_sql("PRAGMA database_list").all()[0][2]
+            if not database:
+                return True
+            self._file = _open(Path(f"{database}.lock"))
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 class Journal:
@@ -380,3 +425,10 @@ def _engine(url: str) -> Engine:
 
     event.listen(engine, "connect", prepare)
     return engine
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(Reason.INTERNAL, detail=f"journal: {error}") from None

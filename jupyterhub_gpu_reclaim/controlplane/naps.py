@@ -29,7 +29,7 @@ from jupyterhub_gpu_reclaim.controlplane.session import (
     SessionRow,
     failure_of,
 )
-from jupyterhub_gpu_reclaim.controlplane.sessions import MAKES_ROOM, SERVICE
+from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
@@ -91,9 +91,8 @@ class Napper:
         ``cool_down``, not even after a crash.
         """
         told = why.message, why.code
-        line = self.sessions.audit_line(row.key, SERVICE, MAKES_ROOM, *told)
-        self.sessions.update(row.key, line)
-        self.sessions.runtime(row.key).made_room_at = line.at
+        line = self.sessions.audit_line(row.key, SERVICE, "makes room", *told)
+        self.sessions.update(row.key, line, made_room_at=line.at)
         await self.nap(row, SERVICE, why)
 
     async def wake(self, row: SessionRow, by: str) -> float:

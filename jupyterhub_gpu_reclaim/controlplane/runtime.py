@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from jupyterhub_gpu_reclaim.common.models import (
-        AuditLine,
         Decision,
         Event,
         Failure,
@@ -94,12 +93,9 @@ class Runtime:
     #: an odd state, and since when it has lasted (monotonic)
     odd: tuple[str, float] | None = None
     operation: OperationEvents | None = None  #: the last capture or restore
-    #: the audit's line on its last suspend, if there is one; None: not read
-    cause: list[AuditLine] | None = None
     napping_seen: float = 0.0  #: when its agent told of that (monotonic)
     #: the waking session for which it was selected to nap
     makes_room_for: SessionKey | None = None
-    made_room_at: float | None = None  #: when it last napped for one; 0: never
     passed_over: float | None = None  #: until when it is not selected (monotonic)
     #: GPU memory that is being moved out, by our order
     moving_out: list[GpuSample] | None = None
@@ -236,9 +232,6 @@ class OperationEvents:
             if event.step is not None:
                 latest[event.step.step] = event.step
         return list(latest.values())
-
-    def waits(self) -> list[Step]:
-        return [step for step in self.steps() if step.state in {"begun", "going"}]
 
     async def read(self) -> AsyncIterator[Event]:
         """Yield all events, from the first to the last one."""

@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import (
     Aside,
+    AuditLine,
     CheckpointInfo,
     Failure,
     GoneOn,
@@ -74,6 +75,9 @@ class SessionRow(Value, frozen=True, kw_only=True):
     stop_asked: float | None = None
     #: checkpoint to bring back as soon as the session is suspended
     bring_back: str = ""
+    #: the audit's line on its last suspend, or its end that went back to what is saved
+    cause: AuditLine | None = None
+    made_room_at: float | None = None  #: when it last napped for another session
     #: ids of the sessions whose tabs may ask and order nothing any more
     tabs_revoked: frozenset[str] = frozenset()
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import itertools
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES
-from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import (
     AuditLine,
     CheckpointInfo,
@@ -30,21 +29,20 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
     SessionPolicy,
     SessionView,
-    Step,
     Suspension,
     Tree,
     Waiting,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import (
-    accounting,
+    metrics,
     retention,
     schema,
     session,
     views,
 )
-from jupyterhub_gpu_reclaim.controlplane.accounting import Counters
 from jupyterhub_gpu_reclaim.controlplane.drains import Drains
+from jupyterhub_gpu_reclaim.controlplane.metrics import Counters
 from jupyterhub_gpu_reclaim.controlplane.runtime import (
     Broadcast,
     ChangeSignal,
@@ -55,6 +53,7 @@ from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.session import (
     CheckpointRow,
     Intent,
+    SessionEvent,
     SessionRow,
 )
 from jupyterhub_gpu_reclaim.controlplane.settings import Settings
@@ -66,20 +65,14 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.phase import Observed
-    from jupyterhub_gpu_reclaim.controlplane.session import SessionEvent
 
 
 _log = logging.getLogger(__name__)
 
-#: Word of the audit for a nap that makes room for another session.
-MAKES_ROOM = "makes room"
-#: Newest lines searched for that word; more are not written in the time in which it
-#: counts.
-MADE_ROOM_LINES = 100
-#: Step of an operation whose agent does not answer.
-SILENT_STEP = "silent_agent"
 #: Actor in the audit when no person asked.
 SERVICE = OURSELVES
+#: The beginning of a suspend, and an end that goes back to what is saved.
+_CAUSES = {SessionEvent.SUSPEND, SessionEvent.LOST}
 
 
 class Sessions:
@@ -101,11 +94,11 @@ class Sessions:
         self.counters = Counters()
         #: runtime state of every session that anything is remembered of
         self.runtimes: dict[SessionKey, Runtime] = {}
-        self.policies = policies
+        self.policies = policies or (lambda _: SessionPolicy())
         self.settings = settings
         #: nodes that are to be free of sessions
         self.drains = Drains(journal, clock, self._look_at_node)
-        self.silences: dict[str, Finding] = {}  #: why nodes do not answer, by name
+        self.silences: Mapping[str, Finding] = {}  #: why nodes do not answer, by name
         self.resume_times = views.ResumeTimes()
         #: the highest generation known under a name, or given out by this service
         self._generations: dict[SessionKey, int] = {}
@@ -129,8 +122,7 @@ class Sessions:
         return found
 
     def saved_every(self, key: SessionKey) -> float:
-        terms = self.policies(key) if self.policies is not None else None
-        set_to = terms.save_every if terms is not None else None
+        set_to = self.policies(key).save_every
         return self.settings.save_every if set_to is None else set_to
 
     def apply(
@@ -176,7 +168,9 @@ class Sessions:
             code=reason.code if reason else "",
             message=reason.message if reason else note,
         )
-        accounting.took(self.counters, before, row, now)
+        if event in _CAUSES:
+            row = msgspec.structs.replace(row, cause=audit)
+        metrics.took(self.counters, before, row, now)
         reclaimed = self._reclaimed(before, now, row.phase)
         self.journal.save(row, audit, self._kept(row, checkpoints), reclaimed)
         _log.info(
@@ -188,23 +182,21 @@ class Sessions:
             by,
             f": {reason.message}" if reason else "",
         )
-        if event not in {session.SessionEvent.NAPS, session.SessionEvent.WAKES}:
+        if event not in {SessionEvent.NAPS, SessionEvent.WAKES}:
             self.runtime(key).suspends_at = None
-        if audit.what in views.CAUSES:
-            self.runtime(key).cause = [audit]
         if moved:
             self.runtime(key).lacks_memory_since = None
             self.note_waiting(key, None)
         if row.incarnation != before.incarnation:
             self.runtime(key).begin_anew()
-        self.runtime(key).end_untold = event is session.SessionEvent.DISCARDED
+        self.runtime(key).end_untold = event is SessionEvent.DISCARDED
         self.touch(key)
         return row
 
     def _reclaimed(
         self, row: SessionRow, now: float, phase: Phase | None = None
     ) -> list[Any]:
-        more = accounting.left(row, self.gpus_left(row), now, phase)
+        more = metrics.left(row, self.gpus_left(row), now, phase)
         if not more:
             return []
         total = (self.journal.noted(NoteKind.RECLAIMED, "") or 0.0) + more
@@ -399,15 +391,6 @@ class Sessions:
         if (before and before.nap) != (napping and napping.nap):
             self.touch(key)
 
-    def made_room_at(self, key: SessionKey) -> float | None:
-        """When it last napped for another one: from the audit, also after a crash."""
-        runtime = self.runtime(key)
-        if runtime.made_room_at is None:
-            lines = self.journal.audit(key, MADE_ROOM_LINES)
-            ats = (line.at for line in lines if line.what == MAKES_ROOM)
-            runtime.made_room_at = next(ats, 0.0)
-        return runtime.made_room_at or None
-
     def expect_awake(self, key: SessionKey, at: float | None) -> None:
         runtime = self.runtime(key)
         if runtime.waking_until != at:
@@ -445,28 +428,7 @@ class Sessions:
         self.touch(key)
 
     def note_silent(self, nodes: Mapping[str, Finding]) -> None:
-        """Note the silent nodes; operations there say that they wait for an answer."""
-        self.silences = dict(nodes)
-        for key, runtime in self.runtimes.items():
-            operation = runtime.operation
-            if operation is None or operation.ended:
-                continue
-            node = self.row(key).node
-            waits = any(step.step == SILENT_STEP for step in operation.waits())
-            if node in nodes and not waits:
-                title = f"Waiting: {nodes[node].message.rstrip('.')}"
-                self._note_step(key, operation, title, "going")
-            elif node not in nodes and waits:
-                where = node or "the session's machine"
-                title = f"The agent of {where} answers again"
-                self._note_step(key, operation, title, "done")
-
-    def _note_step(
-        self, key: SessionKey, operation: OperationEvents, title: str, state: str
-    ) -> None:
-        step = Step(step=SILENT_STEP, title=title, state=state)
-        operation.add(Event(step=step))
-        self.touch(key)
+        self.silences = nodes
 
     def judged(self, key: SessionKey, decisions: list[Decision]) -> None:
         runtime = self.runtime(key)
@@ -511,23 +473,12 @@ class Sessions:
             return None
         saved = self.journal.checkpoint(row.checkpoint)
         info = saved.info if saved is not None else None
-        why = views.cause(self.cause(row.key))
+        why = views.cause(row.cause)
         times, limits = self.resume_times, self.settings.retention
         return views.suspension_of(row, info, why, times, limits)
 
-    def cause(self, key: SessionKey) -> list[AuditLine]:
-        runtime = self.runtime(key)
-        if runtime.cause is None:
-            with suppress(StoreError):
-                lines = self.journal.audit(key, views.CAUSE_LINES)
-                found = [line for line in lines if line.what in views.CAUSES]
-                runtime.cause = found[:1]
-        return runtime.cause or []
-
     def policy_of(self, row: SessionRow) -> SessionPolicy | None:
-        if self.policies is None or row.phase not in session.LIVE:
-            return None
-        return self.policies(row.key)
+        return self.policies(row.key) if row.phase in session.LIVE else None
 
     def touch(self, key: SessionKey) -> None:
         self._changed.touch()

@@ -124,7 +124,7 @@ class Suspender:
 
     def _is_over(self, row: SessionRow) -> Callable[[SessionRow], bool]:
         drains, code = self.sessions.drains, Reason.NODE_DRAINS.value
-        drained = any(line.code == code for line in self.sessions.cause(row.key))
+        drained = row.cause is not None and row.cause.code == code
         drained = drained and row.stop_asked is None
 
         def is_over(now: SessionRow) -> bool:

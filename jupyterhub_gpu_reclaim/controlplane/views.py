@@ -25,8 +25,6 @@ from jupyterhub_gpu_reclaim.controlplane import retention
 from jupyterhub_gpu_reclaim.controlplane.session import Keeping, is_needless
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from jupyterhub_gpu_reclaim.common.models import (
         AuditLine,
         CheckpointInfo,
@@ -115,7 +113,7 @@ def _facts(
         wanted=runtime.wanted or UNSET,
         place=UNSET if waiting is None else waiting.place,
         waiting_since=UNSET if waiting is None else waiting.since,
-        terms=UNSET if policy is None else policy,
+        terms=policy if policy is not None and policy.by else UNSET,
         nap=runtime.nap or UNSET,
         waking_until=runtime.waking_until or UNSET,
         nap_verdict=(awake and runtime.nap_decision) or UNSET,
@@ -141,11 +139,6 @@ def _last_return(
     )
 
 
-#: Words of the audit for the beginning of a suspend, and for a session that ended and
-#: goes back to what is saved of it.
-CAUSES = frozenset({"suspend", "lost"})
-#: Newest lines of a session that are searched for those words.
-CAUSE_LINES = 100
 #: Most resumes that are remembered.
 MOST_RESUMES = 64
 #: Largest ratio of two sizes that take about the same time per byte.
@@ -178,8 +171,7 @@ class ResumeTimes:
         return 0.0 if found is None else found.seconds * size / found.bytes
 
 
-def cause(lines: Iterable[AuditLine]) -> str:
-    line = next((line for line in lines if line.what in CAUSES), None)
+def cause(line: AuditLine | None) -> str:
     if line is None:
         return ""
     if line.code or line.who == OURSELVES:

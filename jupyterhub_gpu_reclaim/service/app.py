@@ -43,14 +43,9 @@ from jupyterhub_gpu_reclaim.policy.pressure import PressurePolicy, choose_to_go
 from jupyterhub_gpu_reclaim.policy.rules import Rules, Subject
 from jupyterhub_gpu_reclaim.sampling.window import Window
 from jupyterhub_gpu_reclaim.service import event_log, metrics, notices
-from jupyterhub_gpu_reclaim.service.api.context import Context, Limits
-from jupyterhub_gpu_reclaim.service.clients.agent_router import AgentRouter
+from jupyterhub_gpu_reclaim.service.api.context import Context
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
-from jupyterhub_gpu_reclaim.service.node_watch import (
-    DrainWatch,
-    NodeWatch,
-    watching,
-)
+from jupyterhub_gpu_reclaim.service.node_watch import NodeWatch, watching
 from jupyterhub_gpu_reclaim.service.probe import asking
 from jupyterhub_gpu_reclaim.service.process import held_socket, lifeline
 from jupyterhub_gpu_reclaim.service.settings import placement, validation
@@ -63,8 +58,6 @@ from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY, application
 if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator, Callable, Mapping
-
-    from tornado import web
 
     from jupyterhub_gpu_reclaim.common.http.server import Door
     from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionPolicy
@@ -116,8 +109,8 @@ class ReclaimService(Application, Options):
             ReclaimError: something is missing; or the journal was lost.
         """
         logs.set_up(cast("int | str", self.log_level))
-        state = lifeline.StateFolder(Path(self.state_dir))
-        journal = self._journal(state)
+        secret = lifeline.secret_in(Path(self.state_dir))
+        journal = self._journal()
         try:
             taken = _taken(journal, lambda: front.close(Reason.JOURNAL_HELD))
             if not await _done_before(ending, taken):
@@ -131,11 +124,8 @@ class ReclaimService(Application, Options):
             parts = self._controller(hub, journal)
             async with parts as (controller, nodes):
                 await controller.start()
-                front.open(
-                    self._application(
-                        environment, state, controller, hub=hub, nodes=nodes
-                    )
-                )
+                context = self._context(environment, controller, hub, nodes)
+                front.open(application(context, cookie_secret=secret))
                 log.info("service: ready at %s", environment.prefix)
                 if await _done_before(ending, _lost(journal)):
                     what = "The journal was lost: its database let go of our lock."
@@ -181,16 +171,14 @@ class ReclaimService(Application, Options):
             folder=folder,
             probe=probe,
         )
-        senders, counters = self._senders(), controller.metrics_snapshot().counters
+        senders = self._senders()
         nodes = NodeWatch(
-            agent, SystemClock(), controller.note_silent, controller.nodes.of
+            agent, SystemClock(), controller.note_silent, controller.nodes
         )
-        if isinstance(agent, AgentRouter):
-            nodes.settle = DrainWatch(agent, controller.nodes.follow).settle
         try:
             async with (
                 event_log.keeping(journal, self.event_log),
-                notices.telling(journal, senders, counters),
+                notices.telling(journal, senders, controller.counters),
                 watching(nodes),
             ):
                 try:
@@ -201,14 +189,14 @@ class ReclaimService(Application, Options):
             await _finish_within(FAREWELL, let_go())
             hub.close()
 
-    def _journal(self, state: lifeline.StateFolder) -> Journal:
+    def _journal(self) -> Journal:
         """Open the journal.
 
         Raises:
             Refused: its address is invalid. It is not repeated: it may hold a password.
             StoreError: it cannot be opened, and ``detail`` says why.
         """
-        address = self.journal_url or f"sqlite:///{state.path}/journal.sqlite"
+        address = self.journal_url or f"sqlite:///{self.state_dir}/journal.sqlite"
         try:
             return Journal(address)
         except (ArgumentError, ImportError) as error:
@@ -252,20 +240,18 @@ class ReclaimService(Application, Options):
             raise Refused(Reason.SETTING_INVALID, what=what) from error
         return path
 
-    def _application(
+    def _context(
         self,
         environment: HubEnvironment,
-        state: lifeline.StateFolder,
         controller: Controller,
-        *,
         hub: HubClient,
         nodes: NodeWatch,
-    ) -> web.Application:
+    ) -> Context:
         HubOAuth.instance(parent=self)
-        context = Context(
+        return Context(
             control=controller,
             clock=SystemClock(),
-            registry=metrics.registry(controller.metrics_snapshot, nodes.now),
+            registry=metrics.registry(controller.totals, nodes.now),
             templates=pages.templates(),
             spawner_token=environment.spawner_token.encode(),
             prefix=environment.prefix,
@@ -283,9 +269,7 @@ class ReclaimService(Application, Options):
             hub_host=environment.hub_host,
             metrics_open=self.metrics_open,
             trust_plain_http=self.trust_plain_http,
-            limits=Limits(set_aside_days=self.set_aside_days),
         )
-        return application(context, cookie_secret=state.secret("cookie_secret"))
 
 
 def policies_by(

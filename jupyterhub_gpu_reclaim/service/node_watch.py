@@ -21,15 +21,12 @@ from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.common.drain import Drain, NodeNotice
     from jupyterhub_gpu_reclaim.common.models import Finding
-    from jupyterhub_gpu_reclaim.service.clients.agent_router import (
-        AgentRouter,
-        AnyAgent,
-    )
+    from jupyterhub_gpu_reclaim.controlplane.drains import Drains
+    from jupyterhub_gpu_reclaim.service.clients.agent_router import AnyAgent
 
 _log = logging.getLogger(__name__)
 
@@ -46,11 +43,10 @@ class NodeWatch:
         agents: AnyAgent,
         clock: Clock,
         told: Callable[[Mapping[str, Finding]], None],
-        drain_of: Callable[[str], Drain | None] = lambda _: None,
+        drains: Drains,
     ) -> None:
-        self._drain_of = drain_of
-        #: done after each round; never raises ``ReclaimError``
-        self.settle: Callable[[], Awaitable[None]] | None = None
+        self._drains = drains
+        self._notices_unknown = False
         self._agents = agents
         self._clock = clock
         self._tell_silent = told
@@ -58,7 +54,7 @@ class NodeWatch:
 
     def now(self) -> list[NodeHealth]:
         return [
-            msgspec.structs.replace(self._known[node], drain=self._drain_of(node))
+            msgspec.structs.replace(self._known[node], drain=self._drains.of(node))
             for node in sorted(self._known)
         ]
 
@@ -75,8 +71,7 @@ class NodeWatch:
         found = await asyncio.gather(*map(self._ask_agent, nodes))
         self._known = {each.node: each for each in found}
         self._tell_silent({each.node: each.silence for each in found if each.silence})
-        if self.settle is not None:
-            await self.settle()
+        await self._follow_notices()
 
     async def _ask_agent(self, node: str) -> NodeHealth:
         asked = self._clock.now()
@@ -89,9 +84,17 @@ class NodeWatch:
             return self._silent(asked, node, Unreachable(reason, node=node, detail=why))
         except ReclaimError as error:
             return self._silent(asked, node, error)
+        if self._is_silent(node):
+            _log.info("the agent of %s answers again", node or "this machine")
         return NodeHealth(node=node, status=status)
 
+    def _is_silent(self, node: str) -> bool:
+        return node in self._known and self._known[node].silent_since is not None
+
     def _silent(self, asked: float, node: str, error: ReclaimError) -> NodeHealth:
+        if not self._is_silent(node):
+            where = node or "this machine"
+            _log.warning("the agent of %s does not answer: %s", where, error)
         before = self._known.get(node, NodeHealth(node=node))
         since = before.silent_since
         return msgspec.structs.replace(
@@ -102,6 +105,19 @@ class NodeWatch:
             silence_detail=error.detail,
         )
 
+    async def _follow_notices(self) -> None:
+        """Drain the nodes that are about to go, as the cluster says."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                notices = await self._agents.node_notices()
+            self._drains.follow(notices)
+        except (TimeoutError, ReclaimError) as error:
+            if not self._notices_unknown:
+                _log.warning("notices of nodes: not heeded now: %s", error)
+            self._notices_unknown = True
+        else:
+            self._notices_unknown = False
+
 
 @contextlib.asynccontextmanager
 async def watching(watch: NodeWatch) -> AsyncIterator[None]:
@@ -111,26 +127,3 @@ async def watching(watch: NodeWatch) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-class DrainWatch:
-    """Asks the cluster which nodes are about to go, after each round of questions."""
-
-    def __init__(
-        self, agents: AgentRouter, follow: Callable[[Sequence[NodeNotice]], None]
-    ) -> None:
-        self._agents = agents
-        self._follow = follow
-        self._unknown = False  #: the notices are not known now
-
-    async def settle(self) -> None:
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                notices = await self._agents.node_notices()
-            self._follow(notices)
-        except (TimeoutError, ReclaimError) as error:
-            if not self._unknown:
-                _log.warning("notices of nodes: not heeded now: %s", error)
-            self._unknown = True
-        else:
-            self._unknown = False

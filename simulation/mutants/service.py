@@ -20,8 +20,7 @@ from jupyterhub_gpu_reclaim.controlplane import (
 )
 from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
 from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
-from jupyterhub_gpu_reclaim.controlplane.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.lock import JournalLock
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal, JournalLock
 from jupyterhub_gpu_reclaim.controlplane.phase import Observed
 from jupyterhub_gpu_reclaim.controlplane.runtime import Runtime
 from jupyterhub_gpu_reclaim.controlplane.session import LIVE

@@ -41,7 +41,7 @@ def test_check_every_mistake_has_its_line(check, tmp_path):
     assert status == 1
     lines = said.splitlines()
     assert len(lines) == 4
-    assert any("30m is 1800" in line for line in lines)
+    assert any("not negative, not" in line for line in lines)
     assert any("takes no idel" in line for line in lines)
     assert any("service_port must be a whole number" in line for line in lines)
     assert any("ReclaimMixin.reclaim_service" in line for line in lines)

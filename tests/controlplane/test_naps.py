@@ -50,7 +50,7 @@ async def test_session_naps_and_wakes_by_order(world):
     assert whats(controller)[1:] == ["ask to nap", "naps", "ask to wake", "wakes"]
     naps = controller.users.audit(KEY)[2]
     assert (naps.who, naps.message) == ("root", "5 B of GPU memory.")
-    counters = controller.metrics_snapshot().counters
+    counters = controller.counters
     for each in ("nap", "wake"):
         assert counted(counters, "operations_total", operation=each, outcome="ok") == 1
         steps = "step_duration_seconds_count"
@@ -71,7 +71,7 @@ async def test_nap_that_fails_leaves_it_running_with_the_reason(world):
     assert (view.failure, view.facts.failures) == (None, 0)  # no suspend has failed
     await asyncio.sleep(5.0)
     assert whats(controller)[-1] == "nap failed"
-    counters = controller.metrics_snapshot().counters
+    counters = controller.counters
     labels = {"operation": "nap", "code": "nap_crowded"}
     assert counted(counters, "operation_failures_total", **labels) == 1
 
@@ -85,7 +85,7 @@ async def test_wake_that_fails_is_ordered_until_it_is_awake(world):
     tree, controller = await napping(world)
     world.node.failures["gpu back"] = NO_ROOM
     await controller.users.wake(KEY, "root")
-    counters = controller.metrics_snapshot().counters
+    counters = controller.counters
     labels = {"operation": "wake", "code": "gpu_memory"}
     failures = "operation_failures_total"
     await world.until(lambda: counted(counters, failures, **labels) >= 3)

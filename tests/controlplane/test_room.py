@@ -102,8 +102,7 @@ async def test_nobody_that_may_not_nap_does_and_place_and_reason_are_told(world,
     assert waiting.key == ADA
     assert "needed, 2.1 GB free" in waiting.reason
     assert crowd.awake() == ["bob", "eve"]
-    now = crowd.controller.metrics_snapshot()
-    assert now.waiting == 1
+    assert counted(crowd.controller.totals, "sessions_waiting") == 1
     # As soon as one may, it does: found by the ticks, which come at last.
     crowd.policy.keys.add(EVE)
     await crowd.phase(ADA, "running")
@@ -126,7 +125,7 @@ async def test_session_that_waits_is_not_suspended_and_counts_when_it_is_served(
     await world.until(lambda: not crowd.facts(ADA).place)  # it is not back yet
     world.node.hold_at = ""
     await crowd.phase(ADA, "running")
-    counters = crowd.controller.metrics_snapshot().counters
+    counters = crowd.controller.counters
     assert counted(counters, "operations_total", operation="wake", outcome="ok") == 1
     assert counted(counters, "wait_duration_seconds_count") == 1
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
@@ -65,7 +65,7 @@ async def test_resume_without_room_waits_and_comes_back_when_there_is_some(
     assert not place_of(saved, KEY)
     steps = {s.step: s.state for s in saved.users.session(KEY).steps}
     assert steps["queue"] == "done"
-    counters = saved.metrics_snapshot().counters
+    counters = saved.counters
     assert counted(counters, WAITS) == 1
     failed = {"operation": "resume", "outcome": "failed"}
     assert counted(counters, "operations_total", **failed) == 0
@@ -102,7 +102,7 @@ async def test_who_is_called_off_leaves_the_queue_and_stays_saved(world, saved):
     await world.hub.process.stop(KEY)
     await world.until(lambda: place_of(saved, BOB) == 1)
     await world.reaches(saved, "suspended")
-    assert counted(saved.metrics_snapshot().counters, WAITS) == 1
+    assert counted(saved.counters, WAITS) == 1
     room_for(world, 1)
     assert await other == "restore"
 
@@ -118,26 +118,29 @@ async def test_resume_without_room_fails_when_its_time_is_over(world, limit):
     await world.reaches(controller, "suspended")
     assert controller.users.session(KEY).failure.code == why
     assert len(world.node.saved) == 1
-    counters = controller.metrics_snapshot().counters
+    counters = controller.counters
     assert counted(counters, WAITS) == bool(limit)
     room_for(world, 1)
     assert await world.hub.start() == "restore"
 
 
 async def test_gpu_time_left_to_others_lasts_over_a_restart(world, saved):
-    before = saved.metrics_snapshot().gpu_seconds
+    before = saved.gpu_seconds()
     assert before > 0
     room_for(world, 3)
     assert await world.hub.start() == "restore"
     await world.kill(saved)
-    after = (await world.controller()).metrics_snapshot().gpu_seconds
+    after = (await world.controller()).gpu_seconds()
     assert after > before
 
 
 async def test_service_that_has_just_started_has_metrics_of_its_sessions(saved):
-    before = saved.metrics_snapshot().phases
+    def phases() -> list[float]:
+        return [counted(saved.totals, "sessions", phase=phase) for phase in Phase]
+
+    before = phases()
     saved._sessions.runtimes.clear()  # nothing has been looked at
-    assert saved.metrics_snapshot().phases == before
+    assert phases() == before
 
 
 async def test_who_is_idle_goes_for_who_waits_and_no_sooner(world):
@@ -160,6 +163,6 @@ async def test_who_is_idle_goes_for_who_waits_and_no_sooner(world):
     await world.reaches(controller, "suspended")
     await starting
     await world.reaches(controller, "running", BOB)
-    counters = controller.metrics_snapshot().counters
+    counters = controller.counters
     for cause in ("request", "pressure"):
         assert counted(counters, "suspends_total", cause=cause) == 1

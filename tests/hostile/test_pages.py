@@ -165,7 +165,7 @@ async def test_fetch_of_any_mode_reads_nothing(world, victim):
     await lured(world, victim)
     paths = [
         "", "mine", "all", "nodes", "store", "log", "metrics",
-        "sessions/ada/train", "sessions/ada/train/fresh",
+        "sessions/ada/train",
         "api/sessions", "api/sessions/ada/train", "api/sessions/ada/train/history",
         "tab/ada/train",
     ]  # fmt: skip

@@ -172,7 +172,7 @@ def test_second_call_changes_nothing_and_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"idle_after": "30m"}, "idle_after must be a duration .* 30m is 1800"),
+        ({"idle_after": "30m"}, "idle_after must be a duration .*, not '30m'"),
         ({"idle_after": -5}, "idle_after must be a duration .*, not -5"),
         ({"min_age": True}, "min_age must be a duration"),
         ({"sample_interval": "nan"}, "sample_interval must be a number from 0.5"),

@@ -65,7 +65,7 @@ def test_what_the_hubs_own_configuration_raises_is_a_refusal_with_both_choices(
         assert page.status_code == 409, page.text
         assert f'data-code="{code}"' in page.text
         assert told in page.text
-        assert f"/services/gpu-reclaim/sessions/{name}/-/fresh" in page.text
+        assert f"/services/gpu-reclaim/sessions/{name}/-" in page.text
         assert "gpu-reclaim-again" in page.text
         refused = hub.api("POST", f"users/{name}/server")
         assert refused.status_code == 409, refused.text

@@ -114,16 +114,16 @@ def test_hub_with_settings_that_make_no_sense_lives_and_says_which(dead):
     answer = stack.ask("readyz")  # waits until it listens
     assert (answer.status_code, answer.json()["code"]) == (503, "service_broken")
     for words in (
-        "'30m'; 30m is 1800",
+        "not negative, not '30m'.",
         "no idel_after; did you mean idle_after?",
         "no min_agee; did you mean min_age?",
     ):
         assert words in answer.json()["message"]
         assert words in stack.hub.log()
-    for path in ("", "sessions/ada/-", "sessions/ada/-/fresh"):
+    for path in ("", "sessions/ada/-"):
         page = stack.ask(path)
         assert page.status_code == 503
-        assert "30m is 1800" in page.text
+        assert "not negative, not " in page.text
     assert stack.ask("healthz").status_code == 200
     amy = stack.hub.user("amy")
     amy.start_server()

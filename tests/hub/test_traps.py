@@ -166,7 +166,7 @@ def test_t4_t5_t16_failed_resumes_keep_login_leak_no_token_and_say_why(
     assert page.status_code == 409
     assert "could not be resumed" in page.text
     assert FAILED["message"] in page.text
-    assert f"/services/gpu-reclaim/sessions/{name}/-/fresh" in page.text
+    assert f"/services/gpu-reclaim/sessions/{name}/-" in page.text
     assert f'href="/hub/spawn/{name}' in page.text
     assert "data-gpu-reclaim-resume" not in page.text  # the person decides now
 

@@ -17,11 +17,11 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.kube import pod_events
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
-from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
 from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION, Pod
 from jupyterhub_gpu_reclaim.service.settings.placement import agent_of
 from tests.kube.conftest import ADA, MODEL, service_of, session_pod, until
 from tests.support.cluster import NAMESPACE
+from tests.support.cluster_rules import RULES
 from tests.support.nodes import AGENT_PORT, TOKEN, agents_certificate
 
 BOB = SessionKey("bob", "lab")
@@ -495,17 +495,6 @@ def container(code, reason, at="2026-01-01T00:00:10Z"):
             "session_ended",
             "exit status 3",
         ),
-        (  # somebody has deleted what ran
-            {
-                "containerStatuses": container(0, "Completed"),
-                "metadata": {
-                    "deletionTimestamp": "2026-01-01T00:00:31Z",
-                    "deletionGracePeriodSeconds": 30,
-                },
-            },
-            "session_disrupted",
-            "it was deleted",
-        ),
     ],
 )
 def test_end_of_a_pod_is_what_cluster_and_container_say(status, code, words):
@@ -517,19 +506,16 @@ def test_end_of_a_pod_is_what_cluster_and_container_say(status, code, words):
 
 
 @pytest.mark.parametrize("saw_it_ended", [True, False])
-def test_what_was_seen_counts_and_not_the_clocks_of_node_and_api_server(saw_it_ended):
-    """The node's is ahead by a minute, or behind it."""
-    ended = {"containerStatuses": container(0, "Completed", "2026-01-01T00:01:10Z")}
-    grace = {"deletionTimestamp": "2026-01-01T00:00:12Z"}
-    if not saw_it_ended:
-        ended = {"containerStatuses": container(0, "Completed", "2025-12-31T23:59:10Z")}
+def test_who_deletes_what_runs_is_told_apart_from_who_deletes_what_has_ended(
+    saw_it_ended,
+):
+    ended = {"containerStatuses": container(0, "Completed")}
+    deleted = {"deletionTimestamp": "2026-01-01T00:00:12Z"}
+    first = ended if saw_it_ended else {}
     states = [
-        {"status": ended if saw_it_ended else {}, "metadata": {}},
-        {
-            "status": ended if saw_it_ended else {},
-            "metadata": {**grace, "deletionGracePeriodSeconds": 1},
-        },
-        {"status": ended, "metadata": {**grace, "deletionGracePeriodSeconds": 0}},
+        {"status": first, "metadata": {}},
+        {"status": first, "metadata": {**deleted}},
+        {"status": ended, "metadata": {**deleted}},
     ]
     pod = None
     for state in states:

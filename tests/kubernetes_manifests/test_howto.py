@@ -11,9 +11,9 @@ import yaml
 
 from jupyterhub_gpu_reclaim.cli import agent_secrets
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
 from tests.cluster.options import ROLES, pytest_addoption
 from tests.support import helm
+from tests.support.cluster_rules import RULES
 from tests.support.ran import ran
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "kubernetes.md"

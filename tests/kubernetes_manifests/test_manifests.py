@@ -14,13 +14,13 @@ from jupyterhub_gpu_reclaim.cli import agent_secrets
 from jupyterhub_gpu_reclaim.cli.main import main
 from jupyterhub_gpu_reclaim.linux.capabilities import NEEDED
 from jupyterhub_gpu_reclaim.node.app import STOP_SECONDS, AgentApp
-from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
 from jupyterhub_gpu_reclaim.service.settings.options import Options
 from jupyterhub_gpu_reclaim.service.settings.placement import AGENT_NAME, AGENT_SELECTOR
 from jupyterhub_gpu_reclaim.store.format import identity
 from jupyterhub_gpu_reclaim.store.format.keys import load_keys
 from tests.kube.schemas import problems
 from tests.support import helm
+from tests.support.cluster_rules import RULES
 from tests.support.containers import CAPABILITIES
 from tests.support.helm import FOLDER, LEAST, agents, merged, rendered
 

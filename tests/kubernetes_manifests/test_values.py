@@ -14,10 +14,10 @@ from kubespawner import KubeSpawner
 from traitlets.config import Config
 
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
-from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
 from tests.kube.schemas import as_json
 from tests.kubernetes_manifests.test_pod_security import is_restricted
 from tests.support import helm
+from tests.support.cluster_rules import RULES
 from tests.support.helm import LEAST, ROOT, merged
 
 pytestmark = helm.needed

@@ -11,15 +11,18 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jupyterhub_gpu_reclaim.common.models import Step
+from jupyterhub_gpu_reclaim.common.drain import DrainOrder
+from jupyterhub_gpu_reclaim.common.models import GpuSample, Phase, SessionKey, Step
 from jupyterhub_gpu_reclaim.common.node_status import CardStatus, NodeHealth, NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.accounting import (
-    Counters,
-    GpuCount,
-    MetricsSnapshot,
-)
+from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.metrics import Totals
+from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 from jupyterhub_gpu_reclaim.service import metrics
+from tests.support.checkpoints import checkpoint
+from tests.support.manual_clock import ManualClock
 from tests.support.ran import ran
 
 ROOT = Path(__file__).parents[2]
@@ -42,21 +45,24 @@ ALERTS_TESTS = sorted(Path(__file__).parent.glob("*_test.yml"))
 VARIABLES = {"$job": ".*", "$__rate_interval": "5m", "$__range": "1h"}
 
 
+def totals_of(sessions: Sessions) -> Totals:
+    sampler = SessionSampler(sessions, lambda: None)
+    sampler.sampled = 0.0
+    return Totals(sessions, sampler)
+
+
 @functools.cache
 def exported() -> set[str]:
     """Names of all time series that the service has."""
-    counters = Counters()
-    counters.step("suspend", Step(step="dump", title="", state="done", seconds=1.0))
-    snapshot = MetricsSnapshot(
-        phases={},
-        counters=counters,
-        checkpoints=0,
-        stored_bytes=0,
-        sample_age=1.0,
-        watched=0,
-        gpus=[GpuCount("gpu-1", "NVIDIA A100", "in_use", 1.0)],
-        drained={("gpu-1", "saved"): 1},
-    )
+    key = SessionKey("ada")
+    sessions = Sessions(Journal("sqlite://"), ManualClock())
+    step = Step(step="dump", title="", state="done", seconds=1.0)
+    sessions.counters.step("suspend", step)
+    info = checkpoint("c", key, gpus=[GpuSample(uuid="GPU-1")])
+    row = SessionRow(key=key, phase=Phase.SUSPENDED, since=2e9, checkpoint=info.id)
+    sessions.journal.save(row, None, [CheckpointRow(info=info)])
+    sessions.drains.drain("", DrainOrder(), "root")
+    totals = totals_of(sessions)
     card = CardStatus(name="NVIDIA A100")
     status = NodeStatus(
         host="gpu-1",
@@ -66,7 +72,7 @@ def exported() -> set[str]:
         store_free=1,
     )
     nodes = [NodeHealth(node="gpu-1", status=status, silent_since=1.0)]
-    made = metrics.registry(lambda: snapshot, lambda: nodes)
+    made = metrics.registry(totals, lambda: nodes)
     return names_in(generate_latest(made).decode())
 
 
@@ -105,15 +111,8 @@ def test_every_reason_that_is_asked_for_is_one(where, expression):
 
 
 def test_every_failure_begins_at_zero_so_that_an_alert_sees_the_first_one():
-    snapshot = MetricsSnapshot(
-        phases={},
-        counters=Counters(),
-        checkpoints=0,
-        stored_bytes=0,
-        sample_age=None,
-        watched=0,
-    )
-    made = generate_latest(metrics.registry(lambda: snapshot, list)).decode()
+    sessions = Sessions(Journal("sqlite://"), ManualClock())
+    made = generate_latest(metrics.registry(totals_of(sessions))).decode()
     known = {
         sample.labels["code"]
         for family in text_string_to_metric_families(made)

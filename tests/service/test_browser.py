@@ -28,7 +28,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.node_status import CardStatus, NodeHealth, NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.accounting import GpuCount
+from jupyterhub_gpu_reclaim.controlplane.metrics import GpuCount
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -561,7 +561,8 @@ async def test_pages_fit_a_phone_and_a_desk(service, tab):
             assert await page.evaluate(overflow) <= 0, path
             assert await axe.problems_there(page) == [], path
             await shot(page, f"service-{path.replace('?', '-')}-{name}")
-        await page.goto(service.url + "sessions/ada/notes/fresh")
+        await page.goto(service.url + "sessions/ada/notes")
+        await page.get_by_text("Start fresh…").click()
         await expect(page.get_by_role("button", name="Start fresh")).to_be_visible()
         assert await axe.problems_there(page) == []
         await shot(page, f"service-fresh-{name}")
@@ -587,5 +588,5 @@ async def test_times_are_the_readers_own(service, tab):
         KeptState(id="c1", generation=1, created=1.6e9, keeping="aside"),
     ]
     service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="c2", kept=kept)
-    await page.goto(service.url + "sessions/ada/-/fresh")
+    await page.goto(service.url + "sessions/ada/-")
     await expect(page.get_by_text("Checkpoint of 13 Sept 2020, 18:11")).to_be_visible()

@@ -61,29 +61,24 @@ def test_parent_that_is_not_the_hub_counts_while_the_hub_lives():
         assert process.stdout.read() == b"False\n"
 
 
-def test_state_folder_is_private(tmp_path):
-    folder = lifeline.StateFolder(tmp_path / "a" / "state")
-    assert folder.path.stat().st_mode & 0o777 == 0o700
-    assert lifeline.StateFolder(folder.path).path == folder.path
+def test_secret_is_made_once_and_private(tmp_path):
+    folder = tmp_path / "a" / "state"
+    secret = lifeline.secret_in(folder)
+    assert len(secret) == 64
+    assert lifeline.secret_in(folder) == secret
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "cookie_secret").stat().st_mode & 0o777 == 0o600
 
 
 def test_state_folder_that_cannot_be_made_is_refused_with_its_path(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(Refused) as caught:
-        lifeline.StateFolder(tmp_path / "file" / "state")
+        lifeline.secret_in(tmp_path / "file" / "state")
     assert str(tmp_path / "file") in caught.value.message
-
-
-def test_secret_is_made_once_and_private(tmp_path):
-    folder = lifeline.StateFolder(tmp_path)
-    secret = folder.secret("cookie_secret")
-    assert len(secret) == 64
-    assert folder.secret("cookie_secret") == secret
-    assert (tmp_path / "cookie_secret").stat().st_mode & 0o777 == 0o600
 
 
 def test_secret_that_was_cut_short_is_refused(tmp_path):
     (tmp_path / "cookie_secret").write_bytes(b"short")
     with pytest.raises(Refused) as caught:
-        lifeline.StateFolder(tmp_path).secret("cookie_secret")
+        lifeline.secret_in(tmp_path)
     assert "holds no secret" in caught.value.message

@@ -9,7 +9,7 @@ import pytest
 from jupyterhub_gpu_reclaim.common.drain import Drain, NodeNotice
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.findings import finding
-from jupyterhub_gpu_reclaim.common.models import Event, Failure, Phase
+from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.node_status import (
     CardStatus,
     NodeHealth,
@@ -17,15 +17,11 @@ from jupyterhub_gpu_reclaim.common.node_status import (
     no_return,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
-from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 from jupyterhub_gpu_reclaim.service import node_watch
-from jupyterhub_gpu_reclaim.service.node_watch import DrainWatch, NodeWatch
+from jupyterhub_gpu_reclaim.service.node_watch import NodeWatch
 from tests.service.conftest import PREFIX
 from tests.support.forms import Browser
 from tests.support.manual_clock import ManualClock
-from tests.support.simulated import KEY
 
 GB = 10**9
 UP = NodeStatus(
@@ -64,23 +60,32 @@ class Machines:
         return self.noticed
 
 
+class Drains:
+    def __init__(self) -> None:
+        self.told: list[list[NodeNotice]] = []
+        self.follow = self.told.append
+
+    def of(self, node: str) -> None:
+        del node
+
+
 async def test_notices_of_before_stand_while_they_are_not_known():
-    machines, told = Machines(), []
-    watch = DrainWatch(machines, told.append)
+    machines, drains = Machines(), Drains()
+    watch = NodeWatch(machines, ManualClock(NOW), lambda _: None, drains)
     machines.noticed = [NodeNotice("a", "cordoned")]
-    await watch.settle()
+    await watch.ask()
     machines.forbidden = True
-    await watch.settle()
-    assert told == [machines.noticed]
+    await watch.ask()
+    assert drains.told == [machines.noticed]
     machines.forbidden, machines.noticed = False, []
-    await watch.settle()
-    assert told[1:] == [[]]
+    await watch.ask()
+    assert drains.told[1:] == [[]]
 
 
 async def test_agent_that_does_not_answer_is_silent_since_it_was_asked(monkeypatch):
     monkeypatch.setattr(node_watch, "ANSWER_SECONDS", 0.05)
     machines, clock, told = Machines(), ManualClock(NOW), []
-    watch = NodeWatch(machines, clock, told.append)
+    watch = NodeWatch(machines, clock, told.append, Drains())
     await watch.ask()
     assert [(one.node, one.ready) for one in watch.now()] == [("a", True), ("b", True)]
     machines.gone, machines.hung = {"a"}, {"b"}
@@ -111,30 +116,6 @@ async def test_agent_that_does_not_answer_is_silent_since_it_was_asked(monkeypat
     assert all(one.ready for one in watch.now())
 
 
-@pytest.fixture
-def sessions(tmp_path):
-    journal = Journal(f"sqlite:///{tmp_path}/journal.sqlite")
-    yield Sessions(journal, ManualClock(NOW))
-    journal.close()
-
-
-def test_operation_on_a_silent_node_says_so_until_it_answers(sessions):
-    sessions.journal.save(SessionRow(key=KEY, since=1.0, node="gpu-1"))
-    operation = sessions.begin(KEY, "resume")
-    silent = Failure(code="node_silent", message="The agent on gpu-1 is away.")
-    for nodes in ({"gpu-2": silent}, {"gpu-1": silent}, {"gpu-1": silent}):
-        sessions.note_silent(nodes)
-    (step,) = operation.steps()
-    assert step.title == "Waiting: The agent on gpu-1 is away"
-    assert step.state == "going"
-    sessions.note_silent({})
-    (step,) = operation.steps()
-    assert (step.title, step.state) == ("The agent of gpu-1 answers again", "done")
-    operation.add(Event())
-    sessions.note_silent({"gpu-1": silent})
-    assert operation.steps() == [step]
-
-
 def test_faults_of_a_node_have_a_code_and_a_cure():
     full = msgspec.structs.replace(UP, store_free=0)
     (fault,) = NodeHealth(node="b", status=full).faults
@@ -149,7 +130,9 @@ def test_faults_of_a_node_have_a_code_and_a_cure():
 
 async def test_watch_says_which_nodes_are_closed():
     drain = Drain(node="b", by="root", since=NOW)
-    watch = NodeWatch(Machines(), ManualClock(NOW), lambda _: None, {"b": drain}.get)
+    drains = Drains()
+    drains.of = {"b": drain}.get
+    watch = NodeWatch(Machines(), ManualClock(NOW), lambda _: None, drains)
     await watch.ask()
     assert [one.drain for one in watch.now()] == [None, drain]
 

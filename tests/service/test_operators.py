@@ -2,35 +2,50 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jupyterhub_gpu_reclaim.common.models import Finding, Phase, Step
+from jupyterhub_gpu_reclaim.common.drain import DrainOrder
+from jupyterhub_gpu_reclaim.common.models import (
+    Finding,
+    GpuSample,
+    Nap,
+    Phase,
+    SessionKey,
+    Step,
+    Tree,
+    TreeState,
+)
 from jupyterhub_gpu_reclaim.common.node_status import CardStatus, NodeHealth, NodeStatus
-from jupyterhub_gpu_reclaim.controlplane.accounting import (
-    Counters,
-    GpuCount,
-    MetricsSnapshot,
+from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
+from jupyterhub_gpu_reclaim.controlplane.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.metrics import PREFIX, Totals
+from jupyterhub_gpu_reclaim.controlplane.session import (
+    CheckpointRow,
+    Keeping,
+    SessionRow,
 )
+from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
 from jupyterhub_gpu_reclaim.service import metrics
+from tests.support.checkpoints import checkpoint
+from tests.support.manual_clock import ManualClock
 
-EMPTY = MetricsSnapshot(
-    phases={},
-    counters=Counters(),
-    checkpoints=0,
-    stored_bytes=0,
-    sample_age=None,
-    watched=0,
-)
+KEY = SessionKey("ada")
 
 
-def samples(snapshot: MetricsSnapshot, *nodes: NodeHealth) -> dict[tuple, float]:
-    made = metrics.registry(lambda: snapshot, lambda: nodes)
-    text = generate_latest(made).decode()
+@pytest.fixture
+def sessions():
+    return Sessions(Journal("sqlite://"), ManualClock())
+
+
+def samples(sessions: Sessions, *nodes: NodeHealth) -> dict[tuple, float]:
+    totals = Totals(sessions, SessionSampler(sessions, lambda: None))
+    text = generate_latest(metrics.registry(totals, lambda: nodes)).decode()
     return {
         (
-            one.name.removeprefix(metrics.PREFIX),
+            one.name.removeprefix(PREFIX),
             *(one.labels[name] for name in sorted(one.labels)),
         ): one.value
         for family in text_string_to_metric_families(text)
@@ -59,8 +74,8 @@ async def test_metrics_that_are_open_need_no_login(service):
     assert response.headers["Content-Type"].startswith("text/plain")
 
 
-def test_metrics_of_a_new_service_have_every_phase_and_outcome():
-    found = samples(EMPTY)
+def test_metrics_of_a_new_service_have_every_phase_and_outcome(sessions):
+    found = samples(sessions)
     for phase in Phase:
         assert found["sessions", phase.value] == 0
     assert found["operations_total", "suspend", "failed"] == 0
@@ -76,32 +91,20 @@ def test_metrics_of_a_new_service_have_every_phase_and_outcome():
     assert found["gpu_seconds_reclaimed_total",] == 0
 
 
-def test_metrics_show_what_was_counted():
-    counters = Counters()
+def test_metrics_show_what_was_counted(sessions):
+    counters = sessions.counters
     counters.operations.labels("suspend", "ok").inc(3)
     counters.failures.labels("resume", "port_in_use").inc()
-    counters.logical_bytes.inc(10)
     for seconds in (0.2, 7.0):
         step = Step(step="dump", title="", state="done", seconds=seconds)
         counters.step("suspend", step)
-    found = samples(
-        replace(
-            EMPTY,
-            counters=counters,
-            phases={Phase.SUSPENDED: 2},
-            sample_age=1.5,
-            checkpoints=2,
-            stored_bytes=99,
-            napping_bytes=7,
-        )
-    )
-    assert found["napping_gpu_memory_bytes",] == 7
-    assert found["sessions", "suspended"] == 2
+    for seconds in (45.0, 2000.0):
+        counters.waits.observe(seconds)
+    found = samples(sessions)
     assert found["operations_total", "suspend", "ok"] == 3
     assert found["operation_failures_total", "port_in_use", "resume"] == 1
-    assert found["saved_logical_bytes_total",] == 10
-    assert found["checkpoints_stored_bytes",] == 99
-    assert found["sample_age_seconds",] == 1.5
+    assert found["wait_duration_seconds_bucket", "60.0"] == 1
+    assert found["wait_duration_seconds_bucket", "3600.0"] == 2
     buckets = {
         key[1]: value
         for key, value in found.items()
@@ -111,51 +114,37 @@ def test_metrics_show_what_was_counted():
     assert found["step_duration_seconds_sum", "suspend", "dump"] == 7.2
 
 
-def test_metrics_of_the_queue_show_its_length_and_how_long_others_waited():
-    counters = Counters()
-    counters.causes.labels("pressure").inc(2)
-    for seconds in (45.0, 2000.0):
-        counters.waits.observe(seconds)
-    found = samples(replace(EMPTY, counters=counters, waiting=3, gpu_seconds=12.5))
-    assert found["sessions_waiting",] == 3
-    assert found["suspends_total", "pressure"] == 2
-    assert found["wait_duration_seconds_bucket", "60.0"] == 1
-    assert found["wait_duration_seconds_bucket", "3600.0"] == 2
-    assert found["wait_duration_seconds_sum",] == 2045.0
-    assert found["gpu_seconds_reclaimed_total",] == 12.5
-
-
-def test_metrics_of_gpus_say_what_is_done_with_them_and_where():
-    found = samples(
-        replace(
-            EMPTY,
-            gpus=[
-                GpuCount("gpu-1", "A100", "in_use", 2.0),
-                GpuCount("gpu-1", "A100", "kept", 1.0),
-                GpuCount("", "T4", "freed", 0.5),
-            ],
-            suspended_bytes=12,
-        )
+def test_metrics_show_what_sessions_hold_and_have_left(sessions):
+    """A suspended one on a node that is being drained, and one that naps."""
+    gpu = GpuSample(uuid="GPU-1", name="T4")
+    info = checkpoint("c", KEY, gpus=[gpu], logical_bytes=12, stored_bytes=9)
+    row = SessionRow(key=KEY, phase=Phase.SUSPENDED, since=2e9, checkpoint=info.id)
+    row = msgspec.structs.replace(row, node="gpu-1")
+    kept = CheckpointRow(info=info, keeping=Keeping.CURRENT)
+    sessions.journal.save(row, None, [kept])
+    sessions.drains.drain("gpu-1", DrainOrder(), "root")
+    naps = SessionKey("bob")
+    sessions.journal.save(SessionRow(key=naps, phase=Phase.NAPPING))
+    tree = Tree(incarnation="i", key=naps, state=TreeState.NAPPING, init_pid=1)
+    tree = msgspec.structs.replace(
+        tree, nap=Nap(begun=1.0, gpus=[GpuSample(uuid="x", memory=7)])
     )
-    assert found["gpus", "A100", "gpu-1", "in_use"] == 2
-    assert found["gpus", "A100", "gpu-1", "kept"] == 1
-    assert found["gpus", "T4", "", "freed"] == 0.5
+    sessions.runtime(naps).napping = tree
+    found = samples(sessions)
+    assert found["gpus", "T4", "gpu-1", "freed"] == 1
     assert found["suspended_memory_bytes",] == 12
+    assert found["checkpoints_stored_bytes",] == 9
+    assert found["drained_sessions", "gpu-1", "saved"] == 1
+    assert found["napping_gpu_memory_bytes",] == 7
 
 
-def test_metrics_of_drains_say_what_has_become_of_the_sessions():
-    drained = {("gpu-1", "saved"): 2, ("gpu-1", "refused"): 1}
-    found = samples(replace(EMPTY, drained=drained))
-    assert found["drained_sessions", "gpu-1", "refused"] == 1
-
-
-def test_metrics_of_nodes_tell_of_agents_cards_and_disks():
+def test_metrics_of_nodes_tell_of_agents_cards_and_disks(sessions):
     cards = [CardStatus(name="A100"), CardStatus(name="A100"), CardStatus(name="T4")]
     one = NodeStatus(host="1", version="1", cards=cards, state_free=5, store_free=7)
     cannot = Finding(code="criu_missing", message="No CRIU.", fatal=True)
     other = NodeStatus(host="2", version="1", findings=[cannot])
     found = samples(
-        EMPTY,
+        sessions,
         NodeHealth(node="gpu-1", status=one),
         NodeHealth(node="gpu-2", status=other),
         NodeHealth(node="gpu-3", status=one, silent_since=1.0),
@@ -182,11 +171,10 @@ def test_metrics_of_nodes_tell_of_agents_cards_and_disks():
     assert ("store_free_bytes", "gpu-2") not in found
 
 
-def test_metrics_of_whole_operations_count_those_that_succeeded():
-    counters = Counters()
-    counters.whole.labels("resume").observe(4.0)
-    counters.still.observe(0.2)
-    found = samples(replace(EMPTY, counters=counters))
+def test_metrics_of_whole_operations_count_those_that_succeeded(sessions):
+    sessions.counters.whole.labels("resume").observe(4.0)
+    sessions.counters.still.observe(0.2)
+    found = samples(sessions)
     assert found["operation_duration_seconds_bucket", "5.0", "resume"] == 1
     assert found["operation_duration_seconds_bucket", "2.5", "resume"] == 0
     assert found["operation_duration_seconds_count", "suspend"] == 0

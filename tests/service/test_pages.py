@@ -128,12 +128,12 @@ async def test_keep_for_no_sensible_time_is_a_bad_request(service, browser, seco
 @pytest.mark.parametrize(
     ("failure", "says", "not_says", "order", "called"),
     [
-        ("file_missing", "kept for 7 days", None, "start-fresh", "start_fresh"),
+        ("file_missing", "is put aside with", None, "start-fresh", "start_fresh"),
         ("saved_found", "sessions/ada/-/resume", "Try again", "resume", "resume"),
         (
             "files_newer",
             "sessions/ada/-/put-files-back",
-            "sessions/ada/-/resume",
+            None,
             "put-files-back",
             "put_files_back",
         ),
@@ -146,7 +146,7 @@ async def test_keep_for_no_sensible_time_is_a_bad_request(service, browser, seco
         ),
     ],
 )
-async def test_fresh_page_says_what_is_there_and_its_button_leads_to_the_start(
+async def test_page_of_what_did_not_come_back_has_the_choices_that_its_user_has(
     service, browser, failure, says, not_says, order, called
 ):
     renamed = failure == "renamed"
@@ -156,7 +156,7 @@ async def test_fresh_page_says_what_is_there_and_its_button_leads_to_the_start(
         checkpoint="" if renamed else "c1",
         failure=Failure(code=failure, message="It is as it is."),
     )
-    page = await browser.text("sessions/ada/-/fresh")
+    page = await browser.text("sessions/ada/-")
     assert "It is as it is." in page
     assert says in page
     assert not_says is None or not_says not in page
@@ -183,15 +183,6 @@ async def test_page_lists_other_states_and_brings_one_back(service, browser):
     service.control.put("ada", phase=Phase.RUNNING)
     page = await browser.text("sessions/ada/-")
     assert "is saved first" in page
-
-
-async def test_fresh_page_of_a_running_session_offers_nothing_of_the_kind(
-    service, browser
-):
-    service.control.put("ada")
-    page = await browser.text("sessions/ada/-/fresh")
-    assert "There is no suspended session to put aside" in page
-    assert not Tags(page).all("form")
 
 
 async def test_names_and_reasons_are_escaped(service):

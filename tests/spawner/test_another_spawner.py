@@ -202,7 +202,7 @@ def test_state_of_the_other_spawner_is_kept_beside_the_pointer():
 
 def test_with_subdomains_its_links_lead_to_the_host_of_the_service():
     spawner = made(ReclaimBoxes)
-    page = "/services/gpu-reclaim/sessions/ann/-/fresh"
+    page = "/services/gpu-reclaim/sessions/ann/-"
     assert spawner.reclaim_fresh_url == page
     spawner.user.settings = {
         "subdomain_host": "https://hub.example.org:8443",

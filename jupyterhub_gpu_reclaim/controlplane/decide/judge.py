@@ -101,8 +101,7 @@ class Judge:
             snapshot = msgspec.structs.replace(
                 snapshot, backoff_until=None, failure=None
             )
-        made_room_at = self.sessions.made_room_at(row.key)
-        return msgspec.structs.replace(snapshot, made_room_at=made_room_at)
+        return msgspec.structs.replace(snapshot, made_room_at=row.made_room_at)
 
     def gives_room(self, row: SessionRow) -> Decision | None:
         now = self.sessions.clock.now()

@@ -49,9 +49,8 @@ class Together:
         ]
 
     def _rule(self, key: SessionKey) -> str:
-        policies = self.sessions.policies
-        terms = policies(key) if policies is not None else None
-        return terms.by["together"] if terms is not None and terms.together else ""
+        terms = self.sessions.policies(key)
+        return terms.by["together"] if terms.together else ""
 
     # --- before a suspend
     def against(self, row: SessionRow, now: float, wanted: int = 0) -> Decision | None:

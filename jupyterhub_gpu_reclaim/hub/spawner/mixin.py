@@ -404,7 +404,7 @@ class ReclaimMixin(SessionPlacement):
 
     @property
     def reclaim_fresh_url(self) -> str:
-        return f"{self._pages}/sessions/{self.reclaim_key.path}/fresh"
+        return f"{self._pages}/sessions/{self.reclaim_key.path}"
 
     @property
     def reclaim_spawn_url(self) -> str:

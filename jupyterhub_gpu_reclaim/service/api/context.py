@@ -57,7 +57,6 @@ class Streams:
 class Limits:
     """Bounds and periods, in seconds unless the name says otherwise."""
 
-    set_aside_days: float = 7.0
     heartbeat: float = 15.0
     stream: float = 900.0  #: an event stream ends then; its reader logs in again
     stalled: float = 30.0  #: a reader that takes nothing for so long is dropped

@@ -35,22 +35,19 @@ class Health(Value, frozen=True, kw_only=True):
 class Healthz(Route):
     path: ClassVar = "healthz"
 
-    @operation("The program answers", caller="anyone", answer=Health)
-    async def get(self) -> None:
-        self.answer(Health(version=__version__))
-
-
-class Readyz(Route):
-    path: ClassVar = "readyz"
-
     @operation(
-        "The service works: it has its settings, its journal, and has begun",
+        "The program answers; at `readyz`, it has its settings, its journal, and has"
+        " begun",
         caller="anyone",
         answer=Health,
         errors=(503,),
     )
     async def get(self) -> None:
         self.answer(Health(version=__version__))
+
+
+class Readyz(Healthz):
+    path: ClassVar = "readyz"
 
 
 class Metrics(PersonRoute):

@@ -12,21 +12,22 @@ cannot look inside.
 
 from __future__ import annotations
 
-import hashlib
+import base64
 import hmac
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from cryptography.fernet import Fernet, InvalidToken
+
+from jupyterhub_gpu_reclaim.common import codec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
 
-#: Seconds for which a proof is good after the last page that was made with it.
-PROOF_SECONDS = 86400.0
-#: Logins that are remembered; the oldest one's pages have to be loaded again.
-MOST_LOGINS = 20_000
+#: Seconds for which a page's proof is good.
+PROOF_SECONDS = 86400
 #: Policy of our pages; without ``allow-same-origin``, which is the point of it.
 SANDBOX = "sandbox allow-forms allow-scripts"
 
@@ -42,37 +43,26 @@ class Login:
 
 
 class PageLogins:
-    """Proofs in pages, and the logins that the pages were opened with.
-
-    The same login has the same proof, also after a restart of the service; then it is
-    known again as soon as one page has been opened.
-    """
+    """Proofs in pages: each is the login that its page was opened with, encrypted."""
 
     def __init__(self, secret: bytes, clock: Clock) -> None:
-        self._secret = hmac.digest(secret, b"gpu-reclaim page", "sha256")
+        key = hmac.digest(secret, b"gpu-reclaim page", "sha256")
+        self._fernet = Fernet(base64.urlsafe_b64encode(key))
         self._clock = clock
-        self._known: OrderedDict[bytes, tuple[Login, float]] = OrderedDict()
 
     def proof(self, login: Login) -> str:
         """The proof for a page that is opened with that login."""
-        text = f"{login.token}\0{login.session_id}".encode()
-        proof = hmac.new(self._secret, text, "sha256").hexdigest()
-        name = _name(proof)
-        self._known[name] = (login, self._clock.monotonic() + PROOF_SECONDS)
-        self._known.move_to_end(name)
-        while len(self._known) > MOST_LOGINS:
-            self._known.popitem(last=False)
-        return proof
+        data = codec.encode((login.token, login.session_id))
+        return self._fernet.encrypt_at_time(data, int(self._clock.now())).decode()
 
     def login(self, proof: str) -> Login | None:
         """The login behind a proof; None if it is invalid or has expired."""
-        login, until = self._known.get(_name(proof), (None, 0.0))
-        return login if self._clock.monotonic() < until else None
-
-
-def _name(proof: str) -> bytes:
-    """A digest that is compared instead of the proof, against timing attacks."""
-    return hashlib.sha256(proof.encode("utf-8", "replace")).digest()
+        now = int(self._clock.now())
+        try:
+            data = self._fernet.decrypt_at_time(proof.encode(), PROOF_SECONDS, now)
+        except (InvalidToken, UnicodeEncodeError):
+            return None
+        return Login(*codec.decode(data, tuple[str, str]))
 
 
 def is_told(headers: Mapping[str, str]) -> bool:

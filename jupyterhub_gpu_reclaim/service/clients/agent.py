@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder
+    from jupyterhub_gpu_reclaim.common.drain import NodeNotice
     from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Waiting
     from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 
@@ -105,6 +106,9 @@ class AgentClient:
     async def status(self, node: str = "") -> NodeStatus:
         del node
         return await self._get("/v1/status", NodeStatus)
+
+    async def node_notices(self) -> list[NodeNotice]:
+        return []
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         return of_session(key, await self._get("/v1/sessions", list[Tree]))

@@ -79,6 +79,8 @@ class AgentRouter:
         self._agents = agents
         self._node_labels = frozenset(node_labels)
         self._heeds = frozenset(heeds)
+        #: The errors with which nodes did not answer last.
+        self._silences: dict[str, Exception] = {}
         #: Nodes that were about to go, though their agents and sessions be gone.
         self._noticed: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -147,7 +149,7 @@ class AgentRouter:
         unseen = [tree for tree in found if tree.state is TreeState.UNKNOWN]
         if key is not None and unseen:
             node, ending = unseen[0].node, all(tree.ending for tree in found)
-            raise silent(node, self._agents.why_silent(node), ending=ending)
+            raise silent(node, self._silences.get(node), ending=ending)
         return found
 
     async def _trees_on(self, node: str, pods: list[Pod]) -> list[Tree]:
@@ -156,7 +158,7 @@ class AgentRouter:
             async with asyncio.timeout(LOOK_SECONDS):
                 trees = await self._agents.on(node).trees()
         except (ReclaimError, TimeoutError) as error:
-            self._agents.silent(node, error)
+            self._silences[node] = error
             return [
                 Tree(
                     incarnation=pod.incarnation,
@@ -171,7 +173,6 @@ class AgentRouter:
                 )
                 for pod in pods
             ]
-        self._agents.heard(node)
         return [
             msgspec.structs.replace(
                 tree,

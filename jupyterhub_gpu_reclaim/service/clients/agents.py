@@ -7,7 +7,6 @@ broke with the old one begins it again.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
@@ -23,15 +22,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
-
 
 class Agents:
     def __init__(self, pods: Informer, connect: Callable[[str], AgentClient]) -> None:
         self._pods = pods
         self._connect = connect
         self._clients: dict[str, AgentClient] = {}
-        self._silent: dict[str, Exception] = {}
         self._answered = ""  # the node whose agent answered for all last
 
     async def run(self) -> None:
@@ -60,21 +56,6 @@ class Agents:
             ReclaimError: the nodes are not known.
         """
         return {pod.node for pod in self._pods.now() if pod.node}
-
-    def silent(self, node: str, error: Exception) -> None:
-        """Note that a node did not answer; logged when that or its cause is new."""
-        before = self._silent.get(node)
-        if before is None or _reason(before) is not _reason(error):
-            _log.warning("the agent on %s does not answer: %s", node, error)
-        self._silent[node] = error
-
-    def why_silent(self, node: str) -> Exception | None:
-        """The error with which a node did not answer last; None: it has answered."""
-        return self._silent.get(node)
-
-    def heard(self, node: str) -> None:
-        if self._silent.pop(node, None) is not None:
-            _log.info("the agent on %s answers again", node)
 
     async def anyone(
         self,
@@ -132,13 +113,9 @@ def silent(
     """The error that says which node does not answer."""
     if ending:
         return Unreachable(Reason.ENDING_UNSEEN, node=node, detail=str(error or ""))
-    if isinstance(error, Unreachable) and _reason(error) is Reason.AGENT_UNTRUSTED:
+    if isinstance(error, Unreachable) and error.reason is Reason.AGENT_UNTRUSTED:
         return Unreachable(Reason.NODE_UNTRUSTED, node=node, **error.facts)
     return Unreachable(Reason.NODE_SILENT, node=node, detail=str(error or ""))
-
-
-def _reason(error: Exception) -> Reason | None:
-    return error.reason if isinstance(error, Unreachable) else None
 
 
 @contextmanager

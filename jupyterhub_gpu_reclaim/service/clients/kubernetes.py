@@ -5,15 +5,14 @@ that a Hub has it. It keeps nothing and repeats nothing: no answer in time is
 ``Unreachable``, and so is one that says "too busy" (:class:`Busy`, which says how long
 to wait) or "too old" (410: list again).
 
-What it may do is :data:`RULES`; the chart's roles are tested against that table, and so
-are the calls.
+What it may do is ``RULES`` in ``tests/support/cluster_rules.py``; the chart's roles are
+tested against that table, and so are the calls.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,28 +44,6 @@ _SLACK = 10.0
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 #: Seconds for what runs beside a session that has ended; Kubernetes' own is 30.
 GRACE_SECONDS = 5
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A line of the service's role, in the core API group.
-
-    ``scope`` is ``sessions`` (the namespace of the users' pods), ``agents`` (that of
-    the agents) or ``cluster``.
-    """
-
-    resource: str
-    verbs: tuple[str, ...]
-    scope: str
-    why: str
-
-
-RULES = (
-    Rule("pods", ("list", "watch"), "sessions", "which session runs on which node"),
-    Rule("pods", ("delete",), "sessions", "remove the pod of a suspended session"),
-    Rule("pods", ("list", "watch"), "agents", "find the agent of a session's node"),
-    Rule("nodes", ("get",), "cluster", "its GPU's model; whether it is about to go"),
-)
 
 
 class Busy(Unreachable):

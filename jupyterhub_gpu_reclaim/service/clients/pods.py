@@ -41,7 +41,6 @@ class Meta(_Object, frozen=True, rename="camel"):
     resource_version: str = ""
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None  #: when the grace for its end is over
-    deletion_grace_period_seconds: int | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     continue_: str = msgspec.field(default="", name="continue")
@@ -93,8 +92,7 @@ class Pod(_Object, frozen=True, rename="camel"):
     metadata: Meta
     spec: Spec = Spec()
     status: PodStatus = PodStatus()
-    #: Whether it ran when it was deleted first, as we saw; None: only its times tell.
-    deleted_alive: bool | None = None
+    deleted_alive: bool = False  #: whether we saw it run when it was deleted first
 
     @property
     def uid(self) -> str:
@@ -142,13 +140,9 @@ class Pod(_Object, frozen=True, rename="camel"):
         When its containers are dead its kubelet deletes it once more, at once, and the
         API server puts the time of that in the place of the first one.
         """
-        if not self.ending:
-            return self
-        alive: bool | None = None if self.over else True
+        alive = self.ending and not self.over
         if former is not None and former.ending:
             alive = former.deleted_alive
-        elif former is not None and former.over:
-            alive = False
         return msgspec.structs.replace(self, deleted_alive=alive)
 
     @property
@@ -187,21 +181,9 @@ class Pod(_Object, frozen=True, rename="camel"):
                 parts = [condition.reason, condition.message]
         parts = parts or [self.status.reason, self.status.message]
         words = ": ".join(filter(None, parts)).rstrip(".")
-        return words[:_MAX_WORDS] or ("it was deleted" if self._deleted_alive() else "")
-
-    def _deleted_alive(self) -> bool:
-        """Whether the pod was deleted while its container ran; times are whole seconds.
-
-        The Hub deletes what has ended by itself.
-        """
-        ended = self._terminated()
-        if not ended or not self.ending:
-            return self.ending
-        if self.deleted_alive is not None:
-            return self.deleted_alive
-        grace = self.metadata.deletion_grace_period_seconds or 0
-        asked = _seconds(self.metadata.deletion_timestamp) - grace
-        return 0 < asked < _seconds(ended.get("finishedAt"))
+        # The Hub deletes what has ended by itself.
+        deleted = self.deleted_alive if self._terminated() else self.ending
+        return words[:_MAX_WORDS] or ("it was deleted" if deleted else "")
 
     @property
     def image(self) -> str:
@@ -315,11 +297,6 @@ class ClusterNode(_Object, frozen=True, rename="camel"):
     metadata: Meta
     spec: NodeSpec = NodeSpec()
     status: NodeState = NodeState()
-
-    @property
-    def ready(self) -> bool:
-        conditions = self.status.conditions or ()
-        return any(c.type == "Ready" and c.status == "True" for c in conditions)
 
 
 class Thing(_Object, frozen=True, rename="camel"):

@@ -1,4 +1,4 @@
-"""Ends the service with its Hub, or when it hangs; and keeps its state folder.
+"""Ends the service with its Hub, or when it hangs; and keeps its secret.
 
 An orphan of a killed Hub would hold the port of its successor, and the journal.
 """
@@ -55,33 +55,18 @@ async def end_if_hung() -> None:
         faulthandler.cancel_dump_traceback_later()
 
 
-class StateFolder:
-    """The service's own folder (0700).
+def secret_in(folder: Path) -> bytes:
+    """The secret that signs cookies, kept in a folder of our own (0700).
 
     Raises:
-        Refused: it cannot be made.
+        Refused: the folder or the file cannot be used, or holds none.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            path.mkdir(parents=True, mode=0o700, exist_ok=True)
-        except OSError as error:
-            what = f"The state folder {path} cannot be used: {error.strerror}."
-            raise Refused(Reason.STATE_UNUSABLE, what=what) from error
-
-    def secret(self, name: str) -> bytes:
-        """A secret kept in the folder (0600), made at the first call.
-
-        Raises:
-            Refused: the file cannot be used, or holds none.
-        """
-        path = self.path / name
-        try:
-            return kept_secret(path).encode()
-        except (OSError, ValueError) as error:
-            what = f"The file {path} cannot be used: {error}."
-            raise Refused(Reason.STATE_UNUSABLE, what=what) from error
+    try:
+        folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+        return kept_secret(folder / "cookie_secret").encode()
+    except (OSError, ValueError) as error:
+        what = f"The state folder {folder} cannot be used: {error}."
+        raise Refused(Reason.STATE_UNUSABLE, what=what) from error
 
 
 def _exists(pid: int) -> bool:

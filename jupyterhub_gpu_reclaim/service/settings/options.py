@@ -227,13 +227,6 @@ class Options(Configurable):
         " Longer where Hub or agent are away for longer at restarts.",
     ).tag(config=True)
 
-    operation_limit = Amount(
-        _DEFAULTS.operation_limit,
-        min=60,
-        help="Seconds that one whole suspend or resume may take. The agent limits"
-        " each of its steps besides. Longer where saving the largest takes an hour.",
-    ).tag(config=True)
-
     captures = Int(
         _DEFAULTS.captures,
         min=1,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from typing import TYPE_CHECKING, Any
 
 from traitlets import (
@@ -49,8 +48,6 @@ SECTIONS: dict[str, tuple[type[HasTraits], ...]] = {
     "ReclaimService": (Options, Application),
     **{each.__name__: (each,) for each in PARTS},
 }
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d)\s*", re.IGNORECASE)
-_UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 def judged_value(owner: type[HasTraits], name: str, value: Any, called: str) -> str:
@@ -102,13 +99,7 @@ def _wrong(
         sentence = str(error) if own else f"{called} must be {_wanted(trait)}"
         return sentence.removesuffix(".") + "."
     shown = repr(str(value) if isinstance(value, DeferredConfig) else value)
-    hint = ""
-    if isinstance(trait, Float | Int):
-        found = _DURATION.fullmatch(str(value))
-        if found is not None:
-            seconds = float(found[1]) * _UNITS[found[2].lower()]
-            hint = f"; {found[0].strip()} is {seconds:g}"
-    return f"{called} must be {_wanted(trait)}, not {shown[:80]}{hint}."
+    return f"{called} must be {_wanted(trait)}, not {shown[:80]}."
 
 
 def _wanted(trait: TraitType[Any, Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -99,49 +100,6 @@ class OtherCheckpoint:
     name: str
 
 
-@dataclass(frozen=True)
-class SessionCard:
-    """A session as the template prints it."""
-
-    name: str
-    user: str
-    session: str  #: the key, as events name it
-    url: str  #: address of its pages in the service, without a slash
-    open_url: str
-    phase: str
-    state: str
-    tone: str
-    lasts: str  #: before ``since``: "Running for"
-    since: Moment
-    reason: str
-    due: Moment | None
-    gpu: str  #: what it holds, or had held before it napped or was suspended
-    nap: str  #: whether it naps by itself, or why its last nap or wake failed
-    gpu_use: str  #: "45 %"; empty: not known, or it holds none
-    idle: Moment | None
-    kept: Moment | None
-    pinned_by: str
-    place: str
-    order: str  #: what was asked of it, and has not begun
-    failure: str
-    failure_code: str
-    failure_hint: str
-    second: str  #: programs beside it that the reader may end; empty: none
-    last: str
-    back: str
-    suspended: str  #: why it is suspended, how large it is, how long a resume takes
-    held: Decision | None  #: why it cannot be resumed now
-    cure: str  #: for administrators: the page that leads to the cure of that
-    until: Moment | None  #: when a suspended session is deleted for its age
-    for_quota: bool  #: whether a quota may delete it
-    steps: list[ProgressLine]
-    main: list[Button]
-    more: list[Button]
-    deletes: str  #: the checkpoint that "delete" names; empty: none
-    deletes_what: str
-    states: list[OtherCheckpoint]
-
-
 def card(
     view: SessionView,
     *,
@@ -150,52 +108,69 @@ def card(
     manages: bool = False,
     longest_keep: float = LONGEST_KEEP,
     held: Decision | None = None,
-) -> SessionCard:
+) -> SimpleNamespace:
+    """A session as the template prints it."""
     state, tone = _STATES[view.phase]
     user, server = quote(view.key.user, safe=""), quote(view.key.server, safe="")
     suspended = view.phase is Phase.SUSPENDED
     has_saved = suspended and bool(view.checkpoint)
     live, place = view.phase.live, view.facts.place
     failure = view.failure if manages else _for_user(view.failure)
-    return SessionCard(
+    return SimpleNamespace(
         name=view.key.server or "Default server",
         user=view.key.user,
+        # the key, as events name it
         session=str(view.key),
+        # address of its pages in the service, without a slash
         url=f"sessions/{view.key.path}",
         open_url=f"{user_prefix}user/{user}/{f'{server}/' if server else ''}",
         phase=view.phase.value,
         state=state,
         tone=tone,
+        # before ``since``: "Running for"
         lasts=_BEGAN.get(tone, f"{state} for"),
         since=Moment(words.duration(now - view.since), _iso(view.since)),
         reason=view.verdict.message if view.verdict and live else "",
         due=_due(view, now) if live else None,
+        # what it holds, or had held before it napped or was suspended
         gpu=_gpu(view),
+        # whether it naps by itself, or why its last nap or wake failed
         nap=_nap(view),
+        # "45 %"; empty: not known, or it holds none
         gpu_use=_gpu_use(view),
         idle=_idle(view, now) if live else None,
         kept=_kept(view, now) if live else None,
         pinned_by=view.facts.opted_out_by,
         place=f"Waiting for a free GPU: number {place} in the queue." if place else "",
+        # what was asked of it, and has not begun
         order=_ORDERS.get(view.facts.intent, "") if live else "",
         failure=failure.told if failure else "",
         failure_code=failure.code if failure else "",
         failure_hint=failure.hint if failure else "",
+        # programs beside it that the reader may end; empty: none
         second=failure.incarnation if failure and manages else "",
         last=saved_words(view.last_suspend, now) if view.last_suspend else "",
+        # why it is suspended, how large it is, how long a resume takes
         suspended=_suspended(view),
+        # why it cannot be resumed now
         held=held if suspended else None,
+        # for administrators: the page that leads to the cure of that
         cure=("store" if held.code in STORE_CODES else "nodes")
         if held and manages
         else "",
+        # when a suspended session is deleted for its age
         until=_until(view),
+        # whether a quota may delete it
         for_quota=bool(view.facts.suspension and view.facts.suspension.for_quota),
         back=_last_return(view, now),
         steps=[_progress(step) for step in view.steps] if tone == "busy" else [],
         main=_main_buttons(view, manages=manages),
         more=_more_buttons(view, longest_keep, manages=manages),
+        # the checkpoint that "delete" names; empty: none
         deletes=view.checkpoint if has_saved else "",
         deletes_what=_what_it_is_in(view),
+        # its user has a session under a former name
+        renamed=failure is not None and failure.code == Reason.RENAMED.value,
         states=_states(view, now),
     )
 

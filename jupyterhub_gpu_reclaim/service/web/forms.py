@@ -1,4 +1,4 @@
-"""The pages' forms, which work without scripts, and the "start fresh" page.
+"""The pages' forms, which work without scripts.
 
 They count with the proof in the page (``api/visits.py``). Every action goes through the
 same calls as the API's.
@@ -6,16 +6,20 @@ same calls as the API's.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.decoders import convert
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
-from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey
 from jupyterhub_gpu_reclaim.common.orders import KINDS, Order
-from jupyterhub_gpu_reclaim.common.reasons import ASKS, Reason
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.api.people import give
 from jupyterhub_gpu_reclaim.service.web.pages import SESSION_PATH, TOLD, Page
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
 
 
 class Act(Page):
@@ -51,31 +55,4 @@ class Act(Page):
         return f"{prefix}mine?done={told}"
 
 
-class Fresh(Page):
-    """The "start fresh" page: what happens to the checkpoint, and the button for it.
-
-    The Hub's own page leads here if a session could not be resumed.
-    """
-
-    async def get(self, user: str, server: str) -> None:
-        view = self.context.control.users.session(self.key(user, server))
-        (shown,) = self.cards([view])
-        failure = view.failure
-        self.page(
-            "fresh.html",
-            card=shown,
-            saved=view.phase is Phase.SUSPENDED and bool(view.checkpoint),
-            renamed=failure is not None and failure.code == Reason.RENAMED.value,
-            start=self.start_url(self.key(user, server)),
-            asks=failure is not None and Reason.of(failure.code) in ASKS,
-            files_newer=failure is not None
-            and failure.code == Reason.FILES_NEWER.value,
-            days=f"{self.context.limits.set_aside_days:g}",
-            xsrf=self.xsrf(),
-        )
-
-
-ROUTES = (
-    (f"{SESSION_PATH}/fresh", Fresh),
-    (f"{SESSION_PATH}/({'|'.join(KINDS)})", Act),
-)
+ROUTES = ((f"{SESSION_PATH}/({'|'.join(KINDS)})", Act),)

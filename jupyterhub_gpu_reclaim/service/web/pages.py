@@ -28,10 +28,11 @@ from jupyterhub_gpu_reclaim.service.api.base import (
     Unauthenticated,
 )
 from jupyterhub_gpu_reclaim.service.api.visits import SANDBOX, is_told, is_visit
-from jupyterhub_gpu_reclaim.service.web.cards import SessionCard, ago, card
+from jupyterhub_gpu_reclaim.service.web.cards import ago, card
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import SimpleNamespace
 
     from jupyterhub_gpu_reclaim.common.models import Failure, SessionView
     from jupyterhub_gpu_reclaim.service.api.visits import PageLogins
@@ -123,7 +124,7 @@ class Page(PersonRoute, HtmlErrors):
         context = self.context
         return context.hub_host + context.hub_prefix.removesuffix("hub/")
 
-    def cards(self, views: Sequence[SessionView]) -> list[SessionCard]:
+    def cards(self, views: Sequence[SessionView]) -> list[SimpleNamespace]:
         """Sessions as the templates print them."""
         control, now = self.context.control, self.context.clock.now()
         manages, held = self.person.manages, no_return(self.context.nodes())

@@ -10,7 +10,7 @@ export async function ask(url, xsrf, signal) {
     credentials: "omit",
     signal,
   });
-  // the login has ended, or the service was restarted: a visit makes a new proof
+  // the login has ended: a visit makes a new proof
   if (answer.status === 401 && !document.hidden) location.reload();
   return answer;
 }
@@ -132,6 +132,7 @@ export function sendForms(root, done) {
   root.addEventListener("submit", async (event) => {
     const form = event.target;
     if (form.method !== "post") return;
+    if (form.elements.page?.value === "start") return; // it leads to the Hub's page
     event.preventDefault();
     if (form.ariaBusy) return; // it is on its way
     form.ariaBusy = "true";
