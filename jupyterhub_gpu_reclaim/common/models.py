@@ -617,10 +617,7 @@ class SessionFacts(Value, frozen=True, kw_only=True):
     gpus_held: int = 0  #: now, or when it was saved
     resumed: Resumed | msgspec.UnsetType = msgspec.UNSET
     suspension: Suspension | msgspec.UnsetType = msgspec.UNSET  #: while it is suspended
-    #: how many wait for a GPU, where it was selected to go for one of them
-    wanted: int | msgspec.UnsetType = msgspec.UNSET
     place: int | msgspec.UnsetType = msgspec.UNSET  #: in the GPU queue
-    waiting_since: float | msgspec.UnsetType = msgspec.UNSET
     terms: SessionPolicy | msgspec.UnsetType = msgspec.UNSET
     nap: Nap | msgspec.UnsetType = msgspec.UNSET  #: also while it is warned
     #: when the memory of its GPU is expected to be back, while it is moved there

@@ -57,20 +57,9 @@ class Controller:
     All calls but ``start`` and ``stop`` are quick, except ``plan_start``, ``plan_stop``
     and ``release``, which may wait for the agent (``Settings.settle_limit``).
 
-    Args:
-        journal: opened, and not closed here.
-        agent: carries out orders on the nodes.
-        hub: the Hub's REST API.
-        decide: the policy.
-        window: makes a window for the samples of one incarnation.
-        clock: time and waiting.
-        settings: the limits.
-        new_id: makes ids for checkpoints.
-        choose: selects sessions to preempt for the GPU queue; None: no preemption.
-        naps: the policy of naps; None: by order only.
-        policies: the per-session policy; None: there are no rules.
-        folder: where the spawner leaves orders to delete; None: nowhere.
-        probe: asks the administrator's own probe; None: there is none.
+    The journal is not closed here. Without ``choose`` nothing is preempted, without
+    ``naps`` sessions nap by order only, without ``policies`` there are no rules, and
+    without a ``folder`` the spawner leaves no orders to delete.
     """
 
     def __init__(

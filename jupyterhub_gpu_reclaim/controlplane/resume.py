@@ -153,9 +153,7 @@ class Resumer:
         self.sessions.counters.ended(
             "resume", "failed", failure.code if failure else Reason.CANCELLED.value
         )
-        if failure is not None:
-            self.sessions.end_with(row.key, failure)
-        self.sessions.end(row.key, Reason.CANCELLED)
+        self.sessions.end(row.key, failure)
         self.sessions.apply(
             row.key,
             SessionEvent.RESTORE_FAILED,

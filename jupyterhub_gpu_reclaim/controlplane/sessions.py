@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES
-from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import (
     AuditLine,
     CheckpointInfo,
@@ -55,6 +54,7 @@ from jupyterhub_gpu_reclaim.controlplane.session import (
     Intent,
     SessionEvent,
     SessionRow,
+    failure_of,
 )
 from jupyterhub_gpu_reclaim.controlplane.settings import Settings
 
@@ -399,7 +399,7 @@ class Sessions:
 
     # --- operations
     def begin(self, key: SessionKey, kind: str) -> OperationEvents:
-        self.end(key, Reason.CANCELLED)
+        self.end(key)
         operation = self.runtime(key).operation = OperationEvents(kind)
         return operation
 
@@ -411,14 +411,11 @@ class Sessions:
         operation = self.operation(key)
         return operation is not None and operation.succeeded
 
-    def end(self, key: SessionKey, reason: Reason) -> None:
-        self.end_with(key, codec.failure_of(Refused(reason)))
-
-    def end_with(self, key: SessionKey, failure: Failure) -> None:
-        """End an operation whose own end was never received."""
+    def end(self, key: SessionKey, failure: Failure | None = None) -> None:
+        """End an operation whose own end was never received; without one, cancelled."""
         operation = self.operation(key)
         if operation is not None and not operation.ended:
-            operation.add(Event(failure=failure))
+            operation.add(Event(failure=failure or failure_of(Reason.CANCELLED)))
 
     def step(self, key: SessionKey, kind: str, event: Event) -> None:
         operation = self.operation(key)
@@ -509,7 +506,7 @@ class Sessions:
         self.forget(key)
 
     def forget(self, key: SessionKey) -> None:
-        self.end(key, Reason.CANCELLED)
+        self.end(key)
         self.runtimes.pop(key, None)
 
 

@@ -165,7 +165,7 @@ class Suspender:
         called_off = failure.code in CALLED_OFF
         failures = row.failures if called_off else row.failures + 1
         self.sessions.counters.ended("suspend", "failed", failure.code)
-        self.sessions.end(row.key, Reason.CANCELLED)
+        self.sessions.end(row.key)
         self.sessions.apply(
             row.key,
             SessionEvent.CAPTURE_FAILED,
@@ -211,10 +211,6 @@ class Suspender:
             if not error.retryable:
                 raise
             _log.info("%s: the Hub is not ready for a stop: %s", row.key, error)
-
-    async def tell_end(self, row: SessionRow) -> None:
-        self.sessions.runtime(row.key).end_untold = False
-        await self.sessions.hub.stop(row.key)
 
     async def release(self, row: SessionRow) -> None:
         """End the captured tree; idempotent. If thawed meanwhile, it is RUNNING."""

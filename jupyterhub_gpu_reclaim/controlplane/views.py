@@ -18,6 +18,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Phase,
     Resumed,
     SessionFacts,
+    SessionPolicy,
     SessionView,
     Suspension,
 )
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
         AuditLine,
         CheckpointInfo,
         SessionKey,
-        SessionPolicy,
     )
     from jupyterhub_gpu_reclaim.controlplane.runtime import OperationEvents, Runtime
     from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, SessionRow
@@ -110,10 +110,8 @@ def _facts(
         intent=row.intent.value,
         node=row.node,
         resumed=_last_return(row, runtime.operation),
-        wanted=runtime.wanted or UNSET,
         place=UNSET if waiting is None else waiting.place,
-        waiting_since=UNSET if waiting is None else waiting.since,
-        terms=policy if policy is not None and policy.by else UNSET,
+        terms=UNSET if policy in (None, SessionPolicy()) else policy,
         nap=runtime.nap or UNSET,
         waking_until=runtime.waking_until or UNSET,
         nap_verdict=(awake and runtime.nap_decision) or UNSET,

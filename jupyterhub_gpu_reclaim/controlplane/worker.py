@@ -180,17 +180,15 @@ class Worker:
         return left
 
     async def _wait(self, row: SessionRow, action: Action) -> float | None:
-        if action.tree is not None and not self._has_told(row.key):
+        operation = self.sessions.operation(row.key)
+        told = operation is not None and operation.ended
+        if action.tree is not None and not told:
             # The spawner has not heard the end of this start, which came while no
             # service was there; the agent repeats it.
             await self.resumer.follow(row)
         # The spawner reports a place that is being made (a pod may wait for hours).
         spawner_reports = row.phase is Phase.RESUMING and not row.placed
         return None if spawner_reports else self.sessions.settings.pace
-
-    def _has_told(self, key: SessionKey) -> bool:
-        operation = self.sessions.operation(key)
-        return operation is not None and operation.ended
 
     async def _act_on_intent(
         self, row: SessionRow, action: Action, observed: Observed
@@ -208,17 +206,15 @@ class Worker:
             if observed.hub is HubState.STOPPED:
                 self.resumer.start(row)
             return self.sessions.settings.pace
-        if self.sessions.runtime(row.key).end_untold:
+        runtime = self.sessions.runtime(row.key)
+        if runtime.end_untold:
             if observed.hub is HubState.STOPPED and not observed.silent:
-                await self.suspender.tell_end(row)
+                runtime.end_untold = False
+                await self.sessions.hub.stop(row.key)
             return None
-        return self._look_later(row)
-
-    def _look_later(self, row: SessionRow) -> float | None:
         wished = row.phase in LIVE and row.intent is not Intent.NONE
-        return (
-            self.sessions.settings.pace if wished or row.phase in _UNDER_WAY else None
-        )
+        soon = wished or row.phase in _UNDER_WAY
+        return self.sessions.settings.pace if soon else None
 
     # --- suspend
     async def _act_when_ready(self, row: SessionRow, action: Action) -> float | None:

@@ -84,11 +84,7 @@ class HubClient:
         self._http.close()
 
     async def servers(self) -> dict[SessionKey, HubState]:
-        """Every server that is not stopped (``list:users``, ``servers``).
-
-        Raises:
-            Unreachable: no answer, or not one for us.
-        """
+        """Every server that is not stopped (``list:users``, ``servers``)."""
         found: dict[SessionKey, HubState] = {}
         users: dict[str, _User] = {}
         for user in await self._active_users():
@@ -110,11 +106,7 @@ class HubClient:
         return found
 
     async def server(self, key: SessionKey) -> HubState:
-        """The state of a server (``servers``); an unknown one is stopped.
-
-        Raises:
-            Unreachable: no answer, or not one for us.
-        """
+        """The state of a server (``servers``)."""
         user = await self._user(key.user)
         if user is None:
             return HubState.STOPPED
@@ -154,14 +146,7 @@ class HubClient:
         return made.replace(tzinfo=made.tzinfo or UTC).timestamp()
 
     async def stop(self, key: SessionKey) -> None:
-        """Ask for a stop (``servers``); a missing server is stopped.
-
-        The answer may come before the server has stopped. Idempotent.
-
-        Raises:
-            Unreachable: no answer.
-            Refused: retryable: something else is pending there.
-        """
+        """Ask for a stop (``servers``); the answer may come before its end."""
         answer = await self._order("DELETE", key)
         if answer.status not in {202, 204, 404}:
             raise _refused(answer, f"stop {key}")
@@ -170,11 +155,7 @@ class HubClient:
         """Ask for a start (``servers``), with the options of the last one.
 
         The body is empty on purpose: options in it would replace those of the user.
-        The answer may come before the server is ready. Idempotent.
-
-        Raises:
-            Unreachable: no answer.
-            Refused: retryable: something is pending there; else: the Hub will not.
+        The answer may come before the server is ready.
         """
         answer = await self._order("POST", key)
         if answer.status in {201, 202}:
