@@ -568,6 +568,16 @@ async def test_pages_fit_a_phone_and_a_desk(service, tab):
         await shot(page, f"service-fresh-{name}")
 
 
+async def test_start_fresh_leaves_the_page_for_the_hubs_of_the_start(service, tab):
+    service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="c1")
+    page = await tab("token-ada")
+    await page.route("**/start-fresh", lambda route: route.fulfill(body="It starts."))
+    await page.goto(service.url + "sessions/ada/-")
+    await page.get_by_text("Start fresh…").click()
+    await page.get_by_role("button", name="Start fresh").click()
+    await expect(page.get_by_text("It starts.")).to_be_visible()
+
+
 async def test_times_are_the_readers_own(service, tab):
     """In Nepal, where nobody's server is: a quarter of an hour off."""
     kept = "Kept until 2026-01-02 03:04 UTC at the request of ada."
