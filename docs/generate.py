@@ -29,7 +29,6 @@ from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.audit import SENTENCES
-from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
 from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.metrics import Totals
 from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
@@ -37,7 +36,6 @@ from jupyterhub_gpu_reclaim.hub.docker.spawner import ReclaimDockerSpawner
 from jupyterhub_gpu_reclaim.hub.kube.spawner import ReclaimKubeSpawner
 from jupyterhub_gpu_reclaim.hub.local.spawner import ReclaimLocalSpawner
 from jupyterhub_gpu_reclaim.node.app import AgentApp
-from jupyterhub_gpu_reclaim.sampling.window import Window
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
 from jupyterhub_gpu_reclaim.service.metrics import registry
 
@@ -203,9 +201,8 @@ names](../how-to/operate.md#who-may-steer-all-sessions). This page is generated 
 def metrics() -> str:
     """Every metric, as the exporter describes it."""
     sessions = Sessions(Journal("sqlite://"), SystemClock())
-    totals = Totals(sessions, SessionSampler(sessions, Window))
     rows: list[tuple[object, ...]] = [("metric", "type", "labels", "what it says")]
-    for family in registry(totals).collect():
+    for family in registry(Totals(sessions)).collect():
         name = family.name + ("_total" if family.type == "counter" else "")
         known = getattr(family, "_labelnames", ())
         labels = dict.fromkeys(known or [n for s in family.samples for n in s.labels])

@@ -131,7 +131,7 @@ class Controller:
             wakes=wakes,
             taker=taker,
         )
-        self.totals = metrics.Totals(sessions, sampler)
+        self.totals = metrics.Totals(sessions)
         self.counters = sessions.counters
         self.silent_parts = observer.silent_parts
         self.note_silent = sessions.note_silent

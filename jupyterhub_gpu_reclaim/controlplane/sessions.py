@@ -34,14 +34,14 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import (
-    metrics,
+    accounting,
     retention,
     schema,
     session,
     views,
 )
+from jupyterhub_gpu_reclaim.controlplane.accounting import Counters
 from jupyterhub_gpu_reclaim.controlplane.drains import Drains
-from jupyterhub_gpu_reclaim.controlplane.metrics import Counters
 from jupyterhub_gpu_reclaim.controlplane.runtime import (
     Broadcast,
     ChangeSignal,
@@ -100,6 +100,8 @@ class Sessions:
         self.drains = Drains(journal, clock, self._look_at_node)
         self.silences: Mapping[str, Finding] = {}  #: why nodes do not answer, by name
         self.resume_times = views.ResumeTimes()
+        #: when the last samples came, in seconds since the epoch
+        self.sampled: float | None = None
         #: the highest generation known under a name, or given out by this service
         self._generations: dict[SessionKey, int] = {}
         #: numbers of this service's words about checkpoints, so that a late one does
@@ -170,7 +172,7 @@ class Sessions:
         )
         if event in _CAUSES:
             row = msgspec.structs.replace(row, cause=audit)
-        metrics.took(self.counters, before, row, now)
+        accounting.took(self.counters, before, row, now)
         reclaimed = self._reclaimed(before, now, row.phase)
         self.journal.save(row, audit, self._kept(row, checkpoints), reclaimed)
         _log.info(
@@ -196,7 +198,7 @@ class Sessions:
     def _reclaimed(
         self, row: SessionRow, now: float, phase: Phase | None = None
     ) -> list[Any]:
-        more = metrics.left(row, self.gpus_left(row), now, phase)
+        more = accounting.left(row, self.gpus_left(row), now, phase)
         if not more:
             return []
         total = (self.journal.noted(NoteKind.RECLAIMED, "") or 0.0) + more

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from jupyterhub_gpu_reclaim.common.models import AuditLine
+    from jupyterhub_gpu_reclaim.controlplane.accounting import Counters
     from jupyterhub_gpu_reclaim.controlplane.journal import Journal
-    from jupyterhub_gpu_reclaim.controlplane.metrics import Counters
 
     Send: TypeAlias = Callable[[AuditLine], str]  # why not, if so; blocks
 

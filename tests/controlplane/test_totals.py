@@ -13,8 +13,8 @@ from jupyterhub_gpu_reclaim.common.models import (
     Usage,
 )
 from jupyterhub_gpu_reclaim.controlplane import metrics
+from jupyterhub_gpu_reclaim.controlplane.accounting import GpuCount
 from jupyterhub_gpu_reclaim.controlplane.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.metrics import GpuCount
 from jupyterhub_gpu_reclaim.controlplane.session import (
     CheckpointRow,
     SessionEvent,

@@ -15,7 +15,6 @@ from jupyterhub_gpu_reclaim.common.drain import DrainOrder
 from jupyterhub_gpu_reclaim.common.models import GpuSample, Phase, SessionKey, Step
 from jupyterhub_gpu_reclaim.common.node_status import CardStatus, NodeHealth, NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
 from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.metrics import Totals
 from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, SessionRow
@@ -45,12 +44,6 @@ ALERTS_TESTS = sorted(Path(__file__).parent.glob("*_test.yml"))
 VARIABLES = {"$job": ".*", "$__rate_interval": "5m", "$__range": "1h"}
 
 
-def totals_of(sessions: Sessions) -> Totals:
-    sampler = SessionSampler(sessions, lambda: None)
-    sampler.sampled = 0.0
-    return Totals(sessions, sampler)
-
-
 @functools.cache
 def exported() -> set[str]:
     """Names of all time series that the service has."""
@@ -62,7 +55,7 @@ def exported() -> set[str]:
     row = SessionRow(key=key, phase=Phase.SUSPENDED, since=2e9, checkpoint=info.id)
     sessions.journal.save(row, None, [CheckpointRow(info=info)])
     sessions.drains.drain("", DrainOrder(), "root")
-    totals = totals_of(sessions)
+    sessions.sampled = 0.0
     card = CardStatus(name="NVIDIA A100")
     status = NodeStatus(
         host="gpu-1",
@@ -72,7 +65,7 @@ def exported() -> set[str]:
         store_free=1,
     )
     nodes = [NodeHealth(node="gpu-1", status=status, silent_since=1.0)]
-    made = metrics.registry(totals, lambda: nodes)
+    made = metrics.registry(Totals(sessions), lambda: nodes)
     return names_in(generate_latest(made).decode())
 
 
@@ -112,7 +105,7 @@ def test_every_reason_that_is_asked_for_is_one(where, expression):
 
 def test_every_failure_begins_at_zero_so_that_an_alert_sees_the_first_one():
     sessions = Sessions(Journal("sqlite://"), ManualClock())
-    made = generate_latest(metrics.registry(totals_of(sessions))).decode()
+    made = generate_latest(metrics.registry(Totals(sessions))).decode()
     known = {
         sample.labels["code"]
         for family in text_string_to_metric_families(made)

@@ -11,7 +11,7 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
 from jupyterhub_gpu_reclaim.controlplane import audit
-from jupyterhub_gpu_reclaim.controlplane.metrics import Counters
+from jupyterhub_gpu_reclaim.controlplane.accounting import Counters
 from jupyterhub_gpu_reclaim.service import notices
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
 from tests.support.counted import counted

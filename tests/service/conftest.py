@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
-    from jupyterhub_gpu_reclaim.controlplane.metrics import GpuCount
+    from jupyterhub_gpu_reclaim.controlplane.accounting import GpuCount
 
 PREFIX = "/services/gpu-reclaim/"
 SPAWNER_TOKEN = "spawner-secret-of-the-tests"

@@ -28,7 +28,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.node_status import CardStatus, NodeHealth, NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.metrics import GpuCount
+from jupyterhub_gpu_reclaim.controlplane.accounting import GpuCount
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

@@ -19,7 +19,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
 )
 from jupyterhub_gpu_reclaim.common.node_status import CardStatus, NodeHealth, NodeStatus
-from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
 from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.metrics import PREFIX, Totals
 from jupyterhub_gpu_reclaim.controlplane.session import (
@@ -41,8 +40,8 @@ def sessions():
 
 
 def samples(sessions: Sessions, *nodes: NodeHealth) -> dict[tuple, float]:
-    totals = Totals(sessions, SessionSampler(sessions, lambda: None))
-    text = generate_latest(metrics.registry(totals, lambda: nodes)).decode()
+    made = metrics.registry(Totals(sessions), lambda: nodes)
+    text = generate_latest(made).decode()
     return {
         (
             one.name.removeprefix(PREFIX),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import Phase
-from jupyterhub_gpu_reclaim.controlplane.metrics import GpuCount
+from jupyterhub_gpu_reclaim.controlplane.accounting import GpuCount
 from jupyterhub_gpu_reclaim.service.web.pages import STATIC_FILES
 
 sys.path.insert(0, str(Path(__file__).parents[2]))

@@ -2,7 +2,8 @@
 
 from prometheus_client import CollectorRegistry
 
-from jupyterhub_gpu_reclaim.controlplane.metrics import Counters, Totals
+from jupyterhub_gpu_reclaim.controlplane.accounting import Counters
+from jupyterhub_gpu_reclaim.controlplane.metrics import Totals
 
 
 def counted(of: Counters | Totals, name: str, **labels: str) -> float:

@@ -39,12 +39,6 @@ class SessionSampler:
     sessions: Sessions
     window: Callable[[], Window]
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    #: when the last samples came, in seconds since the epoch
-    sampled: float | None = field(default=None, init=False)
-
-    @property
-    def watched(self) -> int:
-        return sum(each.window is not None for each in self.sessions.runtimes.values())
 
     async def sample(self) -> None:
         """Ask the agent for samples, and add them to the windows.
@@ -54,7 +48,7 @@ class SessionSampler:
         """
         async with self._asking:
             await self._ask()
-            self.sampled = self.sessions.clock.now()
+            self.sessions.sampled = self.sessions.clock.now()
             self.measure()
 
     async def refresh(self, row: SessionRow) -> bool:

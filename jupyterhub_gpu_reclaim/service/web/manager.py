@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import text as words
-from jupyterhub_gpu_reclaim.controlplane import metrics
+from jupyterhub_gpu_reclaim.controlplane import accounting
 from jupyterhub_gpu_reclaim.service.api.base import ManagerRoute
 from jupyterhub_gpu_reclaim.service.web.pages import Page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jupyterhub_gpu_reclaim.controlplane.metrics import GpuCount
+    from jupyterhub_gpu_reclaim.controlplane.accounting import GpuCount
 
 #: A view's address → its title.
 _VIEWS = {"all": "All sessions", "nodes": "Nodes", "store": "Checkpoints"}
 #: GPUs by state: the words for them, what they mean, and the name of their colour.
 _GPUS = (
-    (metrics.IN_USE, "GPUs in use", "", "in-use"),
-    (metrics.IDLE, "GPUs idle", "held, not used", "idle"),
-    (metrics.FREED, "GPUs freed", "by suspended sessions", "freed"),
+    (accounting.IN_USE, "GPUs in use", "", "in-use"),
+    (accounting.IDLE, "GPUs idle", "held, not used", "idle"),
+    (accounting.FREED, "GPUs freed", "by suspended sessions", "freed"),
 )
 
 
@@ -72,7 +72,7 @@ def _hours(count: float) -> str:
 def _gpus(counts: Sequence[GpuCount]) -> list[Number]:
     found: dict[str, float] = defaultdict(float)
     for one in counts:
-        state = metrics.IDLE if one.state == metrics.KEPT else one.state
+        state = accounting.IDLE if one.state == accounting.KEPT else one.state
         found[state] += one.number
     return [
         Number(f"{found[state]:g}", words, about, name)
