@@ -111,7 +111,6 @@ def test_store_that_is_not_mounted_is_refused_until_it_is_back(act, begun, place
     for words in (
         ("ls",),
         ("verify",),
-        ("sweep",),
         ("rekey",),
         ("rm", "ada-1"),
         ("show", "ada-1"),

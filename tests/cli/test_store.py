@@ -1,4 +1,4 @@
-"""List, show, verify, sweep, rekey, delete: what is printed, and the exit code."""
+"""List, show, verify, rekey, delete: what is printed, and the exit code."""
 
 import base64
 import json
@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from jupyterhub_gpu_reclaim.cli.main import main
-from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.format import identity
 from tests.support.ran import ran
 
@@ -100,17 +99,6 @@ def test_verify_with_another_key_says_which_is_missing(run, tmp_path):
     assert code == 1
     assert "first" in out
     assert out.endswith("0 verified, 0 damaged, 3 without their master key\n")
-
-
-def test_sweep_removes_what_a_dead_writer_has_left(run, run_json, store):
-    writer = FolderBackend(store.root).create("packs/dead/00000000")
-    writer.write(bytes(5000))
-    writer.finish()
-    code, found = run_json("sweep")
-    assert code == 0
-    assert found == {"removed": ["dead"], "freed_bytes": 5000}
-    assert run("sweep") == (0, "0 B freed\n", "")
-    assert run("verify")[0] == 0
 
 
 def test_rekey_wraps_under_the_newest_key_and_the_old_may_go(run, run_json, store):

@@ -51,8 +51,6 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     verify = add("verify", "maintenance", "read everything and name what is damaged")
     verify.add_argument("ids", metavar="ID", nargs="*", help="default: all")
 
-    add("sweep", "maintenance", "clean up after interrupted writes")
-
     rekey = add("rekey", "maintenance", "wrap all keys under the newest master key")
     rekey.add_argument("ids", metavar="ID", nargs="*", help="default: all")
 

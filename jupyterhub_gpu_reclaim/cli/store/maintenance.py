@@ -1,4 +1,4 @@
-"""``store init``, ``verify``, ``sweep``, ``rekey`` and ``rm``: begin and keep one."""
+"""``store init``, ``verify``, ``rekey`` and ``rm``: begin and keep one."""
 
 from __future__ import annotations
 
@@ -50,19 +50,6 @@ def verify(args: argparse.Namespace) -> int:
     return 1 if found else 0
 
 
-def sweep(args: argparse.Namespace) -> int:
-    store = open_store(args)
-    with progress("looking"):
-        result = store.repository.sweep()
-    if args.json:
-        print_json({"removed": result.removed, "freed_bytes": result.freed_bytes})
-        return 0
-    for id_ in result.removed:
-        say(f"removed the remains of {id_}")
-    say(f"{text.size(result.freed_bytes)} freed")
-    return 0
-
-
 def rekey(args: argparse.Namespace) -> int:
     """Wrap keys under the newest master key; one failure does not stop the others."""
     store = open_store(args)
@@ -104,7 +91,11 @@ def rm(args: argparse.Namespace) -> int:
         return 0
     say(f"{len(args.ids)} deleted, {text.size(freed)} freed")
     for id_, (size, others) in kept.items():
-        until = f"{', '.join(others)} is deleted, too" if others else "a sweep"
+        until = (
+            f"{', '.join(others)} is deleted, too"
+            if others
+            else "its agent is started again"
+        )
         say(f"{text.size(size)} of {id_} stay until {until}")
     return 0
 

@@ -64,59 +64,52 @@ async def run(
         raise
     finally:
         os.close(writer)
-    report = _Report(reader)
+    report = bytearray()
+    reading = asyncio.create_task(_read(reader, report))
     try:
-        await report.whole(seconds)
+        await _ended(reading, seconds)
         await asyncio.to_thread(process.wait)
     except BaseException:
-        ending = asyncio.create_task(_end_launch(process, report))
+        ending = asyncio.create_task(_end_launch(process, reading, report))
         _endings.add(ending)
         ending.add_done_callback(_endings.discard)
         await asyncio.wait({ending}, timeout=_HELD_UP_SECONDS)
         raise
-    return _read_place(report.text)
+    return _read_place(bytes(report))
 
 
 def _without_ignored(popen_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: v for name, v in popen_kwargs.items() if name not in IGNORED}
 
 
-class _Report:
-    def __init__(self, descriptor: int) -> None:
-        self.text = b""
-        self.reading = asyncio.create_task(self._read(descriptor))
-
-    async def whole(self, seconds: float) -> None:
-        """Wait for the end of the report.
-
-        Raises:
-            Refused: it does not come in time.
-        """
-        await asyncio.wait({self.reading}, timeout=seconds)
-        if not self.reading.done():
-            raise Refused(Reason.TIMED_OUT, step="launch", seconds=seconds)
-        self.reading.result()
-
-    async def _read(self, descriptor: int) -> None:
-        loop = asyncio.get_running_loop()
-        stream = asyncio.StreamReader()
-        transport, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb", 0)
-        )
-        try:
-            # Not what is there first: an error comes after the place.
-            while chunk := await stream.read(65536):
-                self.text += chunk
-        finally:
-            transport.close()
+async def _read(descriptor: int, report: bytearray) -> None:
+    stream = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb", 0)
+    )
+    try:
+        # Not what is there first: an error comes after the place.
+        while chunk := await stream.read(65536):
+            report += chunk
+    finally:
+        transport.close()
 
 
-async def _end_launch(process: Popen[bytes], report: _Report) -> None:
+async def _ended(reading: asyncio.Task[None], seconds: float) -> None:
+    await asyncio.wait({reading}, timeout=seconds)
+    if not reading.done():
+        raise Refused(Reason.TIMED_OUT, step="launch", seconds=seconds)
+    reading.result()
+
+
+async def _end_launch(
+    process: Popen[bytes], reading: asyncio.Task[None], report: bytearray
+) -> None:
     # It ends by itself; killed before it has reported, its init would be unknown.
-    await asyncio.wait({report.reading}, timeout=_END_SECONDS)
+    await asyncio.wait({reading}, timeout=_END_SECONDS)
     process.kill()
     await asyncio.to_thread(process.wait)
-    facts = launcher.reported(report.text)
+    facts = launcher.reported(bytes(report))
     if facts.get("start"):
         LocalSession(_location(facts)).signal(signal.SIGKILL)
 
