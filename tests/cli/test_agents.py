@@ -90,9 +90,8 @@ def test_an_agent_that_can_save_sessions_passes(serve, agent, check):
 
 
 def test_what_an_agent_lacks_is_said_and_fails(serve, agent, check):
-    agent.describe = lambda: NodeStatus(host="one", version="1")
     missing = finding(Reason.CAPABILITY_MISSING, capability="CAP_SYS_ADMIN")
-    agent.look = lambda: [missing]
+    agent.describe = lambda: NodeStatus(host="one", version="1", findings=[missing])
     status, said = check(serve(lambda: make_application(agent, TOKEN)))
     assert status == 1
     assert "127.0.0.1: cannot save sessions: agent 1 on one, no CRIU" in said
