@@ -17,6 +17,8 @@ import mmap
 import os
 import select
 import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeVar
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+    from jupyterhub_gpu_reclaim.linux.process_memory import ProcessMemory
 
 T = TypeVar("T")
 
@@ -37,6 +40,8 @@ _TAKEN: Final = 128 << 20
 _MORE: Final = 32 << 20
 #: One read or write of a pipe at most.
 _BLOCK: Final = 1 << 20
+#: Threads that read memory: more do not help.
+_READERS: Final = 8
 #: madvise(2): have the pages now (Linux 5.14).
 _POPULATE_WRITE: Final = 23
 
@@ -164,6 +169,7 @@ class StagedFile:
         self._pieces: list[_Piece] = []
         self._small = bytearray()  #: what does not fill a piece
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._called_off = False
         self._whole = False
         self.length = 0  #: bytes so far
 
@@ -207,7 +213,34 @@ class StagedFile:
                 return self.length
             self.length += count
 
+    def take_memory(self, memory: ProcessMemory, /) -> None:
+        """Take memory of a process as the whole file, on all processors.
+
+        Raises:
+            OSError: the process has ended.
+            ReclaimError: it was cancelled, or more memory is needed than may be taken.
+        """
+
+        def take(offset: int) -> None:
+            if self._called_off:
+                raise ReclaimError(Reason.CANCELLED)
+            piece = self._pieces[offset // PIECE]
+            view = piece.view(min(PIECE, memory.length - offset))
+            memory.read_into(offset, view)
+
+        offsets = range(0, memory.length, PIECE)
+        self._pieces = [self._piece() for _ in offsets]
+        readers = min(len(offsets), len(os.sched_getaffinity(0)), _READERS)
+        if readers < 2:
+            for offset in offsets:
+                take(offset)
+        else:
+            with ThreadPoolExecutor(readers, "staged") as pool:
+                deque(pool.map(take, offsets), maxlen=0)
+        self.length = memory.length
+
     def cancel(self) -> None:
+        self._called_off = True
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:

@@ -36,6 +36,7 @@ from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as tree_restore
 from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import RestoreResult
+from jupyterhub_gpu_reclaim.checkpoint.tree.standing import StandingMemory
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
     ReclaimError,
@@ -266,15 +267,13 @@ class Kernel:
         _effect()
         place.tree.stopped |= set(PIDS)
         place.criu = "dump"
-        memory = _memory(place.tree)
         try:
             cancel.check()
-            with sinks("pages-1.img") as file:
-                file.write(memory[:8])
-                self.takes(0.2, 3.0)
+            with sinks("files.img") as file:
+                file.write(b"files")
+                self.takes(0.1, 1.5)
                 self.at("dump", place, cancel)
                 cancel.check()
-                file.write(memory[8:])
             if self.fails() or place.tree.on_gpu:  # it cannot save an open card
                 raise RolledBack(Reason.CAPTURE_FAILED, why="CRIU failed")
             if self.tree(place.pid) is None:
@@ -286,6 +285,7 @@ class Kernel:
             root_pid=ROOT,
             pids=PIDS,
             stopped=tuple(sorted(stopped)),
+            memory=LeftOut(self, place),
         )
 
     def rehearsal(self, *what: Any) -> rehearsal.Rehearsal | Unrehearsed:
@@ -742,6 +742,30 @@ def replaced(table: list[tuple[Any, str, Any]]) -> Iterator[None]:
     finally:
         for where, name, original in reversed(originals):
             setattr(where, name, original)
+
+
+class LeftOut(StandingMemory):
+    """The memory of a tree that was dumped; all of it goes on with the tree."""
+
+    def __init__(self, kernel: Kernel, place: Place) -> None:
+        super().__init__()
+        self._kernel, self._place, self._tree = kernel, place, place.tree
+
+    def split(self, pids: Collection[int]) -> tuple[StandingMemory, StandingMemory]:
+        del pids
+        return StandingMemory(), self
+
+    def deliver(self, begin: Any, prefix: str, cancel: Any) -> None:
+        with begin(f"{prefix}pages-1.img") as file:
+            for part in (slice(8), slice(8, None)):
+                cancel.check()
+                if self._tree is None or self._place.tree is not self._tree:
+                    raise RolledBack(Reason.CAPTURE_FAILED, why="it has ended")
+                if not self._tree.stopped >= set(PIDS):
+                    raise RolledBack(Reason.CAPTURE_FAILED, why="it has gone on")
+                file.write(_memory(self._tree)[part])
+                self._kernel.takes(0.1, 1.5)
+                self._kernel.at("memory", self._place, cancel)
 
 
 def _memory(tree: ProgramTree) -> bytes:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
@@ -334,6 +335,27 @@ class Image(dict):
         self.copied += len(data)
 
 
+class Taking:
+    """A sink that takes the memory of a process."""
+
+    def __init__(self, sink) -> None:
+        self.sink = sink
+
+    def take_memory(self, memory) -> None:
+        data = memoryview(bytearray(memory.length))
+        memory.read_into(0, data)
+        self.sink.write(data)
+
+    def cancel(self) -> None: ...
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        if error is None:
+            self.sink.close()
+
+
 def fingerprints(place: Place) -> list[FileFingerprint]:
     """Of the files that a stopped tree has open, as an agent takes them."""
     pids = [process.pid for process in place.tree.processes]
@@ -359,7 +381,12 @@ class Engine:
         return folder
 
     def dump(self, place: Place, sinks, **options) -> DumpResult:
-        """As an agent does it: after a failure the tree goes on."""
+        """All of it, as an agent does it: after a failure the tree goes on."""
+        result = self.dump_without_memory(place, sinks, **options)
+        result.memory.deliver(lambda name: Taking(sinks(name)), "", Cancel())
+        return result
+
+    def dump_without_memory(self, place: Place, sinks, **options) -> DumpResult:
         stopped = options.pop("stopped", None)
         if stopped is None:
             stopped = freeze.stopped_before(place.tree)

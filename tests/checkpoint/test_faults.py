@@ -29,8 +29,11 @@ from jupyterhub_gpu_reclaim.node.workflows.recovery import end_criu
 from jupyterhub_gpu_reclaim.session_init.command_line import SystemUser
 from tests.checkpoint.conftest import Image
 
-#: Something for pages-*.img: more than a pipe holds.
-BALLAST = "ballast = os.urandom(32 << 20); 1"
+#: Something that CRIU itself hands over as pages-*.img: more than a pipe holds.
+BALLAST = (
+    "import mmap; ballast = mmap.mmap(-1, 32 << 20); "
+    "ballast.write(os.urandom(32 << 20))"
+)
 
 
 class SinkThatIsFull:

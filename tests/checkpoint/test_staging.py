@@ -4,12 +4,14 @@ import os
 import threading
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.checkpoint.staging import PIECE, Staging
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.process_memory import ProcessMemory
 
 
 class Machine:
@@ -72,7 +74,13 @@ def written(staged, data: bytes) -> None:
         staged.write(data[at : at + (1 << 20)])
 
 
-@pytest.mark.parametrize("way", [piped, written])
+def read(staged, data: bytes) -> None:
+    plain = np.frombuffer(data, np.uint8)
+    areas = np.array([(plain.ctypes.data, len(data))], np.int64)[: len(data)]
+    staged.take_memory(ProcessMemory(os.getpid(), areas))
+
+
+@pytest.mark.parametrize("way", [piped, written, read])
 def test_what_is_beyond_the_memory_that_is_there_is_refused(way):
     machine = Machine(free=0)
     staging = Staging(2 * PIECE, machine.grant)
@@ -83,7 +91,7 @@ def test_what_is_beyond_the_memory_that_is_there_is_refused(way):
 
 
 @pytest.mark.parametrize("length", [0, 1, PIECE, 5 * PIECE + 1])
-@pytest.mark.parametrize("way", [piped, written])
+@pytest.mark.parametrize("way", [piped, written, read])
 def test_what_is_granted_is_kept_whole(way, length):
     machine, store = Machine(free=1 << 30), StoreInMemory()
     staging = Staging(2 * PIECE, machine.grant)

@@ -17,6 +17,7 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.process_memory import ProcessMemory
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.workers import channel, handle
@@ -106,6 +107,48 @@ def test_pipe_of_any_length_reads_back(store, length):
     info = writer.commit()
     assert info.logical_bytes == writer.logical_bytes == length
     assert store.open("c1").read("pages-1.img") == PLAIN[:length]
+
+
+def memory_of(pid: int, plain: np.ndarray, length: int) -> ProcessMemory:
+    """The beginning of that, in pieces."""
+    piece = 300_000
+    starts = np.arange(0, length, piece)
+    lengths = np.minimum(piece, length - starts)
+    return ProcessMemory(pid, np.stack([plain.ctypes.data + starts, lengths], 1))
+
+
+@pytest.mark.parametrize("length", [0, 1, 1 << 20, (1 << 20) + 1, len(PLAIN)])
+def test_memory_of_any_length_reads_back(store, length):
+    plain = np.frombuffer(PLAIN, np.uint8)
+    writer = begin(store)
+    with writer.file("pages-1.img") as file:
+        file.take_memory(memory_of(os.getpid(), plain, length))
+    writer.add("other", b"small" * 9000)
+    info = writer.commit()
+    assert info.logical_bytes == writer.logical_bytes == length + 45_000
+    assert store.open("c1").read("pages-1.img") == PLAIN[:length]
+    assert store.open("c1").verify() == []
+
+
+def test_memory_of_a_process_that_has_ended_bars_the_commit(store, root):
+    ended = subprocess.Popen([sys.executable, "-c", "pass"])
+    ended.wait()
+    plain = np.frombuffer(PLAIN, np.uint8)
+    writer = begin(store)
+    with pytest.raises((OSError, StoreError)), writer.file("pages-1.img") as file:
+        file.take_memory(memory_of(ended.pid, plain, len(PLAIN)))
+    with pytest.raises(StoreError):
+        writer.commit()
+    assert [p for p in root.rglob("*") if p.is_file()] == []
+
+
+def test_memory_that_is_called_off_is_not_read(store):
+    plain = np.frombuffer(PLAIN, np.uint8)
+    file = begin(store).file("pages-1.img")
+    file.cancel()
+    with pytest.raises(StoreError) as caught:
+        file.take_memory(memory_of(os.getpid(), plain, len(PLAIN)))
+    assert caught.value.reason is Reason.CANCELLED
 
 
 def test_pipe_fed_in_odd_parts_and_files_beside_read_back(store):

@@ -1,7 +1,8 @@
-"""Freezes a session's tree and streams its image out.
+"""Freezes a session's tree and streams its image out, but for its programs' memory.
 
-The tree is left stopped and alive, until the agent ends it or thaws it. The same holds
-for all other processes in its pid namespace. Nothing here knows where the image goes.
+That is read behind it (``standing``). The tree is left stopped and alive, until the
+agent ends it or thaws it. The same holds for all other processes in its pid namespace.
+Nothing here knows where the image goes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from jupyterhub_gpu_reclaim.checkpoint.kinds import locks, table
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import FILES, SavedImages
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze
+from jupyterhub_gpu_reclaim.checkpoint.tree.standing import PageSinks, StandingMemory
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, RolledBack
 from jupyterhub_gpu_reclaim.common.findings import of_kind, refuse_fatal
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -43,7 +45,7 @@ _GHOST_HEAD_BYTES: Final = 4096
 
 @dataclass(frozen=True)
 class DumpResult:
-    """What is known of a tree that was dumped; all plain values."""
+    """What is known of a tree that was dumped."""
 
     root_pid: int  #: of the tree's root, in the session's namespace
     #: Every process and thread id in use, in the session's namespace.
@@ -51,6 +53,8 @@ class DumpResult:
     stopped: tuple[int, ...]  #: pids of processes that a signal had stopped before
     #: Name → contents, of all that hold no memory; of deleted files, what they were.
     images: Mapping[str, bytes | bytearray] = field(default_factory=dict)
+    #: What no sink got: the caller delivers it while the tree stands.
+    memory: StandingMemory = field(default_factory=StandingMemory)
 
 
 def dump(
@@ -66,12 +70,13 @@ def dump(
 ) -> DumpResult:
     """Dump the tree under that init; blocks, so call it in a thread.
 
-    ``sinks`` is called from many threads, for each of CRIU's image files; ``folder`` is
-    empty, ours, mode 0700, for CRIU's socket and log. ``stopped`` are the processes
-    that a signal had stopped before anything was done to the tree. ``prepare`` is
-    called with the pid of the helper that becomes CRIU, e.g. to move it out of control
-    groups that may be killed. It is for the caller to let the tree go on after a
-    failure (``freeze.thaw``): something may have to be given back to it before.
+    ``sinks`` is called from many threads, for each of CRIU's image files, but for those
+    of the programs' memory (``DumpResult.memory``); ``folder`` is empty, ours, mode
+    0700, for CRIU's socket and log. ``stopped`` are the processes that a signal had
+    stopped before anything was done to the tree. ``prepare`` is called with the pid of
+    the helper that becomes CRIU, e.g. to move it out of control groups that may be
+    killed. It is for the caller to let the tree go on after a failure
+    (``freeze.thaw``): something may have to be given back to it before.
 
     Raises:
         Refused: there is nothing to save.
@@ -115,6 +120,8 @@ def dump(
                 sink = sinks(name)
                 sink.write(memoryview(image))
                 sink.close()
+        # What kinds had changed of the programs for the dump is as before only now.
+        memory = StandingMemory.of(tree, kept.pages.dropped, kept.images)
     except (OSError, ReclaimError) as error:
         raise of_kind(error, RolledBack, Reason.CAPTURE_FAILED) from error
     return DumpResult(
@@ -122,6 +129,7 @@ def dump(
         pids=_ids(dumped),
         stopped=tuple(sorted(stopped)),
         images={**kept.images, **written},
+        memory=memory,
     )
 
 
@@ -131,10 +139,12 @@ class _Kept:
     def __init__(self, sinks: Callable[[str], Sink]) -> None:
         self._sinks = sinks
         self.images: dict[str, bytearray] = {}
+        self.pages = PageSinks()
 
     def __call__(self, name: str) -> Sink:
+        dropped = self.pages(name)
         if name.startswith(PAGES):
-            return self._sinks(name)
+            return dropped or self._sinks(name)
         copy = self.images.setdefault(name, bytearray())
         sink = None if _is_kept_back(name) else self._sinks(name)
         most = _GHOST_HEAD_BYTES if name.startswith(GHOST) else sys.maxsize

@@ -1,144 +1,58 @@
-"""Leaves the memory of programs that stand anyway, as in a nap, out of a dump.
+"""Reads the memory of programs behind their dump, while they stand.
 
 CRIU hands their pages over by reference (vmsplice(2)), and here they are dropped
-unread. They are saved behind the dump instead, when the rest of the session goes on
-again: a page has the contents that it had as long as its program has not been on a
-processor.
+unread: all else that it saves is complete earlier, and the return can be tried while
+memory is read. It is read from the programs themselves, by as many readers as there
+are processors; a pipe has one. A page has the contents that it had as long as its
+program has not been on a processor, and that is known to the nanosecond (proc(5),
+schedstat).
 
-That it has not run is known to the nanosecond (proc(5), schedstat). Memory that is
-shared with other processes is written to images of its own, and is always saved at
-once.
+Memory that is shared with other processes is written to images of its own, and is
+always saved by CRIU.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import numpy as np
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import BLOCK, PAGES
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import PAGE
-from jupyterhub_gpu_reclaim.checkpoint.staging import hand_over
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.linux.descriptors import closing
+from jupyterhub_gpu_reclaim.linux.process_memory import ProcessMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from contextlib import AbstractContextManager
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
-    from jupyterhub_gpu_reclaim.checkpoint.criu.images import Area
-    from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
-    from jupyterhub_gpu_reclaim.checkpoint.staging import StoreFile
-    from jupyterhub_gpu_reclaim.linux.processes import Process
+    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
 _PAGEMAP: Final = "pagemap-"
 
 
-class StandingMemory:
-    """The sinks of a dump without the memory of programs that stand."""
+class MemoryFile(Protocol):
+    """A file of a checkpoint that is being written."""
 
-    def __init__(
-        self, sinks: Callable[[str], Sink], programs: Iterable[Process]
-    ) -> None:
-        self._sinks = sinks
-        self._standing = {one.ns_pid: one for one in programs}
-        self._last = ""
-        self._left_out: dict[int, tuple[str, _LeftOut]] = {}
-        self._mark: dict[int, list[int]] = {}
+    def take_memory(self, memory: ProcessMemory, /) -> None:
+        """Take all of it as the whole file."""
 
-    def __call__(self, name: str) -> Sink:
-        """See ``CaptureServer``: a pagemap comes right before its pages."""
-        if name.startswith(_PAGEMAP):
-            self._last = name.removeprefix(_PAGEMAP).removesuffix(".img")
-        elif name.startswith(PAGES):
-            last, self._last = self._last, ""
-            if last.isdecimal() and int(last) in self._standing:
-                left_out = _LeftOut()
-                self._left_out[int(last)] = name, left_out
-                return left_out
-        return self._sinks(name)
-
-    def mark(self) -> None:
-        """The dump has ended, and all of the tree stands.
-
-        From here on no program whose memory was left out may run until
-        :meth:`deliver` has ended.
-        """
-        self._mark = {
-            pid: processes.times_stopped(self._standing[pid]) for pid in self._left_out
-        }
-
-    @property
-    def logical_bytes(self) -> int:
-        return sum(left_out.length for _, left_out in self._left_out.values())
-
-    def deliver(
-        self,
-        begin: Callable[[str], AbstractContextManager[StoreFile]],
-        prefix: str,
-        kept: Mapping[str, bytes | bytearray],
-        cancel: Cancel,
-    ) -> None:
-        """Save what was left out.
-
-        ``begin`` begins a file of the checkpoint, complete at the block's end;
-        ``prefix`` is that of CRIU's images there; ``kept`` are images of this dump, at
-        least the pagemaps.
-
-        Raises:
-            OSError: memory of a program cannot be read: it has ended.
-            ReclaimError: the store does not take it, it was cancelled, or a program has
-                run meanwhile.
-        """
-        for pid, (name, left_out) in self._left_out.items():
-            number, areas = images.read_pagemap(bytes(kept[f"{_PAGEMAP}{pid}.img"]))
-            length = _length(areas)
-            if (name, left_out.length) != (f"{PAGES}{number}.img", length):
-                detail = f"{name} does not belong to process {pid}"
-                raise ReclaimError(Reason.INTERNAL, detail=detail)
-            process = self._standing[pid]
-            with begin(prefix + name) as file:
-                try:
-                    hand_over(file, _pages(process.pid, areas), cancel)
-                except OSError:
-                    # What has gone on may have given memory back.
-                    if processes.times_run(process):
-                        self._check_stands(process)
-                    raise
-                self._check_stands(process)
-
-    def _check_stands(self, process: Process) -> None:
-        if processes.times_run(process) != self._mark[process.ns_pid]:
-            why = f"{process.name} has gone on, which stood"
-            raise RolledBack(Reason.CAPTURE_FAILED, why=why)
+    def cancel(self) -> None:
+        """Make ``take_memory`` raise soon; from any thread."""
 
 
-def _pages(pid: int, areas: list[Area]) -> Iterator[memoryview]:
-    """Yield the present pages of a stopped process; each part is void with the next."""
-    buffer = memoryview(bytearray(BLOCK))
-    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
-        for area in areas:
-            if not area.flags & images.PRESENT:
-                continue
-            end = area.address + area.pages * PAGE
-            for at in range(area.address, end, BLOCK):
-                part = buffer[: min(BLOCK, end - at)]
-                if os.preadv(memory.fileno(), [part], at) != len(part):
-                    raise ProcessLookupError(errno.ESRCH, "it has ended", pid)
-                yield part
+class DroppedPages:
+    """A sink for the pages of one process."""
 
-
-def _length(areas: list[Area]) -> int:
-    return sum(area.pages * PAGE for area in areas if area.flags & images.PRESENT)
-
-
-class _LeftOut:
-    length = 0
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.length = 0
 
     def write(self, data: memoryview, /) -> None:
         self.length += len(data)
@@ -153,3 +67,126 @@ class _LeftOut:
     def cancel(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+class PageSinks:
+    """Tells the pages of processes from other images, by the order of a dump."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        #: By the process's own pid in the session.
+        self.dropped: dict[int, DroppedPages] = {}
+
+    def __call__(self, name: str) -> DroppedPages | None:
+        """See ``CaptureServer``: a pagemap comes right before its pages."""
+        last, self._last = self._last, ""
+        if name.startswith(_PAGEMAP):
+            self._last = name.removeprefix(_PAGEMAP).removesuffix(".img")
+        elif name.startswith(PAGES) and last.isdecimal():
+            return self.dropped.setdefault(int(last), DroppedPages(name))
+        return None
+
+
+class _Standing(NamedTuple):
+    process: Process
+    name: str  #: of the image
+    memory: ProcessMemory
+    mark: list[int]  #: how long its threads had run
+
+    def check(self) -> None:
+        now = processes.times_run(self.process)
+        if now != self.mark:
+            why = "has gone on, which stood" if now else "has ended"
+            raise RolledBack(Reason.CAPTURE_FAILED, why=f"{self.process.name} {why}")
+
+
+class StandingMemory:
+    """The memory of programs of a tree that stands."""
+
+    def __init__(self, programs: Iterable[_Standing] = ()) -> None:
+        self._programs = list(programs)
+
+    @classmethod
+    def of(
+        cls,
+        tree: Snapshot,
+        dropped: Mapping[int, DroppedPages],
+        kept: Mapping[str, bytes | bytearray],  # images of its dump
+    ) -> StandingMemory:
+        """What a dump has dropped: from here on no program may run.
+
+        Raises:
+            RolledBack: a program has ended (``capture_failed``).
+            ReclaimError: the images do not belong to each other (``internal``).
+        """
+        programs = {one.ns_pid: one for one in tree.processes}
+        found = []
+        for pid, pages in dropped.items():
+            number, areas = images.read_pagemap(bytes(kept[f"{_PAGEMAP}{pid}.img"]))
+            present = [
+                (area.address, area.pages * PAGE)
+                for area in areas
+                if area.flags & images.PRESENT
+            ]
+            table = np.array(present, np.int64).reshape(-1, 2)
+            length = int(table[:, 1].sum())
+            if (pages.name, pages.length) != (f"{PAGES}{number}.img", length):
+                detail = f"{pages.name} does not belong to process {pid}"
+                raise ReclaimError(Reason.INTERNAL, detail=detail)
+            if pid not in programs:
+                why = f"process {pid} has ended"
+                raise RolledBack(Reason.CAPTURE_FAILED, why=why)
+            process = programs[pid]
+            memory = ProcessMemory(process.pid, table)
+            mark = processes.times_stopped(process)
+            found.append(_Standing(process, pages.name, memory, mark))
+        return cls(found)
+
+    @property
+    def logical_bytes(self) -> int:
+        return sum(one.memory.length for one in self._programs)
+
+    def split(self, pids: Collection[int]) -> tuple[StandingMemory, StandingMemory]:
+        """That of those programs, by their own pids, and that of the others."""
+        chosen = [one for one in self._programs if one.process.ns_pid in pids]
+        others = [one for one in self._programs if one.process.ns_pid not in pids]
+        return StandingMemory(chosen), StandingMemory(others)
+
+    def deliver(
+        self,
+        begin: Callable[[str], AbstractContextManager[MemoryFile]],
+        prefix: str,
+        cancel: Cancel,
+    ) -> None:
+        """Save it.
+
+        ``begin`` begins a file of the checkpoint, complete at the block's end;
+        ``prefix`` is that of CRIU's images there.
+
+        Raises:
+            RolledBack: a program has run or ended meanwhile (``capture_failed``), or it
+                was called off (``cancelled``).
+            OSError: memory of a program cannot be read.
+            ReclaimError: the store does not take it.
+        """
+        taking: list[MemoryFile] = []
+
+        def call_off(_: object) -> None:
+            for file in taking:
+                file.cancel()
+
+        cancel.told.add_done_callback(call_off)
+        for one in self._programs:
+            with begin(prefix + one.name) as file:
+                taking.append(file)
+                try:
+                    cancel.check()
+                    file.take_memory(one.memory)
+                except (OSError, ReclaimError):
+                    cancel.check()
+                    # What has gone on may have given memory back.
+                    one.check()
+                    raise
+                finally:
+                    taking.clear()
+                one.check()

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
     from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
     from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
+    from jupyterhub_gpu_reclaim.checkpoint.tree.standing import StandingMemory
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, GpuSample
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
     from jupyterhub_gpu_reclaim.node.jupyter.server import ServerState
@@ -247,6 +248,7 @@ class Capture(Workflow):
             async with self._dumping(writer, look.snapshot):
                 dumped = await self._image(writer, look.login, state, cut)
                 rehearsal.begin(dumped)
+                await self._read(writer, dumped.result.memory)
                 await self._archive(writer)
             info = await self._commit(writer, rehearsal, self._since(frozen))
         # The manifest cannot tell how long its own commit took; the service is told.
@@ -272,9 +274,8 @@ class Capture(Workflow):
         state: ServerState,
         cut: list[int],  # inodes of the connections that were ended
     ) -> Dumped:
-        sinks = self._sinks(target)
         result = await in_thread(
-            lambda: self._run_criu(sinks),
+            lambda: self._run_criu(lambda name: target.file(IMAGES + name)),
             step="dump",
             limit=self._limits.dump + self._limits.criu,
         )
@@ -300,8 +301,15 @@ class Capture(Workflow):
     ) -> None:
         target.add(checkpoint_files.WORLD, codec.encode(world))
 
-    def _sinks(self, target: CheckpointWriter | Staging) -> Callable[[str], Sink]:
-        return lambda name: target.file(IMAGES + name)
+    async def _read(
+        self, target: CheckpointWriter | Staging, memory: StandingMemory
+    ) -> None:
+        """Save the memory of programs, which stand."""
+        await in_thread(
+            lambda: memory.deliver(target.file, IMAGES, self._cancel),
+            step="dump",
+            limit=self._limits.dump,
+        )
 
     async def _archive(self, target: CheckpointWriter | Staging) -> None:
         await self._step(

@@ -24,7 +24,6 @@ from jupyterhub_gpu_reclaim.checkpoint.files.kept_files import KeptFiles
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import without_pages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import pids_of
 from jupyterhub_gpu_reclaim.checkpoint.staging import PIECE, Staging
-from jupyterhub_gpu_reclaim.checkpoint.tree.standing import StandingMemory
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RolledBack
@@ -48,11 +47,8 @@ from jupyterhub_gpu_reclaim.node.workflows.capture import (
 from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
     from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
-    from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
+    from jupyterhub_gpu_reclaim.checkpoint.tree.standing import StandingMemory
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.linux.processes import Process
     from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
@@ -92,6 +88,10 @@ class Save(Capture):
             assert self._staging is not None
             async with self._dumping(self._staging, look.snapshot):
                 dumped = await self._image(self._staging, look.login, state, cut=[])
+                # Theirs is saved when the rest of it goes on.
+                stand_on = {one.ns_pid for one in self._stands_on()}
+                self._standing, moving = dumped.result.memory.split(stand_on)
+                await self._read(self._staging, moving)
             await self._archive(self._staging)
             dumped = await self._thread("rehearsal", lambda: self._as_it_stands(dumped))
             await self._step(
@@ -151,16 +151,6 @@ class Save(Capture):
             return []
         return nap.in_tree(self._tree())
 
-    def _sinks(self, target: CheckpointWriter | Staging) -> Callable[[str], Sink]:
-        # Their memory is saved when the rest of it goes on.
-        self._standing = StandingMemory(super()._sinks(target), self._stands_on())
-        return self._standing
-
-    def _run_criu(self, sinks: Callable[[str], Sink]) -> DumpResult:
-        result = super()._run_criu(sinks)
-        self._standing.mark()
-        return result
-
     def _as_it_stands(self, dumped: Dumped) -> Dumped:
         """The input of the rehearsal, for a tree that has gone on by then."""
         memory = without_pages(dumped.result.images, pids_of(self._tree()))
@@ -204,7 +194,7 @@ class Save(Capture):
             await self._step(
                 "save",
                 "Saving it while it goes on",
-                lambda: self._deliver(staging, writer, dumped),
+                lambda: self._deliver(staging, writer),
                 limit=self._limits.dump,
                 done=lambda: writer.logical_bytes,
                 total=lambda: staging.logical_bytes + self._standing.logical_bytes,
@@ -212,16 +202,14 @@ class Save(Capture):
             )
             return await self._commit(writer, rehearsal, frozen)
 
-    def _deliver(
-        self, staging: Staging, writer: CheckpointWriter, dumped: Dumped
-    ) -> None:
+    def _deliver(self, staging: Staging, writer: CheckpointWriter) -> None:
         assert self._kept is not None
         files = self._kept.deliver(writer.file, self._cancel)
         self._not_kept = open_files.not_kept(files)
         world = msgspec.structs.replace(self._world, files=files)
         writer.add(checkpoint_files.WORLD, codec.encode(world))
         staging.deliver(writer.file, self._cancel)
-        self._standing.deliver(writer.file, IMAGES, dumped.result.images, self._cancel)
+        self._standing.deliver(writer.file, IMAGES, self._cancel)
 
     def _word(self, rehearsal: Rehearsal) -> None:
         """Wait for the rehearsal; a session that has ended has only the copy.

@@ -21,6 +21,7 @@ from jupyterhub_gpu_reclaim.store.packing.packs import Packs
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from jupyterhub_gpu_reclaim.linux.process_memory import ProcessMemory
     from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.packing.base_blocks import BaseChunks
     from jupyterhub_gpu_reclaim.store.packing.blocks import BlockRow
@@ -128,6 +129,15 @@ class PackWriter:
         if buffer is not self._buffer:
             self._buffer, self._chunks = buffer, self._cut(buffer)
         self._put(file, at // self._chunk, buffer[:whole], self._chunks, length)
+
+    def put_memory(
+        self, file: int, memory: ProcessMemory, part: range, buffer: memoryview
+    ) -> None:
+        """Take that part of a process's memory; OSError: it cannot be read."""
+        for at in part[::BUFFER_BYTES]:
+            length = min(BUFFER_BYTES, part.stop - at)
+            memory.read_into(at, buffer[:length])
+            self.put_padded(file, at, buffer, length)
 
     def report(self) -> Report:
         """Write the rest; the packs settle in the background from now on."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: Plain bytes of a ticket: what one worker takes at a time.
 TICKET_BYTES = 8 << 20
 #: Most tickets, because all of them wait in one pipe.
-_MOST_TICKETS = 8192
+MOST_TICKETS = 8192
 _LOOK_SECONDS = 0.1
 _MOST = 1024  #: IOV_MAX
 _VECTOR_BYTES = 16  #: of a struct iovec
@@ -104,7 +104,7 @@ def _tickets(rows: NDArray[np.int64], table: NDArray[Any], chunk: int) -> list[i
     new = np.flatnonzero(np.diff(rows[:, 0], prepend=-1))
     sizes = table["chunks"][rows[new, 0]].astype(np.int64) * chunk
     ends = np.cumsum(sizes)
-    step = max(TICKET_BYTES, -(-int(ends[-1]) // _MOST_TICKETS))
+    step = max(TICKET_BYTES, -(-int(ends[-1]) // MOST_TICKETS))
     number = (ends - sizes) // step
     return [*new[np.flatnonzero(np.diff(number, prepend=-1))].tolist(), len(rows)]
 

@@ -20,7 +20,8 @@ from jupyterhub_gpu_reclaim.common import decoders
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.format.manifest import Body  # noqa: TC001 - msgspec's
-from jupyterhub_gpu_reclaim.store.packing.pack_writer import Recipe  # noqa: TC001
+from jupyterhub_gpu_reclaim.store.packing.pack_writer import BUFFER_BYTES, Recipe
+from jupyterhub_gpu_reclaim.store.read.memory_restore import MOST_TICKETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -62,10 +63,16 @@ class TakePipe(msgspec.Struct, tag=True):
     file: int
 
 
-class Taken(msgspec.Struct, tag=True):
-    """Worker: the pipe has ended, and my part of it is written."""
+class TakeMemory(msgspec.Struct, tag=True):
+    """Agent: read a process's memory. Descriptors: its pid and areas, and tickets."""
 
-    total: int  #: bytes of the file, 0 from workers that did not see the end
+    file: int
+
+
+class Taken(msgspec.Struct, tag=True):
+    """Worker: my part of the file is written."""
+
+    total: int  #: bytes of the file, 0 from workers that did not see a pipe's end
 
 
 class Finish(msgspec.Struct, tag=True):
@@ -109,6 +116,7 @@ Message = (
     WorkerReady
     | BeginCapture
     | TakePipe
+    | TakeMemory
     | Taken
     | Finish
     | Reported
@@ -180,6 +188,30 @@ def shared(
         columns.append(column.reshape(shape))
         at += column.nbytes
     return value, columns
+
+
+def tickets(count: int) -> int:
+    """A new descriptor of a pipe with tickets from 0 on; at most MOST_TICKETS."""
+    # All of them fit into the pipe at once.
+    ours, theirs = os.pipe2(os.O_CLOEXEC)
+    os.write(theirs, np.arange(count, dtype="<u4").tobytes())
+    os.close(theirs)
+    return ours
+
+
+def parts(length: int) -> int:
+    """In how many parts so many bytes of memory are read; see :func:`part_of`."""
+    return -(-length // _part_bytes(length))
+
+
+def part_of(length: int, ticket: int) -> range:
+    """Offsets of the bytes that a ticket stands for."""
+    step = _part_bytes(length)
+    return range(ticket * step, min(length, (ticket + 1) * step))
+
+
+def _part_bytes(length: int) -> int:
+    return BUFFER_BYTES * max(1, -(-length // (BUFFER_BYTES * MOST_TICKETS)))
 
 
 def make_array(

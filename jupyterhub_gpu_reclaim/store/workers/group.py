@@ -26,6 +26,7 @@ from jupyterhub_gpu_reclaim.store.workers.handle import hear_all, hear_ready
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from jupyterhub_gpu_reclaim.linux.process_memory import ProcessMemory
     from jupyterhub_gpu_reclaim.store.backend import Spec
     from jupyterhub_gpu_reclaim.store.packing.base_blocks import BaseBlocks
     from jupyterhub_gpu_reclaim.store.packing.blocks import BlockSource
@@ -69,10 +70,26 @@ class CaptureGroup:
         # pipe is neither closed nor changed.
         token_out, token_in = os.pipe2(os.O_CLOEXEC)
         try:
+            os.write(token_in, offset.to_bytes(TOKEN_BYTES, "little"))
+            order = channel.TakePipe(file)
+            return max(self._take(order, [pipe, token_out, token_in]))
+        finally:
+            close_all([token_out, token_in])
+
+    def take_memory(self, file: int, memory: ProcessMemory) -> None:
+        """Let all read a process's memory, one process at a time."""
+        areas = channel.share("memory", memory.pid, memory.areas)
+        tickets = channel.tickets(channel.parts(memory.length))
+        try:
+            self._take(channel.TakeMemory(file), [areas, tickets])
+        finally:
+            close_all([areas, tickets])
+
+    def _take(self, order: channel.Message, descriptors: list[int]) -> list[int]:
+        try:
             workers = self._ready()
             for worker in workers:
-                worker.send(channel.TakePipe(file), [pipe, token_out, token_in])
-            os.write(token_in, offset.to_bytes(TOKEN_BYTES, "little"))
+                worker.send(order, descriptors)
             heard = hear_all(workers, None)
         except StoreError:
             was_cancelled = self._closed
@@ -80,11 +97,7 @@ class CaptureGroup:
             if was_cancelled:
                 raise StoreError(Reason.CANCELLED) from None
             raise
-        finally:
-            close_all([token_out, token_in])
-        return max(
-            message.total for message, _ in heard if isinstance(message, channel.Taken)
-        )
+        return [one.total for one, _ in heard if isinstance(one, channel.Taken)]
 
     def counted(self, column: int) -> int:
         return int(self._counters[:, column].sum())
@@ -176,18 +189,15 @@ class CopyGroup:
         spec = source.backend.spec()
         head = channel.CopyJob(spec, source.body, planned.tickets)
         job = channel.share("copy-job", head, source.table, planned.rows)
-        tickets_out, tickets_in = os.pipe2(os.O_CLOEXEC)
+        tickets = channel.tickets(count)
         try:
-            # All of them fit into the pipe: see memory_restore's limit.
-            tickets = np.arange(count, dtype="<u4").tobytes()
-            os.write(tickets_in, tickets)
             for row, worker in enumerate(self._workers):
-                worker.send(channel.BeginCopy(row), [job, shared, tickets_out])
+                worker.send(channel.BeginCopy(row), [job, shared, tickets])
         except BaseException:
             self.end()
             raise
         finally:
-            close_all([job, shared, tickets_out, tickets_in])
+            close_all([job, shared, tickets])
         self._waiting = {worker.fileno(): worker for worker in self._workers}
 
     def wait(self, seconds: float) -> bool:

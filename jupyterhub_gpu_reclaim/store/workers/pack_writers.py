@@ -29,12 +29,14 @@ from jupyterhub_gpu_reclaim.store.packing.pack_writer import (
     PackWriter,
     Recipe,
 )
+from jupyterhub_gpu_reclaim.store.workers import channel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
+    from jupyterhub_gpu_reclaim.linux.process_memory import ProcessMemory
     from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.packing.pack_writer import Report
     from jupyterhub_gpu_reclaim.store.workers.group import CaptureGroup
@@ -92,6 +94,25 @@ class PackWriters:
                     finally:
                         self._group_turn.release()
         return total
+
+    def take_memory(self, file: int, memory: ProcessMemory) -> None:
+        """Take a standing process's memory as one file; OSError: it has ended."""
+        # Most processes are small; only what is not is worth the workers.
+        if (
+            memory.length > BUFFER_BYTES
+            and self._group is not None
+            and self._group_turn.acquire(blocking=False)
+        ):
+            try:
+                return self._group.take_memory(file, memory)
+            finally:
+                self._group_turn.release()
+        buffer = memoryview(bytearray(BUFFER_BYTES))
+        for number in range(channel.parts(memory.length)):
+            part = channel.part_of(memory.length, number)
+            with self._its_turn():
+                self._own.put_memory(file, memory, part, buffer)
+        return None
 
     def counted(self, column: int) -> int:
         """``LOGICAL``: plain bytes taken so far; ``STORED`` and ``KNOWN`` of them."""

@@ -16,6 +16,7 @@ import numpy as np
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.libc import keep_freed
+from jupyterhub_gpu_reclaim.linux.process_memory import ProcessMemory
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend
 from jupyterhub_gpu_reclaim.store.format.index import BLOCKS
 from jupyterhub_gpu_reclaim.store.format.manifest import Body
@@ -73,6 +74,9 @@ def _serve(end: socket.socket) -> None:
                 # CRIU must see it when the pipe has no reader any more.
                 close_all(descriptors)
                 channel.send(end, channel.Taken(total))
+            case channel.TakeMemory() if writer is not None:
+                _take_memory(writer, message.file, descriptors)
+                channel.send(end, channel.Taken(0))
             case channel.Finish() if writer is not None:
                 packs, *columns = writer.report()
                 memory = channel.share("report", packs, *columns)
@@ -119,6 +123,17 @@ def _take(writer: PackWriter, file: int, descriptors: list[int]) -> int:
             if length:
                 splicer.read(buffer)
                 writer.put_padded(file, offset, buffer, length)
+
+
+def _take_memory(writer: PackWriter, file: int, descriptors: list[int]) -> None:
+    shared, tickets = descriptors
+    pid, (areas,) = channel.shared(shared, int, np.dtype("<i8"))
+    memory = ProcessMemory(pid, areas)
+    buffer = memoryview(bytearray(BUFFER_BYTES))
+    while ticket := os.read(tickets, TICKET_BYTES):
+        part = channel.part_of(memory.length, int.from_bytes(ticket, "little"))
+        writer.put_memory(file, memory, part, buffer)
+    close_all(descriptors)
 
 
 def _copy(message: channel.BeginCopy, descriptors: list[int]) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, GpuSample, Step
+    from jupyterhub_gpu_reclaim.linux.process_memory import ProcessMemory
     from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
     from jupyterhub_gpu_reclaim.store.format.crypto import Origin
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
@@ -328,17 +329,27 @@ class FileWriter:
         :meth:`CheckpointWriter.abort` from another thread ends it. The file still has
         to be closed, and the pipe (blocking or not) too; nothing may be written before.
         """
-        self._check_open()
-        if self._length or self._first:
-            raise StoreError(Reason.STORE_FAILED, why=f"{self._name} was begun already")
+        self._refuse_begun()
         with self._owner.failing():
             self._length = self._pack_writers.take_pipe(self._number, pipe)
         # Nothing may follow a chunk that was filled up.
         self._first = -1
         return self._length
 
+    def take_memory(self, memory: ProcessMemory) -> None:
+        """Take a standing process's memory as the whole file; see :meth:`take_pipe`.
+
+        Raises:
+            OSError: it cannot be read; a StoreError where a worker was to read it.
+        """
+        self._refuse_begun()
+        with self._owner.failing():
+            self._pack_writers.take_memory(self._number, memory)
+        self._length, self._first = memory.length, -1
+
     def cancel(self) -> None:
-        """Make `take_pipe` raise soon, from any thread; all is lost. Idempotent."""
+        """Make `take_pipe` or `take_memory` raise soon, from any thread; idempotent."""
+        # All of the checkpoint is lost.
         self._owner.fail(StoreError(Reason.CANCELLED))
         self._pack_writers.cancel()
 
@@ -375,6 +386,11 @@ class FileWriter:
         self._pack_writers.put(self._number, self._first, data, length)
         self._first += len(data) // self._chunk
         self._length += length
+
+    def _refuse_begun(self) -> None:
+        self._check_open()
+        if self._length or self._first:
+            raise StoreError(Reason.STORE_FAILED, why=f"{self._name} was begun already")
 
     def _check_open(self) -> None:
         if self._closed:
