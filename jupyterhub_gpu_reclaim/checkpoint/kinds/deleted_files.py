@@ -13,6 +13,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu import images, process
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
     OVERRIDE,
     again,
+    credentials_now,
     run_as,
 )
 from jupyterhub_gpu_reclaim.checkpoint.files.reopen import ELSEWHERE
@@ -20,7 +21,9 @@ from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.beneath import found_at
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -55,6 +58,9 @@ class DeletedFiles(Kind):
     def preflight(self, seen: Session) -> Iterator[Finding]:
         for one in seen.programs:
             yield from _too_large(one)
+            for path in sorted(_unreadable(one)):
+                kind = f"the file {_shown(path)}, which its user may not read"
+                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
     def rewrite(self, back: Return) -> None:
         for wish in back.saved.wishes:
@@ -91,6 +97,15 @@ def _too_large(one: Program) -> Iterator[Finding]:
     for path, size in sorted(large.items()):
         facts = {"size": text.size(size), "limit": text.size(limit)}
         yield one.found(Reason.GHOST_TOO_LARGE, path=_shown(path), **facts)
+
+
+def _unreadable(one: Program) -> Iterator[str]:
+    for each in one.descriptors:
+        if not each.target.startswith("/") or _can_read(one.flags(each.fd)):
+            continue
+        status = one.target(f"fd/{each.fd}")
+        if _is_deleted(status) and not _may_read(one.pid, each.fd, status):
+            yield each.target.removesuffix(" (deleted)")
 
 
 def _is_deleted(status: os.stat_result | None) -> TypeGuard[os.stat_result]:
@@ -145,6 +160,18 @@ def _allows(who: Credentials, ghost: Any) -> bool:
         return True
     in_group = ghost.gid in {who.gid, *who.groups}
     return bool(ghost.mode & (stat.S_IRGRP if in_group else stat.S_IROTH))
+
+
+def _may_read(pid: int, fd: int, status: os.stat_result) -> bool:
+    try:
+        who = credentials_now(pid)
+        found = os.open(procfs.PROC / str(pid) / f"fd/{fd}", os.O_PATH)
+    except OSError:
+        return True  # it is gone meanwhile, or was closed
+    with closing(found):
+        return who.uid == status.st_uid or run_as(
+            who, lambda: os.access(again(found), os.R_OK, effective_ids=True)
+        )
 
 
 _BLOCK: Final = 1 << 20
