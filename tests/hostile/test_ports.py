@@ -4,6 +4,7 @@ takes the ports of the whole machine.
 The attacker is a program of another user, on the same network.
 """
 
+import socket
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ import textwrap
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 from tests.node.conftest import agent, folder, jupyter, places
+from tests.support.agent import wait_for
 from tests.support.ran import ran
 
 __all__ = ["agent", "folder", "jupyter", "places"]
@@ -103,6 +105,24 @@ def test_ports_of_a_suspended_session_cannot_be_taken_before_it_is_back(
     assert server.run(kernel, "x") == "5"
     findings = agent.get("/v1/status").json()["findings"]
     assert "port_in_use" not in {one["code"] for one in findings}
+
+    # Also where what the agent knows of them was lost.
+    suspend(agent, back, "cp2")
+    agent.kill()
+    (agent.folder / "state" / "ports.json").unlink()
+    agent.start()
+    wait_for(lambda: not can_bind(server.port))
+    agent.come_back(places("hold"), "cp2")
+    assert server.run(kernel, "x") == "5"
+
+
+def can_bind(port: int) -> bool:
+    with socket.socket() as one:
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def many_datagrams(count: int) -> str:

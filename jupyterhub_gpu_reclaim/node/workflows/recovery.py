@@ -41,6 +41,7 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
 )
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Record, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
+from jupyterhub_gpu_reclaim.node.sessions.placements import LocalPlacements
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap
 from jupyterhub_gpu_reclaim.node.workflows.release import Releases
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.linux.processes import Process
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
     from jupyterhub_gpu_reclaim.node.operations.operations import Operations
@@ -215,9 +217,25 @@ class Recovery:
         ports = self.tools.ports
         ports.settle()
         held = ports.checkpoints()  # before the list: a release may add one meanwhile
-        there = {info.id for info in self.tools.store.list()}
+        saved = self.tools.store.list()
+        there = {info.id for info in saved}
         for checkpoint in set(held) - there:
             ports.let_go(checkpoint)
+        if isinstance(self.placements, LocalPlacements):
+            self._hold_forgotten(saved)
+
+    def _hold_forgotten(self, saved: list[CheckpointInfo]) -> None:
+        """Hold ports of suspended sessions that a restored state folder lacks."""
+        # Sessions that run here have theirs.
+        known = set(self.tools.ports.checkpoints())
+        here = {session.key for session in self.placements.list()}
+        saved = sorted(saved, key=lambda info: info.stamp)
+        newest = {info.key: info.id for info in saved if info.key not in here}
+        for checkpoint in set(newest.values()) - known:
+            try:
+                self.releases.hold_ports(checkpoint)
+            except ReclaimError as error:
+                _log.warning("- the ports of %s are not held: %s", checkpoint, error)
 
     def _settle(self, session: Session) -> None:
         record = self.tools.records.find(session.incarnation)

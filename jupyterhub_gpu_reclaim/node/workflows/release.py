@@ -168,11 +168,15 @@ class Releases:
             info = None
         if info is None or info.incarnation != incarnation:
             raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
-        self._hold(self._contents(checkpoint))
+        self.hold_ports(checkpoint)
         self.tools.records.delete(incarnation)
 
+    def hold_ports(self, checkpoint: str) -> None:
+        """Keep others off the ports that the session will bind again. Idempotent."""
+        self._hold(self._contents(checkpoint))
+
     def _hold(self, there: CheckpointContents, pids: Collection[int] = ()) -> None:
-        """Keep others off the ports that it will bind again; of ``pids``, its own."""
+        """The same; its pids are given if it is just about to be ended."""
         if there.world.shares_network:
             info = there.checkpoint.info
             entries = filesystem.entries_in(there.checkpoint, there.world, os.getpid())
