@@ -243,6 +243,14 @@ MUTANTS = (
         "Quiet hours end an hour off in the night when the clock is changed.",
     ),
     Mutant(
+        "notices",
+        "test_notices",
+        f"{PACKAGE}/service/notices.py",
+        'hmac.new(secret, f"{at}.".encode() + body, hashlib.sha256)',
+        "hmac.new(secret, body, hashlib.sha256)",
+        "The signature of a notice does not cover its time: it can be sent again.",
+    ),
+    Mutant(
         "clients",
         "test_informer",
         f"{PACKAGE}/service/clients/informer.py",

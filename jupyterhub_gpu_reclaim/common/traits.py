@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from typing import Any
+from urllib.parse import urlsplit
 
 from traitlets import Float, TraitError, Unicode
 
@@ -44,10 +45,28 @@ class Matching(Unicode[str, Any]):
     def validate(self, obj: Any, value: Any) -> Any:
         # The value is not repeated in the error, since it may hold a secret.
         found = super().validate(obj, value)
-        if found is not None and re.fullmatch(self.pattern, found) is None:
+        if found is not None and not self.is_one(found):
             name = f"{type(obj).__name__}.{self.name}"
             raise TraitError(f"{name} must be {self.info_text}")
         return found
+
+    def is_one(self, text: str) -> bool:
+        return re.fullmatch(self.pattern, text) is not None
+
+
+class Address(Matching):
+    """An ``http`` or ``https`` address; empty: none."""
+
+    info_text = "like https://host/path"
+
+    def is_one(self, text: str) -> bool:
+        try:
+            parts = urlsplit(text)
+            good = parts.scheme in {"http", "https"} and bool(parts.hostname)
+            good = good and parts.port != 0
+        except ValueError:
+            return False
+        return not text or (good and text.isprintable() and " " not in text)
 
 
 class AgentAddress(Matching):

@@ -87,7 +87,8 @@ class Counters:
         )
         self.notices_unsent = counter(
             "notices_unsent",
-            "Notices that the messenger has not taken; each is in the log.",
+            "Notices that the webhook or the messenger has not taken; each is in the"
+            " log.",
         )
         self.waits = seconds(
             "wait_duration_seconds",

@@ -171,14 +171,14 @@ class ReclaimService(Application, Options):
             folder=folder,
             probe=probe,
         )
-        messenger = self._messenger()
+        senders = self._senders()
         nodes = NodeWatch(
             agent, SystemClock(), controller.note_silent, controller.nodes
         )
         try:
             async with (
                 event_log.keeping(journal, self.event_log),
-                notices.telling(journal, messenger, controller.counters),
+                notices.telling(journal, senders, controller.counters),
                 watching(nodes),
             ):
                 try:
@@ -203,22 +203,26 @@ class ReclaimService(Application, Options):
             what = f"journal_url is no address that can be opened: {error}."
             raise Refused(Reason.SETTING_INVALID, what=what) from error
 
-    def _messenger(self) -> notices.Send | None:
-        """What sends notices, if anything does.
+    def _senders(self) -> dict[str, notices.Send]:
+        """What sends notices, by channel.
 
         Raises:
-            Refused: the file cannot be read, or Apprise is missing.
+            Refused: a file cannot be read, or Apprise is missing.
         """
-        if not self.messenger_file:
-            return None
-        lines = _contents("messenger_file", self.messenger_file).splitlines()
-        addresses = [each for each in lines if each and not each.startswith("#")]
-        try:
-            return notices.messenger(addresses)
-        except ImportError:
-            install = "pip install jupyterhub-gpu-reclaim[notices]"
-            what = f"messenger_file needs Apprise: {install}."
-            raise Refused(Reason.SETTING_INVALID, what=what) from None
+        found = {}
+        if self.webhook_url:
+            secret = _contents("webhook_secret_file", self.webhook_secret_file)
+            found["webhook"] = notices.webhook(self.webhook_url, secret.encode())
+        if self.messenger_file:
+            lines = _contents("messenger_file", self.messenger_file).splitlines()
+            addresses = [each for each in lines if each and not each.startswith("#")]
+            try:
+                found["messenger"] = notices.messenger(addresses)
+            except ImportError:
+                install = "pip install jupyterhub-gpu-reclaim[notices]"
+                what = f"messenger_file needs Apprise: {install}."
+                raise Refused(Reason.SETTING_INVALID, what=what) from None
+        return found
 
     def _agent_token_file(self) -> Path:
         """The path of the agent's token, which is there once the agent has run.
@@ -337,14 +341,14 @@ async def _done_before(ending: asyncio.Event, work: Any) -> bool:
 
 
 def _contents(name: str, path: str) -> str:
-    """Read the file that a setting names.
+    """Read the file that a setting names; empty where it names none.
 
     Raises:
         Refused: it cannot be read, or holds nothing.
     """
     try:
-        text = Path(path).read_text().strip()
-        why = "" if text else "it is empty"
+        text = Path(path).read_text().strip() if path else ""
+        why = "it is empty" if path and not text else ""
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it is no text"
     if why:

@@ -1,27 +1,32 @@
-"""Tells people by Apprise what happened.
+"""Tells people by Apprise, and a program by a signed webhook, what happened.
 
-Notices are lines of the audit log. They are sent by a thread, which has room for some
-of them; each is tried once, with a time limit. One that is not taken, or finds no room,
-is a line in the log and counts in ``notices_unsent``. Nothing is kept over a restart,
-and no session ever waits. Addresses are secrets: no log has them.
+Notices are lines of the audit log. Each channel has a thread, and room for some of
+them; each is tried once, with a time limit. One that is not taken, or finds no room, is
+a line in the log and counts in ``notices_unsent``. Nothing is kept over a restart, and
+no session ever waits. Addresses are secrets: no log has them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
+import http.client
 import logging
 import queue
 import re
 import threading
+import time
 from typing import TYPE_CHECKING, TypeAlias
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.controlplane import audit
 from jupyterhub_gpu_reclaim.controlplane.audit import sentence
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.common.models import AuditLine
     from jupyterhub_gpu_reclaim.controlplane.accounting import Counters
@@ -49,6 +54,27 @@ _NAME = re.compile(r"[A-Za-z0-9._@+-]+")
 _log = logging.getLogger(__name__)
 
 
+def webhook(url: str, secret: bytes) -> Send:
+    """Make what posts a line as JSON; the signature covers the time and the body."""
+    parts = urlsplit(url)
+    secure = parts.scheme == "https"
+    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+    def post(line: AuditLine) -> str:
+        body, at = codec.encode(audit.told(line)), str(int(time.time()))
+        headers = {"Content-Type": "application/json", "X-GPU-Reclaim-Timestamp": at}
+        if secret:
+            signed = hmac.new(secret, f"{at}.".encode() + body, hashlib.sha256)
+            headers["X-GPU-Reclaim-Signature"] = f"sha256={signed.hexdigest()}"
+        with contextlib.closing(kind(parts.netloc, timeout=LIMIT)) as made:
+            made.request("POST", path, body, headers)
+            status = made.getresponse().status
+        return "" if 200 <= status < 300 else f"status {status}"
+
+    return post
+
+
 def messenger(addresses: Sequence[str]) -> Send:
     """Make what sends a notice by Apprise (``ImportError``: it is not installed)."""
     import apprise  # noqa: PLC0415 an optional extra
@@ -68,20 +94,18 @@ def messenger(addresses: Sequence[str]) -> Send:
     return notify
 
 
-class _Sender(threading.Thread):
-    def __init__(self, send: Send, counters: Counters) -> None:
-        super().__init__(name="notices", daemon=True)
+class _Channel(threading.Thread):
+    def __init__(self, name: str, send: Send, counters: Counters) -> None:
+        super().__init__(name=name, daemon=True)
         self._send, self._counters = send, counters
         self._waiting: queue.Queue[AuditLine] = queue.Queue(ROOM)
         self.start()
 
-    def tell(self, line: AuditLine) -> None:
-        if line.what not in KINDS or line.code in _NO_FAILURES:
-            return
+    def tell(self, notice: AuditLine) -> None:
         try:
-            self._waiting.put_nowait(line)
+            self._waiting.put_nowait(notice)
         except queue.Full:
-            self._give_up(line, "too many wait")
+            self._give_up(notice, "too many wait")
 
     def run(self) -> None:
         while True:
@@ -95,15 +119,19 @@ class _Sender(threading.Thread):
 
     def _give_up(self, notice: AuditLine, why: str) -> None:
         self._counters.notices_unsent.inc()
-        _log.warning("%s: not told: %s", notice.key, why)
+        _log.warning("%s: %s not told: %s", notice.key, self.name, why)
 
 
 @contextlib.asynccontextmanager
 async def telling(
-    journal: Journal, send: Send | None, counters: Counters
+    journal: Journal, senders: Mapping[str, Send], counters: Counters
 ) -> AsyncIterator[None]:
-    if send is None:
-        yield
-        return
-    async with audit.following(journal, _Sender(send, counters).tell):
+    channels = [_Channel(name, send, counters) for name, send in senders.items()]
+
+    def tell(line: AuditLine) -> None:
+        if line.what in KINDS and line.code not in _NO_FAILURES:
+            for channel in channels:
+                channel.tell(line)
+
+    async with audit.following(journal, tell):
         yield

@@ -216,8 +216,8 @@ def test_mistake_is_said_and_starts_nothing_but_the_hub(tmp_path, given, said):
 def test_mistake_repeats_no_value_that_may_be_a_secret(tmp_path):
     c = Config()
     url = "ftp://user:hunter2@x"
-    configure(c, state_dir=str(tmp_path / "s"), agent=url, messenger_file=5)
-    assert "agent must be like" in found_wrong(c)[0]
+    configure(c, state_dir=str(tmp_path / "s"), webhook_url=url, messenger_file=5)
+    assert "webhook_url must be like" in found_wrong(c)[0]
     assert "hunter2" not in json.dumps(c.JupyterHub.services)
 
 

@@ -1,6 +1,8 @@
 """From the audit to real receivers: once, in time, and never in anybody's way."""
 
 import asyncio
+import hashlib
+import hmac
 import json
 import logging
 import time
@@ -8,6 +10,7 @@ from email import message_from_bytes, policy
 
 import pytest
 
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
 from jupyterhub_gpu_reclaim.controlplane import audit
@@ -16,6 +19,7 @@ from jupyterhub_gpu_reclaim.service import notices
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
 from tests.support.counted import counted
 
+SECRET = b"a secret of sixteen letters"
 #: One of Apprise's plugins imports it.
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated")
 
@@ -42,6 +46,34 @@ async def until(holds):
     async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.01)
+
+
+# --- the webhook
+async def test_notice_is_posted_once_and_its_signature_covers_the_time(receiver):
+    send = notices.webhook(receiver.url, SECRET)
+    assert await asyncio.to_thread(send, notice()) == ""
+    ((uri, headers, body),) = receiver.requests
+    assert uri == "/hook?key=1"
+    told = codec.decode(body, AuditLine)
+    assert told == audit.told(notice())
+    assert told.sentence == "Its users were warned. Idle for <b>31</b> min."
+    at = headers["X-GPU-Reclaim-Timestamp"]
+    assert abs(time.time() - int(at)) < 60
+    signed = hmac.new(SECRET, f"{at}.".encode() + body, hashlib.sha256).hexdigest()
+    assert headers["X-GPU-Reclaim-Signature"] == f"sha256={signed}"
+
+
+async def test_notice_without_a_secret_is_not_signed(receiver):
+    await asyncio.to_thread(notices.webhook(receiver.url, b""), notice())
+    assert "X-GPU-Reclaim-Signature" not in receiver.requests[0][1]
+
+
+@pytest.mark.parametrize("status", [500, 429, 404, 302, 304])
+async def test_answer_that_is_no_yes_is_said_and_not_followed(receiver, status):
+    receiver.statuses = [status]
+    send = notices.webhook(receiver.url, b"")
+    assert await asyncio.to_thread(send, notice()) == f"status {status}"
+    assert len(receiver.requests) == 1
 
 
 # --- Apprise
@@ -122,19 +154,23 @@ async def test_mail_server_without_the_protection_asked_for_gets_nothing(serve_m
 
 
 # --- the service
-async def test_lines_of_the_audit_are_told_in_order(journal):
-    told: list[AuditLine] = []
+async def test_lines_of_the_audit_are_told_in_order_to_each_channel(journal):
+    told = {"one": [], "two": []}
+    senders = {
+        name: lambda one, to=to: to.append(one) or "" for name, to in told.items()
+    }
     counters = Counters()
     journal.note("released")  # before anybody asked to be told
-    async with notices.telling(journal, lambda one: told.append(one) or "", counters):
+    async with notices.telling(journal, senders, counters):
         journal.note("warned", message="Idle for 31 min.", code="idle")
         journal.note("suspend")
         journal.note("released", server="train")
         journal.note("restore_failed", message="Called off.", code="cancelled")
         journal.note("restore_failed", message="Broken.", code="chunk_missing")
-        await until(lambda: len(told) == 3)
-    kinds = [notices.KINDS[one.what] for one in told]
-    assert kinds == ["warned", "suspended", "resume-failed"]
+        await until(lambda: all(len(each) == 3 for each in told.values()))
+    for each in told.values():
+        kinds = [notices.KINDS[one.what] for one in each]
+        assert kinds == ["warned", "suspended", "resume-failed"]
     assert counted(counters, "notices_unsent_total") == 0
 
 
@@ -144,19 +180,26 @@ async def test_silent_receiver_holds_up_nobody_and_each_failure_counts(
     """Whoever waits for room longer than there is any is given up, too."""
     monkeypatch.setattr(notices, "ROOM", 1)
     receiver.silent = True
-    counters = Counters()
-    send = notices.messenger([json_address(receiver, "/hook?key=1")])
+    counters, others = Counters(), []
+    senders = {
+        "webhook": notices.webhook(receiver.url, SECRET),
+        "others": lambda one: others.append(one) or "",
+    }
     with caplog.at_level(logging.WARNING):
-        async with notices.telling(journal, send, counters):
+        async with notices.telling(journal, senders, counters):
             begun = time.monotonic()
             for number in range(5):
                 journal.note("warned", user=f"user{number}")
+                await until(lambda n=number: len(others) > n)
             assert time.monotonic() - begun < 5
             await until(lambda: counted(counters, "notices_unsent_total") == 5)
-    lines = [each for each in caplog.messages if "not told" in each]
+    lines = [one.getMessage() for one in caplog.records]
     assert len(lines) == 5
-    assert any("too many wait" in each for each in lines)
-    assert "key=1" not in " ".join(lines)
+    assert {line.partition(": ")[2] for line in lines} == {
+        "webhook not told: TimeoutError",
+        "webhook not told: too many wait",
+    }
+    assert "key=1" not in caplog.text
 
 
 async def test_receiver_that_is_gone_costs_a_line_and_the_next_is_told(
@@ -164,8 +207,8 @@ async def test_receiver_that_is_gone_costs_a_line_and_the_next_is_told(
 ):
     counters = Counters()
     receiver.statuses = [500]
-    send = notices.messenger([json_address(receiver, "/one")])
-    async with notices.telling(journal, send, counters):
+    send = notices.webhook(receiver.url, b"")
+    async with notices.telling(journal, {"webhook": send}, counters):
         journal.note("warned")
         journal.note("warned", user="bob")
         await until(lambda: len(receiver.requests) == 2)
@@ -173,11 +216,19 @@ async def test_receiver_that_is_gone_costs_a_line_and_the_next_is_told(
 
 
 # --- settings
+def senders(**settings):
+    return list(ReclaimService(**settings)._senders())
+
+
 def test_nobody_is_told_unless_it_is_configured(tmp_path):
-    assert ReclaimService()._messenger() is None
+    assert senders() == []
     file = tmp_path / "addresses"
     file.write_text("# our room\n\njson://127.0.0.1:1/hook\n")
-    assert ReclaimService(messenger_file=str(file))._messenger() is not None
+    url = "https://x.org/h"
+    assert senders(webhook_url=url, messenger_file=str(file)) == [
+        "webhook",
+        "messenger",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -185,11 +236,11 @@ def test_nobody_is_told_unless_it_is_configured(tmp_path):
     [(None, "No such file"), (b" \n", "it is empty"), (b"\xff\xfe", "it is no text")],
 )
 def test_file_that_is_missing_is_said_at_the_start(tmp_path, contents, why):
-    file = tmp_path / "addresses"
+    file = tmp_path / "secret"
     if contents is not None:
         file.write_bytes(contents)
     with pytest.raises(Refused, match=why):
-        ReclaimService(messenger_file=str(file))._messenger()
+        senders(webhook_url="http://x/", webhook_secret_file=str(file))
 
 
 def test_missing_library_is_said_with_the_command_that_brings_it(tmp_path, monkeypatch):
@@ -197,4 +248,4 @@ def test_missing_library_is_said_with_the_command_that_brings_it(tmp_path, monke
     file = tmp_path / "addresses"
     file.write_text("json://127.0.0.1:1/hook\n")
     with pytest.raises(Refused, match=r"pip install jupyterhub-gpu-reclaim\[notices\]"):
-        ReclaimService(messenger_file=str(file))._messenger()
+        senders(messenger_file=str(file))

@@ -12,7 +12,7 @@ from dataclasses import fields
 from traitlets import Bool, Enum, Int, List, Unicode
 from traitlets.config import Configurable
 
-from jupyterhub_gpu_reclaim.common.traits import AgentAddress, Amount
+from jupyterhub_gpu_reclaim.common.traits import Address, AgentAddress, Amount
 from jupyterhub_gpu_reclaim.controlplane.settings import Settings
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 from jupyterhub_gpu_reclaim.service.clients import node_notices
@@ -245,12 +245,25 @@ class Options(Configurable):
         " keeps the same for `audit_days`. Set it where logs are collected elsewhere.",
     ).tag(config=True)
 
+    webhook_url = Address(
+        "",
+        help="Address that gets a notice as JSON, in one POST request, when a session"
+        " is warned, suspended, fails to be suspended or resumed, or ends, and a day"
+        " before a checkpoint is deleted for its age. Empty: none."
+        ' Example: "https://chat.example.org/hooks/gpu".',
+    ).tag(config=True)
+
+    webhook_secret_file = Unicode(
+        "",
+        help="File with the secret (16 characters at least) that signs what the webhook"
+        " gets: `X-GPU-Reclaim-Signature` is `sha256=` and the HMAC-SHA256 of"
+        " `X-GPU-Reclaim-Timestamp`, a dot and the body. Empty: nothing is signed.",
+    ).tag(config=True)
+
     messenger_file = Unicode(
         "",
-        help="File with addresses of Apprise, one a line, that get a notice when a"
-        " session is warned, suspended, fails to be suspended or resumed, or ends, and"
-        " a day before a checkpoint is deleted for its age: e-mail, Slack, Matrix and"
-        " more (https://github.com/caronc/apprise/wiki)."
+        help="File with addresses of Apprise, one a line, that get the same notices:"
+        " e-mail, Slack, Matrix and more (https://github.com/caronc/apprise/wiki)."
         " `{user}` in them is the session's user; one whose name has other characters"
         " than `A-Za-z0-9._@+-` is not told there. Needs"
         " `pip install jupyterhub-gpu-reclaim[notices]` beside the Hub. Only root"
