@@ -2,12 +2,20 @@
 
 It reads ``/proc`` and signals through pidfds, so a process that gets the pid later is
 never touched. It starts nothing.
+
+A server that LocalProcessSpawner itself started, before ours took its place, has left a
+pid and nothing else. Whether that is still the server is decided by facts that no other
+user's process can have: it runs as the server's system user, leads a session, and began
+when the Hub started the server. Nothing is read that its user could block.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import time
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +26,7 @@ from jupyterhub_gpu_reclaim.session_init import command_line, launcher
 if TYPE_CHECKING:
     import signal
     from collections.abc import Iterator
+    from datetime import datetime
 
 
 class LocalSession:
@@ -114,3 +123,35 @@ def _state(pid: int) -> str:
     except OSError:
         return "X"
     return stat.rpartition(b")")[2].split()[0].decode()
+
+
+#: Seconds by which the Hub's note of a start and the process may differ: a slow start
+#: hook lies between, or a clock that was set.
+_BETWEEN = 900.0
+
+
+def find_former(pid: int, uid: int, started: datetime | None) -> Location:
+    """A former server's process, of that uid; the empty location if it has ended.
+
+    ``started`` is when the Hub started it, in UTC without a zone; None: unknown.
+    """
+    start = launcher.start_time(pid) if pid else 0
+    if not start or not _is_server(pid, uid, start, started):
+        return Location()
+    return Location(pid=pid, start=start, boot=launcher.boot_id())
+
+
+def _is_server(pid: int, uid: int, start: int, started: datetime | None) -> bool:
+    status = procfs.status(pid)
+    try:
+        owner, names = int(status["Uid"].split()[0]), status["NSpid"].split()
+        leads = os.getsid(pid) == pid
+    except (OSError, KeyError):
+        return False  # it has just ended
+    if owner != uid or not leads or len(names) > 1:  # in a namespace: a session of ours
+        return False
+    if started is None:
+        return True
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
+    noted = started.replace(tzinfo=started.tzinfo or UTC).timestamp()
+    return abs(time.time() - age - noted) < _BETWEEN

@@ -26,7 +26,11 @@ from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.local import launch
-from jupyterhub_gpu_reclaim.hub.local.processes import LocalSession, find_session
+from jupyterhub_gpu_reclaim.hub.local.processes import (
+    LocalSession,
+    find_former,
+    find_session,
+)
 from jupyterhub_gpu_reclaim.hub.spawner import given
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import TOKENS, RealmTraits
@@ -235,6 +239,27 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
 
 class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
     """Local sessions that can be suspended and resumed."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        # A server of LocalProcessSpawner is known by its pid.
+        super().load_state(state)
+        if not self.reclaim_pointer.begun and state.get("pid"):
+            uid = self._expected_uid()
+            started = self.orm_spawner.started if self.orm_spawner else None
+            self.reclaim_take(find_former(state["pid"], uid, started))
+
+    def _expected_uid(self) -> int:
+        """The server's uid by its user; -1: there is no such user (any more)."""
+        if self.run_as_hub_user:
+            return os.geteuid()
+        try:
+            return self._system_user().pw_uid
+        except Refused:
+            return -1
+
+    async def reclaim_former(self) -> bool:
+        # load_state has found the one of LocalProcessSpawner.
+        return self.reclaim_alive()
 
     def reclaim_location(self) -> Location:
         return self.place

@@ -3,6 +3,9 @@
 The order of the bases is the design: a start goes through the mixin, then TLJH's
 ``UserCreatingSpawner``, which makes the user, and then, instead of SystemdSpawner, to a
 session of ours. SystemdSpawner's settings keep their names.
+
+A server that TLJH's own spawner started, before this one was configured, is a unit of
+systemd; it is watched and ended as such.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from subprocess import CalledProcessError
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from systemdspawner import SystemdSpawner
+from systemdspawner import SystemdSpawner, systemd
 from tljh.user_creating_spawner import UserCreatingSpawner
 from traitlets import Bool
 
@@ -21,6 +24,7 @@ from jupyterhub_gpu_reclaim.hub.local.spawner import (
     ReclaimLocalSpawner,
     SessionProcessSpawner,
 )
+from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -36,6 +40,34 @@ class SystemdSessionSpawner(SessionProcessSpawner, SystemdSpawner):
     def system_username(self) -> str:
         # TLJH's spawner sets the template at each start.
         return str(self._expand_user_vars(self.username_template))
+
+    async def start(self) -> tuple[str, int]:
+        # As with SystemdSpawner: a unit that the Hub knows is polled, and not started.
+        if await self._is_unit():
+            self.log.warning(
+                "%s: ends %s, which runs and is not in the Hub's database",
+                self._log_name,
+                self.unit_name,
+            )
+            await systemd.stop_service(self.unit_name)
+        return await super().start()
+
+    async def poll(self) -> int | None:
+        if await self._is_unit():
+            return None
+        return await super().poll()
+
+    async def stop(self, now: bool = False) -> None:
+        if await self._is_unit():
+            await systemd.stop_service(self.unit_name)
+        else:
+            await super().stop(now=now)
+
+    async def _is_unit(self) -> bool:
+        """Whether TLJH's own spawner has started it."""
+        if self.place != Location():
+            return False
+        return bool(await systemd.service_running(self.unit_name))
 
     def user_env(self, env: dict[str, str]) -> dict[str, str]:
         entry = self._system_user()
@@ -80,6 +112,9 @@ class SystemUserSpawner(UserCreatingSpawner):
 
 class ReclaimTLJHSpawner(ReclaimLocalSpawner, SystemUserSpawner, SystemdSessionSpawner):
     """TLJH's sessions that can be suspended and resumed."""
+
+    async def reclaim_former(self) -> bool:
+        return await self._is_unit() or await super().reclaim_former()
 
     # The Hub's unit has PrivateDevices= and PrivateTmp=.
     machine_mounts = Bool(True, help=SessionProcessSpawner.machine_mounts.help).tag(
