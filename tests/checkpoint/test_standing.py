@@ -118,7 +118,7 @@ def test_program_that_ends_meanwhile_is_not_saved_nor_what_is_called_off(dumped)
     with pytest.raises(RolledBack):
         result.memory.deliver(image.file, "", cancel)
     world.place.kill()
-    with pytest.raises(RolledBack, match="has ended"):
+    with pytest.raises(RolledBack, match="or ended"):
         result.memory.deliver(image.file, "", Cancel())
 
 

@@ -113,6 +113,7 @@ async def test_mark_of_a_higher_term_raises_that_of_the_service(world):
     world.node.machine.term = b""
     second = await world.journal_lost(first)
     await world.until(lambda: row(second, saved) is not None)
+    await world.reaches(second, "running")
     await second.users.bring_back(KEY, saved, "ada", save_running=True)
     await world.until(lambda: word(world, saved) is None)
     assert second._sessions.journal.term == 41

@@ -94,10 +94,10 @@ class _Standing(NamedTuple):
     mark: list[int]  #: how long its threads had run
 
     def check(self) -> None:
-        now = processes.times_run(self.process)
-        if now != self.mark:
-            why = "has gone on, which stood" if now else "has ended"
-            raise RolledBack(Reason.CAPTURE_FAILED, why=f"{self.process.name} {why}")
+        same = processes.times_run(self.process) == self.mark
+        if not same or not processes.is_stopped(self.process):
+            why = f"{self.process.name}, which stood, has gone on or ended"
+            raise RolledBack(Reason.CAPTURE_FAILED, why=why)
 
 
 class StandingMemory:
