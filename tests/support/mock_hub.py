@@ -55,7 +55,8 @@ class RoutesInMemory(Proxy):
 class ServerInProcess(Spawner):
     """A server that says that it is there, some time after it was started."""
 
-    start_seconds = stop_seconds = 1.0
+    start_seconds = 1.0
+    stop_seconds = 3.0  #: a busy Hub has given several answers meanwhile
     _http: HTTPServer | None = None
 
     async def start(self):
