@@ -18,7 +18,7 @@ import numpy as np
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux.libc import libc
+from jupyterhub_gpu_reclaim.linux.process_memory import MOST_AREAS, writev
 from jupyterhub_gpu_reclaim.store.read.extents import ZEROS, extents
 
 if TYPE_CHECKING:
@@ -35,18 +35,7 @@ TICKET_BYTES = 8 << 20
 #: Most tickets, because all of them wait in one pipe.
 MOST_TICKETS = 8192
 _LOOK_SECONDS = 0.1
-_MOST = 1024  #: IOV_MAX
 _VECTOR_BYTES = 16  #: of a struct iovec
-_writev = libc.process_vm_writev
-_writev.restype = ctypes.c_ssize_t
-_writev.argtypes = (
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.c_ulong,
-    ctypes.c_void_p,
-    ctypes.c_ulong,
-    ctypes.c_ulong,
-)
 
 
 class Copiers(Protocol):
@@ -189,7 +178,7 @@ class MemoryWriter:
         self._to = np.stack([addresses, lengths], 1).astype(np.uint64)
         self._to_at: int = self._to.ctypes.data
         #: Vectors given to the kernel: as above, with addresses of ours.
-        self._given = np.empty((_MOST, 2), np.uint64)
+        self._given = np.empty((MOST_AREAS, 2), np.uint64)
         self._given_at: int = self._given.ctypes.data
 
     def write(self, number: int, data: Buffer) -> int:
@@ -206,13 +195,13 @@ class MemoryWriter:
         size: int = self._sizes[number]
         done = 0
         begin, end = self._cuts[number : number + 2]
-        for at in range(begin, end, _MOST):
-            count = min(end - at, _MOST)
+        for at in range(begin, end, MOST_AREAS):
+            count = min(end - at, MOST_AREAS)
             given = self._given[:count]
             given[:] = self._from[at : at + count]
             given[:, 0] += np.uint64(base)
             there = self._to_at + at * _VECTOR_BYTES
-            wrote = _writev(self._pid, self._given_at, count, there, count, 0)
+            wrote = writev(self._pid, self._given_at, count, there, count, 0)
             if wrote < 0:
                 _fail(self._pid, ctypes.get_errno())
             done += wrote
