@@ -21,6 +21,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeVar
 
+from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
-    from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.linux.process_memory import ProcessMemory
 
 T = TypeVar("T")
@@ -168,8 +168,7 @@ class StagedFile:
         self._piece = piece
         self._pieces: list[_Piece] = []
         self._small = bytearray()  #: what does not fill a piece
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._called_off = False
+        self._cancel = Cancel()
         self._whole = False
         self.length = 0  #: bytes so far
 
@@ -198,13 +197,13 @@ class StagedFile:
         os.set_blocking(pipe, False)
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
+        poll.register(self._cancel, select.POLLIN)
         while True:
             at = self.length % PIECE
             if not at and self.length == len(self._pieces) * PIECE:
                 self._pieces.append(self._piece())
-            if any(ready == self._wake for ready, _ in poll.poll()):
-                raise ReclaimError(Reason.CANCELLED)
+            poll.poll()
+            self._cancel.check()
             try:
                 count = os.readv(pipe, [self._pieces[-1].view()[at : at + _BLOCK]])
             except BlockingIOError:
@@ -222,8 +221,7 @@ class StagedFile:
         """
 
         def take(offset: int) -> None:
-            if self._called_off:
-                raise ReclaimError(Reason.CANCELLED)
+            self._cancel.check()
             piece = self._pieces[offset // PIECE]
             view = piece.view(min(PIECE, memory.length - offset))
             memory.read_into(offset, view)
@@ -240,8 +238,7 @@ class StagedFile:
         self.length = memory.length
 
     def cancel(self) -> None:
-        self._called_off = True
-        os.eventfd_write(self._wake, 1)
+        self._cancel.set()
 
     def close(self) -> None:
         self._whole = True
@@ -305,9 +302,6 @@ class StagedFile:
     ) -> None:
         if error is None:
             self.close()
-
-    def __del__(self) -> None:
-        os.close(self._wake)
 
 
 def hand_over(target: StoreFile, parts: Iterable[memoryview], cancel: Cancel) -> None:
