@@ -25,7 +25,7 @@ def ask():
     other.stdin.write("well\\n"); other.stdin.flush()
     return other.stdout.readline().strip()
 """
-#: The one whose descriptors they were closes its own, and the kernel cannot tell any more.
+#: Whose descriptors they were has closed its own: the kernel cannot tell any more.
 CLOSED_SINCE = (
     """
 import pynvml
