@@ -1,5 +1,6 @@
 """A backend that fails, is slow or lies: an error in words, and all or nothing."""
 
+import itertools
 import os
 import threading
 
@@ -10,6 +11,7 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.format import crypto
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
@@ -255,8 +257,9 @@ def test_session_begins_to_be_saved_while_a_sweep_hangs(clock):
     assert store.open("c1").verify() == []
 
 
+@pytest.mark.parametrize("block", [0, 2])
 def test_file_that_holds_something_else_is_found_before_the_commit(
-    tmp_path, clock, monkeypatch
+    tmp_path, clock, monkeypatch, block
 ):
     """A bit that the memory or the file system turns; nobody else would look."""
     backend = FolderBackend(tmp_path / "store")
@@ -265,10 +268,11 @@ def test_file_that_holds_something_else_is_found_before_the_commit(
     def create_and_damage(name):
         writer = create(name)
         write = writer.write
+        blocks = itertools.count()
 
         def write_else(data):
             damaged = bytearray(data)
-            damaged[len(damaged) // 2] ^= 1
+            damaged[len(damaged) // 2] ^= next(blocks) == block
             write(damaged)
 
         if name.endswith("/00000000"):
@@ -279,7 +283,24 @@ def test_file_that_holds_something_else_is_found_before_the_commit(
     store = Repository(backend, clock=clock, keys=KEYS)
     writer = store.begin(id="c1", key=SessionKey("u"), incarnation="i", generation=1)
     with pytest.raises(StoreError, match="reads back differently"):
-        writer.add("pages", RANDOM)
+        writer.add("pages", RANDOM * 4)
     with pytest.raises(StoreError):
         writer.commit()
     assert store.list() == []
+
+
+def test_pack_that_no_key_opens_is_found_before_the_commit(
+    tmp_path, clock, monkeypatch
+):
+    """A mistake of ours: what stands in the file is what was written."""
+    seal_into = crypto.Sealer.seal_into
+
+    def seal_for_another_place(sealer, number, plain, bound, out):
+        seal_into(sealer, number + 1, plain, bound, out)
+
+    monkeypatch.setattr(crypto.Sealer, "seal_into", seal_for_another_place)
+    backend = FolderBackend(tmp_path / "store")
+    store = Repository(backend, clock=clock, keys=KEYS)
+    writer = store.begin(id="c1", key=SessionKey("u"), incarnation="i", generation=1)
+    with pytest.raises(StoreError, match="reads back differently"):
+        writer.add("pages", RANDOM)
