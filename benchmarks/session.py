@@ -424,6 +424,7 @@ class Ours(Method):
             folder=self._folder(),
             limit=LIMIT,
             stopped=(),
+            parts=None if writer is None else writer.parts,
         )
         self.result.memory.deliver(begin, prefix, Cancel())
         times.append(time.monotonic())

@@ -85,6 +85,8 @@ class Staging:
         OSError: there is no memory.
     """
 
+    parts = None  #: no file is composed of such
+
     def __init__(self, expected: int, grant: Grant) -> None:
         self._lock = threading.Lock()
         self._free: list[_Piece] = []

@@ -11,6 +11,7 @@ import bisect
 import ctypes
 import errno
 import itertools
+import mmap
 import os
 from array import array
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 #: Areas of one call (IOV_MAX).
 MOST_AREAS: Final = 1024
+#: Bits of an entry of /proc/<pid>/pagemap (proc(5)): of a page in memory or in swap; of
+#: one that is a file's or shared.
+_HELD, _SHARED = 3 << 62, 1 << 61
 
 
 def _copying(call: Any) -> Any:
@@ -98,3 +102,19 @@ class ProcessMemory:
             if count := os.preadv(memory, [view], address):
                 return count
         raise ProcessLookupError(errno.ESRCH, "it has ended", path)
+
+
+def private_pages(pid: int, begin: int, end: int) -> NDArray[np.int64]:
+    """Areas of the private pages that a process has there; shape (k, 2), as above.
+
+    Raises:
+        OSError: it has ended.
+    """
+    page = mmap.PAGESIZE
+    path = f"/proc/{pid}/pagemap"
+    with closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as pagemap:
+        data = os.pread(pagemap, (end - begin) // page * 8, begin // page * 8)
+    entries = np.frombuffer(data, np.uint64)
+    held = (entries & np.uint64(_HELD) != 0) & (entries & np.uint64(_SHARED) == 0)
+    edges = np.flatnonzero(np.diff(held, prepend=False, append=False)).reshape(-1, 2)
+    return np.stack([begin + edges[:, 0] * page, np.ptp(edges, axis=1) * page], axis=1)

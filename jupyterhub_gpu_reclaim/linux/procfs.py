@@ -241,6 +241,15 @@ def mappings(pid: int) -> Iterator[Mapping]:
         )
 
 
+def data_areas(pid: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of what it may write but not execute, and no file backs."""
+    for line in text(pid, "maps").split("\n"):
+        fields = line.split(maxsplit=5)
+        if fields[1:2] == ["rw-p"] and (len(fields) < 6 or fields[5][0] == "["):
+            begin, _, end = fields[0].partition("-")
+            yield int(begin, 16), int(end, 16)
+
+
 def links(pid: int) -> Iterator[tuple[str, str]]:
     """All that it has open, mapped or as a folder: the name in /proc, and the path."""
     for name in ("cwd", "exe", "root"):

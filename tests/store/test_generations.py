@@ -19,7 +19,7 @@ from jupyterhub_gpu_reclaim.store.format.manifest import PackRef
 from jupyterhub_gpu_reclaim.store.packing.base_blocks import Verdict
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import Report
 from jupyterhub_gpu_reclaim.store.repository import Repository
-from jupyterhub_gpu_reclaim.store.write.commit import BaseCheckpoint, merge
+from jupyterhub_gpu_reclaim.store.write.commit import BaseCheckpoint, FileEntry, merge
 from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 from tests.support.faulty_backend import Around, turn_bit
@@ -399,9 +399,10 @@ def test_block_that_was_not_opened_is_never_committed(verdict):
     rows, refs = np.array([[0, 0, 1]]), np.array([-1])
     report = Report([], blocks[:0], ids[:0], rows, refs)
     found = np.array([verdict], np.uint8)
+    files = [FileEntry("a", PAGE)]
     if verdict is Verdict.WHOLE:
-        assert merge([("a", PAGE)], PAGE, [report], base, found).origins == [0]
+        assert merge(files, PAGE, [report], base, found).origins == [0]
         return
     with pytest.raises(StoreError, match="block 7 of packs/c1/3") as caught:
-        merge([("a", PAGE)], PAGE, [report], base, found)
+        merge(files, PAGE, [report], base, found)
     assert caught.value.reason is Reason.CHECKPOINT_DAMAGED

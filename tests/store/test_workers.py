@@ -25,6 +25,7 @@ from jupyterhub_gpu_reclaim.store.workers import pool as pool_module
 from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 from tests.store.doubles import KEYS
 
+PAGE = 4096
 PLAIN = os.urandom(5_000_000) + bytes(3_000_000) + b"kernel " * 400_000
 
 
@@ -140,6 +141,43 @@ def test_memory_of_a_process_that_has_ended_bars_the_commit(store, root):
     with pytest.raises(StoreError):
         writer.commit()
     assert [p for p in root.rglob("*") if p.is_file()] == []
+
+
+def test_file_is_composed_of_parts_and_what_none_needs_is_left(store):
+    """Also of chunks that the last generation has, and once that is gone."""
+    plain = np.frombuffer(PLAIN, np.uint8)
+    whole = len(PLAIN) // PAGE
+    expected = b""
+    for generation in (1, 2):
+        writer = begin(store, generation)
+        parts = []
+        for skipped in (0, 100):
+            at = skipped * PAGE
+            with writer.parts() as part:
+                length = (whole - skipped) * PAGE
+                part.take_memory(memory_of(os.getpid(), plain[at:], length))
+            parts.append((part, None))
+        writer.add("other", b"small" * 9000)
+        pieces = [(1, 0, 200), (0, 5, 1), (0, 90, 60), (1, whole - 101, 1)]
+        with writer.file("pages-1.img") as file:
+            file.compose(parts, pieces)
+        with writer.file("more") as file, pytest.raises(StoreError, match="too short"):
+            file.compose(parts, [(0, whole - 1, 2)])
+        info = writer.commit()
+        pages = [PLAIN[at : at + PAGE] for at in range(0, whole * PAGE, PAGE)]
+        expected = b"".join([*pages[100:300], pages[5], *pages[90:150], pages[-1]])
+        assert info.logical_bytes == len(expected) + 45_000
+        saved = store.open(f"c{generation}")
+        assert sorted(saved.names()) == ["more", "other", "pages-1.img"]
+        assert saved.read("pages-1.img") == expected
+        assert saved.verify() == []
+    store.delete("c1")
+    assert store.open("c2").read("pages-1.img") == expected
+
+
+def test_parts_are_offered_only_where_a_chunk_is_a_page(root, clock):
+    store = Repository(FolderBackend(root), clock=clock, keys=KEYS, chunk_bytes=8192)
+    assert begin(store).parts is None
 
 
 def test_memory_that_is_called_off_is_not_read(store):

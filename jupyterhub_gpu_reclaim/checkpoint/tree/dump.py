@@ -20,6 +20,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.process import (
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import GHOST, PAGES, CaptureServer
 from jupyterhub_gpu_reclaim.checkpoint.kinds import locks, table
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump
+from jupyterhub_gpu_reclaim.checkpoint.memory.ahead import ReadAhead
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import FILES, SavedImages
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze
 from jupyterhub_gpu_reclaim.checkpoint.tree.standing import PageSinks, StandingMemory
@@ -30,11 +31,13 @@ from jupyterhub_gpu_reclaim.linux import processes, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.criu.binary import Criu
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
+    from jupyterhub_gpu_reclaim.checkpoint.memory.ahead import MemoryPart
 
 
 #: Images that kinds may look at or change before they are saved.
@@ -67,6 +70,7 @@ def dump(
     stopped: Collection[int],
     prepare: Callable[[int], None] | None = None,
     cancel: Cancel | None = None,
+    parts: Callable[[], AbstractContextManager[MemoryPart]] | None = None,
 ) -> DumpResult:
     """Dump the tree under that init; blocks, so call it in a thread.
 
@@ -75,8 +79,9 @@ def dump(
     0700, for CRIU's socket and log. ``stopped`` are the processes that a signal had
     stopped before anything was done to the tree. ``prepare`` is called with the pid of
     the helper that becomes CRIU, e.g. to move it out of control groups that may be
-    killed. It is for the caller to let the tree go on after a failure
-    (``freeze.thaw``): something may have to be given back to it before.
+    killed. ``parts`` begins a part of the checkpoint, where files can be composed of
+    such; memory is read ahead then. It is for the caller to let the tree go on after a
+    failure (``freeze.thaw``): something may have to be given back to it before.
 
     Raises:
         Refused: there is nothing to save.
@@ -86,9 +91,6 @@ def dump(
     before = processes.snapshot(session.init_pid, session.init_start)
     if before.root is None or before.root.state in processes.DEAD:
         raise Refused(Reason.NO_TREE)
-    kept = _Kept(sinks)
-    server = CaptureServer(folder, kept)
-    attempt = CriuRun(criu, session, folder, server, limit, cancel)
     arguments = ["--leave-stopped", "--tree", str(before.root.ns_pid)]
     kinds = table.every()
     try:
@@ -96,6 +98,13 @@ def dump(
             session.init_pid, session.init_start, timeout=STOP_PATIENCE
         )
         with ExitStack() as stack:
+            ahead = None
+            if parts is not None:
+                ahead = ReadAhead(tree.processes, parts)
+                stack.callback(ahead.end)
+            kept = _Kept(sinks, PageSinks(ahead))
+            server = CaptureServer(folder, kept)
+            attempt = CriuRun(criu, session, folder, server, limit, cancel)
             dumped = Dump(init_pid=session.init_pid, tree=tree, stack=stack)
             for kind in kinds:
                 if kind.asked_again:
@@ -121,7 +130,7 @@ def dump(
                 sink.write(memoryview(image))
                 sink.close()
         # What kinds had changed of the programs for the dump is as before only now.
-        memory = StandingMemory.of(tree, kept.pages.dropped, kept.images)
+        memory = StandingMemory.of(tree, kept.pages.dropped, kept.images, ahead)
     except (OSError, ReclaimError) as error:
         raise of_kind(error, RolledBack, Reason.CAPTURE_FAILED) from error
     return DumpResult(
@@ -136,10 +145,10 @@ def dump(
 class _Kept:
     """Passes images on, but for those that kinds may change, and keeps a copy."""
 
-    def __init__(self, sinks: Callable[[str], Sink]) -> None:
+    def __init__(self, sinks: Callable[[str], Sink], pages: PageSinks) -> None:
         self._sinks = sinks
         self.images: dict[str, bytearray] = {}
-        self.pages = PageSinks()
+        self.pages = pages
 
     def __call__(self, name: str) -> Sink:
         dropped = self.pages(name)

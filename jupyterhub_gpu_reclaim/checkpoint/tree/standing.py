@@ -8,13 +8,14 @@ program has not been on a processor, and that is known to the nanosecond (proc(5
 schedstat).
 
 Memory that is shared with other processes is written to images of its own, and is
-always saved by CRIU.
+always saved by CRIU. Of large programs most is read already while CRIU is at work
+(``memory.ahead``).
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -28,10 +29,11 @@ from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.process_memory import ProcessMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+    from jupyterhub_gpu_reclaim.checkpoint.memory.ahead import Piece, ReadAhead, Taken
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
 _PAGEMAP: Final = "pagemap-"
@@ -44,7 +46,12 @@ class MemoryFile(Protocol):
         """Take all of it as the whole file."""
 
     def cancel(self) -> None:
-        """Make ``take_memory`` raise soon; from any thread."""
+        """Make ``take_memory`` raise soon, also a part's; from any thread."""
+
+
+class ComposedFile(MemoryFile, Protocol):
+    def compose(self, parts: Sequence[Taken], pieces: Sequence[Piece], /) -> None:
+        """Put the whole file together from parts of the same checkpoint."""
 
 
 class DroppedPages:
@@ -72,7 +79,8 @@ class DroppedPages:
 class PageSinks:
     """Tells the pages of processes from other images, by the order of a dump."""
 
-    def __init__(self) -> None:
+    def __init__(self, ahead: ReadAhead | None) -> None:
+        self._ahead = ahead
         self._last = ""
         #: By the process's own pid in the session.
         self.dropped: dict[int, DroppedPages] = {}
@@ -82,6 +90,8 @@ class PageSinks:
         last, self._last = self._last, ""
         if name.startswith(_PAGEMAP):
             self._last = name.removeprefix(_PAGEMAP).removesuffix(".img")
+            if self._ahead is not None and self._last.isdecimal():
+                self._ahead.start(int(self._last))
         elif name.startswith(PAGES) and last.isdecimal():
             return self.dropped.setdefault(int(last), DroppedPages(name))
         return None
@@ -92,6 +102,14 @@ class _Standing(NamedTuple):
     name: str  #: of the image
     memory: ProcessMemory
     mark: list[int]  #: how long its threads had run
+    ahead: ReadAhead | None
+
+    def save(self, file: MemoryFile) -> None:
+        if self.ahead is None:
+            file.take_memory(self.memory)
+        else:
+            taken, pieces = self.ahead.save(self.process.ns_pid, self.memory)
+            cast("ComposedFile", file).compose(taken, pieces)
 
     def check(self) -> None:
         same = processes.times_run(self.process) == self.mark
@@ -112,6 +130,7 @@ class StandingMemory:
         tree: Snapshot,
         dropped: Mapping[int, DroppedPages],
         kept: Mapping[str, bytes | bytearray],  # images of its dump
+        ahead: ReadAhead | None,
     ) -> StandingMemory:
         """What a dump has dropped: from here on no program may run.
 
@@ -139,7 +158,7 @@ class StandingMemory:
             process = programs[pid]
             memory = ProcessMemory(process.pid, table)
             mark = processes.times_stopped(process)
-            found.append(_Standing(process, pages.name, memory, mark))
+            found.append(_Standing(process, pages.name, memory, mark, ahead))
         return cls(found)
 
     @property
@@ -181,7 +200,7 @@ class StandingMemory:
                 taking.append(file)
                 try:
                     cancel.check()
-                    file.take_memory(one.memory)
+                    one.save(file)
                 except (OSError, ReclaimError):
                     cancel.check()
                     # What has gone on may have given memory back.

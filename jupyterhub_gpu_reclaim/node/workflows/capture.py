@@ -58,10 +58,9 @@ from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
 from jupyterhub_gpu_reclaim.node.workflows.tools import Workflow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
     from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
     from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
     from jupyterhub_gpu_reclaim.checkpoint.tree.standing import StandingMemory
@@ -275,7 +274,7 @@ class Capture(Workflow):
         cut: list[int],  # inodes of the connections that were ended
     ) -> Dumped:
         result = await in_thread(
-            lambda: self._run_criu(lambda name: target.file(IMAGES + name)),
+            lambda: self._run_criu(target),
             step="dump",
             limit=self._limits.dump + self._limits.criu,
         )
@@ -420,7 +419,7 @@ class Capture(Workflow):
             self._cancel.check()
             return sorted({*cut} - {0})
 
-    def _run_criu(self, sinks: Callable[[str], Sink]) -> dump.DumpResult:
+    def _run_criu(self, target: CheckpointWriter | Staging) -> dump.DumpResult:
         if self._record.all_gpus() is not None:
             # CRIU cannot save a device; it would say so in its own words.
             self._tools.accelerator.refuse_holders(self._tree())
@@ -428,7 +427,8 @@ class Capture(Workflow):
             return dump.dump(
                 self._tools.criu.criu(),
                 SessionInit(self._session.init_pid, self._session.init_start),
-                sinks=sinks,
+                sinks=lambda name: target.file(IMAGES + name),
+                parts=target.parts,
                 folder=Path(folder),
                 limit=self._limits.dump,
                 stopped=self._record.stopped_before,

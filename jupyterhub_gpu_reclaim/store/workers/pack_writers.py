@@ -98,15 +98,9 @@ class PackWriters:
     def take_memory(self, file: int, memory: ProcessMemory) -> None:
         """Take a standing process's memory as one file; OSError: it has ended."""
         # Most processes are small; only what is not is worth the workers.
-        if (
-            memory.length > BUFFER_BYTES
-            and self._group is not None
-            and self._group_turn.acquire(blocking=False)
-        ):
-            try:
+        if memory.length > BUFFER_BYTES and self._group is not None:
+            with self._group_turn:
                 return self._group.take_memory(file, memory)
-            finally:
-                self._group_turn.release()
         buffer = memoryview(bytearray(BUFFER_BYTES))
         for number in range(channel.parts(memory.length)):
             part = channel.part_of(memory.length, number)

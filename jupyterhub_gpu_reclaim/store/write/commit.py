@@ -8,7 +8,7 @@ afterwards.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -54,14 +54,21 @@ class Merged:
     origins: list[int]  #: places of the base's origins that are needed still
 
 
+class FileEntry(NamedTuple):
+    name: str  #: empty: a part, which others are put together from
+    length: int
+    #: What it is put together from: number of a part, its first chunk, and how many.
+    pieces: Sequence[tuple[int, int, int]] = ()
+
+
 def merge(
-    files: list[tuple[str, int]],
+    files: list[FileEntry],
     chunk_bytes: int,
     reports: Sequence[Report],
     base: BaseCheckpoint | None,
     verdicts: NDArray[np.uint8],
 ) -> Merged:
-    """Merge all into one index; ``files``: name and length, by the writers' numbers.
+    """Merge all into one index; ``files`` are by the writers' numbers.
 
     Raises:
         StoreError: some chunk of a file is missing; ``CHECKPOINT_DAMAGED``: its block
@@ -95,14 +102,15 @@ def merge(
         packs += more
         ids.append(base.index.ids[used[base.index.live()]])
     blocks = np.concatenate(tables) if tables else np.empty(0, BLOCKS)
-    index = ChunkIndex(files, blocks, codes.astype(np.uint32), np.concatenate(ids))
+    named = [(name, length) for name, length, _ in files if name]
+    index = ChunkIndex(named, blocks, codes.astype(np.uint32), np.concatenate(ids))
     return Merged(index, packs, origins)
 
 
 def _gather(
-    files: list[tuple[str, int]], chunk_bytes: int, reports: Sequence[Report]
+    files: list[FileEntry], chunk_bytes: int, reports: Sequence[Report]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    counts = [chunks_of(length, chunk_bytes) for _, length in files]
+    counts = [chunks_of(file.length, chunk_bytes) for file in files]
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     codes = np.full(int(starts[-1]), _MISSING, np.int64)
     before = 0
@@ -114,10 +122,22 @@ def _gather(
             start = int(starts[file]) + first
             codes[start : start + count] = refs[at : at + count]
             at += count
+    for number, file in enumerate(files):
+        start = int(starts[number])
+        for part, first, count in file.pieces:
+            begin = int(starts[part]) + first
+            codes[start : start + count] = codes[begin : begin + count]
+            start += count
+    empty = np.empty((0, 2), np.uint64)
+    ids = np.concatenate([*(report.ids for report in reports), empty])
+    if not all(file.name for file in files):
+        codes = codes[np.repeat([bool(file.name) for file in files], counts)]
+        used = np.zeros(len(ids) + 1, np.bool_)
+        used[codes[codes > 0]] = True
+        ids = ids[used[1:]]
     if (codes == _MISSING).any():
         raise StoreError(Reason.STORE_FAILED, why="a part of a file was not taken")
-    empty = np.empty((0, 2), np.uint64)
-    return codes, np.concatenate([*(report.ids for report in reports), empty])
+    return codes, ids
 
 
 def _kept(index: ChunkIndex, used: NDArray[np.bool_]) -> NDArray[np.bool_]:

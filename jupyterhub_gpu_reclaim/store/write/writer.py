@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,6 +24,7 @@ from jupyterhub_gpu_reclaim.store.packing.pack_writer import (
     STORED,
 )
 from jupyterhub_gpu_reclaim.store.write.commit import (
+    FileEntry,
     merge,
     publish_manifest,
     write_index,
@@ -73,7 +75,8 @@ class CheckpointWriter:
         self._clock = clock
         self._ended = ended
         self._remove = discard
-        self._files: dict[str, FileWriter] = {}
+        self._files: list[FileWriter] = []
+        self._names: set[str] = set()
         #: Guards the counters and the files; held for moments only.
         self._lock = threading.Lock()
         #: Held while it is committed or removed: one of them wins, whole.
@@ -101,16 +104,29 @@ class CheckpointWriter:
             raise BadRequest(Reason.INVALID, what=f"No file may be called {name!r}.")
         with self._lock:
             self._check_open()
-            if name in self._files:
+            if name in self._names:
                 raise BadRequest(Reason.INVALID, what=f"{name} is there already.")
-            file = self._files[name] = FileWriter(
-                self,
-                self._pack_writers,
-                len(self._files),
-                name,
-                self._recipe.chunk_bytes,
-            )
-            return file
+            self._names.add(name)
+            return self._begin(name)
+
+    @property
+    def parts(self) -> Callable[[], FileWriter] | None:
+        """Begins a part: a file without a name, which others are composed of.
+
+        None: pages of memory are no whole chunks here.
+        """
+        return self._part if self._recipe.chunk_bytes == mmap.PAGESIZE else None
+
+    def _part(self) -> FileWriter:
+        with self._lock:
+            self._check_open()
+            return self._begin("")
+
+    def _begin(self, name: str) -> FileWriter:
+        number, chunk = len(self._files), self._recipe.chunk_bytes
+        file = FileWriter(self, self._pack_writers, number, name, chunk)
+        self._files.append(file)
+        return file
 
     def add(self, name: str, data: bytes) -> None:
         """Write a whole small file; see :meth:`file`."""
@@ -206,7 +222,7 @@ class CheckpointWriter:
         self, timeout: float, last_look: Callable[[], None], **record: Any
     ) -> CheckpointInfo:
         with self._lock:
-            files = [file.entry() for file in self._files.values()]
+            files = [file.entry() for file in self._files]
         recipe = self._recipe
         reports = self._pack_writers.reports(timeout)
         looked = self._pack_writers.verdicts()
@@ -220,7 +236,7 @@ class CheckpointWriter:
         info = msgspec.structs.replace(
             self._info,
             created=self._clock.now(),
-            logical_bytes=sum(length for _, length in files),
+            logical_bytes=sum(file.length for file in files if file.name),
             stored_bytes=own + index,
             keeps=_keeps(merged.packs, origins, index),
             deduplicated_bytes=self._pack_writers.counted(KNOWN),
@@ -309,13 +325,14 @@ class FileWriter:
     ) -> None:
         self._owner = owner
         self._pack_writers = pack_writers
-        self._number = number
+        self.number = number
         self._name = name
         self._chunk = chunk_bytes
         self._cutter = BufferCutter(self._put, chunk_bytes)
         self._first = 0
         self._length = 0
         self._closed = False
+        self._pieces: list[tuple[int, int, int]] = []
 
     def write(self, data: Buffer) -> None:
         """The buffer may be reused on return; StoreError: the checkpoint is lost."""
@@ -331,7 +348,7 @@ class FileWriter:
         """
         self._refuse_begun()
         with self._owner.failing():
-            self._length = self._pack_writers.take_pipe(self._number, pipe)
+            self._length = self._pack_writers.take_pipe(self.number, pipe)
         # Nothing may follow a chunk that was filled up.
         self._first = -1
         return self._length
@@ -344,8 +361,26 @@ class FileWriter:
         """
         self._refuse_begun()
         with self._owner.failing():
-            self._pack_writers.take_memory(self._number, memory)
+            self._pack_writers.take_memory(self.number, memory)
         self._length, self._first = memory.length, -1
+
+    def compose(
+        self,
+        parts: Sequence[tuple[FileWriter, object]],
+        pieces: Sequence[tuple[int, int, int]],
+    ) -> None:
+        """Make the whole file out of parts (:attr:`CheckpointWriter.parts`).
+
+        ``pieces``: which part, its first chunk, and how many chunks.
+        """
+        self._refuse_begun()
+        chunks = [part.entry().length // self._chunk for part, _ in parts]
+        for number, first, many in pieces:
+            if first + many > chunks[number]:
+                raise StoreError(Reason.STORE_FAILED, why="a part of it is too short")
+            self._pieces.append((parts[number][0].number, first, many))
+            self._length += many * self._chunk
+        self._first = -1
 
     def cancel(self) -> None:
         """Make `take_pipe` or `take_memory` raise soon, from any thread; idempotent."""
@@ -361,13 +396,12 @@ class FileWriter:
             self._cutter.flush()
         self._closed = True
 
-    def entry(self) -> tuple[str, int]:
-        """Name and length of the file."""
+    def entry(self) -> FileEntry:
         if not self._closed:
             raise StoreError(
                 Reason.STORE_FAILED, why=f"{self._name} was not written to its end"
             )
-        return self._name, self._length
+        return FileEntry(self._name, self._length, self._pieces)
 
     def __enter__(self) -> Self:
         return self
@@ -383,7 +417,7 @@ class FileWriter:
     def _put(self, data: memoryview, length: int) -> None:
         if self._first < 0:
             raise StoreError(Reason.STORE_FAILED, why=f"{self._name} has ended")
-        self._pack_writers.put(self._number, self._first, data, length)
+        self._pack_writers.put(self.number, self._first, data, length)
         self._first += len(data) // self._chunk
         self._length += length
 
