@@ -1,6 +1,7 @@
 """Memory of large programs is read while CRIU dumps them."""
 
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -145,6 +146,36 @@ def test_large_program_comes_back(places, engine, monkeypatch, slice_bytes):
     there = places.hold()
     proceed(engine.restore(there, image, result))
     assert world.at(there)(SAME)
+
+
+def test_programs_whose_turn_did_not_come_are_read_behind_the_dump(
+    places, engine, monkeypatch
+):
+    world = places.world()
+    world(LARGE)
+    ended = threading.Event()
+    end, slices = ahead.ReadAhead.end, ahead._slices
+
+    def end_and_tell(self) -> None:
+        end(self)
+        ended.set()
+
+    def wait_and_look(pid):
+        assert ended.wait(30)
+        yield from slices(pid)
+
+    monkeypatch.setattr(ahead.ReadAhead, "end", end_and_tell)
+    monkeypatch.setattr(ahead, "_slices", wait_and_look)
+    monkeypatch.setattr(ahead, "_LEAST_BYTES", 1 << 20)
+    image = Parts()
+    result = dumped(world, engine, image)
+    assert len(world.place.tree.processes) > 1
+    result.memory.deliver(image.file, "", Cancel())
+    pages = [len(data) for name, data in image.items() if name.startswith("pages-")]
+    assert len(pages) > 1
+    assert sum(pages) == result.memory.logical_bytes
+    thaw(world.place.tree, ())
+    assert world(SAME)
 
 
 def test_what_is_read_ahead_and_fails_fails_the_save(places, engine):

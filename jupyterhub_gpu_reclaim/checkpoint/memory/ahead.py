@@ -71,7 +71,7 @@ class ReadAhead:
             self._reading[pid] = self._thread.submit(self._read, one.pid)
 
     def end(self) -> None:
-        """Begin nothing more; what is being read ends with the checkpoint."""
+        """Begin nothing more, also of what was started; CRIU has ended."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def save(self, pid: int, memory: ProcessMemory) -> tuple[list[Taken], list[Piece]]:
@@ -81,14 +81,24 @@ class ReadAhead:
             OSError: its memory cannot be read.
             StoreError: it is not taken, or was called off.
         """
-        taken = self._reading[pid].result() if pid in self._reading else []
+        taken: list[Taken] = []
+        reading = self._reading.get(pid)
+        if reading is not None and not reading.cancelled():
+            taken += reading.result()
         pieces, rest = split(memory.areas, [one.areas for one in taken])
         if len(rest):
             taken.append(self._take(memory.pid, rest))
         return taken, pieces
 
     def _read(self, pid: int) -> list[Taken]:
-        return [self._take(pid, areas) for areas in _slices(pid)]
+        # The next slice is looked for while one is read.
+        slices, taken = _slices(pid), []
+        with ThreadPoolExecutor(1, "looking") as looking:
+            found = looking.submit(next, slices, None)
+            while (areas := found.result()) is not None:
+                found = looking.submit(next, slices, None)
+                taken.append(self._take(pid, areas))
+        return taken
 
     def _take(self, pid: int, areas: NDArray[np.int64]) -> Taken:
         with self._begin() as part:
