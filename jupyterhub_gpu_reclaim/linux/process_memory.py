@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 #: Areas of one call (IOV_MAX).
 MOST_AREAS: Final = 1024
 #: Bits of an entry of /proc/<pid>/pagemap (proc(5)): of a page in memory or in swap; of
-#: one that is a file's or shared.
-_HELD, _SHARED = 3 << 62, 1 << 61
+#: one that is a file's or shared; of a guard page, which counts as in swap.
+_HELD, _SHARED, _GUARD = 3 << 62, 1 << 61, 1 << 58
 
 
 def _copying(call: Any) -> Any:
@@ -115,6 +115,7 @@ def private_pages(pid: int, begin: int, end: int) -> NDArray[np.int64]:
     with closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as pagemap:
         data = os.pread(pagemap, (end - begin) // page * 8, begin // page * 8)
     entries = np.frombuffer(data, np.uint64)
-    held = (entries & np.uint64(_HELD) != 0) & (entries & np.uint64(_SHARED) == 0)
+    left_out = np.uint64(_SHARED | _GUARD)
+    held = (entries & np.uint64(_HELD) != 0) & (entries & left_out == 0)
     edges = np.flatnonzero(np.diff(held, prepend=False, append=False)).reshape(-1, 2)
     return np.stack([begin + edges[:, 0] * page, np.ptp(edges, axis=1) * page], axis=1)

@@ -1,5 +1,7 @@
 """Memory of large programs is read while CRIU dumps them."""
 
+import ctypes
+import mmap
 import os
 import threading
 
@@ -120,6 +122,18 @@ def test_memory_that_can_be_executed_is_not_read_ahead(places):
     for name, is_read in (("much", True), ("code", False)):
         at = world(f"ctypes.addressof(ctypes.c_char.from_buffer({name}))")
         assert any(begin <= at < end for begin, end in areas) == is_read
+
+
+def test_guard_pages_are_no_memory():
+    """A C library of 2025 has them below the stack of each thread: none can be read."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    memory = mmap.mmap(-1, 4 * PAGE, flags=mmap.MAP_PRIVATE)
+    memory[:] = bytes([1]) * len(memory)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    if libc.madvise(ctypes.c_void_p(at), PAGE, 102):
+        pytest.skip("no MADV_GUARD_INSTALL before Linux 6.13")
+    found = private_pages(os.getpid(), at, at + 4 * PAGE)
+    assert found.tolist() == [[at + PAGE, 3 * PAGE]]
 
 
 def dumped(world, engine, image):
