@@ -255,6 +255,7 @@ class Writer:
         return sum(len(data) for data in self._files.values())
 
     stored_bytes = logical_bytes
+    parts = None
 
     def file(self, name: str) -> AbstractContextManager[FileWriter]:
         if not is_name(name) or name in self._files:
