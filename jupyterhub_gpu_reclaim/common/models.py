@@ -521,8 +521,6 @@ class Suspension(Value, frozen=True, kw_only=True):
     bytes: Size = 0  #: what it held
     until: Moment | None = None  #: when it is deleted for its age; None: never
     for_quota: bool = False  #: whether a quota may delete it
-    #: how long a resume is likely to take; 0: nothing like it was resumed lately
-    resume_seconds: Seconds = 0.0
     #: with the generation: the stamp of its checkpoint; zeros: not known
     term: Count = 0
     generation: Count = 0

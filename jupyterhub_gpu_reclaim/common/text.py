@@ -37,15 +37,6 @@ def duration(seconds: float) -> str:
     return f"{days} d {hours} h" if hours else f"{days} d"
 
 
-def about(seconds: float) -> str:
-    """An estimated duration, coarsely: ``"about 20 s"``."""
-    if seconds < 10:
-        return f"about {max(1, round(seconds))} s"
-    if seconds < 57.5:
-        return f"about {5 * round(seconds / 5)} s"
-    return f"about {duration(60 * max(1, round(seconds / 60)))}"
-
-
 def moment(at: float) -> str:
     """A point in time in UTC: ``"2026-11-22 06:44 UTC"``."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")

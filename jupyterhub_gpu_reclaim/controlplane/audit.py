@@ -14,13 +14,13 @@ import msgspec
 from sqlalchemy import func, select
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
-from jupyterhub_gpu_reclaim.common.models import AuditLine, Value
 from jupyterhub_gpu_reclaim.controlplane import schema
 from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from jupyterhub_gpu_reclaim.common.models import AuditLine
     from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 
 _log = logging.getLogger(__name__)
@@ -73,11 +73,6 @@ def after(journal: Journal, number: int, limit: int = 100) -> list[AuditLine]:
     table = schema.audit
     query = table.select().where(table.c.id > number).order_by(table.c.id).limit(limit)
     return [schema.audit_row(row) for row in journal.read(query)]
-
-
-class AuditPage(Value, frozen=True, kw_only=True):
-    lines: list[AuditLine]
-    next: int | None = None  #: ``before`` of the page with older ones, if there are any
 
 
 #: Sentences for the words of the audit; ``{who}`` begins a sentence.

@@ -35,7 +35,6 @@ from jupyterhub_gpu_reclaim.controlplane import (
     retention,
     taking,
 )
-from jupyterhub_gpu_reclaim.controlplane.audit import AuditPage
 from jupyterhub_gpu_reclaim.controlplane.phase import Observed
 from jupyterhub_gpu_reclaim.controlplane.plans import order_renewal
 from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
@@ -490,14 +489,11 @@ class UserApi:
         rows, session = self._sessions.journal.checkpoints(key), self._sessions.row(key)
         return [row for row in rows if not retention.is_hidden(session, row)]
 
-    def audit(self, key: SessionKey, limit: int = 100) -> list[AuditLine]:
-        lines = self._sessions.journal.audit(key, limit)
+    def audit(
+        self, of: SessionKey | str | None, limit: int = 100, before: int = 0
+    ) -> list[AuditLine]:
+        lines = self._sessions.journal.audit(of, limit, before)
         return [audit.told(line) for line in lines]
-
-    def story(self, user: str | None, before: int = 0, limit: int = 100) -> AuditPage:
-        found = self._sessions.journal.audit(user, limit + 1, before)
-        lines = [audit.told(each) for each in found[:limit]]
-        return AuditPage(lines=lines, next=lines[-1].id if found[limit:] else None)
 
     def _check_keep(self, seconds: float, *, manages: bool) -> None:
         if not 0 <= seconds <= LONGEST_KEEP:

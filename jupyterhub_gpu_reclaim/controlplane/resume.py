@@ -133,12 +133,6 @@ class Resumer:
         self.sessions.counters.ended("resume", "ok")
         self._forget_files_back(row)
         now = self.sessions.clock.now()
-        operation = self.sessions.operation(row.key)
-        if operation is not None and operation.kind == "resume":
-            suspension = self.sessions.suspension(row)
-            seconds = sum(step.seconds for step in operation.steps())
-            if suspension is not None:
-                self.sessions.resume_times.add(row.key, suspension.bytes, seconds)
         return self.sessions.apply(
             row.key,
             SessionEvent.RESTORED,

@@ -99,7 +99,6 @@ class Sessions:
         #: nodes that are to be free of sessions
         self.drains = Drains(journal, clock, self._look_at_node)
         self.silences: Mapping[str, Finding] = {}  #: why nodes do not answer, by name
-        self.resume_times = views.ResumeTimes()
         #: when the last samples came, in seconds since the epoch
         self.sampled: float | None = None
         #: the highest generation known under a name, or given out by this service
@@ -473,8 +472,7 @@ class Sessions:
         saved = self.journal.checkpoint(row.checkpoint)
         info = saved.info if saved is not None else None
         why = views.cause(row.cause)
-        times, limits = self.resume_times, self.settings.retention
-        return views.suspension_of(row, info, why, times, limits)
+        return views.suspension_of(row, info, why, self.settings.retention)
 
     def policy_of(self, row: SessionRow) -> SessionPolicy | None:
         return self.policies(row.key) if row.phase in session.LIVE else None

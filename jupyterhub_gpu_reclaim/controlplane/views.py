@@ -1,13 +1,8 @@
-"""Makes the view of a session for pages and API, from its row and runtime state.
-
-How long a return takes is a guess from those of about the same size that this program
-has seen, its own first of all. Without such a one, no time is given.
-"""
+"""Makes the view of a session for pages and API, from its row and runtime state."""
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -26,11 +21,7 @@ from jupyterhub_gpu_reclaim.controlplane import retention
 from jupyterhub_gpu_reclaim.controlplane.session import Keeping, is_needless
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import (
-        AuditLine,
-        CheckpointInfo,
-        SessionKey,
-    )
+    from jupyterhub_gpu_reclaim.common.models import AuditLine, CheckpointInfo
     from jupyterhub_gpu_reclaim.controlplane.runtime import OperationEvents, Runtime
     from jupyterhub_gpu_reclaim.controlplane.session import CheckpointRow, SessionRow
     from jupyterhub_gpu_reclaim.policy.retention import Retention
@@ -137,38 +128,6 @@ def _last_return(
     )
 
 
-#: Most resumes that are remembered.
-MOST_RESUMES = 64
-#: Largest ratio of two sizes that take about the same time per byte.
-ALIKE = 4.0
-
-
-class ResumeTime(NamedTuple):
-    key: SessionKey
-    bytes: int
-    seconds: float
-
-
-class ResumeTimes:
-    def __init__(self) -> None:
-        self._seen: deque[ResumeTime] = deque(maxlen=MOST_RESUMES)
-
-    def add(self, key: SessionKey, size: int, seconds: float) -> None:
-        if size and seconds > 0:
-            self._seen.append(ResumeTime(key, size, seconds))
-
-    def expected(self, key: SessionKey, size: int) -> float:
-        """Seconds that a resume of that size is likely to take; 0: not known."""
-        alike = [
-            one
-            for one in reversed(self._seen)
-            if size and 1 / ALIKE <= one.bytes / size <= ALIKE
-        ]
-        own = [one for one in alike if one.key == key]
-        found = next(iter(own or alike), None)
-        return 0.0 if found is None else found.seconds * size / found.bytes
-
-
 def cause(line: AuditLine | None) -> str:
     if line is None:
         return ""
@@ -183,7 +142,6 @@ def suspension_of(
     row: SessionRow,
     info: CheckpointInfo | None,
     why: str,
-    times: ResumeTimes,
     retention: Retention,
 ) -> Suspension:
     size, at = (info.logical_bytes, info.created) if info else (0, row.since)
@@ -195,7 +153,6 @@ def suspension_of(
         bytes=size,
         until=at + seconds if taken and seconds else None,
         for_quota=taken and bool(retention.user_bytes or retention.total_bytes),
-        resume_seconds=times.expected(row.key, size),
         term=term,
         generation=generation,
     )

@@ -14,13 +14,7 @@ from jupyterhub_gpu_reclaim.service.clients.informer import (
     Informer,
 )
 from jupyterhub_gpu_reclaim.service.clients.kubernetes import Busy
-from jupyterhub_gpu_reclaim.service.clients.pods import (
-    Meta,
-    Pod,
-    Pods,
-    Thing,
-    WatchEvent,
-)
+from jupyterhub_gpu_reclaim.service.clients.pods import Meta, Pod, Pods
 from tests.support.manual_clock import ManualClock
 
 
@@ -77,7 +71,7 @@ def pods(version, *uids):
 
 
 def event(kind, uid, version="9"):
-    return WatchEvent(kind, Thing(metadata=Meta(uid=uid, resource_version=version)))
+    return kind, Pod(metadata=Meta(uid=uid, resource_version=version))
 
 
 async def run(lists, watches=()):
@@ -162,7 +156,7 @@ async def test_pods_of_one_session_follow_every_change():
     def told(kind, uid, user):
         notes = {"gpu-reclaim/user": user, "gpu-reclaim/server": "lab"}
         meta = Meta(uid=uid, resource_version="9", annotations=notes)
-        return WatchEvent(kind, Thing(metadata=meta))
+        return kind, Pod(metadata=meta)
 
     watch = [
         told("ADDED", "a", "ada"),

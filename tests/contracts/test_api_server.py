@@ -85,9 +85,9 @@ async def watched(server, selector="contract"):
 
     async def next_one():
         async with asyncio.timeout(10):
-            while (event := await anext(events)).type == "BOOKMARK":
+            while (event := await anext(events))[0] == "BOOKMARK":
                 pass
-        return event.type, event.object
+        return event
 
     yield next_one
     await events.aclose()

@@ -169,7 +169,7 @@ async def test_stop_by_a_culler_is_told_by_its_name_in_history_and_strip(world):
     await controller.stopped(told)
     [sentence] = controller.lately_culled()
     assert sentence.startswith("service cull-idle ends sessions for being idle")
-    [line] = [s for s in controller.users.story(KEY.user).lines if s.code == "culled"]
+    [line] = [s for s in controller.users.audit(KEY.user) if s.code == "culled"]
     assert (line.who, line.what) == ("service cull-idle", "stopped")
     assert "nothing of it was saved" in line.sentence
 

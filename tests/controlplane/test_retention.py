@@ -91,9 +91,7 @@ async def test_deletion_ahead_is_told_once_and_in_time(world):
     for _ in range(2):
         give_notice(sessions, Retention(), 86400.0)
     assert told() == ["What was put aside is deleted in 23 h 53 min."]
-    assert "deletion ahead" in [
-        line.what for line in controller.users.story("ada").lines
-    ]
+    assert "deletion ahead" in [line.what for line in controller.users.audit("ada")]
 
 
 async def test_deletion_of_a_suspended_session_for_its_age_is_told(world):

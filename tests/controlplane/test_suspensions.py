@@ -1,15 +1,15 @@
-"""What the user of a suspended session is told: why, and a guess of a time."""
+"""What the user of a suspended session is told: why, how large, until when."""
 
 import pytest
 
 from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES
 from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
-from jupyterhub_gpu_reclaim.controlplane.views import ResumeTimes, cause, suspension_of
+from jupyterhub_gpu_reclaim.controlplane.views import cause, suspension_of
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 from tests.support.simulated import KEY
 
-ADA, BOB = SessionKey("ada"), SessionKey("bob")
+ADA = SessionKey("ada")
 GB = 10**9
 
 
@@ -31,19 +31,6 @@ def test_cause_is_told_with_who_asked_for_it(line, why):
     assert cause(line) == why
 
 
-def test_time_of_a_resume_is_guessed_from_those_of_its_size_its_own_first():
-    times = ResumeTimes()
-    assert times.expected(ADA, GB) == 0
-    times.add(ADA, GB, 2.0)
-    times.add(BOB, 2 * GB, 10.0)
-    assert times.expected(ADA, 2 * GB) == 4.0
-    assert times.expected(SessionKey("eve"), GB) == 5.0
-    assert times.expected(ADA, 100 * GB) == 0  # nothing like it was seen
-    assert times.expected(ADA, 0) == 0
-    times.add(ADA, 0, 1.0)  # its size is not known
-    assert times.expected(ADA, GB) == 2.0
-
-
 @pytest.mark.parametrize(
     ("limits", "until", "for_quota"),
     [
@@ -57,7 +44,7 @@ def test_end_of_a_suspended_session_is_what_the_retention_says(
     limits, until, for_quota
 ):
     row = SessionRow(key=ADA, since=12.5)
-    told = suspension_of(row, None, "", ResumeTimes(), Retention(**limits))
+    told = suspension_of(row, None, "", Retention(**limits))
     assert (told.until, told.for_quota) == (until, for_quota)
 
 

@@ -40,7 +40,7 @@ CALLS: dict[str, Callable[[Controller, SessionKey], object]] = {
     "view": lambda c, key: c.users.session(key),
     "why": lambda c, key: c.users.why(key),
     "history": lambda c, key: c.users.audit(key),
-    "story": lambda c, key: c.users.story(key.user),
+    "story": lambda c, key: c.users.audit(key.user),
     "tab": lambda c, key: c.users.tab_counts(key, "s"),
     "suspend": lambda c, key: c.users.suspend(key, "x"),
     "save": lambda c, key: c.users.save(key, "x"),

@@ -47,9 +47,8 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.orders import LONGEST_KEEP, Deleted, Left
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane import audit
-from jupyterhub_gpu_reclaim.controlplane.audit import AuditPage
 from jupyterhub_gpu_reclaim.controlplane.people import UserApi
-from jupyterhub_gpu_reclaim.service.api.context import Context, Limits, Streams
+from jupyterhub_gpu_reclaim.service.api.context import Context, Streams
 from jupyterhub_gpu_reclaim.service.web import pages
 from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY, application
 from tests.support.commands import Command
@@ -278,19 +277,13 @@ class SessionsInMemory:
     def tab_counts(self, key: SessionKey, session: str) -> bool:
         return key not in self.tabs_revoked
 
-    def audit(self, key: SessionKey, limit: int = 100) -> list[AuditLine]:
-        row = AuditLine(at=1_700_000_000.0, key=key, who="ada", what="suspend")
+    def audit(
+        self, of: SessionKey | str | None, limit: int = 100, before: int = 0
+    ) -> list[AuditLine]:
+        key = of if isinstance(of, SessionKey) else SessionKey("ada", "gone")
+        self.calls.append(("audit", of, limit, before))
+        row = AuditLine(id=7, at=1_700_000_000.0, key=key, who="ada", what="forget")
         return [audit.told(row)] * min(limit, 2000)
-
-    def story(self, user: str | None, before: int = 0, limit: int = 100) -> AuditPage:
-        self.calls.append(("story", user, before, limit))
-        if user not in {None, "ada"}:
-            return AuditPage(lines=[])
-        key = SessionKey("ada", "gone")
-        line = AuditLine(
-            id=7, at=1.0, key=key, who="ada", what="forget", sentence="It was deleted."
-        )
-        return AuditPage(lines=[line], next=7)
 
     async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
         self.calls.append(("start_fresh", key, by))
@@ -445,7 +438,8 @@ async def running() -> AsyncGenerator[Running]:
         hub_prefix="/hub/",
         created=control.created,
         nodes=lambda: control.nodes_known,
-        limits=Limits(heartbeat=0.1, stalled=5.0),
+        heartbeat=0.1,
+        stalled=5.0,
         streams=Streams(per_person=2, total=3),
     )
     app = application(context, cookie_secret=b"c" * 32)

@@ -112,15 +112,15 @@ async def test_events_of_one_user_without_the_state_at_the_start(service):
 async def test_log_of_all_sessions_is_the_managers(service, root):
     page = (await root.get("log")).body.decode()
     assert "History of all sessions" in page
-    assert ("story", None, 0, 50) in service.control.calls
+    assert ("audit", None, 51, 0) in service.control.calls
     assert 'log?user=ada"' in page
     assert 'log?before=7"' in page
     theirs = (await root.get("log?user=ada")).body.decode()
     assert "History of the sessions of ada" in theirs
-    assert "It was deleted." in theirs
+    assert "Its server was deleted" in theirs
     ada = Browser(service, "token-ada")
     assert "History of my sessions" in (await ada.get("log?user=")).body.decode()
-    assert service.control.calls[-1] == ("story", "ada", 0, 50)
+    assert service.control.calls[-1] == ("audit", "ada", 51, 0)
     assert (await ada.get("log?user=bob")).code == 404
     assert (await ada.get("log?before=x")).code == 400
 

@@ -54,15 +54,6 @@ class Streams:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Bounds and periods, in seconds unless the name says otherwise."""
-
-    heartbeat: float = 15.0
-    stream: float = 900.0  #: an event stream ends then; its reader logs in again
-    stalled: float = 30.0  #: a reader that takes nothing for so long is dropped
-
-
-@dataclass(frozen=True)
 class Context:
     """The dependencies that handlers find in ``settings["context"]``."""
 
@@ -78,11 +69,12 @@ class Context:
     nodes: Callable[[], list[NodeHealth]]  #: the status of every node
     #: Problems in the Hub's configuration that defeat us, in sentences.
     warnings: Callable[[], Sequence[str]] = tuple
-    announcement: str = ""  #: of the Hub, as HTML
     hub_host: str = ""  #: the Hub's host if it is another (subdomains)
     metrics_open: bool = False
     trust_plain_http: bool = False  #: cookies count though no browser says for what
-    limits: Limits = field(default_factory=Limits)
+    heartbeat: float = 15.0  #: seconds
+    stream: float = 900.0  #: seconds; its reader logs in again then
+    stalled: float = 30.0  #: seconds; a reader that takes nothing is dropped then
     streams: Streams = field(default_factory=Streams)  #: streams of events
     #: Limit for each person's changes of each session; all of them are journalled.
     changes: Throttle = field(default_factory=lambda: Throttle(30, per_minute=10))

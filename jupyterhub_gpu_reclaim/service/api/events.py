@@ -44,7 +44,7 @@ class Events(Streaming, PersonRoute):
             self.set_header("Content-Type", "text/event-stream")
             self.set_header("X-Accel-Buffering", "no")  # nginx would hold it back
             timer = asyncio.get_running_loop().call_later(
-                context.limits.stream, self._left.set
+                context.stream, self._left.set
             )
             try:
                 await self._send_changes()
@@ -54,10 +54,10 @@ class Events(Streaming, PersonRoute):
     async def _send_changes(self) -> None:
         whole = self.number("state", 1) > 0
         self._user = self.get_query_argument("user", "")
-        limits = self.context.limits
-        changes = self.context.control.users.changes()
+        context = self.context
+        changes = context.control.users.changes()
         begun = False
-        source = with_pauses(changes, pause=limits.heartbeat, left=self._left)
+        source = with_pauses(changes, pause=context.heartbeat, left=self._left)
         async with aclosing(source) as views:
             async for view in views:
                 if view is not None:
@@ -69,7 +69,7 @@ class Events(Streaming, PersonRoute):
                     self.write(f"retry: {_RETRY}\n\n")
                     if whole:
                         self._send_all()
-                if not await flushed(self, limit=limits.stalled):
+                if not await flushed(self, limit=context.stalled):
                     return
 
     def _send_all(self) -> None:

@@ -81,8 +81,8 @@ class Progress(Streaming, SpawnerRoute):
             self.write(codec.encode(Event(failure=codec.failure_of(error))) + b"\n")
 
     async def _send_steps(self, events: AsyncIterator[Event]) -> None:
-        limits = self.context.limits
-        source = with_pauses(events, pause=limits.heartbeat, left=self._left)
+        pause, stalled = self.context.heartbeat, self.context.stalled
+        source = with_pauses(events, pause=pause, left=self._left)
         async with aclosing(source) as paused:
             await anext(paused)  # says that the source is being read
             async for event in paused:
@@ -92,7 +92,7 @@ class Progress(Streaming, SpawnerRoute):
                 else:
                     self.write(codec.encode(event) + b"\n")
                 self._begun = True
-                if not await flushed(self, limit=limits.stalled):
+                if not await flushed(self, limit=stalled):
                     return
 
 

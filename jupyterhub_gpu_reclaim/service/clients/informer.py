@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.service.clients.kubernetes import Api
-    from jupyterhub_gpu_reclaim.service.clients.pods import Pod, WatchEvent
+    from jupyterhub_gpu_reclaim.service.clients.pods import Pod
 
 _log = logging.getLogger(__name__)
 
@@ -124,9 +124,9 @@ class Informer:
         while (begun := self._clock.monotonic()) < until:
             watch = self._source.watch(*self._where, version)
             async with aclosing(watch) as events:  # type: ignore[type-var]
-                async for event in events:
-                    version = event.object.metadata.resource_version or version
-                    self._apply(event)
+                async for kind, pod in events:
+                    version = pod.metadata.resource_version or version
+                    self._apply(kind, pod)
             self._note_answer()
             if self._clock.monotonic() - begun < FIRST_WAIT:
                 await self._clock.sleep(FIRST_WAIT)  # a server that ends all at once
@@ -139,12 +139,12 @@ class Informer:
             self._note_gone(before[uid])
         self._note_answer()
 
-    def _apply(self, event: WatchEvent) -> None:
-        pod = event.pod.after(self._pods.get(event.object.metadata.uid))
-        if event.type == "DELETED":
+    def _apply(self, kind: str, seen: Pod) -> None:
+        pod = seen.after(self._pods.get(seen.uid))
+        if kind == "DELETED":
             self._remove(pod.uid)
             self._note_gone(pod)
-        elif event.type != "BOOKMARK":
+        elif kind != "BOOKMARK":
             self._put(pod)
         self._note_answer()
 

@@ -28,6 +28,7 @@ from jupyterhub_gpu_reclaim.service.clients.pods import (
     ClusterNode,
     Pod,
     Pods,
+    Refusal,
     WatchEvent,
 )
 
@@ -103,8 +104,8 @@ class Api:
 
     async def watch(
         self, namespace: str, selector: str, version: str
-    ) -> AsyncIterator[WatchEvent]:
-        """Yield what happens to them after a version, until the watch ends.
+    ) -> AsyncIterator[tuple[str, Pod]]:
+        """Yield what happens to them, and how, after a version, until the watch ends.
 
         Raises:
             Unreachable: it broke, the line is dead, or that version is too old.
@@ -125,8 +126,9 @@ class Api:
                 while line := await _next_line(response):
                     event = _decode(line, WatchEvent)
                     if event.type == "ERROR":
-                        raise _error(event.object.code, event.object.message)
-                    yield event
+                        refusal = _decode(event.object, Refusal)
+                        raise _error(refusal.code, refusal.message)
+                    yield event.type, _decode(event.object, Pod)
             finally:
                 response.close()
 
@@ -229,7 +231,7 @@ def _error(status: int, text: str, wait: float = 0.0) -> Exception:
     return Busy(detail, wait=wait)
 
 
-def _decode(data: bytes, kind: type[T]) -> T:
+def _decode(data: bytes | msgspec.Raw, kind: type[T]) -> T:
     try:
         return decoders.json_decoder(kind).decode(data)
     except msgspec.DecodeError as error:

@@ -299,22 +299,11 @@ class ClusterNode(_Object, frozen=True, rename="camel"):
     status: NodeState = NodeState()
 
 
-class Thing(_Object, frozen=True, rename="camel"):
-    """The object of a watch event: a pod, or (ERROR) a status."""
-
-    metadata: Meta = Meta()
-    spec: Spec = Spec()
-    status: PodStatus | str = ""
-    code: int = 0
-    message: str = ""
-
-
 class WatchEvent(_Object, frozen=True, rename="camel"):
     type: str  #: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR
-    object: Thing
+    object: msgspec.Raw  #: a pod, or (ERROR) a refusal
 
-    @property
-    def pod(self) -> Pod:
-        thing = self.object
-        status = thing.status if isinstance(thing.status, PodStatus) else PodStatus()
-        return Pod(metadata=thing.metadata, spec=thing.spec, status=status)
+
+class Refusal(_Object, frozen=True, rename="camel"):
+    code: int = 0
+    message: str = ""

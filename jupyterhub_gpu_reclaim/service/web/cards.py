@@ -150,7 +150,7 @@ def card(
         # programs beside it that the reader may end; empty: none
         second=failure.incarnation if failure and manages else "",
         last=saved_words(view.last_suspend, now) if view.last_suspend else "",
-        # why it is suspended, how large it is, how long a resume takes
+        # why it is suspended, and how large it is
         suspended=_suspended(view),
         # why it cannot be resumed now
         held=held if suspended else None,
@@ -328,16 +328,14 @@ def _kept(view: SessionView, now: float) -> Moment | None:
 
 
 def _suspended(view: SessionView) -> str:
-    """Give reason, size and time: "You suspended it. 1.2 GB, about 4 s to resume."."""
+    """Give reason and size: "You suspended it. 1.2 GB."."""
     known = view.facts.suspension
     if not known or view.phase is not Phase.SUSPENDED:
         return ""
-    size = words.size(known.bytes) if known.bytes else ""
-    takes = f"{words.about(known.resume_seconds)} to resume"
-    parts = ", ".join(filter(None, [size, takes if known.resume_seconds else ""]))
+    size = f"{words.size(known.bytes)}." if known.bytes else ""
     told = view.failure is not None and view.failure.message == known.why
     why = "" if told else known.why
-    return " ".join(filter(None, [why, f"{parts}." if parts else ""]))
+    return f"{why} {size}".strip()
 
 
 def _until(view: SessionView) -> Moment | None:

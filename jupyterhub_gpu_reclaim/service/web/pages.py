@@ -80,7 +80,6 @@ class HtmlErrors(Route):
         text = context.templates.get_template(name).render(
             prefix=context.prefix,
             hub=context.hub_host + context.hub_prefix,
-            announcement=context.announcement,
             person=getattr(self, "person", None),
             theme=self.theme(),
             **values,
@@ -212,11 +211,12 @@ class Log(Page):
         if not self.person.may_see(SessionKey(user)):
             raise NotFound(Reason.UNKNOWN_SESSION, session=user)
         now = self.context.clock.now()
-        control, before = self.context.control, self.number("before")
+        users, before = self.context.control.users, self.number("before")
         since = await self.seen_since(user)
-        story = control.users.story(user or None, before, _LOG_LINES)
-        lines = [(ago(line.at, now), line) for line in story.lines if line.at >= since]
-        older = story.next if len(lines) == len(story.lines) else None
+        found = users.audit(user or None, _LOG_LINES + 1, before)
+        found = [line for line in found if line.at >= since]
+        lines = [(ago(line.at, now), line) for line in found[:_LOG_LINES]]
+        older = lines[-1][1].id if found[_LOG_LINES:] else None
         self.page("log.html", user=user, lines=lines, older=older)
 
 

@@ -184,16 +184,13 @@ export function inFull(view, now) {
 /** What is known of a suspended session, as [name, value] lines. */
 export function absentInFull(view, now) {
   const known = view.facts?.suspension || {};
-  const { at = view.since, why, bytes, resume_seconds: takes } = known;
+  const { at = view.since, why, bytes } = known;
   const lines = [["Since", `${clockTime(at)} (${duration(now - at)} ago)`]];
   if (why) {
     lines.unshift(["Why", inLocalTime(why)]);
   }
   if (bytes) {
     lines.push(["Size", size(bytes)]);
-  }
-  if (takes) {
-    lines.push(["Resuming takes", about(takes)]);
   }
   lines.push(["Kept until", keptUntil(known)]);
   return lines;
@@ -202,16 +199,6 @@ export function absentInFull(view, now) {
 function keptUntil({ until, for_quota: quota }) {
   const end = until ? clockTime(until) : "you resume or delete it";
   return quota ? `${end}, or until a quota takes it` : end;
-}
-
-/** A guess of a duration, no finer than it is good, as in common/text.py. */
-export function about(seconds) {
-  if (seconds < 10) {
-    return `about ${Math.max(1, Math.round(seconds))} s`;
-  }
-  return seconds < 57.5
-    ? `about ${5 * Math.round(seconds / 5)} s`
-    : `about ${duration(seconds)}`;
 }
 
 /** How far a return is, of 100: no one knows how many steps are to come. */
