@@ -592,11 +592,8 @@ class SessionPolicy(Value, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Resumed(Value, frozen=True, kw_only=True):
-    """Time and size of a session's last return."""
+    """What a session's last return went back to."""
 
-    at: float
-    seconds: float
-    bytes: int
     as_of: float = 0.0  #: moment of the save point that it went back to; 0: of none
     newer: list[str] = []  #: folders in which files lie that are newer than that
 
@@ -604,12 +601,7 @@ class Resumed(Value, frozen=True, kw_only=True):
 class SessionFacts(Value, frozen=True, kw_only=True):
     """Further facts about a session; unset ones are left out."""
 
-    started_at: float | None = None
-    resumed_at: float | None = None
-    kept_by: str = ""
     opted_out_by: str = ""
-    backoff_until: float | None = None
-    failures: int = 0  #: of its suspends, in a row
     intent: str = ""  #: asked for and not yet done: suspend, resume, nap, wake, empty
     node: str = ""
     gpus_held: int = 0  #: now, or when it was saved

@@ -94,13 +94,6 @@ class Counters:
             "wait_duration_seconds",
             "Time in the queue for a GPU, however it ended.",
         )
-        self.logical_bytes = counter(
-            "saved_logical_bytes",
-            "Bytes that suspended sessions held, summed over all suspends.",
-        )
-        self.stored_bytes = counter(
-            "saved_stored_bytes", "Bytes that were written for them."
-        )
         self._begin()
 
     def _begin(self) -> None:

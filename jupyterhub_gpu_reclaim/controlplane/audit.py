@@ -11,7 +11,6 @@ import logging
 from typing import TYPE_CHECKING
 
 import msgspec
-from sqlalchemy import func, select
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.controlplane import schema
@@ -37,7 +36,7 @@ async def following(
 
     ``tell`` may raise ``OSError``: it is told that line again later.
     """
-    seen = newest(journal)
+    seen = max((line.id for line in journal.audit(limit=1)), default=0)
 
     def look() -> None:
         nonlocal seen
@@ -62,11 +61,6 @@ async def following(
         task.cancel()
         with contextlib.suppress(OSError, ReclaimError):
             look()
-
-
-def newest(journal: Journal) -> int:
-    (found,) = journal.read(select(func.max(schema.audit.c.id).label("id")))
-    return found["id"] or 0
 
 
 def after(journal: Journal, number: int, limit: int = 100) -> list[AuditLine]:

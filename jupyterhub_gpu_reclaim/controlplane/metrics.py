@@ -24,7 +24,6 @@ from jupyterhub_gpu_reclaim.controlplane.accounting import (
     left,
 )
 from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
-from jupyterhub_gpu_reclaim.controlplane.session import Keeping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,7 +151,13 @@ class Totals(Collector):
             [(*of, count) for of, count in sorted(sessions.drains.counts().items())],
             "node state",
         )
-        yield from self._bytes()
+        kept = sessions.journal.checkpoints()
+        yield gauge("checkpoints", "Checkpoints that are kept.", len(kept))
+        yield gauge(
+            "checkpoints_stored_bytes",
+            "Bytes that they take in the store.",
+            stored_bytes(sessions),
+        )
         yield gauge(
             "napping_gpu_memory_bytes",
             "GPU memory that is free because the sessions which had it nap now; it is"
@@ -166,20 +171,4 @@ class Totals(Collector):
             " that suspended sessions had held (freed).",
             gpus(sessions),
             "node model state",
-        )
-
-    def _bytes(self) -> Iterator[Metric]:
-        kept = self._sessions.journal.checkpoints()
-        current = (row.info for row in kept if row.keeping is Keeping.CURRENT)
-        yield gauge(
-            "suspended_memory_bytes",
-            "Memory, GPUs' included, that is free because the sessions which had it"
-            " are suspended now.",
-            sum(info.logical_bytes for info in current),
-        )
-        yield gauge("checkpoints", "Checkpoints that are kept.", len(kept))
-        yield gauge(
-            "checkpoints_stored_bytes",
-            "Bytes that they take in the store.",
-            stored_bytes(self._sessions),
         )

@@ -163,11 +163,7 @@ def audit_row(row: Mapping[Any, Any]) -> AuditLine:
 
 
 def insert_audit(row: AuditLine) -> Any:
-    return _TOLD, audit_values(row)
-
-
-def audit_values(row: AuditLine) -> dict[str, Any]:
     values = msgspec.structs.asdict(row)
     del values["id"], values["sentence"]
     key = values.pop("key")
-    return {**values, "user": key.user, "server": key.server}
+    return _TOLD, {**values, "user": key.user, "server": key.server}

@@ -139,11 +139,8 @@ class Suspender:
         return (now.phase, now.attempt) == (row.phase, row.attempt)
 
     def committed(self, row: SessionRow, info: CheckpointInfo) -> None:
-        counters = self.sessions.counters
-        counters.logical_bytes.inc(info.logical_bytes)
-        counters.stored_bytes.inc(info.stored_bytes)
         now = self.sessions.clock.now()
-        counters.still.observe(info.frozen_seconds)
+        self.sessions.counters.still.observe(info.frozen_seconds)
         self.sessions.apply(
             row.key,
             SessionEvent.COMMITTED,

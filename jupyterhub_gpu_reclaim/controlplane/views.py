@@ -92,12 +92,7 @@ def _facts(
 ) -> SessionFacts:
     waiting, awake = runtime.waiting, runtime.phase(row) is Phase.RUNNING
     return SessionFacts(
-        started_at=row.started_at,
-        resumed_at=row.resumed_at,
-        kept_by=row.kept_by,
         opted_out_by=row.opted_out_by,
-        backoff_until=row.backoff_until,
-        failures=row.failures,
         intent=row.intent.value,
         node=row.node,
         resumed=_last_return(row, runtime.operation),
@@ -118,14 +113,8 @@ def _last_return(
         return UNSET
     if row.phase is Phase.RESUMING or row.resumed_at is None:
         return UNSET  # it answers, which is not yet noted
-    steps, tree = operation.steps(), operation.tree
-    return Resumed(
-        at=row.resumed_at,
-        seconds=sum(step.seconds for step in steps),
-        bytes=max((step.bytes for step in steps), default=0),
-        as_of=tree.as_of if tree else 0.0,
-        newer=tree.newer if tree else [],
-    )
+    tree = operation.tree
+    return Resumed() if tree is None else Resumed(as_of=tree.as_of, newer=tree.newer)
 
 
 def cause(line: AuditLine | None) -> str:

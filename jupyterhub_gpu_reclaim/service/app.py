@@ -139,9 +139,7 @@ class ReclaimService(Application, Options):
         self, hub: HubClient, journal: Journal
     ) -> AsyncIterator[tuple[Controller, NodeWatch]]:
         folder = Path(self.state_dir)
-        agent, let_go = await placement.agent_of(
-            self, self._agent_token_file(), journal
-        )
+        agent = await placement.agent_of(self, journal)
         idle = IdlePolicy(parent=self)
         idle.max_sample_age = max(idle.max_sample_age, 2 * self.sample_interval)
         pressure = PressurePolicy(idle, parent=self)
@@ -186,7 +184,7 @@ class ReclaimService(Application, Options):
                 finally:
                     await _finish_within(FAREWELL, controller.stop())
         finally:
-            await _finish_within(FAREWELL, let_go())
+            await _finish_within(FAREWELL, agent.stop())
             hub.close()
 
     def _journal(self) -> Journal:
@@ -223,22 +221,6 @@ class ReclaimService(Application, Options):
                 what = f"messenger_file needs Apprise: {install}."
                 raise Refused(Reason.SETTING_INVALID, what=what) from None
         return found
-
-    def _agent_token_file(self) -> Path:
-        """The path of the agent's token, which is there once the agent has run.
-
-        Raises:
-            Refused: it is there and may not be read.
-        """
-        path = Path(self.agent_token_file)
-        try:
-            path.read_bytes()
-        except FileNotFoundError:
-            log.warning("service: %s is not there yet; has the agent run?", path)
-        except OSError as error:
-            what = f"The agent's token file {path} cannot be read: {error.strerror}."
-            raise Refused(Reason.SETTING_INVALID, what=what) from error
-        return path
 
     def _context(
         self,

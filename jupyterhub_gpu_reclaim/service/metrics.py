@@ -79,12 +79,6 @@ def _of_nodes(nodes: Sequence[NodeHealth]) -> Iterator[Metric]:
         "node",
     )
     yield gauge(
-        "state_free_bytes",
-        "Room on the disk of an agent's own records.",
-        [(node, status.state_free) for node, status in known],
-        "node",
-    )
-    yield gauge(
         "node_faults",
         "Always 1: something keeps a node from working now. The code is that of the"
         " how-to of messages, the sentence is the page's.",

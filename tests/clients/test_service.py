@@ -14,7 +14,7 @@ from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub import client as service
 from jupyterhub_gpu_reclaim.hub.client import ServiceClient
-from jupyterhub_gpu_reclaim.service.api.context import Limits
+from jupyterhub_gpu_reclaim.service.api.context import Context
 
 KEY = SessionKey("a/b", "")
 PLACEMENT = Placement(key=KEY, incarnation="i1")
@@ -83,7 +83,7 @@ async def test_stream_that_falls_silent_is_given_up_after_three_heartbeats(
     client, monkeypatch
 ):
     """Else a start whose stream hangs would do so until the Hub's own limit."""
-    assert 2 * Limits().heartbeat < service.MAX_SILENCE <= 3 * Limits().heartbeat
+    assert 2 * Context.heartbeat < service.MAX_SILENCE <= 3 * Context.heartbeat
     monkeypatch.setattr(service, "MAX_SILENCE", 0.3)
 
     async def hang(handler):

@@ -87,7 +87,7 @@ async def test_warning_is_given_and_taken_back_by_activity_and_by_keep(world):
     world.verdict = BUSY
     await controller.users.keep(KEY, 3600, "ada")
     view = controller.users.session(KEY)
-    assert (view.phase, view.facts.kept_by) == ("running", "ada")
+    assert (view.phase, controller._sessions.row(KEY).kept_by) == ("running", "ada")
     assert view.kept_until is not None
     await controller.users.keep(KEY, 0, "ada")
     assert controller.users.session(KEY).kept_until is None
@@ -290,8 +290,7 @@ async def test_metrics_count_what_has_happened(world):
     assert found("sessions", phase="suspended") == 1
     assert found("operations_total", operation="suspend", outcome="ok") == 1
     assert found("step_duration_seconds_count", operation="suspend", step="dump") == 1
-    saved = found("saved_logical_bytes_total")
-    assert saved == found("checkpoints_stored_bytes") > 0
+    assert found("checkpoints_stored_bytes") > 0
     assert found("sample_age_seconds") > 0
 
 

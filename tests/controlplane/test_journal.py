@@ -229,7 +229,7 @@ def test_audit_is_read_forward_by_number_and_backward_by_user(journal):
     for at in (6.0, 7.0, 8.0):
         journal.save(ROW, msgspec.structs.replace(AUDIT, at=at))
     first, *later = audit.after(journal, 0)
-    assert (first.at, audit.newest(journal)) == (6.0, later[-1].id)
+    assert first.at == 6.0
     assert audit.after(journal, first.id) == later
     assert [e.at for e in journal.audit(KEY.user, 1, later[-1].id)] == [7.0]
     assert journal.audit("nobody", 5) == []

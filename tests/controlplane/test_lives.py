@@ -17,13 +17,13 @@ async def test_keep_lasts_through_a_suspend_and_ends_with_a_new_session(world):
     assert await world.hub.start(KEY) == "restore"
     await world.reaches(controller, "running")
     view = controller.users.session(KEY)
-    assert (view.kept_until, view.facts.kept_by) == (until, "ada")
+    assert (view.kept_until, controller._sessions.row(KEY).kept_by) == (until, "ada")
     assert view.incarnation != incarnation
     await world.hub.stop(KEY)
     assert await world.hub.start(KEY) == "cold"
     await world.reaches(controller, "running")
     view = controller.users.session(KEY)
-    assert (view.kept_until, view.facts.kept_by) == (None, "")
+    assert (view.kept_until, controller._sessions.row(KEY).kept_by) == (None, "")
 
 
 async def test_keep_lasts_when_one_goes_back_to_an_earlier_incarnation(world):
@@ -36,7 +36,7 @@ async def test_keep_lasts_when_one_goes_back_to_an_earlier_incarnation(world):
     await world.until(lambda: world.node.works() == ["old"])
     await world.reaches(controller, "running")
     view = controller.users.session(KEY)
-    assert (view.kept_until, view.facts.kept_by) == (until, "ada")
+    assert (view.kept_until, controller._sessions.row(KEY).kept_by) == (until, "ada")
 
 
 FULL = SessionRow(

@@ -68,7 +68,10 @@ async def test_nap_that_fails_leaves_it_running_with_the_reason(world):
     assert (world.phase(controller), tree.runs) == ("running", True)
     assert not facts(controller).intent  # it is not tried again by itself
     view = controller.users.session(KEY)
-    assert (view.failure, view.facts.failures) == (None, 0)  # no suspend has failed
+    assert (view.failure, controller._sessions.row(KEY).failures) == (
+        None,
+        0,
+    )  # no suspend has failed
     await asyncio.sleep(5.0)
     assert whats(controller)[-1] == "nap failed"
     counters = controller.counters
@@ -243,7 +246,7 @@ async def test_nap_that_fails_is_not_tried_again_before_its_time(world):
     limit = world.settings.backoff_limit  # it is not different in a minute
     assert last.backoff_until - world.now() == pytest.approx(limit, abs=5)
     assert last.failure.code == "device_open"
-    assert not facts(controller).backoff_until  # of its suspends
+    assert not controller._sessions.row(KEY).backoff_until  # of its suspends
     world.node.failures["gpu out"] = NO_ROOM
     await controller.users.nap(KEY, "root")
     await world.until(lambda: policy.asked[-1].failure.code == "gpu_memory")

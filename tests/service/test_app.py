@@ -45,13 +45,6 @@ def test_program_outside_a_hub_says_what_is_missing(run):
     assert "JUPYTERHUB_SERVICE_URL must be set" in log
 
 
-def test_program_with_a_token_file_it_cannot_read_says_which(run, tmp_path):
-    (tmp_path / "agent.token").mkdir()
-    heard, log = run()
-    for told in (heard, log):
-        assert f"{tmp_path / 'agent.token'} cannot be read" in told
-
-
 @pytest.mark.parametrize(
     "argument",
     [

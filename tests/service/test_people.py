@@ -40,20 +40,6 @@ async def test_sessions_with_manage_scope_are_all(service):
     assert [v.key.user for v in views(response)] == ["ada", "bob"]
 
 
-async def test_sessions_that_are_named_are_listed_where_the_caller_may_see_them(
-    service, failure
-):
-    for user, server in (("ada", ""), ("ada", "train"), ("bob", "")):
-        service.control.put(user, server)
-    asked = "api/sessions?session=ada/train&session=bob/&session=nobody/"
-    told = views(await service.call(asked, "token-root"))
-    assert [str(v.key) for v in told] == ["ada/train", "bob/"]
-    assert [str(v.key) for v in views(await service.call(asked))] == ["ada/train"]
-    many = await service.call("api/sessions?" + "session=a/&" * 501)
-    assert many.code == 400
-    assert "500" in failure(many).message
-
-
 async def test_session_of_somebody_else_looks_like_none_at_all(service, failure):
     service.control.put("bob")
     there = await service.call("api/sessions/bob/-")

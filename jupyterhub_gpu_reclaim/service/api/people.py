@@ -6,12 +6,9 @@ waits for an operation: it is begun, and the session's view shows its progress.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
-
-import msgspec
+from typing import Any, ClassVar
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import (
     AuditLine,
     Decision,
@@ -28,14 +25,6 @@ from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
 
 #: Most lines of a session's history in one answer.
 LONGEST_HISTORY = 1000
-#: Most sessions that one call may name.
-MOST_IN_A_QUERY = 500
-
-_NAMED = Query(
-    "session",
-    Annotated[list[str], msgspec.Meta(max_length=MOST_IN_A_QUERY)],
-    f"`user/server`, up to {MOST_IN_A_QUERY} times; none: all that you may see.",
-)
 
 
 class Button(Value, frozen=True, kw_only=True):
@@ -56,21 +45,10 @@ class Offered(Value, frozen=True, kw_only=True):
 class ListSessions(PersonRoute):
     path: ClassVar = "api/sessions"
 
-    @operation(
-        "List the sessions that you may see", answer=list[SessionView], query=(_NAMED,)
-    )
+    @operation("List the sessions that you may see", answer=list[SessionView])
     async def get(self) -> None:
-        texts = self.get_query_arguments("session")
-        if len(texts) > MOST_IN_A_QUERY:
-            what = f"Name at most {MOST_IN_A_QUERY} sessions."
-            raise BadRequest(Reason.INVALID, what=what)
-        parts = (text.partition("/") for text in texts)
-        named = {SessionKey(user, server) for user, _, server in parts}
-        mine = [
-            view
-            for view in self.context.control.users.sessions()
-            if self.person.may_see(view.key) and (not named or view.key in named)
-        ]
+        views = self.context.control.users.sessions()
+        mine = [view for view in views if self.person.may_see(view.key)]
         self.answer(sorted(mine, key=lambda view: view.key))
 
 

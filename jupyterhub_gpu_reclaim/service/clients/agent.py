@@ -80,6 +80,9 @@ class AgentClient:
     def close(self) -> None:
         self._http.close()
 
+    async def stop(self) -> None:
+        self.close()
+
     def _headers(self) -> dict[str, str]:
         token = {"Authorization": f"Bearer {self._read_token()}"}
         return {**token, **_JSON, **self._authority.headers()}

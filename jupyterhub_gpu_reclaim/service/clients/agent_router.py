@@ -96,6 +96,7 @@ class AgentRouter:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._agents.close()
+        await self._cluster.close()
 
     # --- looking
     def nodes(self) -> list[str]:

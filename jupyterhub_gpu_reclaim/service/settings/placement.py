@@ -5,6 +5,7 @@ If sessions are processes of this machine, nothing of Kubernetes is imported.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
@@ -17,14 +18,9 @@ from jupyterhub_gpu_reclaim.service.clients.informer import Informer
 from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
     from jupyterhub_gpu_reclaim.controlplane.journal import Journal
     from jupyterhub_gpu_reclaim.service.clients.agent_router import AnyAgent
     from jupyterhub_gpu_reclaim.service.settings.options import Options
-
-    LetGo = Callable[[], Awaitable[None]]
 
 
 #: Labels of the agents' pods, as the chart and the manifests set them.
@@ -33,29 +29,18 @@ AGENT_SELECTOR = "app.kubernetes.io/name=gpu-reclaim-agent"
 AGENT_NAME = "gpu-reclaim-agent"
 
 
-async def agent_of(
-    options: Options, token: Path, journal: Journal
-) -> tuple[AnyAgent, LetGo]:
-    """The agent, asked in that journal's term, and a function that disconnects.
+async def agent_of(options: Options, journal: Journal) -> AnyAgent:
+    """The agent, asked in that journal's term.
 
     Raises:
         Refused: there is no way to the API server, or packages are missing.
     """
     if options.placement == "kubernetes":
-        return await _fleet(options, token, journal)
-    agent = AgentClient(
-        options.agent, token, journal=journal, ca_file=options.agent_ca_file
-    )
-
-    async def let_go() -> None:
-        agent.close()
-
-    return agent, let_go
+        return await _fleet(options, journal)
+    return _client(options, journal, options.agent)
 
 
-async def _fleet(
-    options: Options, token: Path, journal: Journal
-) -> tuple[AgentRouter, LetGo]:
+async def _fleet(options: Options, journal: Journal) -> AgentRouter:
     try:
         from jupyterhub_gpu_reclaim.service.clients import kubernetes  # noqa: PLC0415 large
     except ImportError as error:
@@ -77,22 +62,20 @@ async def _fleet(
                 namespace=options.agent_namespace or namespace,
                 selector=AGENT_SELECTOR,
             ),
-            lambda ip: _connect(options, token, journal, ip),
+            # by the one name that all agents' certificates have
+            lambda ip: _client(
+                options, journal, f"https://{AGENT_NAME}:{options.agent_port}", ip
+            ),
         ),
         node_labels=options.gpu_node_labels,
         heeds=options.drain_on,
     )
     fleet.start()
-
-    async def let_go() -> None:
-        await fleet.stop()
-        await api.close()
-
-    return fleet, let_go
+    return fleet
 
 
-def _connect(options: Options, token: Path, journal: Journal, ip: str) -> AgentClient:
-    """The agent there, by the one name that all agents' certificates have."""
-    address = f"https://{AGENT_NAME}:{options.agent_port}"
-    ca_file = options.agent_ca_file
+def _client(
+    options: Options, journal: Journal, address: str, ip: str = ""
+) -> AgentClient:
+    token, ca_file = Path(options.agent_token_file), options.agent_ca_file
     return AgentClient(address, token, journal=journal, ca_file=ca_file, at=ip)

@@ -30,7 +30,6 @@ from jupyterhub_gpu_reclaim.controlplane.metrics import WORKING_PERCENT
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
-        CheckpointInfo,
         Decision,
         Failure,
         KeptState,
@@ -149,7 +148,6 @@ def card(
         failure_hint=failure.hint if failure else "",
         # programs beside it that the reader may end; empty: none
         second=failure.incarnation if failure and manages else "",
-        last=saved_words(view.last_suspend, now) if view.last_suspend else "",
         # why it is suspended, and how large it is
         suspended=_suspended(view),
         # why it cannot be resumed now
@@ -162,7 +160,6 @@ def card(
         until=_until(view),
         # whether a quota may delete it
         for_quota=bool(view.facts.suspension and view.facts.suspension.for_quota),
-        back=_last_return(view, now),
         steps=[_progress(step) for step in view.steps] if tone == "busy" else [],
         main=_main_buttons(view, manages=manages),
         more=_more_buttons(view, longest_keep, manages=manages),
@@ -233,16 +230,6 @@ def _describe_checkpoint(state: KeptState, now: float) -> str:
 def ago(at: float, now: float) -> Moment:
     """A moment in the past: "12 min ago"."""
     return Moment(words.ago(now - at), _iso(at))
-
-
-def saved_words(info: CheckpointInfo, now: float) -> str:
-    """A checkpoint's age and size: "5 min ago, 1.2 GB in 3.4 s, 400 MB stored"."""
-    took = sum(step.seconds for step in info.steps) or info.frozen_seconds
-    text = words.size(info.logical_bytes)
-    if took:
-        text += f" in {took:.1f} s"
-    stored = words.size(info.stored_bytes)
-    return f"{ago(info.created, now).words}, {text}, {stored} stored"
 
 
 def _iso(at: float) -> str:
@@ -343,19 +330,6 @@ def _until(view: SessionView) -> Moment | None:
     if not known or known.until is None or view.phase is not Phase.SUSPENDED:
         return None
     return Moment(words.moment(known.until), _iso(known.until))
-
-
-def _last_return(view: SessionView, now: float) -> str:
-    """Say when it last returned, and how: "5 min ago, 1.2 GB in 2.1 s"."""
-    resumed = view.facts.resumed
-    if not resumed:
-        return ""
-    took = f"{words.size(resumed.bytes)} in {resumed.seconds:.1f} s"
-    then = (
-        f" It is as it was at {words.moment(resumed.as_of)}." if resumed.as_of else ""
-    )
-    newer = f" Newer files lie in {', '.join(resumed.newer)}." if resumed.newer else ""
-    return f"{ago(resumed.at, now).words}, {took}{then and '.'}{then}{newer}"
 
 
 def _progress(step: Step) -> ProgressLine:
