@@ -6,11 +6,7 @@ from jupyterhub_gpu_reclaim.common import codec, deletion_orders
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.hub.spawner import known_servers
-from jupyterhub_gpu_reclaim.hub.spawner.known_servers import KnownServers
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import CheckpointContents
-
-ADA = SessionKey("ada")
 
 
 class Checkpoint:
@@ -38,13 +34,3 @@ def test_order_to_delete_of_another_version_deletes_nothing(tmp_path, caplog):
     deletion_orders.write(tmp_path, order)
     assert list(deletion_orders.pending(tmp_path)) == []
     assert "The order has version 2" in caplog.text
-
-
-def test_server_noted_in_another_version_is_still_there(tmp_path):
-    """Its next start asks; it is never cold beside what may be saved."""
-    servers = KnownServers(tmp_path)
-    servers.add(ADA, "s1")
-    (note,) = (tmp_path / known_servers.FOLDER).iterdir()
-    note.write_bytes(note.read_bytes().replace(b'"version":1', b'"version":2'))
-    assert servers.has(ADA)
-    assert servers.sessions(ADA) == ()

@@ -16,13 +16,12 @@ import hashlib
 import logging
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.durable import sync_folder, write_durably
-from jupyterhub_gpu_reclaim.common.errors import BadRequest
-from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
 
 _log = logging.getLogger(__name__)
 
@@ -33,17 +32,12 @@ FOLDER = "servers"
 MOST_SESSIONS = 16
 
 
-class KnownServer(Value, frozen=True, kw_only=True):
-    """The content of a file; its name tells nothing to a person who looks."""
-
-    version: int = codec.VERSION
-    user: str
-    server: str = ""
-    sessions: tuple[str, ...] = ()  #: ids of those that were begun; the newest last
-
-
 class KnownServers:
-    """The files of all servers, in the service's own folder; None: nothing is noted."""
+    """The files of all servers, in the service's own folder; None: nothing is noted.
+
+    Their names tell nothing to a person who looks; each holds the ids of its sessions,
+    the newest last.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder / FOLDER if folder is not None else None
@@ -57,12 +51,8 @@ class KnownServers:
         """Ids of the sessions that were begun for that server, as far as noted."""
         path = self._path(key)
         try:
-            written = path.read_bytes() if path is not None else b""
-            if not written:
-                return ()
-            return codec.decode_kept(written, KnownServer, "The note").sessions
-        except (OSError, BadRequest) as error:
-            _log.debug("%s: no note of its sessions: %s", key, error)
+            return tuple(path.read_text().split()) if path is not None else ()
+        except OSError:
             return ()
 
     def add(self, key: SessionKey, session: str) -> None:
@@ -71,10 +61,9 @@ class KnownServers:
         if path is None or (path.exists() and session in {"", *known}):
             return
         ids = (*known, session)[-MOST_SESSIONS:] if session else known
-        server = KnownServer(user=key.user, server=key.server, sessions=ids)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            write_durably(path, codec.encode(server))
+            write_durably(path, "\n".join(ids).encode())
         except OSError as error:
             _log.warning("%s: not noted beside the Hub's database: %s", key, error)
 
