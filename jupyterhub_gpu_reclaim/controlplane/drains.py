@@ -6,6 +6,7 @@ How the sessions of a drained node are judged and warned is in ``decide/draining
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -115,7 +116,7 @@ class Drains:
                     why=notice.why,
                 )
                 self._begin(drain)
-            elif not before.over and _is_sooner(until, before.until):
+            elif not before.over and until and until < (before.until or math.inf):
                 # what was cordoned, say, has an end now
                 self._begin(msgspec.structs.replace(before, until=until))
 
@@ -147,10 +148,6 @@ class Drains:
     def _forget(self, node: str) -> None:
         self._journal.forget_notes(NoteKind.DRAIN, node)
         self._orders.pop(node, None)
-
-
-def _is_sooner(until: float | None, before: float | None) -> bool:
-    return until is not None and (before is None or until < before)
 
 
 def _report_on(row: SessionRow, drain: Drain) -> DrainedSession | None:

@@ -78,7 +78,9 @@ async def collect(sessions: Sessions) -> None:
             stuck.add(due.key)
             continue
         if row is not None and superseded and due.name:
-            _set_aside(sessions, row, due)
+            needed = "" if row.checkpoint == due.id else row.checkpoint
+            aside = [sessions.aside(due)]
+            sessions.update(row.key, checkpoints=aside, checkpoint=needed)
             continue
         try:
             # It may end before a late order arrives: its agent looks once more.
@@ -97,11 +99,6 @@ async def collect(sessions: Sessions) -> None:
             sessions.update(due.key, checkpoint="")
         else:
             sessions.touch(due.key)
-
-
-def _set_aside(sessions: Sessions, row: SessionRow, due: CheckpointRow) -> None:
-    needed = "" if row.checkpoint == due.id else row.checkpoint
-    sessions.update(row.key, checkpoints=[sessions.aside(due)], checkpoint=needed)
 
 
 def _due(sessions: Sessions) -> list[CheckpointRow]:
@@ -182,15 +179,16 @@ def discard(
 def kept_of(sessions: Sessions) -> list[Kept]:
     standing = {row.key: row for row in sessions.journal.sessions()}
     return [
-        _as_kept(row, standing.get(row.key))
+        Kept(
+            row.id,
+            row.key,
+            keeps(row.info),
+            row.info.created,
+            _use(row, standing.get(row.key)),
+        )
         for row in sessions.journal.checkpoints()
         if row.keeping is not Keeping.TO_DELETE
     ]
-
-
-def _as_kept(row: CheckpointRow, session: SessionRow | None) -> Kept:
-    use = _use(row, session)
-    return Kept(row.id, row.key, keeps(row.info), row.info.created, use)
 
 
 def _use(row: CheckpointRow, session: SessionRow | None) -> Use:

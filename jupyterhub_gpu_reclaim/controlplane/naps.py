@@ -118,8 +118,9 @@ class Napper:
 
     def found_awake(self, row: SessionRow, tree: Tree) -> None:
         """Note that a tree runs that the journal has as napping: somebody used it."""
-        for step in _wake_steps(tree.steps):
-            self.sessions.counters.step("wake", step)
+        if [step.step for step in tree.steps] in ([MOVE], [ROOM, MOVE]):
+            for step in tree.steps:
+                self.sessions.counters.step("wake", step)
         self._note_woken(row, tree, SERVICE)
 
     def _note_woken(self, row: SessionRow, tree: Tree, by: str) -> None:
@@ -178,11 +179,6 @@ class Napper:
 
 def _still_runs(before: SessionRow, now: SessionRow) -> bool:
     return now.incarnation == before.incarnation and now.phase in LIVE
-
-
-def _wake_steps(steps: list[Step]) -> list[Step]:
-    names = [step.step for step in steps]
-    return steps if names in (["gpu"], ["room", "gpu"]) else []
 
 
 #: Steps of a wake: waiting for memory, and moving it back.

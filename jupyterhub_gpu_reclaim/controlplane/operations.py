@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Refused,
     Unreachable,
 )
-from jupyterhub_gpu_reclaim.common.models import Event
+from jupyterhub_gpu_reclaim.common.models import Event, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
@@ -72,6 +72,13 @@ async def end_of(
         if calling:
             calling.cancel()
     raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
+
+
+async def call_off(sessions: Sessions, row: SessionRow) -> None:
+    """Cancel a suspend under way, unless its node is drained."""
+    if row.phase is Phase.SUSPENDING and sessions.drains.of_session(row) is None:
+        with suppress(Refused, NotFound):
+            await sessions.agent.order(row.incarnation, Cancel())
 
 
 async def _call_off_once(

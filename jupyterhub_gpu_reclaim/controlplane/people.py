@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import unicodedata
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common.auth.principals import of_user
 from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
@@ -31,6 +29,7 @@ from jupyterhub_gpu_reclaim.controlplane import (
     audit,
     expiry,
     marks,
+    operations,
     owners,
     retention,
     taking,
@@ -148,9 +147,7 @@ class UserApi:
         """
         row = self._own_row(key, by)
         if row.phase not in LIVE:
-            raise Refused(
-                Reason.WRONG_PHASE, phase=row.phase.value, action="be saved now"
-            )
+            raise _wrong_phase(row, "be saved now")
         if row.intent not in {Intent.NONE, Intent.SAVE}:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.intent.value)
         self._check_stays(row)
@@ -197,7 +194,7 @@ class UserApi:
         self._settle_account(key, by, manages=manages)
         if row.phase in {Phase.SUSPENDED, Phase.RELEASING, Phase.SUSPENDING}:
             self._sessions.order(key, Intent.RESUME, by)
-            await self._call_off_suspend(row)
+            await operations.call_off(self._sessions, row)
         elif row.phase is Phase.STOPPED:
             raise _wrong_phase(row, SessionEvent.RESTORE)
 
@@ -234,7 +231,7 @@ class UserApi:
         """
         row = self._own_row(key, by)
         if row.phase is Phase.STOPPED and seconds:
-            raise Refused(Reason.WRONG_PHASE, phase="stopped", action="be kept")
+            raise _wrong_phase(row, "be kept")
         if seconds:
             self._check_stays(row)
         self._check_keep(seconds, manages=manages)
@@ -250,7 +247,7 @@ class UserApi:
             **(NO_ORDER if seconds and ordered else {}),
         )
         if seconds:
-            await self._call_off_suspend(row)
+            await operations.call_off(self._sessions, row)
         runtime = self._sessions.runtime(key)
         if runtime.suspends_at is not None and seconds:
             runtime.suspends_at = None
@@ -436,9 +433,7 @@ class UserApi:
         if incarnation not in {tree.incarnation for tree in trees}:
             raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
         if incarnation == row.incarnation and row.phase is not Phase.STOPPED:
-            raise Refused(
-                Reason.WRONG_PHASE, phase=row.phase.value, action="be ended like this"
-            )
+            raise _wrong_phase(row, "be ended like this")
         await taking.end(self._sessions, key, incarnation)
         line = self._sessions.audit_line(key, by, "end second tree", incarnation)
         self._sessions.update(key, line, failure=None)
@@ -534,12 +529,6 @@ class UserApi:
             owners.give(self._sessions, key)
             _log.warning("%s: %s has given it to the name's new account", key, by)
 
-    async def _call_off_suspend(self, row: SessionRow) -> None:
-        drained = self._sessions.drains.of_session(row) is not None
-        if row.phase is Phase.SUSPENDING and not drained:
-            with suppress(NotFound):
-                await self._sessions.agent.order(row.incarnation, orders.Cancel())
-
 
 def _checked_name(text: str) -> str:
     """Return a name for people, as one line.
@@ -562,5 +551,5 @@ def _shows(character: str) -> bool:
     return not unseen
 
 
-def _wrong_phase(row: SessionRow, happened: SessionEvent) -> Refused:
-    return Refused(Reason.WRONG_PHASE, phase=row.phase.value, action=happened.value)
+def _wrong_phase(row: SessionRow, action: str) -> Refused:
+    return Refused(Reason.WRONG_PHASE, phase=row.phase.value, action=action)

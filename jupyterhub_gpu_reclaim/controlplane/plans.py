@@ -23,7 +23,6 @@ from jupyterhub_gpu_reclaim.common import agent_orders as orders
 from jupyterhub_gpu_reclaim.common import codec, text
 from jupyterhub_gpu_reclaim.common.auth.principals import of_user
 from jupyterhub_gpu_reclaim.common.errors import (
-    NotFound,
     ReclaimError,
     Refused,
     StoreError,
@@ -42,7 +41,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
-from jupyterhub_gpu_reclaim.controlplane import owners, retention, taking
+from jupyterhub_gpu_reclaim.controlplane import operations, owners, retention, taking
 from jupyterhub_gpu_reclaim.controlplane.observer import in_order
 from jupyterhub_gpu_reclaim.controlplane.phase import Observed
 from jupyterhub_gpu_reclaim.controlplane.schema import NoteKind
@@ -70,7 +69,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
-    from jupyterhub_gpu_reclaim.common.models import Failure, Identity, Tree
+    from jupyterhub_gpu_reclaim.common.models import Identity, Tree
     from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
     from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.observer import Observer
@@ -111,9 +110,7 @@ class Planner:
         row = self.sessions.row(key)
         if row.phase is not Phase.SUSPENDING:
             return
-        if self.sessions.drains.of_session(row) is None:
-            with suppress(Refused, NotFound):
-                await self.sessions.agent.order(row.incarnation, orders.Cancel())
+        await operations.call_off(self.sessions, row)
         self.sessions.look(key)
         await self.moved(key, lambda now: now.phase is not Phase.SUSPENDING)
 
@@ -246,8 +243,10 @@ class Planner:
         except ReclaimError as error:
             _log.info("%s: start refused: %s", key, error)
             failure = codec.failure_of(error)
-            with suppress(ReclaimError):  # the journal says so itself
-                self._tell_why(key, failure)
+            if self.sessions.row(key).intent is Intent.RESUME:
+                # Who asked is told why: the Hub only says that it was refused.
+                with suppress(ReclaimError):  # the journal says so itself
+                    self.sessions.update(key, failure=failure, **NO_ORDER)
             return StartPlan(action="refuse", failure=failure)
         finally:
             self.sessions.look(key)
@@ -295,11 +294,6 @@ class Planner:
                 # What was said before the question is no answer to it.
                 self.sessions.update(row.key, failure=action.failure, **NO_ORDER)
         return StartPlan(action="refuse", failure=action.failure)
-
-    def _tell_why(self, key: SessionKey, failure: Failure) -> None:
-        """Tell it whoever has asked: the Hub only says that it was refused."""
-        if self.sessions.row(key).intent is Intent.RESUME:
-            self.sessions.update(key, failure=failure, **NO_ORDER)
 
     def _check_open(self) -> None:
         """Refuse a start on a drained machine; a cluster places pods elsewhere."""
@@ -508,18 +502,16 @@ class Planner:
             case ActionKind.REFUSE if answer.action.failure is not None:
                 raise codec.error_of(answer.action.failure, Refused)
             case ActionKind.SAVED:
-                return self._release_plan(key)
+                row = self.sessions.row(key)
+                return StopPlan(
+                    action="release",
+                    checkpoint=row.checkpoint,
+                    suspension=self.sessions.suspension(row),
+                )
             case ActionKind.KEEP:
                 self.sessions.look(key)
                 return StopPlan(action="keep")
         return StopPlan(action="stop")
-
-    def _release_plan(self, key: SessionKey) -> StopPlan:
-        row = self.sessions.row(key)
-        suspension = self.sessions.suspension(row)
-        return StopPlan(
-            action="release", checkpoint=row.checkpoint, suspension=suspension
-        )
 
     async def _save_first(self, key: SessionKey) -> None:
         """Capture once more: it runs again, and the Hub cannot be stopped (trap T8)."""

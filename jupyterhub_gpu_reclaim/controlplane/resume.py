@@ -93,7 +93,7 @@ class Resumer:
             self.failed(row, self.line.told(row, end.failure))
 
     async def _restore(self, row: SessionRow) -> Event:
-        unserved = self.sessions.runtime(row.key).lacks_memory
+        unserved = self.sessions.runtime(row.key).lacks_memory_since is not None
         noted = self.sessions.journal.noted(NoteKind.FILES_BACK, row.checkpoint)
         order = orders.Restore(row.checkpoint, put_files_back=noted is not None)
 

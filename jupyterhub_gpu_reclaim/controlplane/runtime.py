@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Nap,
         Sample,
         SessionKey,
+        SessionView,
         Shortage,
         Step,
         Tree,
@@ -42,10 +43,6 @@ class NapTrouble:
     failure: Failure
     failures: int  #: naps failed in a row
     until: float | None  #: no nap by policy before; None: it was a wake
-
-    @property
-    def is_wake(self) -> bool:
-        return self.until is None
 
     @property
     def is_short(self) -> bool:
@@ -114,11 +111,6 @@ class Runtime:
         return Phase.WARNED if warned else row.phase
 
     @property
-    def lacks_memory(self) -> bool:
-        """Whether its resume has its place, and waits for memory of a GPU."""
-        return self.lacks_memory_since is not None
-
-    @property
     def cards(self) -> list[GpuSample]:
         return (self.sample.gpus or []) if self.sample is not None else []
 
@@ -148,10 +140,8 @@ class Runtime:
 
     @property
     def wake_failed(self) -> bool:
-        return self.nap_trouble is not None and self.nap_trouble.is_wake
+        return self.nap_trouble is not None and self.nap_trouble.until is None
 
-
-T = TypeVar("T")
 
 #: Most changes that a reader may lag behind before it is dropped.
 READER_LIMIT = 256
@@ -160,11 +150,11 @@ READER_LIMIT = 256
 EVENT_LIMIT = 4096
 
 
-class Broadcast(Generic[T]):
+class Broadcast:
     def __init__(self) -> None:
-        self._readers: set[asyncio.Queue[T | None]] = set()
+        self._readers: set[asyncio.Queue[SessionView | None]] = set()
 
-    def publish(self, value: T) -> None:
+    def publish(self, value: SessionView) -> None:
         for queue in list(self._readers):
             if queue.full():
                 self._drop(queue)
@@ -175,9 +165,9 @@ class Broadcast(Generic[T]):
         for queue in list(self._readers):
             self._drop(queue)
 
-    async def read(self) -> AsyncIterator[T]:
+    async def read(self) -> AsyncIterator[SessionView]:
         """Yield everything from now on; ends when this reader is too slow."""
-        queue: asyncio.Queue[T | None] = asyncio.Queue(READER_LIMIT)
+        queue: asyncio.Queue[SessionView | None] = asyncio.Queue(READER_LIMIT)
         self._readers.add(queue)
         try:
             while (value := await queue.get()) is not None:
@@ -185,7 +175,7 @@ class Broadcast(Generic[T]):
         finally:
             self._readers.discard(queue)
 
-    def _drop(self, queue: asyncio.Queue[T | None]) -> None:
+    def _drop(self, queue: asyncio.Queue[SessionView | None]) -> None:
         self._readers.discard(queue)
         while not queue.empty():
             queue.get_nowait()

@@ -59,7 +59,7 @@ from jupyterhub_gpu_reclaim.controlplane.session import (
 from jupyterhub_gpu_reclaim.controlplane.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent, Hub
@@ -108,7 +108,9 @@ class Sessions:
         self.words = itertools.count(1)
         #: has a worker look at a session
         self.look: Callable[[SessionKey], None] = lambda _: None
-        self._views: Broadcast[SessionView] = Broadcast()
+        self._views = Broadcast()
+        #: every change of a view, from now on
+        self.changes = self._views.read
         self._changed = ChangeSignal()
 
     # --- rows
@@ -482,10 +484,6 @@ class Sessions:
         row = self.journal.session(key)
         if row is not None:
             self._views.publish(self._view_of(row))
-
-    async def changes(self) -> AsyncIterator[SessionView]:
-        async for view in self._views.read():
-            yield view
 
     def close(self) -> None:
         self._views.close()

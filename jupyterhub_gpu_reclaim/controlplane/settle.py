@@ -446,21 +446,17 @@ def _settle_trees(row: SessionRow, observed: Observed, asked: Asked) -> Action |
         if observed.saved is None:
             continue
         if tree.state is TreeState.CAPTURED:
-            return _settle_captured(row, observed, tree)
+            saved = observed.checkpoint(tree.checkpoint)
+            if saved is None:
+                return Action(ActionKind.THAW, tree)
+            taken = _take_captured(row, observed, saved, tree)
+            return taken or Action(ActionKind.KILL, tree, saved)
         if tree.state is TreeState.RESTORING:
             return in_flight("restore")  # the journal is older: it runs soon, or fails
         if tree.incarnation != asked.incarnation:
             # Of a start that is over: its container was started again (Docker).
             return Action(ActionKind.KILL, tree)
     return None
-
-
-def _settle_captured(row: SessionRow, observed: Observed, tree: Tree) -> Action:
-    saved = observed.checkpoint(tree.checkpoint)
-    if saved is None:
-        return Action(ActionKind.THAW, tree)
-    taken = _take_captured(row, observed, saved, tree)
-    return taken or Action(ActionKind.KILL, tree, saved)
 
 
 def _settle_saved(row: SessionRow, observed: Observed, asked: Asked) -> Action:

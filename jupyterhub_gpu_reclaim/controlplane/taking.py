@@ -131,7 +131,12 @@ class Taker:
         elif row.phase is Phase.SUSPENDING and saved is not None:
             self.suspender.committed(row, saved)
         elif saved is not None:
-            captured(self.sessions, row, saved)
+            self.sessions.apply(
+                row.key,
+                SessionEvent.COMMITTED,
+                checkpoints=self.sessions.found([saved]),
+                **_columns(row, saved, [saved]),
+            )
 
     def _take_suspended(
         self,
@@ -231,7 +236,8 @@ def lost(
     failure = failure_of(Reason.ENDED_AFTER_RETURN)
     order: dict[str, Any] = {}
     if saved.incarnation == row.incarnation or sessions.saved_every(row.key):
-        how = "" if ended is None else f" ({_in_brackets(ended.message)})"
+        why = "" if ended is None else ended.message.removesuffix(".")
+        how = why and f" ({why[:1].lower()}{why[1:]})"
         sample = sessions.runtime(row.key).sample
         seen = 0.0 if sample is None else sample.at
         at = ended.at if ended is not None else 0.0
@@ -247,19 +253,6 @@ def lost(
         checkpoint=saved.id,
         **retention.highest(row, [saved]),
         **order,
-    )
-
-
-def _in_brackets(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:].removesuffix(".")
-
-
-def captured(sessions: Sessions, row: SessionRow, saved: CheckpointInfo) -> SessionRow:
-    return sessions.apply(
-        row.key,
-        SessionEvent.COMMITTED,
-        checkpoints=sessions.found([saved]),
-        **_columns(row, saved, [saved]),
     )
 
 

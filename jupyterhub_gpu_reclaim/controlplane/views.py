@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES, of_user
 from jupyterhub_gpu_reclaim.common.models import (
@@ -37,6 +37,8 @@ def view_of(
     gpus_held: int = 0,
 ) -> SessionView:
     kept = [each for each in kept if not retention.is_hidden(row, each)]
+    needed = {Keeping.CURRENT, Keeping.SUPERSEDED}
+    saved = [each.info for each in kept if each.keeping in needed]
     ended = row.phase.rests
     operation = runtime.operation
     return SessionView(
@@ -53,7 +55,7 @@ def view_of(
         suspends_at=runtime.suspends_at,
         gpus=[] if ended else runtime.cards,
         steps=operation.steps() if operation is not None else [],
-        last_suspend=_newest_needed(kept),
+        last_suspend=saved[-1] if saved else None,
         kept=kept_states(kept, row),
         facts=msgspec.structs.replace(
             _facts(row, runtime, policy),
@@ -82,11 +84,6 @@ def kept_states(rows: list[CheckpointRow], session: SessionRow) -> list[KeptStat
     ]
 
 
-def _newest_needed(kept: list[CheckpointRow]) -> CheckpointInfo | None:
-    mine = [c.info for c in kept if c.keeping in {Keeping.CURRENT, Keeping.SUPERSEDED}]
-    return mine[-1] if mine else None
-
-
 def _facts(
     row: SessionRow, runtime: Runtime, policy: SessionPolicy | None
 ) -> SessionFacts:
@@ -95,7 +92,7 @@ def _facts(
         opted_out_by=row.opted_out_by,
         intent=row.intent.value,
         node=row.node,
-        resumed=_last_return(row, runtime.operation),
+        resumed=_last_return(row, runtime.operation) or UNSET,
         place=UNSET if waiting is None else waiting.place,
         terms=UNSET if policy in (None, SessionPolicy()) else policy,
         nap=runtime.nap or UNSET,
@@ -106,13 +103,11 @@ def _facts(
     )
 
 
-def _last_return(
-    row: SessionRow, operation: OperationEvents | None
-) -> Resumed | UnsetType:
+def _last_return(row: SessionRow, operation: OperationEvents | None) -> Resumed | None:
     if operation is None or operation.kind != "resume" or not operation.succeeded:
-        return UNSET
+        return None
     if row.phase is Phase.RESUMING or row.resumed_at is None:
-        return UNSET  # it answers, which is not yet noted
+        return None  # it answers, which is not yet noted
     tree = operation.tree
     return Resumed() if tree is None else Resumed(as_of=tree.as_of, newer=tree.newer)
 

@@ -291,7 +291,7 @@ class Worker:
             await self.suspender.attach(row)
             return 0.0
         await self.resumer.follow(row)
-        waits = self.sessions.runtime(row.key).lacks_memory
+        waits = self.sessions.runtime(row.key).lacks_memory_since is not None
         return self.sessions.settings.pace * (WAITING_PACES if waits else 1)
 
     async def _call_off(self, row: SessionRow, action: Action) -> None:
@@ -364,10 +364,10 @@ class Worker:
     async def _make_room(self, row: SessionRow) -> float:
         if not await self.warnings.is_fresh(row):
             return self.sessions.settings.pace
-        wanted = self.judge.gives_room(row) and await self.room.is_wanted(row)
-        # A sample that has come in the meantime may say otherwise.
+        # Who waited may have its memory by now.
+        wanted = self.sessions.runtime(row.key).makes_room_for is not None
         why = self.judge.gives_room(row) if wanted else None
-        if why is not None and self.sessions.row(row.key) == row:
+        if why is not None:
             await self.napper.make_room(row, why)
         self.room.refresh()  # another one has to, if this one could not
         return 0.0

@@ -106,7 +106,7 @@ class GpuQueue:
         """
         if not self.sessions.settings.gpu_wait:
             return True
-        if not self.sessions.runtime(row.key).lacks_memory:
+        if self.sessions.runtime(row.key).lacks_memory_since is None:
             if not self.sessions.gpus_of(row) or not self._waiting_rows():
                 return True
             self._join(row)
@@ -122,7 +122,7 @@ class GpuQueue:
             or self.over(row) is not None
         ):
             return False
-        if not self.sessions.runtime(row.key).lacks_memory:
+        if self.sessions.runtime(row.key).lacks_memory_since is None:
             self._join(row)
         return True
 
@@ -161,7 +161,7 @@ class GpuQueue:
             row
             for row in self.sessions.journal.sessions()
             if row.phase is Phase.RESUMING
-            and self.sessions.runtime(row.key).lacks_memory
+            and self.sessions.runtime(row.key).lacks_memory_since is not None
         ]
 
     def _gpu_holders(self) -> Counter[str]:
@@ -240,7 +240,7 @@ class Preemption:
                 continue  # it wakes: others nap for it
             # Of those who share a machine's GPUs the first alone may try, and how much
             # it finds is seen when it does: one session goes at a time.
-            shares = self.sessions.runtime(each.key).lacks_memory
+            shares = self.sessions.runtime(each.key).lacks_memory_since is not None
             if shares and in_place:
                 continue
             in_place = in_place or shares

@@ -59,17 +59,6 @@ class RoomMaker:
             runtime.passed_over = self.sessions.clock.monotonic() + PASSED_OVER
             self.refresh()
 
-    async def is_wanted(self, row: SessionRow) -> bool:
-        key = self.sessions.runtime(row.key).makes_room_for
-        if key is None:
-            return False
-        waiter, asked = self.sessions.row(key), self.sessions.clock.monotonic()
-        tree = await self.sessions.agent.tree(waiter.incarnation)
-        if self.sessions.row(key).incarnation != waiter.incarnation:
-            return False
-        self.sessions.note_nap(key, tree, asked)
-        return tree.shortage is not None
-
     def _snapshots(self, cards: set[str]) -> Iterator[SessionSnapshot]:
         now = self.sessions.clock.monotonic()
         for row in self.sessions.journal.sessions() if cards else ():

@@ -41,19 +41,11 @@ class _User(Value, frozen=True, kw_only=True):
     servers: dict[str, _Server] | None = None
 
 
-class _NextPage(Value, frozen=True, kw_only=True):
-    offset: int
-
-
-class _Pagination(Value, frozen=True, kw_only=True):
-    next: _NextPage | None = None
-
-
 class _UsersPage(
     Value, frozen=True, kw_only=True, rename={"pagination": "_pagination"}
 ):
     items: list[_User]
-    pagination: _Pagination = _Pagination()
+    pagination: dict[str, Any]
 
 
 class _Message(Value, frozen=True, kw_only=True):
@@ -101,8 +93,8 @@ class HubClient:
             path = f"/users?state=active&offset={offset}&limit={PAGE}"
             page = _decode(await self._get(path, accept=_PAGINATION), _UsersPage, path)
             found += page.items
-            following = page.pagination.next
-            offset = following.offset if following is not None else None
+            following = page.pagination.get("next")
+            offset = following and following["offset"]
         return found
 
     async def server(self, key: SessionKey) -> HubState:

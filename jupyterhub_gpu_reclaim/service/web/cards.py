@@ -165,7 +165,9 @@ def card(
         more=_more_buttons(view, longest_keep, manages=manages),
         # the checkpoint that "delete" names; empty: none
         deletes=view.checkpoint if has_saved else "",
-        deletes_what=_what_it_is_in(view),
+        deletes_what="save point"
+        if any(one.save_point for one in view.kept if one.id == view.checkpoint)
+        else "suspended session",
         # its user has a session under a former name
         renamed=failure is not None and failure.code == Reason.RENAMED.value,
         states=_states(view, now),
@@ -201,11 +203,6 @@ def _states(view: SessionView, now: float) -> list[OtherCheckpoint]:
 
 def _what(state: KeptState) -> str:
     return "save point" if state.save_point else "checkpoint"
-
-
-def _what_it_is_in(view: SessionView) -> str:
-    saved = any(one.save_point for one in view.kept if one.id == view.checkpoint)
-    return "save point" if saved else "suspended session"
 
 
 def _title(state: KeptState) -> str:
