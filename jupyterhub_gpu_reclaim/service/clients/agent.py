@@ -156,8 +156,7 @@ class AgentClient:
     # --- doing
     def follow(self, incarnation: str, order: AgentOrder) -> AsyncIterator[Event]:
         """Give an order that streams, or attach to it; the last event is the end."""
-        path, data = _path(incarnation, order), codec.encode(order)
-        return self._authority.stream(lambda: self._events(path, data))
+        return self._events(_path(incarnation, order), codec.encode(order))
 
     async def order(self, subject: str, order: AgentOrder) -> None:
         limit = self._quick if order.quick else self._slow
@@ -186,7 +185,11 @@ class AgentClient:
         try:
             async for line in lines:
                 if isinstance(line, Answer):
-                    raise _error(line, path)
+                    error = _error(line, path)
+                    if error.reason is Reason.FORMER_SERVICE:
+                        # Our term is raised by the next question.
+                        raise _unreachable(str(error))
+                    raise error
                 if line.strip():
                     yield _decode(line, Event, path)
         except NoResponse as silent:

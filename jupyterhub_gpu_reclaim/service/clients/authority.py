@@ -7,7 +7,6 @@ is ours, its term is raised above what that agent has seen, and it is asked agai
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError, Unreachable
@@ -15,13 +14,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import TERM
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        AsyncIterator,
-        Awaitable,
-        Callable,
-        Iterable,
-    )
+    from collections.abc import Awaitable, Callable, Iterable
 
     from jupyterhub_gpu_reclaim.controlplane.journal import Journal
 
@@ -62,21 +55,6 @@ class Authority:
                 return await once()
             except Refused as refusal:
                 self._rise(self._outranked(refusal))
-        raise self._outbid()
-
-    async def stream(
-        self, once: Callable[[], AsyncGenerator[T, None]]
-    ) -> AsyncIterator[T]:
-        """Stream the lines that answer a request, and raise our term likewise."""
-        for _ in range(_TRIES):
-            try:
-                async with aclosing(once()) as lines:
-                    async for line in lines:
-                        yield line
-            except Refused as refusal:
-                self._rise(self._outranked(refusal))
-            else:
-                return
         raise self._outbid()
 
     def _outranked(self, refusal: Refused) -> int:

@@ -97,17 +97,12 @@ class Informer:
             try:
                 await self._follow()
             except ReclaimError as error:
-                self._note_error(error)
-                asked = getattr(error, "wait", 0.0)
-                wait = max(min(asked, LONGEST_WAIT), self._wait)
-                self._wait = min(2 * self._wait, LONGEST_WAIT)
+                if self._error is None:
+                    _log.warning("pods %s: %s", "/".join(self._where), error)
+                wait, self._error = self._wait, error
+                self._wait = min(2 * wait, LONGEST_WAIT)
                 # Not all services of a cluster at once, after it was gone.
                 await self._clock.sleep(wait * random.uniform(0.75, 1.25))  # noqa: S311
-
-    def _note_error(self, error: ReclaimError) -> None:
-        if self._error is None:
-            _log.warning("pods %s: %s", "/".join(self._where), error)
-        self._error = error
 
     def _note_answer(self) -> None:
         self._heard = self._clock.monotonic()

@@ -2,8 +2,7 @@
 
 The only importer of ``kubernetes_asyncio`` in the service: KubeSpawner's own client, so
 that a Hub has it. It keeps nothing and repeats nothing: no answer in time is
-``Unreachable``, and so is one that says "too busy" (:class:`Busy`, which says how long
-to wait) or "too old" (410: list again).
+``Unreachable``, and so is one that says "too busy" or "too old" (410: list again).
 
 What it may do is ``RULES`` in ``tests/support/cluster_rules.py``; the chart's roles are
 tested against that table, and so are the calls.
@@ -45,14 +44,6 @@ _SLACK = 10.0
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 #: Seconds for what runs beside a session that has ended; Kubernetes' own is 30.
 GRACE_SECONDS = 5
-
-
-class Busy(Unreachable):
-    """The server throttles, or is being restarted (429, 5xx)."""
-
-    def __init__(self, detail: str, *, wait: float = 0.0) -> None:
-        super().__init__(Reason.CLUSTER_UNREACHABLE, detail=detail)
-        self.wait = wait  #: seconds that the server asks for
 
 
 class Api:
@@ -218,17 +209,16 @@ async def _raise_refusal(response: Any, verb: str, resource: str) -> None:
         raise Unreachable(
             Reason.CLUSTER_FORBIDS, verb=verb, resource=resource, detail=text
         )
-    wait = response.headers.get("Retry-After", "")
-    raise _error(response.status, text, float(wait) if wait.isdecimal() else 0.0)
+    raise _error(response.status, text)
 
 
-def _error(status: int, text: str, wait: float = 0.0) -> Exception:
+def _error(status: int, text: str) -> Exception:
     detail = f"status {status}: {text}"
     if status == 404:
         return NotFound(Reason.UNKNOWN_SESSION, session="on that node", detail=detail)
     if status == 409:
         return Refused(Reason.OPERATION_IN_FLIGHT, operation="pod", detail=detail)
-    return Busy(detail, wait=wait)
+    return Unreachable(Reason.CLUSTER_UNREACHABLE, detail=detail)
 
 
 def _decode(data: bytes | msgspec.Raw, kind: type[T]) -> T:
