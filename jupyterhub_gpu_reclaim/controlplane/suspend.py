@@ -93,18 +93,18 @@ class Suspender:
         self.sessions.begin(key, "suspend")
         judged = why is not None and not in_use
         sample = self.sessions.runtime(key).sample if judged else None
-        await self._follow(row, None if sample is None else sample.at)
+        await self.follow(row, None if sample is None else sample.at)
 
     def found(self, row: SessionRow, tree: Tree) -> None:
         """Note a capture under way that somebody else has ordered."""
         self.sessions.begin(row.key, "suspend")
         self.sessions.apply(row.key, SessionEvent.SUSPEND, attempt=tree.checkpoint)
 
-    async def attach(self, row: SessionRow) -> None:
-        """Follow the capture of a SUSPENDING session up to its end; begin none."""
-        await self._follow(row, seen=0.0)
+    async def follow(self, row: SessionRow, seen: float | None) -> None:
+        """Follow the capture of a SUSPENDING session up to its end, or begin it.
 
-    async def _follow(self, row: SessionRow, seen: float | None) -> None:
+        It is not begun if the session was used since ``seen``; 0: in no case.
+        """
         generation = self.sessions.next_generation(row.key)
         order = orders.Capture(row.attempt, generation, seen=seen)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec import UNSET
 
 from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES, of_user
@@ -57,11 +56,7 @@ def view_of(
         steps=operation.steps() if operation is not None else [],
         last_suspend=saved[-1] if saved else None,
         kept=kept_states(kept, row),
-        facts=msgspec.structs.replace(
-            _facts(row, runtime, policy),
-            suspension=UNSET if suspension is None else suspension,
-            gpus_held=gpus_held,
-        ),
+        facts=_facts(row, runtime, policy, suspension, gpus_held),
     )
 
 
@@ -85,13 +80,19 @@ def kept_states(rows: list[CheckpointRow], session: SessionRow) -> list[KeptStat
 
 
 def _facts(
-    row: SessionRow, runtime: Runtime, policy: SessionPolicy | None
+    row: SessionRow,
+    runtime: Runtime,
+    policy: SessionPolicy | None,
+    suspension: Suspension | None,
+    gpus_held: int,
 ) -> SessionFacts:
     waiting, awake = runtime.waiting, runtime.phase(row) is Phase.RUNNING
     return SessionFacts(
         opted_out_by=row.opted_out_by,
         intent=row.intent.value,
         node=row.node,
+        gpus_held=gpus_held,
+        suspension=suspension or UNSET,
         resumed=_last_return(row, runtime.operation) or UNSET,
         place=UNSET if waiting is None else waiting.place,
         terms=UNSET if policy in (None, SessionPolicy()) else policy,

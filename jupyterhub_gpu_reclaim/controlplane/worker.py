@@ -288,7 +288,7 @@ class Worker:
     async def _follow(self, row: SessionRow, action: Action) -> float:
         del action
         if row.phase is Phase.SUSPENDING:
-            await self.suspender.attach(row)
+            await self.suspender.follow(row, seen=0.0)
             return 0.0
         await self.resumer.follow(row)
         waits = self.sessions.runtime(row.key).lacks_memory_since is not None

@@ -20,7 +20,7 @@ from tornado.web import HTTPError, RequestHandler
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.common.auth.principals import Principal, of_service, of_user
-from jupyterhub_gpu_reclaim.common.auth.scopes import MANAGE, METRICS, STOPS_ALL
+from jupyterhub_gpu_reclaim.common.auth.scopes import MANAGE, STOPS_ALL
 from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
     NotFound,
@@ -66,7 +66,6 @@ class Person:
     name: str
     is_user: bool
     manages: bool
-    scrapes: bool
     #: Path of the only session that this call may be about: an open tab's own.
     only: str | None = None
 
@@ -270,7 +269,6 @@ class PersonRoute(HubOAuthenticated, Route):
             is_user=is_user,
             # A culler that stops servers is no manager.
             manages=bool(holds({MANAGE, STOPS_ALL} if is_user else {MANAGE}, model)),
-            scrapes=bool(holds({METRICS}, model)),
         )
 
     async def _of_tab(self, given: str) -> Person:
@@ -283,9 +281,7 @@ class PersonRoute(HubOAuthenticated, Route):
         key = shown.key
         if not self.context.control.users.tab_counts(key, shown.session):
             raise Forbidden(Reason.TAB_KEY_OVER)
-        return Person(
-            name=key.user, is_user=True, manages=False, scrapes=False, only=key.path
-        )
+        return Person(name=key.user, is_user=True, manages=False, only=key.path)
 
     async def seen_since(self, user: str) -> float:
         """The time since which the caller may see the history of a user's sessions.

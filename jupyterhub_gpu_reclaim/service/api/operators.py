@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from jupyterhub_gpu_reclaim import __version__
+from jupyterhub_gpu_reclaim.common.auth.scopes import METRICS
 from jupyterhub_gpu_reclaim.common.drain import HERE, DrainOrder, DrainReport
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import Value
@@ -57,7 +58,8 @@ class Metrics(PersonRoute):
         if self.context.metrics_open or self.is_preflight():
             return
         self.person = await self.identify(allowed_only=False)
-        if not (self.person.manages or self.person.scrapes):
+        scrapes = self.hub_auth.check_scopes({METRICS}, self.current_user)
+        if not (self.person.manages or scrapes):
             raise Forbidden(Reason.FORBIDDEN)
 
     @operation("Metrics in Prometheus's text format", answer=str, media="text/plain")

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         Failure,
         KeptState,
         SessionView,
-        Step,
     )
 
 _STATES: dict[Phase, tuple[str, str]] = {
@@ -75,13 +74,6 @@ class Button:
 
 
 @dataclass(frozen=True)
-class ProgressLine:
-    title: str
-    state: str
-    about: str
-
-
-@dataclass(frozen=True)
 class Moment:
     """A point in time for people and for machines."""
 
@@ -94,7 +86,6 @@ class OtherCheckpoint:
     id: str
     title: str  #: "Checkpoint of 2026-11-22 06:44 UTC"
     about: str
-    suspends_first: bool  #: the session runs
     what: str  #: save point or checkpoint
     name: str
 
@@ -160,7 +151,7 @@ def card(
         until=_until(view),
         # whether a quota may delete it
         for_quota=bool(view.facts.suspension and view.facts.suspension.for_quota),
-        steps=[_progress(step) for step in view.steps] if tone == "busy" else [],
+        steps=view.steps if tone == "busy" else [],
         main=_main_buttons(view, manages=manages),
         more=_more_buttons(view, longest_keep, manages=manages),
         # the checkpoint that "delete" names; empty: none
@@ -184,15 +175,13 @@ def _for_user(failure: Failure | None) -> Failure | None:
 
 
 def _states(view: SessionView, now: float) -> list[OtherCheckpoint]:
-    live = view.phase.live
-    if not live and not view.phase.rests:
+    if not view.phase.live and not view.phase.rests:
         return []
     return [
         OtherCheckpoint(
             id=one.id,
             title=_title(one),
             about=_describe_checkpoint(one, now),
-            suspends_first=live,
             what=_what(one),
             name=one.name,
         )
@@ -327,11 +316,6 @@ def _until(view: SessionView) -> Moment | None:
     if not known or known.until is None or view.phase is not Phase.SUSPENDED:
         return None
     return Moment(words.moment(known.until), _iso(known.until))
-
-
-def _progress(step: Step) -> ProgressLine:
-    about = words.progress(step.bytes, step.total_bytes, step.seconds)
-    return ProgressLine(step.title, step.state, about)
 
 
 def _main_buttons(view: SessionView, *, manages: bool) -> list[Button]:

@@ -56,7 +56,7 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["count"] = text.count
+    environment.globals["text"] = text
     return environment
 
 
