@@ -11,6 +11,7 @@ import asyncio
 import functools
 import tempfile
 import threading
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder, NextWake, Pod
 from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
     NotFound,
+    Refused,
     StoreError,
     Unreachable,
 )
@@ -402,14 +404,20 @@ class AgentOverWire:
     async def identity(self, checkpoint: str) -> Any:
         return await self._quick("identity", checkpoint)
 
-    def follow(self, incarnation: str, order: AgentOrder) -> AsyncIterator[Event]:
-        mine = self._journal()
+    async def follow(self, incarnation: str, order: AgentOrder) -> AsyncIterator[Event]:
+        stamp = self._journal().stamp
         silence = 90.0 if isinstance(order, NextWake) else 60.0
-        return Authority(mine).stream(
-            lambda: self._wire.stream(
-                "carry_out", incarnation, order, term=mine.stamp, silence=silence
-            )
+        stream = self._wire.stream(
+            "carry_out", incarnation, order, term=stamp, silence=silence
         )
+        try:
+            async with aclosing(stream) as events:
+                async for event in events:
+                    yield event
+        except Refused as refusal:
+            if refusal.reason is Reason.FORMER_SERVICE:
+                raise Unreachable(Reason.AGENT_UNREACHABLE) from None
+            raise
 
     async def order(self, subject: str, order: AgentOrder) -> None:
         limit = 15.0 if order.quick else 120.0
