@@ -10,8 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import agent_orders as orders
-from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.kept_bytes import keeps
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -23,6 +22,7 @@ from jupyterhub_gpu_reclaim.controlplane.session import (
     Intent,
     Keeping,
     SessionEvent,
+    failure_of,
 )
 from jupyterhub_gpu_reclaim.controlplane.sessions import SERVICE
 from jupyterhub_gpu_reclaim.policy.retention import Dropped, Kept, Use, drop
@@ -151,7 +151,7 @@ def retain(sessions: Sessions, limits: Retention) -> None:
         if not sessions.runtime(row.key).compared:
             continue  # what looks superseded may be all there is
         if row.keeping is Keeping.CURRENT:
-            gone = codec.failure_of(Refused(Reason.SAVED_DROPPED, why=each.why))
+            gone = failure_of(Reason.SAVED_DROPPED, why=each.why)
             discard(sessions, row.key, row.id, failure=gone)
         else:
             line = sessions.audit_line(row.key, SERVICE, "retention", each.why)

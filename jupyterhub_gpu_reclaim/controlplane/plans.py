@@ -128,7 +128,16 @@ class Planner:
         """
         for _ in range(_LOOKS):
             row = self.sessions.row(key)
-            asked = self._question(key, want, placement)
+            asked = Asked(
+                want=want,
+                incarnation=placement.incarnation,
+                checkpoint=placement.checkpoint,
+                stamp=(placement.term, placement.generation),
+                former=placement.former,
+                remembered=placement.remembered,
+                listed=self.observer.is_listed(key),
+                came_back=self.sessions.has_come_back(key),
+            )
             answer, silence = await self._ask_reconciler(row, asked)
             if self.sessions.row(key) != row:
                 continue
@@ -143,48 +152,30 @@ class Planner:
             await self.act(answer, placement)
         raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
 
-    def _question(self, key: SessionKey, want: Want, placement: Placement) -> Asked:
-        """Put the question with what the journal has, read when it is answered."""
-        return Asked(
-            want=want,
-            incarnation=placement.incarnation,
-            checkpoint=placement.checkpoint,
-            stamp=(placement.term, placement.generation),
-            former=placement.former,
-            remembered=placement.remembered,
-            listed=self.observer.is_listed(key),
-            came_back=self.sessions.has_come_back(key),
-        )
-
     async def _ask_reconciler(
         self, row: SessionRow, asked: Asked
     ) -> tuple[Answer, ReclaimError | None]:
         """Ask the reconciler, with as few questions to others as it needs."""
-        observed = Observed(None, None, None)
+        agent, observed = self.sessions.agent, Observed(None, None, None)
         silence: ReclaimError | None = None
         answer = self._settle(row, observed, asked)
-        for look_at in (self._ask_for_trees, self._ask_for_checkpoints):
+        for part in ("trees", "checkpoints"):
             if answer.action.kind is not ActionKind.UNANSWERED:
                 break
             try:
-                observed = await look_at(row.key, observed)
+                if part == "trees":
+                    trees = await agent.trees(row.key)
+                    observed = observed._replace(trees=tuple(trees))
+                else:
+                    saved = await agent.checkpoints(row.key)
+                    observed = observed._replace(saved=in_order(saved))
             except (Unreachable, StoreError) as error:
                 # The first is told: it is why the second was of no use.
                 silence = silence or error
-            if silence is not None and look_at == self._ask_for_checkpoints:
+            if silence is not None and part == "checkpoints":
                 asked = asked._replace(silence=silence.reason)
             answer = self._settle(row, observed, asked)
         return answer, silence
-
-    async def _ask_for_trees(self, key: SessionKey, observed: Observed) -> Observed:
-        return observed._replace(trees=tuple(await self.sessions.agent.trees(key)))
-
-    async def _ask_for_checkpoints(
-        self, key: SessionKey, observed: Observed
-    ) -> Observed:
-        return observed._replace(
-            saved=in_order(await self.sessions.agent.checkpoints(key))
-        )
 
     def _settle(self, row: SessionRow, observed: Observed, asked: Asked) -> Answer:
         observed = observed._replace(hub=HubState.SPAWNING)

@@ -280,9 +280,12 @@ class SessionsInMemory:
     def audit(
         self, of: SessionKey | str | None, limit: int = 100, before: int = 0
     ) -> list[AuditLine]:
-        key = of if isinstance(of, SessionKey) else SessionKey("ada", "gone")
-        self.calls.append(("audit", of, limit, before))
-        row = AuditLine(id=7, at=1_700_000_000.0, key=key, who="ada", what="forget")
+        key, what = SessionKey("ada", "gone"), "forget"
+        if isinstance(of, SessionKey):
+            key, what = of, "suspend"
+        else:
+            self.calls.append(("audit", of, limit, before))
+        row = AuditLine(id=7, at=1_700_000_000.0, key=key, who="ada", what=what)
         return [audit.told(row)] * min(limit, 2000)
 
     async def start_fresh(self, key: SessionKey, by: str) -> SessionView:

@@ -70,12 +70,6 @@ def test_surroundings_with_an_address_we_cannot_serve_are_refused(url):
     assert repr(url) in caught.value.message
 
 
-def test_surroundings_with_a_guessable_spawner_token_are_refused():
-    with pytest.raises(Refused) as caught:
-        HubEnvironment.read(FROM_HUB | {SPAWNER_TOKEN: "guess"})
-    assert "guess" not in caught.value.message
-
-
 def test_settings_without_a_wish_are_the_orchestrators_own():
     assert Options().settings() == Settings()
 

@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import snapshot_of
-from jupyterhub_gpu_reclaim.controlplane.session import LIVE, NO_ORDER, SAVED, Intent
+from jupyterhub_gpu_reclaim.controlplane.session import (
+    LIVE,
+    NO_ORDER,
+    SAVED,
+    Intent,
+    failure_of,
+)
 from jupyterhub_gpu_reclaim.policy.decide import deny
 
 if TYPE_CHECKING:
@@ -95,7 +99,7 @@ class Together:
             return _member_failure(failed[0], failed[0].failure.message)
         back = row.intent is Intent.RESUME
         if back or going_on or any(each.phase is Phase.RESUMING for each in others):
-            return codec.failure_of(Refused(Reason.CANCELLED))
+            return failure_of(Reason.CANCELLED)
         return None
 
     def waits(self, row: SessionRow) -> Failure | None:
@@ -138,4 +142,4 @@ def _has_gone_with(member: SessionRow, row: SessionRow) -> bool:
 
 
 def _member_failure(member: SessionRow, why: str) -> Failure:
-    return codec.failure_of(Refused(Reason.TOGETHER_FAILED, member=member.key, why=why))
+    return failure_of(Reason.TOGETHER_FAILED, member=member.key, why=why)

@@ -352,13 +352,10 @@ class Options(Configurable):
             tick_interval=self.sample_interval,
             set_aside=self.set_aside_days * _DAY,
             audit=self.audit_days * _DAY,
-            retention=self.retention(),
-        )
-
-    def retention(self) -> Retention:
-        return Retention(
-            seconds=self.keep_days * _DAY,
-            user_bytes=int(self.user_quota_gb * _GB),
-            total_bytes=int(self.total_quota_gb * _GB),
-            takes_current=self.retention_takes_suspended,
+            retention=Retention(
+                seconds=self.keep_days * _DAY,
+                user_bytes=int(self.user_quota_gb * _GB),
+                total_bytes=int(self.total_quota_gb * _GB),
+                takes_current=self.retention_takes_suspended,
+            ),
         )
