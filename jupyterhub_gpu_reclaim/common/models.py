@@ -554,11 +554,10 @@ class StopPlan(Value, frozen=True, kw_only=True):
 class Waiting(Value, frozen=True, kw_only=True):
     """A session that starts or resumes while no GPU is free."""
 
-    key: SessionKey | None = None  #: None if it is another user's
+    key: SessionKey
     place: int = 0  #: in the queue, from 1 on
     since: float
     gpus: int = 1  #: that it waits for
-    reason: str = ""
 
 
 class SessionPolicy(Value, frozen=True, kw_only=True, omit_defaults=True):

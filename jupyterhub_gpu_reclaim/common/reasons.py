@@ -186,11 +186,6 @@ class Reason(Enum):
         "It napped for another session {age} ago; not again within {limit}{rule}.",
         "Nothing to do.",
     )
-    NAP_WAITS = (
-        "It is waking and waits for memory on GPU {card}: {needed} needed, {free} free.",
-        "It goes on by itself as soon as there is room.",
-        True,
-    )
     NAP_WAKING = (
         "It is waking and waits for memory on its GPU.",
         "Nothing to do: it wakes as soon as there is room.",

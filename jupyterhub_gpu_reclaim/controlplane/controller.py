@@ -118,18 +118,11 @@ class Controller:
         self.nodes = sessions.drains
         planner = Planner(sessions, observer, deletions, resumer, together, worker)
         self._loops = ControlLoops(
-            sessions=sessions,
-            observer=observer,
-            deletions=deletions,
+            worker=worker,
             sampler=sampler,
-            judge=judge,
-            warnings=warnings,
             queue=queue,
             preemption=Preemption(sessions, choose, together) if choose else None,
-            line=line,
-            room=room,
             wakes=wakes,
-            taker=taker,
         )
         self.totals = metrics.Totals(sessions)
         self.counters = sessions.counters

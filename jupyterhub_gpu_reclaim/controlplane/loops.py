@@ -30,19 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey
-    from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import (
-        GpuQueue,
-        Preemption,
-    )
-    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge, Warnings
-    from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
+    from jupyterhub_gpu_reclaim.controlplane.decide.gpu_queue import Preemption
     from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
-    from jupyterhub_gpu_reclaim.controlplane.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.naps import WakeFollower
-    from jupyterhub_gpu_reclaim.controlplane.observer import ObservedState, Observer
+    from jupyterhub_gpu_reclaim.controlplane.observer import ObservedState
     from jupyterhub_gpu_reclaim.controlplane.phase import Observed
-    from jupyterhub_gpu_reclaim.controlplane.sessions import Sessions
-    from jupyterhub_gpu_reclaim.controlplane.taking import Taker
+    from jupyterhub_gpu_reclaim.controlplane.worker import Worker
     from jupyterhub_gpu_reclaim.controlplane.workqueue import WorkQueue
 
 
@@ -66,22 +59,17 @@ _UNREAD = {
 
 @dataclass(eq=False)
 class ControlLoops:
-    sessions: Sessions
-    observer: Observer
-    deletions: Deletions
+    worker: Worker
     sampler: SessionSampler
-    judge: Judge
-    warnings: Warnings
     queue: WorkQueue
-    line: GpuQueue
     preemption: Preemption | None
-    room: RoomMaker
     wakes: WakeFollower
-    taker: Taker
     _prune_at: float = field(default=0.0, init=False)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
+        self.sessions, self.observer = self.worker.sessions, self.worker.observer
+        self.deletions, self.judge = self.worker.deletions, self.worker.judge
         self._marks = Marks(self.sessions)
         self._news = News()
 
@@ -116,7 +104,7 @@ class ControlLoops:
 
     async def _sample(self) -> None:
         await self.sampler.sample()
-        for key in self.warnings.spared():
+        for key in self.worker.warnings.spared():
             self.queue.add(key)
 
     # --- ticks
@@ -125,7 +113,7 @@ class ControlLoops:
         self._take_up_deletions()
         state = await self.observer.observe_all(STORE_TICKS * settings.tick_interval)
         self.sampler.measure()
-        waiting = self.line.refresh()
+        waiting = self.worker.room.line.refresh()
         if self.preemption is not None:
             self.preemption.select(waiting)
         rows = {row.key for row in self.sessions.journal.sessions()}
@@ -141,7 +129,7 @@ class ControlLoops:
         self._tell_missed(missed)
         self.wakes.refresh()
         jobs.refresh(self.sessions)
-        self.room.refresh()
+        self.worker.room.refresh()
         expiry.retain(self.sessions, settings.retention)
         await expiry.collect(self.sessions)
         await self._marks.settle(state.checkpoints())
@@ -173,7 +161,7 @@ class ControlLoops:
         self._note_compared(row, observed, action.kind)
         unheard = action.phase is Phase.SUSPENDED and not row.since
         if unheard and not self.queue.busy(key):
-            self.taker.take(row, action, observed)
+            self.worker.taker.take(row, action, observed)
         elif self._wants_a_look(row, action.kind):
             self.queue.add(key)
 

@@ -157,7 +157,8 @@ async def check_names(sessions: Sessions, placement: Placement) -> None:
         Refused: ``renamed``, unless the user has said to start fresh.
     """
     mine, ids = sessions.row(placement.key), {placement.former, placement.checkpoint}
-    if ids & mine.ids or mine.phase is not Phase.STOPPED or ids == {""}:
+    known = ids & {mine.checkpoint, mine.session, mine.incarnation} - {""}
+    if known or mine.phase is not Phase.STOPPED or ids == {""}:
         return
     for key in sorted(await names_of(sessions, *ids) - {mine.key}):
         told = sessions.journal.all_noted(NoteKind.RENAMED).keys()

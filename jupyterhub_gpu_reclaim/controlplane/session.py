@@ -89,11 +89,6 @@ class SessionRow(Value, frozen=True, kw_only=True):
         """Whether nothing but a person's word, if that, makes another try go well."""
         return self.failure is not None and not self.failure.retryable
 
-    @property
-    def ids(self) -> set[str]:
-        """The ids by which the Hub may remember it."""
-        return {self.checkpoint, self.session, self.incarnation} - {""}
-
 
 class Keeping(StrEnum):
     CURRENT = "current"  #: the session is suspended in it

@@ -473,8 +473,7 @@ class Sessions:
             return None
         saved = self.journal.checkpoint(row.checkpoint)
         info = saved.info if saved is not None else None
-        why = views.cause(row.cause)
-        return views.suspension_of(row, info, why, self.settings.retention)
+        return views.suspension_of(row, info, self.settings.retention)
 
     def policy_of(self, row: SessionRow) -> SessionPolicy | None:
         return self.policies(row.key) if row.phase in session.LIVE else None

@@ -124,17 +124,14 @@ def cause(line: AuditLine | None) -> str:
 
 
 def suspension_of(
-    row: SessionRow,
-    info: CheckpointInfo | None,
-    why: str,
-    retention: Retention,
+    row: SessionRow, info: CheckpointInfo | None, retention: Retention
 ) -> Suspension:
     size, at = (info.logical_bytes, info.created) if info else (0, row.since)
     term, generation = info.stamp if info else (0, 0)
     taken, seconds = retention.takes_current, retention.seconds
     return Suspension(
         at=at,
-        why=why,
+        why=cause(row.cause),
         bytes=size,
         until=at + seconds if taken and seconds else None,
         for_quota=taken and bool(retention.user_bytes or retention.total_bytes),

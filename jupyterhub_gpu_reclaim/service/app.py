@@ -350,7 +350,7 @@ async def run(environment: HubEnvironment) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
-    if lifeline.die_with_parent(lifeline.hub_of(os.environ)):
+    if lifeline.die_with_parent(int(os.environ.get(lifeline.HUB_PID, "0"))):
         return 0
     guard = asyncio.ensure_future(lifeline.end_if_hung())
     front = Front(environment)

@@ -44,7 +44,7 @@ def test_end_of_a_suspended_session_is_what_the_retention_says(
     limits, until, for_quota
 ):
     row = SessionRow(key=ADA, since=12.5)
-    told = suspension_of(row, None, "", Retention(**limits))
+    told = suspension_of(row, None, Retention(**limits))
     assert (told.until, told.for_quota) == (until, for_quota)
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.common.models import AuditLine, SessionKey
-from jupyterhub_gpu_reclaim.controlplane.audit import AuditPage
 from tests.service.conftest import service
 from tests.support.forms import Browser
 
@@ -79,8 +78,6 @@ class TestReusedName:
             for at, message in ((200.0, "mine"), (50.0, "of the former ada"))
         ]
         monkeypatch.setattr(service.control, "audit", lambda *_: rows)
-        page = AuditPage(lines=rows, next=7)
-        monkeypatch.setattr(service.control, "story", lambda *_: page)
         service.control.users_since["ada"] = 100.0
         return service
 

@@ -23,7 +23,7 @@ import msgspec
 from jupyterhub_gpu_reclaim.common.fair_order import fair
 from jupyterhub_gpu_reclaim.common.models import Event, Failure, Phase, Step, Waiting
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.text import duration, size
+from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import snapshot_of
 from jupyterhub_gpu_reclaim.controlplane.session import LIVE, failure_of
 from jupyterhub_gpu_reclaim.controlplane.settle import no_room
@@ -70,7 +70,7 @@ class GpuQueue:
         self._tell_places(order, len(found))
         wakes = self.wakes()
         found += [self._waking(row, shortage) for row, shortage in wakes]
-        places = {each.key: each for each in found if each.key is not None}
+        places = {each.key: each for each in found}
         for key in {*places, *self.sessions.runtimes}:
             self.sessions.note_waiting(key, places.get(key))
         return found
@@ -89,14 +89,11 @@ class GpuQueue:
         return sorted(found, key=lambda one: (one[1].place, -one[1].waited, one[0].key))
 
     def _waking(self, row: SessionRow, shortage: Shortage) -> Waiting:
-        card = shortage.cards[0]
-        facts = {"needed": size(card.needed), "free": size(card.free)}
         return Waiting(
             key=row.key,
             place=shortage.place,
             since=self.sessions.clock.now() - shortage.waited,
             gpus=len(shortage.cards),
-            reason=Reason.NAP_WAITS.sentence(card=card.name or card.uuid, **facts),
         )
 
     def may_try(self, row: SessionRow) -> bool:
@@ -153,7 +150,6 @@ class GpuQueue:
             key=row.key,
             since=row.since,
             gpus=max(1, len(self.sessions.gpus_of(row))),
-            reason="No GPU of this machine has enough free memory.",
         )
 
     def _waiting_rows(self) -> list[SessionRow]:
@@ -212,7 +208,7 @@ class Preemption:
             elif runtime.goes_for and sessions.row(key).phase not in _GOING:
                 runtime.goes_for = None
 
-    def _count(self, now: float, waiting: set[SessionKey | None]) -> None:
+    def _count(self, now: float, waiting: set[SessionKey]) -> None:
         sessions = self.sessions
         for key, runtime in list(sessions.runtimes.items()):
             whom, row = runtime.goes_for, self.sessions.row(key)
@@ -233,8 +229,6 @@ class Preemption:
         wants: list[Want] = []
         in_place = False
         for each in waiting:
-            if each.key is None:
-                continue
             row = self.sessions.row(each.key)
             if row.phase in LIVE:
                 continue  # it wakes: others nap for it

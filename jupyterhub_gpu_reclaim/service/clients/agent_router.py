@@ -301,15 +301,7 @@ class AgentRouter:
         except ReclaimError:
             return []
         pods.sort(key=lambda pod: (pod.metadata.creation_timestamp or "", pod.uid))
-        return [
-            Waiting(
-                key=pod.key,
-                since=pod.created,
-                gpus=pod.gpus,
-                reason=pod.unscheduled or "",
-            )
-            for pod in pods
-        ]
+        return [Waiting(key=pod.key, since=pod.created, gpus=pod.gpus) for pod in pods]
 
     # --- the store, which all of them have
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:

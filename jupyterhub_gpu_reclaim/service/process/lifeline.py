@@ -18,7 +18,6 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
 #: Variable in our environment with the Hub's pid (``hub/config.py``).
@@ -38,11 +37,6 @@ def die_with_parent(starter: int = 0) -> bool:
     """
     checked(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0))
     return starter > 0 and starter != os.getppid() and not _exists(starter)
-
-
-def hub_of(environment: Mapping[str, str]) -> int:
-    pid = environment.get(HUB_PID, "")
-    return int(pid) if pid.isdecimal() else 0
 
 
 async def end_if_hung() -> None:
