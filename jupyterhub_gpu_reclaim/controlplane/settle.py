@@ -372,9 +372,11 @@ def _at_rest(row: SessionRow, observed: Observed) -> Action:
 def _processes_at_rest(row: SessionRow, observed: Observed) -> Action | None:
     suspended = row.phase is Phase.SUSPENDED
     for tree in observed.left():
-        over = tree.state in {TreeState.CAPTURED, TreeState.HOLDING}
-        if tree.state is TreeState.RESTORING:
-            kept = observed.checkpoint(tree.checkpoint) is not None
+        kept = observed.checkpoint(tree.checkpoint) is not None
+        over = tree.state is TreeState.HOLDING
+        if tree.state is TreeState.CAPTURED:
+            over = kept
+        elif tree.state is TreeState.RESTORING:
             over = kept and (tree.checkpoint == row.checkpoint or not suspended)
         elif tree.runs:
             over = tree.incarnation == row.incarnation and not suspended

@@ -175,6 +175,13 @@ TABLE = [
     (row("suspended"), P, [tree("holding", "i2", "")], ActionKind.NOTHING),
     (row("suspended"), S, [tree("captured")], Phase.RELEASING),
     (row("suspended"), S, [tree("running", "i2", "")], Phase.RUNNING),
+    # What it is captured as may be nowhere else; the other one is first.
+    (
+        row("suspended"),
+        S,
+        [tree("capturing"), tree("captured", "i2", "cx")],
+        ActionKind.NOTHING,
+    ),
     # RESUMING
     (row("resuming"), R, [tree("capturing", checkpoint="c2")], Phase.RUNNING),
     (row("resuming"), S, [tree("captured", checkpoint="c2")], Phase.RUNNING),
