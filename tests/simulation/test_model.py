@@ -236,7 +236,7 @@ def test_store_that_is_away_and_taken_for_empty_is_found():
 def test_late_order_that_is_obeyed_for_a_former_service_is_found(monkeypatch):
     monkeypatch.setattr(Term, "is_before", lambda self, other: False)
     with pytest.raises(Broken) as broken:
-        explore(start(faults=2, suspends=1, visits=3, kinds=[ORDERS]))
+        explore(start(faults=2, suspends=1, visits=3, works=0, kinds=[ORDERS]))
     assert "is late" in str(broken.value)
 
 
