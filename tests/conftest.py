@@ -18,6 +18,7 @@ from tests.support import (
     screenshots,
     sharing,
 )
+from tests.support.pure import pytest_ignore_collect  # noqa: F401
 
 #: The longest first, so that in the end no worker is left with one of them alone.
 LONGEST_FIRST = ["e2e", "browser", "hub", "kube", "service", "simulation"]
@@ -55,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
+    gc.freeze()  # nor is any of it looked at again, a second at a time
     gc.enable()
 
 

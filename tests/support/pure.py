@@ -29,7 +29,6 @@ FILES: Final = {
     "contracts": "backend repository",
     "controlplane": "answers audit_text phases"
     " preemption reconciler streams suspensions totals workqueue",
-    "hub": "cullers docker_container docker_spawner hub_config tljh_plugin",
     "kube": "agents pod watched",
     "node": "again card_room docker_placements ended listening messages"
     " operations outcomes placements pods records requirements rights",
@@ -40,14 +39,29 @@ FILES: Final = {
 NOT: Final = {"store/test_workers.py", "store/test_crash.py"}
 
 
+_LISTED: Final = {
+    Path(room, f"test_{name}.py")
+    for room, names in FILES.items()
+    for name in names.split()
+}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import nothing of the others, where only these are asked for."""
+    if config.option.markexpr != "pure" or TESTS not in collection_path.parents:
+        return None
+    if collection_path.is_dir():
+        return True if collection_path.name not in {*ROOMS, *FILES} else None
+    return None if _may_be(collection_path) else True
+
+
 def mark(items: list[pytest.Item]) -> None:
-    listed = {
-        Path(room, f"test_{name}.py").as_posix()
-        for room, names in FILES.items()
-        for name in names.split()
-    }
     for item in items:
-        path = item.path.relative_to(TESTS)
-        whole = path.parts[0] in ROOMS and path.as_posix() not in NOT
-        if (whole or path.as_posix() in listed) and not root.needs_root(item):
+        if _may_be(item.path) and not root.needs_root(item):
             item.add_marker("pure")
+
+
+def _may_be(file: Path) -> bool:
+    path = file.relative_to(TESTS)
+    whole = path.parts[0] in ROOMS and path.as_posix() not in NOT
+    return whole or path in _LISTED
