@@ -141,7 +141,7 @@ def test_helm_refuses_typing_mistakes(values, named):
 @pytest.mark.parametrize("name", WAYS)
 def test_all_that_values_can_make_is_valid(name):
     namespace = "gpu-reclaim" if name in EXAMPLES else "elsewhere"
-    for one in yaml.safe_load_all(helm.text(WAYS[name], namespace=namespace)):
+    for one in helm.loaded(helm.text(WAYS[name], namespace=namespace)):
         assert wrong(one) == [], name
         assert one["metadata"].get("namespace") in {namespace, "jupyterhub", None}
 
@@ -162,7 +162,6 @@ def test_no_secret_is_in_what_is_rendered_or_told(name):
     made = helm.text(WAYS[name]) + helm.notes(WAYS[name])
     assert "kind: Secret\n" not in made
     assert "PRIVATE KEY" not in made
-    assert made == helm.text(WAYS[name]) + helm.notes(WAYS[name])
     assert "randAlphaNum" not in "".join(
         path.read_text() for path in (FOLDER / "templates").rglob("*.*")
     )

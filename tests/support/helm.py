@@ -39,7 +39,12 @@ def merged(base: Any, more: Any) -> Any:
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
-    return [one for one in yaml.safe_load_all(path.read_text()) if one]
+    return [one for one in loaded(path.read_text()) if one]
+
+
+def loaded(text: str) -> list[Any]:
+    """As ``yaml.safe_load_all``, in a tenth of its time."""
+    return list(yaml.load_all(text, Loader=yaml.CSafeLoader))
 
 
 def asked(*words: str, values: str) -> subprocess.CompletedProcess[str]:
@@ -79,14 +84,14 @@ def rendered(
     namespace: str = "gpu-reclaim",
     upgrade: bool = False,
 ) -> list[dict[str, Any]]:
-    made = yaml.safe_load_all(text(values, namespace=namespace, upgrade=upgrade))
+    made = loaded(text(values, namespace=namespace, upgrade=upgrade))
     return [one for one in made if one and not hook_of(one)]
 
 
 def hooks(
     which: str, values: Mapping[str, Any] | None = None, **more: Any
 ) -> list[dict[str, Any]]:
-    made = yaml.safe_load_all(text(values, **more))
+    made = loaded(text(values, **more))
     return [one for one in made if one and which in hook_of(one).split(",")]
 
 
