@@ -4,7 +4,6 @@ import gc
 import os
 import resource
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -20,8 +19,10 @@ from tests.support import (
 )
 from tests.support.pure import pytest_ignore_collect  # noqa: F401
 
-#: The longest first, so that in the end no worker is left with one of them alone.
-LONGEST_FIRST = ["e2e", "browser", "hub", "kube", "service", "simulation"]
+#: Those that wait for programs mostly run beside those that compute; of each
+#: kind the longest first, so that in the end no worker is left with one of them alone.
+WAIT = ["e2e", "browser", "hub", "kube", "service", "ui"]
+COMPUTE = ["simulation", "node", "checkpoint", "hostile"]
 #: Modules that take the place of slow ones that no test needs. Here, before a room's
 #: own conftest.py imports any of them.
 LIGHT = str(light_modules.FOLDER)
@@ -99,15 +100,24 @@ def pytest_collection_modifyitems(
     for item in items:
         if item.get_closest_marker("long") and not config.getoption("--long"):
             item.add_marker(left_out)
-    items.sort(key=_turn)
+    turns = _turns(items)
+    items.sort(
+        key=lambda item: (turns.get(sharing.scope(item), 1), sharing.turn_of(item))
+    )
+
+
+def _turns(items: list[pytest.Item]) -> dict[str, float]:
+    """Where each of the long ones begins, as a part of all of its kind."""
+    turns: dict[str, float] = {}
+    for kind in (WAIT, COMPUTE):
+        mine = sorted(
+            (item for item in items if _folder(item) in kind),
+            key=lambda item: kind.index(_folder(item)),
+        )
+        scopes = list(dict.fromkeys(map(sharing.scope, mine)))
+        turns |= {scope: turn / len(scopes) for turn, scope in enumerate(scopes)}
+    return turns
 
 
 def _folder(item: pytest.Item) -> str:
-    return item.path.relative_to(Path(__file__).parent).parts[0]
-
-
-def _turn(item: pytest.Item) -> tuple[int, int]:
-    folder = _folder(item)
-    known = LONGEST_FIRST
-    place = known.index(folder) if folder in known else len(known)
-    return place, sharing.turn_of(item)
+    return item.path.relative_to(sharing.TESTS).parts[0]

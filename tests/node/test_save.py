@@ -23,7 +23,7 @@ pytestmark = pytest.mark.shares_an_agent(card=True)
 #: Steps in the order in which they come; from ``save`` on it goes on.
 STEPS = ["preflight", "dump", "files", "thaw", "save", "commit"]
 #: As much as takes a store some moments.
-MUCH = "import os; much = os.urandom(300 << 20)"
+MUCH = "import os; much = os.urandom(100 << 20)"
 
 
 COUNTS = """
@@ -176,7 +176,7 @@ def test_session_that_ends_behind_its_copy_is_saved(agent, jupyter, places):
     server.place.kill()
     wait_for(lambda: agent.get("/v1/checkpoints").json())
     server.place = agent.come_back(places("hold"), "cp-1")
-    assert server.run(kernel, "len(much)") == str(300 << 20)
+    assert server.run(kernel, "len(much)") == str(100 << 20)
 
 
 def test_session_with_a_card_gets_its_memory_back_before_it_goes_on(agent, start):

@@ -165,8 +165,8 @@ long = pytest.mark.long
     [
         pytest.param("unit", TLJH_USER, id="tljh"),
         pytest.param("unit", TLJH_ADMIN, id="tljh administrator", marks=long),
-        pytest.param("unit", LOCAL, id="systemd and sudo"),
-        pytest.param("unit", ROOT, id="root of the machine"),
+        pytest.param("unit", LOCAL, id="systemd and sudo", marks=long),
+        pytest.param("unit", ROOT, id="root of the machine", marks=long),
         pytest.param("unit", DOCKER_ROOT, id="docker", marks=long),
         pytest.param("unit", OLD_DOCKER, id="old docker", marks=long),
         pytest.param("manifest", POD, id="pod"),

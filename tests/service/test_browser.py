@@ -437,13 +437,13 @@ async def test_names_and_sentences_of_sessions_are_never_markup(service, tab):
     )
     service.control.nodes_known = [NodeHealth(node=evil, status=status, drain=drain)]
     page = await tab(path="all")
-    for view in ("all", "nodes", "store"):
-        for by in ("", "card", "node", "user", "why"):
-            await page.goto(f"{service.url}{view}?by={by}")
-            await expect(page.locator(ROW).first).to_contain_text("<img src=x")
-            await expect(page.locator("#attention")).to_contain_text("<img src=x")
-            assert await page.locator(".evil").count() == 0
-            assert not await page.evaluate("window.hacked")
+    groups = [f"all?by={by}" for by in ("card", "node", "user", "why")]
+    for path in ("all", *groups, "nodes", "store?by=user"):
+        await page.goto(service.url + path)
+        await expect(page.locator(ROW).first).to_contain_text("<img src=x")
+        await expect(page.locator("#attention")).to_contain_text("<img src=x")
+        assert await page.locator(".evil").count() == 0
+        assert not await page.evaluate("window.hacked")
     await page.set_viewport_size({"width": 360, "height": 700})
     await expect(page.locator(".phone").first).to_contain_text("<img src=x")
     assert await page.locator(".evil").count() == 0

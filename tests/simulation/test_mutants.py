@@ -11,7 +11,7 @@ from simulation.runner import run_plan
 from tests.support.long_stories import but
 
 
-@pytest.mark.parametrize("name", but(sorted(MUTANTS), *sorted(MUTANTS)[::3]))
+@pytest.mark.parametrize("name", but(sorted(MUTANTS), *sorted(MUTANTS)[::5]))
 def test_mutant_is_found_by_its_seed(name):
     mutant = MUTANTS[name]
     assert run_plan(mutant.plan(), mutant.patches).failed

@@ -40,7 +40,9 @@ def started() -> Iterator[Browser]:
 async def started_here() -> AsyncIterator[AsyncBrowser]:
     """In the running event loop."""
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=SHELL, args=ARGUMENTS)
+        browser = await playwright.chromium.launch(
+            executable_path=SHELL, args=ARGUMENTS
+        )
         yield browser
         await browser.close()
 

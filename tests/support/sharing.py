@@ -72,9 +72,9 @@ def pytest_runtest_teardown(
     try:
         return (yield)
     finally:
-        if nextitem is None or _scope(item) != _scope(nextitem):
+        if nextitem is None or scope(item) != scope(nextitem):
             SHARED.end()
 
 
-def _scope(item: pytest.Item) -> str:
+def scope(item: pytest.Item) -> str:
     return scope_of(item.path.relative_to(TESTS).as_posix())
