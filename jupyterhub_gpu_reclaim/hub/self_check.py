@@ -18,18 +18,23 @@ from traitlets.log import get_logger
 from jupyterhub_gpu_reclaim.common.auth.scopes import OPTIONS
 from jupyterhub_gpu_reclaim.hub import config_check, cullers
 from jupyterhub_gpu_reclaim.hub.merging import service_of
-from jupyterhub_gpu_reclaim.service.settings.environment import PROBLEMS, WARNINGS
+from jupyterhub_gpu_reclaim.service.settings.environment import (
+    ANNOUNCEMENT,
+    PROBLEMS,
+    WARNINGS,
+)
 
 _HOW_TO = "docs/how-to/another-spawner.md"
 
 
 def look(hub: Any, environment: dict[str, str]) -> None:
-    """Tell log and service of a Hub's problems and warnings.
+    """Tell log and service of problems, warnings and the announcement of a Hub.
 
     It has read its configuration; ``environment`` is the service's.
     """
     if OPTIONS not in environment:
         return  # a service that configure(c) has not made
+    environment[ANNOUNCEMENT] = str(hub.template_vars.get("announcement") or "")
     say(config_check.misplaced(hub.config), {"environment": environment})
     found = warnings(hub)
     for each in found:

@@ -247,6 +247,7 @@ class ReclaimService(Application, Options):
                     controller.culls_after(), IdlePolicy(parent=self).idle_after
                 ),
             ],
+            announcement=environment.announcement,
             hub_host=environment.hub_host,
             metrics_open=self.metrics_open,
             trust_plain_http=self.trust_plain_http,

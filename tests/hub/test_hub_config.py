@@ -3,15 +3,17 @@
 import json
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 from traitlets.config import Config
 
-from jupyterhub_gpu_reclaim.hub import config_check
+from jupyterhub_gpu_reclaim.hub import config_check, self_check
 from jupyterhub_gpu_reclaim.hub.config import configure
 from jupyterhub_gpu_reclaim.hub.pages import EXTENSION
 from jupyterhub_gpu_reclaim.hub.self_check import found_wrong
 from jupyterhub_gpu_reclaim.service.settings.environment import (
+    ANNOUNCEMENT,
     SPAWNER_TOKEN,
 )
 
@@ -132,6 +134,16 @@ def test_setting_in_a_section_of_its_own_is_said_when_the_service_is_started(tmp
     c.Guards.min_age = 5
     said = [each.partition(" has")[0] for each in config_check.misplaced(c)]
     assert sorted(said) == ["c.Guards.min_age", "c.IdlePolicy.idle_after"]
+
+
+def test_announcement_of_the_hub_is_passed_to_the_service(tmp_path, monkeypatch):
+    c = Config()
+    configure(c, state_dir=str(tmp_path / "s"))
+    environment = c.JupyterHub.services[0]["environment"]
+    monkeypatch.setattr(self_check, "warnings", lambda hub: [])
+    hub = SimpleNamespace(config=c, template_vars={"announcement": "<b>Monday</b>"})
+    self_check.look(hub, environment)
+    assert environment[ANNOUNCEMENT] == "<b>Monday</b>"
 
 
 def test_secrets_are_made_once_and_are_for_root_only(tmp_path):

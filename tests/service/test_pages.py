@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -52,6 +53,14 @@ async def test_page_of_a_manager_leads_to_all_sessions(service):
         "/services/gpu-reclaim/all",
     )
     assert "secret-project" not in await root.text("mine")
+
+
+async def test_announcement_of_the_hub_is_on_every_page(service, browser):
+    said = "Down on <b>Monday</b>"
+    context = replace(service.context, announcement=said)
+    service.app.settings["context"] = context
+    for path in ("", "nothing/here"):
+        assert said in (await browser.get(path)).body.decode()
 
 
 async def test_page_without_a_session_says_what_to_do(browser):

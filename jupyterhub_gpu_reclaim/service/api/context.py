@@ -69,6 +69,7 @@ class Context:
     nodes: Callable[[], list[NodeHealth]]  #: the status of every node
     #: Problems in the Hub's configuration that defeat us, in sentences.
     warnings: Callable[[], Sequence[str]] = tuple
+    announcement: str = ""  #: of the Hub, as HTML
     hub_host: str = ""  #: the Hub's host if it is another (subdomains)
     metrics_open: bool = False
     trust_plain_http: bool = False  #: cookies count though no browser says for what

@@ -25,6 +25,8 @@ SPAWNER_TOKEN = "GPU_RECLAIM_SPAWNER_TOKEN"  # noqa: S105 - a variable's name
 PROBLEMS = "GPU_RECLAIM_SETTINGS_PROBLEMS"
 #: What the Hub's start found to defeat us: a JSON list of sentences.
 WARNINGS = "GPU_RECLAIM_WARNINGS"
+#: What the Hub announces on its pages (``template_vars``), as HTML.
+ANNOUNCEMENT = "GPU_RECLAIM_ANNOUNCEMENT"
 _NEEDED = (
     "JUPYTERHUB_API_TOKEN",
     "JUPYTERHUB_API_URL",
@@ -53,6 +55,7 @@ class HubEnvironment:
     own: tuple[str, str] | None = None
     warnings: tuple[str, ...] = ()  #: about the Hub's configuration, in sentences
     problems: tuple[str, ...] = ()  #: with our settings, likewise
+    announcement: str = ""
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> HubEnvironment:
@@ -85,6 +88,7 @@ class HubEnvironment:
             own=(certificate, key) if certificate and key else None,
             warnings=tuple(json.loads(environment.get(WARNINGS) or "[]")),
             problems=tuple(json.loads(environment.get(PROBLEMS) or "[]")),
+            announcement=environment.get(ANNOUNCEMENT, ""),
         )
 
 

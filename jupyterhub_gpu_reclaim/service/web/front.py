@@ -39,6 +39,7 @@ class Front(HTTPServerConnectionDelegate):
             prefix=environment.prefix,
             hub_prefix=environment.hub_prefix,
             hub_host=environment.hub_host,
+            announcement=environment.announcement,
         )
         self._closed = _closed(self._words)
         self._application = self._closed

@@ -80,6 +80,7 @@ class HtmlErrors(Route):
         text = context.templates.get_template(name).render(
             prefix=context.prefix,
             hub=context.hub_host + context.hub_prefix,
+            announcement=context.announcement,
             person=getattr(self, "person", None),
             theme=self.theme(),
             **values,
