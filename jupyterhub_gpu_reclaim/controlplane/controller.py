@@ -148,7 +148,6 @@ class Controller:
         """Stop everything at once; operations under way continue at the agent."""
         await self._loops.stop()
         await self._queue.stop()
-        self._sessions.close()
 
     def culls_after(self) -> dict[SessionKey, float]:
         """Seconds after which servers end idle kernels, or themselves, if they do."""

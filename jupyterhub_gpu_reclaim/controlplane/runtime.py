@@ -161,10 +161,6 @@ class Broadcast:
             else:
                 queue.put_nowait(value)
 
-    def close(self) -> None:
-        for queue in list(self._readers):
-            self._drop(queue)
-
     async def read(self) -> AsyncIterator[SessionView]:
         """Yield everything from now on; ends when this reader is too slow."""
         queue: asyncio.Queue[SessionView | None] = asyncio.Queue(READER_LIMIT)
@@ -190,12 +186,6 @@ class OperationEvents:
         self._events: list[Event] = []
         self._news = asyncio.Event()
         self.ended = False
-        self._abandoned = False
-
-    def abandon(self) -> None:
-        """Release readers without an end: this program stops, the operation goes on."""
-        self._abandoned = True
-        self._news.set()
 
     def add(self, event: Event) -> None:
         """Take the next event; the one that is not a step is the last."""
@@ -231,7 +221,7 @@ class OperationEvents:
             while at < len(self._events):
                 yield self._events[at]
                 at += 1
-            if self.ended or self._abandoned:
+            if self.ended:
                 return
             await news.wait()
 

@@ -484,12 +484,6 @@ class Sessions:
         if row is not None:
             self._views.publish(self._view_of(row))
 
-    def close(self) -> None:
-        self._views.close()
-        for runtime in self.runtimes.values():
-            if runtime.operation is not None:
-                runtime.operation.abandon()
-
     def remove(
         self,
         key: SessionKey,
