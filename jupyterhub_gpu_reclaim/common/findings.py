@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
@@ -25,8 +26,7 @@ def finding(reason: Reason, *, fatal: bool = True, **facts: Any) -> Finding:
 def refused(
     reason: Reason, path: bytes, why: str = "", what: str = "file"
 ) -> RestoreFailed:
-    name = path.decode("utf-8", "backslashreplace")
-    return RestoreFailed(reason, path=name, why=why, what=what)
+    return RestoreFailed(reason, path=os.fsdecode(path), why=why, what=what)
 
 
 def of_kind(

@@ -79,6 +79,11 @@ def open_root(path: str | os.PathLike[str]) -> int:
     return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
+def root_of(pid: int) -> AbstractContextManager[int]:
+    """The root folder of a process inside the block; raises as ``open`` does."""
+    return closing(open_root(f"/proc/{pid}/root"))
+
+
 def names_in(folder: int) -> list[bytes]:
     return [os.fsencode(name) for name in os.listdir(folder)]
 

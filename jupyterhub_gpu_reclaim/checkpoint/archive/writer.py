@@ -27,7 +27,7 @@ from jupyterhub_gpu_reclaim.checkpoint.archive.tarformat import (
 )
 from jupyterhub_gpu_reclaim.common.errors import Refused, RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux.beneath import open_beneath, open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.beneath import open_beneath, open_in_root, root_of
 from jupyterhub_gpu_reclaim.linux.descriptors import closing
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def open_mount(pid: int, mount: Mount) -> int:
         Refused: it is not there, or something else is (``no_tree``).
     """
     try:
-        with closing(open_root(f"/proc/{pid}/root")) as root:
+        with root_of(pid) as root:
             target = os.fsencode(mount.target)
             folder = open_in_root(root, target, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:

@@ -20,6 +20,7 @@ import os
 import select
 import socket
 import struct
+import sys
 import threading
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -47,31 +48,21 @@ def reply(*, exists: bool) -> bytes:
     return struct.pack("=IBB", 2, 0x08, exists)
 
 
-def _receive_exactly(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = connection.recv(size - len(data))
-        if not part:
-            if data:
-                raise ValueError("cut off in a request")
-            return b""
-        data += part
-    return data
-
-
 def request(connection: socket.socket) -> str | None:
     """The file name that CRIU asks for; None when it has ended.
 
     Raises:
         ValueError: that was not a request.
     """
-    head = _receive_exactly(connection, 4)
+    head = connection.recv(4, socket.MSG_WAITALL)
     if not head:
         return None
-    (size,) = struct.unpack("=I", head)
-    if not 2 <= size <= REQUEST_LIMIT:
+    size = int.from_bytes(head, sys.byteorder)
+    if len(head) < 4 or not 2 <= size <= REQUEST_LIMIT:
         raise ValueError(f"a request of {size} bytes")
-    body = _receive_exactly(connection, size)
+    body = connection.recv(size, socket.MSG_WAITALL)
+    if len(body) < size:
+        raise ValueError("cut off in a request")
     try:
         name: bytes = images.parse("img_streamer_request_entry", body).filename
     except ReclaimError as error:

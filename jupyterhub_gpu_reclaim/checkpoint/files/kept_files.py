@@ -25,8 +25,7 @@ from jupyterhub_gpu_reclaim.checkpoint.buffers import BufferReader
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again, run_as
 from jupyterhub_gpu_reclaim.checkpoint.staging import hand_over
-from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
-from jupyterhub_gpu_reclaim.linux.descriptors import closing
+from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, root_of
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class KeptFiles:
         """
         self._opened = list(opened)
         skip = open_files.served(read_mounts(init_pid))
-        with closing(open_root(f"/proc/{init_pid}/root")) as root:
+        with root_of(init_pid) as root:
             run_as(who, lambda: self._take_all(root, skip))
 
     def _take_all(self, root: int, skip: Collection[int]) -> None:

@@ -35,7 +35,7 @@ from jupyterhub_gpu_reclaim.linux.beneath import (
     found_at,
     open_beneath,
     open_in_root,
-    open_root,
+    root_of,
 )
 from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.libc import checked, libc
@@ -100,7 +100,7 @@ def put_back(
             cannot be put there (``restore_failed``).
     """
     with ExitStack() as stack:
-        root = stack.enter_context(closing(open_root(f"/proc/{init_pid}/root")))
+        root = stack.enter_context(root_of(init_pid))
         groups = _groups(changed, opened)
         _refuse_in_use(root, groups)
         ready = []

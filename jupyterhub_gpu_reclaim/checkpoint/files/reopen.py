@@ -156,14 +156,10 @@ class Reopener:
         reads = wish.flags & os.O_ACCMODE != os.O_WRONLY
         mode = os.W_OK | (os.R_OK if reads else 0)
         self._permitted(wish, found, lambda: _access(found, mode))
-        flags = wish.flags & ~_NOT_IN_MEMORY
-        descriptor = os.open(again(self._trial.scratch), flags | os.O_TMPFILE, 0o600)
-        try:
+        flags = wish.flags & ~_NOT_IN_MEMORY | os.O_TMPFILE
+        with closing(os.open(again(self._trial.scratch), flags, 0o600)) as descriptor:
             _seek(descriptor, wish.position)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
+            return os.dup(descriptor)
 
     def _open(self, wish: FileRequest, found: int) -> int:
         status = os.fstat(found)
@@ -178,14 +174,10 @@ class Reopener:
             return self._name(wish, found)
         if kind not in {stat.S_IFREG, stat.S_IFDIR, stat.S_IFCHR}:
             raise refused(Reason.FILE_DENIED, wish.path, "it is no file")
-        descriptor = self._reopen(wish, found)
-        try:
+        with closing(self._reopen(wish, found)) as descriptor:
             _set_flags(descriptor, wish.flags)
             _seek(descriptor, wish.position)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
+            return os.dup(descriptor)
 
     def _reopen(self, wish: FileRequest, found: int) -> int:
         flags = wish.flags & ~os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY

@@ -16,16 +16,14 @@ import re
 import stat
 from typing import TYPE_CHECKING, Final
 
-from jupyterhub_gpu_reclaim.linux import host, procfs
-from jupyterhub_gpu_reclaim.linux.beneath import names_in, open_in_root, open_root
-from jupyterhub_gpu_reclaim.linux.descriptors import closing
+from jupyterhub_gpu_reclaim.linux import host
+from jupyterhub_gpu_reclaim.linux.beneath import found_at, root_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 _MAJOR: Final = 195
-_NODE: Final = re.compile(rb"nvidia\d+")
 _UUID: Final = re.compile(r"^GPU UUID:\s*GPU-([0-9a-fA-F-]{36})\s*$", re.MULTILINE)
 _MINOR: Final = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
 
@@ -42,7 +40,11 @@ def visible_to(pid: int, *, driver: Path | None = None) -> frozenset[str] | None
         by_minor = dict(_cards(folder))
     except OSError:  # pathlib takes a missing folder for empty, not a closed one
         return None
-    found = {by_minor[minor] for minor in _minors(pid) if minor in by_minor}
+    try:
+        with root_of(pid) as root:
+            found = {uuid for minor, uuid in by_minor.items() if _has(root, minor)}
+    except OSError:
+        return None
     return frozenset(found) or None
 
 
@@ -55,25 +57,9 @@ def _cards(folder: Path) -> Iterator[tuple[int, str]]:
                 yield int(minor[1]), uuid[1].replace("-", "").lower()
 
 
-def _minors(pid: int) -> list[int]:
-    try:
-        with closing(open_root(procfs.PROC / str(pid) / "root")) as root:
-            folder = open_in_root(root, b"/dev", os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return []
-    with closing(folder):
-        return [
-            os.minor(status.st_rdev)
-            for name in names_in(folder)
-            if _NODE.fullmatch(name)
-            and (status := _status(folder, name)) is not None
-            and stat.S_ISCHR(status.st_mode)
-            and os.major(status.st_rdev) == _MAJOR
-        ]
-
-
-def _status(folder: int, name: bytes) -> os.stat_result | None:
-    try:
-        return os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except OSError:
-        return None
+def _has(root: int, minor: int) -> bool:
+    with contextlib.suppress(OSError), found_at(root, b"/dev/nvidia%d" % minor) as node:
+        status = os.fstat(node)
+        of_card = status.st_rdev == os.makedev(_MAJOR, minor)
+        return of_card and stat.S_ISCHR(status.st_mode)
+    return False

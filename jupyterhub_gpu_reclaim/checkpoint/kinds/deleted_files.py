@@ -59,7 +59,7 @@ class DeletedFiles(Kind):
         for one in seen.programs:
             yield from _too_large(one)
             for path in sorted(_unreadable(one)):
-                kind = f"the file {_shown(path)}, which its user may not read"
+                kind = f"the file {path}, which its user may not read"
                 yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
     def rewrite(self, back: Return) -> None:
@@ -96,7 +96,7 @@ def _too_large(one: Program) -> Iterator[Finding]:
             large[target.removesuffix(" (deleted)")] = size
     for path, size in sorted(large.items()):
         facts = {"size": text.size(size), "limit": text.size(limit)}
-        yield one.found(Reason.GHOST_TOO_LARGE, path=_shown(path), **facts)
+        yield one.found(Reason.GHOST_TOO_LARGE, path=path, **facts)
 
 
 def _unreadable(one: Program) -> Iterator[str]:
@@ -145,10 +145,6 @@ def _owner(back: Return, number: int, uid: int, path: bytes) -> Credentials:
     if not own and len({one.uid for one in holders}) > 1:
         raise refused(Reason.FILE_DENIED, path, "several users hold it")
     return min(own or holders, key=lambda one: one.rank)
-
-
-def _shown(path: str) -> str:
-    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _can_read(flags: int) -> bool:

@@ -14,7 +14,8 @@ from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import FILES
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
-from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_root
+from jupyterhub_gpu_reclaim.linux.beneath import found_at, root_of
+from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class OtherNames(Kind):
             found = list(search.find(one))
             self._names |= {each.word: each.name for each in found if each.name}
             for path in sorted({each.path for each in found if not each.name}):
-                name = path.decode("utf-8", "replace")
+                name = os.fsdecode(path)
                 kind = f"the deleted file {name}, which has another name"
                 yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
@@ -109,15 +110,12 @@ class _Search:
         return {mount.id: mount for mount in read_mounts(self._init_pid)}
 
     def _look(self, pid: int, link: str, target: bytes) -> Deleted | None:
-        with contextlib.ExitStack() as stack:
-            found = os.open(procfs.PROC / str(pid) / link, os.O_PATH)
-            stack.callback(os.close, found)
+        with closing(os.open(procfs.PROC / str(pid) / link, os.O_PATH)) as found:
             status = os.fstat(found)
             number = int(procfs.fdinfo(os.getpid(), found)["mnt_id"])
             if number not in self._mounts:
                 return None  # memory that the kernel calls a file
-            root = open_root(procfs.PROC / str(self._init_pid) / "root")
-            stack.callback(os.close, root)
+        with root_of(self._init_pid) as root:
             if target.endswith(_DELETED):
                 is_one = not _stands_at(root, target, status)  # its very name may be so
             else:

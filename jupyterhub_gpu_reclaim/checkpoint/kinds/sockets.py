@@ -251,7 +251,7 @@ def _misnamed(end: socket.socket, kind: int, root: int) -> str:
         links = os.fstat(file).st_nlink
         found = os.readlink(f"/proc/self/fd/{file}".encode())  # noqa: PTH115 - any bytes
         leads = not name.startswith(b"/") or _leads_to(file, name, root)
-    shown = name.decode("utf-8", "backslashreplace")
+    shown = os.fsdecode(name)
     # CRIU takes the name off the file's path, to have the folder that it begins at.
     if links and not name.startswith(b"/") and not found.endswith(b"/" + _plain(name)):
         return f"a UNIX socket whose relative name is not the end of its path ({shown})"

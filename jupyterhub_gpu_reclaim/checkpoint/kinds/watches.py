@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
-from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.beneath import found_at, open_in_root, root_of
 from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.far_files import FAR_KINDS
 from jupyterhub_gpu_reclaim.linux.file_handles import (
@@ -132,9 +132,9 @@ def _instance(saved: Any, root: int, trial: int | None) -> int:
     Raises:
         RestoreFailed: a path may not be watched (``file_denied``).
     """
-    instance = new_instance(saved.flags) if trial is None else os.dup(trial)
+    made = new_instance(saved.flags) if trial is None else os.dup(trial)
     seen: set[FileIdentity] = set()
-    try:
+    with closing(made) as instance:
         for one in sorted(saved.wd, key=lambda watch: watch.wd):
             try:
                 what = _add(instance, root, one)
@@ -148,10 +148,7 @@ def _instance(saved: Any, root: int, trial: int | None) -> int:
                     path, why = one.f_handle.path, error.strerror or ""
                     raise refused(Reason.FILE_DENIED, path, why) from None
                 _tell_of_end(instance, one)
-    except BaseException:
-        os.close(instance)
-        raise
-    return instance
+        return os.dup(instance)
 
 
 def _add(instance: int, root: int, watch: Any) -> FileIdentity:
@@ -201,7 +198,7 @@ def paths(seen: Session) -> set[str]:
     watches = set(itertools.islice(every, _LOOKED_UP))
     if not watches:
         return set()
-    with closing(open_root(procfs.PROC / str(seen.init_pid) / "root")) as root:
+    with root_of(seen.init_pid) as root:
         mounts = read_mounts(seen.init_pid)
         usual = _on_overlays(seen, mounts, root)
         found = (_place(watch, mounts, usual, root) for watch in watches)
@@ -215,7 +212,7 @@ def _watches_deleted(told: list[str], mounts: list[Mount], init_pid: int) -> boo
     """
     every = (watch for text in told for watch in watches_in(text))
     watches = set(itertools.islice(every, _LOOKED_UP))
-    with closing(open_root(procfs.PROC / str(init_pid) / "root")) as root:
+    with root_of(init_pid) as root:
         return any(_is_deleted(watch, mounts, root) for watch in watches)
 
 

@@ -86,10 +86,8 @@ def check_free(
     for one in some:
         shown = os.fsdecode(b"@" + one.name[1:])
         inodes = [s.inode for s in there if s.name == shown and s.kind == one.kind]
-        words = "@" + one.name[1:].rstrip(b"\0").decode("utf-8", "backslashreplace")
-        found.append(
-            finding(Reason.NAME_IN_USE, name=words, holder=holder_of(inodes, uid))
-        )
+        words, holder = shown.rstrip("\0"), holder_of(inodes, uid)
+        found.append(finding(Reason.NAME_IN_USE, name=words, holder=holder))
     return found
 
 

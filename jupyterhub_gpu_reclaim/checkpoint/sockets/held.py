@@ -366,8 +366,8 @@ def _bound(port: Port) -> socket.socket:
     is_v4 = ipaddress.ip_address(port.address).version == 4
     family = socket.AF_INET if is_v4 else socket.AF_INET6
     is_tcp = port.protocol == "tcp"
-    one = socket.socket(family, socket.SOCK_STREAM if is_tcp else socket.SOCK_DGRAM)
-    try:
+    kind = socket.SOCK_STREAM if is_tcp else socket.SOCK_DGRAM
+    with socket.socket(family, kind) as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         # To bind, it disregards connections; once bound it is disregarded by none.
         lenient = int(is_tcp or port.shared)
@@ -377,23 +377,16 @@ def _bound(port: Port) -> socket.socket:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)  # it is never read
         one.bind((port.address, port.port))
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(port.shared))
-    except BaseException:
-        one.close()
-        raise
-    return one
+        return one.dup()
 
 
 def _named(name: Name) -> socket.socket:
     """A holder of an abstract name, unless (OSError) it is taken."""
-    one = socket.socket(socket.AF_UNIX, name.kind)
-    try:
+    with socket.socket(socket.AF_UNIX, name.kind) as one:
         one.bind(name.name)
         if name.kind == socket.SOCK_DGRAM:
             one.shutdown(socket.SHUT_RDWR)
-    except BaseException:
-        one.close()
-        raise
-    return one
+        return one.dup()
 
 
 def _owned(one: socket.socket) -> Name | None:

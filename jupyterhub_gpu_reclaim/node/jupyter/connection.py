@@ -10,8 +10,7 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.linux import procfs
-from jupyterhub_gpu_reclaim.linux.beneath import open_file_in_root, open_root
-from jupyterhub_gpu_reclaim.linux.descriptors import closing
+from jupyterhub_gpu_reclaim.linux.beneath import open_file_in_root, root_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -84,7 +83,7 @@ def find_connections(
 
 def _read_connection(init_pid: int, path: bytes) -> ConnectionFile | None:
     try:
-        with closing(open_root(f"/proc/{init_pid}/root")) as root:
+        with root_of(init_pid) as root:
             descriptor = open_file_in_root(root, path)
         with os.fdopen(descriptor, "rb") as file:
             found = codec.decode(file.read(_MAX_FILE_BYTES), ConnectionFile)
