@@ -24,8 +24,6 @@ CALLS: Final = MappingProxyType(
         "fcntl": 72,
         "get_robust_list": 274,
         "ioctl": 16,
-        "ioprio_get": 252,
-        "ioprio_set": 251,
         "kcmp": 312,
         "listen": 50,
         "madvise": 28,

@@ -1,14 +1,10 @@
-"""Scheduling calls about other threads that Python does not have.
-
-``ioprio_get(2)`` and ``kcmp(2)``. A thread that has gone is an
-OSError.
-"""
+"""What threads have in common (kcmp(2)). A thread that has gone is an OSError."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.linux.architecture import call
 
@@ -16,17 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-IOPRIO_WHO_PROCESS: Final = 1  # <linux/ioprio.h>
 KCMP_FILE, KCMP_VM, KCMP_FILES, KCMP_FS = 0, 1, 2, 3  # <linux/kcmp.h>
-
-
-def io_priority(tid: int) -> int:
-    """Class and level in one number; 0 if none was set."""
-    return call("ioprio_get", IOPRIO_WHO_PROCESS, tid)
-
-
-def set_io_priority(tid: int, value: int) -> None:
-    call("ioprio_set", IOPRIO_WHO_PROCESS, tid, value)
 
 
 def shares(one: int, other: int, kind: int) -> bool:

@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed, RolledBack
-from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace, scheduling
+from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace
 from jupyterhub_gpu_reclaim.session_init.command_line import SystemUser
 from tests.checkpoint.conftest import fingerprints
 from tests.support import keys
@@ -97,7 +97,6 @@ def spoil(pid: int) -> None:
     """Give a helper of the agent what no session ever asked for."""
     os.sched_setaffinity(pid, {0})
     os.setpriority(os.PRIO_PROCESS, pid, 5)
-    scheduling.set_io_priority(pid, 3 << 13)
     Path(f"/proc/{pid}/oom_score_adj").write_text("444")
     hard = resource.prlimit(pid, resource.RLIMIT_CORE)[1]
     resource.prlimit(pid, resource.RLIMIT_CORE, (1000, hard))
@@ -111,8 +110,6 @@ def test_restored_session_inherits_nothing_of_the_agents_process(places, engine)
     saved = engine.save(world.place)
     place = places.hold()
     restored = saved.restore(place, prepare=spoil)
-    pid = restored.tree.server.pid
-    assert scheduling.io_priority(pid) == 0
     proceed(restored, saved.result.stopped)
     assert world.at(place)("seen()") == before
 

@@ -5,27 +5,28 @@ import stat
 
 import pytest
 
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
-from jupyterhub_gpu_reclaim.checkpoint.kinds.process_files import (
-    HeldFile,
-    TreeRights,
-    refusal,
-)
+from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import SavedFiles
+from jupyterhub_gpu_reclaim.checkpoint.kinds.process_files import refusal
 
 USER, OTHER, ROOT = (
     Credentials(1000, 1000),
     Credentials(1001, 1001),
     Credentials(0, 0, (), 1 << 21),
 )
-ALONE = TreeRights({300: USER, 301: USER}, (), is_proc=True)
-ALL_ROOT = TreeRights({300: ROOT, 301: ROOT}, (), is_proc=True)
-MIXED = TreeRights({300: USER, 301: USER, 302: ROOT, 303: OTHER}, (), is_proc=True)
+ALONE = SavedFiles(credentials={300: USER, 301: USER})
+HIDDEN = SavedFiles(credentials={300: USER, 301: USER}, hidden={300})
+ALL_ROOT = SavedFiles(credentials={300: ROOT, 301: ROOT})
+MIXED = SavedFiles(credentials={300: USER, 301: USER, 302: ROOT, 303: OTHER})
 READ, BOTH = os.O_RDONLY, os.O_RDWR
 
 
-def judged(name: str, flags: int, tree: TreeRights, *, of=300, by=300) -> str:
-    path = f"/proc/{of}/{name}".encode().removesuffix(b"/")
-    return refusal(HeldFile(path, flags, stat.S_IFREG | 0o600, by), tree)
+def judged(name: str, flags: int, tree: SavedFiles, *, of=300, by=300) -> str:
+    reg = images.plain_file(1).reg
+    reg.name = f"/proc/{of}/{name}".encode().removesuffix(b"/")
+    reg.flags, reg.mode = flags, stat.S_IFREG | 0o600
+    return refusal(reg, by, tree)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_what_gives_nothing_away_comes_back(name, flags, tree, of, by):
         ("task/305/comm", os.O_WRONLY, ALONE, 300, 300),
         # What a program of other rights may have got from the one that started it.
         ("mem", BOTH, MIXED, 302, 302),
-        ("mem", BOTH, ALONE._replace(hidden={300}), 300, 300),
+        ("mem", BOTH, HIDDEN, 300, 300),
         # Root's opening would tell its user more, or let him do more.
         ("pagemap", READ, ALONE, 300, 300),
         ("stack", READ, ALONE, 300, 300),
@@ -65,8 +66,6 @@ def test_what_gives_nothing_away_comes_back(name, flags, tree, of, by):
         # Of a process outside of the tree, which may be another one now.
         ("environ", READ, ALONE, 1, 300),
         ("status", READ, ALONE, 999, 300),
-        # A folder of that name that is not the kernel's.
-        ("status", READ, ALONE._replace(is_proc=False), 300, 300),
     ],
 )
 def test_what_would_give_something_away_is_refused(name, flags, tree, of, by):

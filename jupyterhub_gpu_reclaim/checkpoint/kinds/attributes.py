@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -15,12 +15,12 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import landlock, procfs, ptrace, scheduling
+from jupyterhub_gpu_reclaim.linux import landlock, procfs, ptrace
 from jupyterhub_gpu_reclaim.linux.processes import DEAD, named
 from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed, Unsuited
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return
     from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
@@ -38,7 +38,6 @@ class ThreadAttributes(Value, frozen=True, kw_only=True):
     """Of one thread; None: what the session's init has."""
 
     affinity: list[int] | None = None  #: the processors that it may run on
-    io_priority: int | None = None  #: class and level
     #: What CRIU restores: names of /proc/PID/status → values.
     given_back: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -56,7 +55,7 @@ _PR_GET_MDWE: Final = 66  # <linux/prctl.h>
 
 
 class ProcessAttributes(Kind):
-    """Processors, I/O priority, who is ended first when memory runs out, rights.
+    """Processors, who is ended first when memory runs out, rights.
 
     CRIU (4.2) saves rights, limits, signals, timers, the scheduling policy. It makes
     the processes of a tree as its own children, so whatever else there is they would
@@ -72,12 +71,11 @@ class ProcessAttributes(Kind):
 
     def before_dump(self, dump: Dump) -> None:
         init = dump.tree.init
-        usual = _outside(init.pid, procfs.status(init.pid))
         alive = [one.process for one in dump.programs]
         for one in dump.programs:
             with named(one.process, "could not be looked at"):
                 try:
-                    self._saved[one.process.ns_pid] = _read(one, init, usual, alive)
+                    self._saved[one.process.ns_pid] = _read(one, init, alive)
                 except OSError:
                     if procfs.stat(one.pid)[:1] not in ([], ["Z"], ["X"]):
                         raise  # it has not ended
@@ -90,36 +88,28 @@ class ProcessAttributes(Kind):
 
     def after_restore(self, back: Return) -> None:
         init = back.tree.init
-        usual = _outside(init.pid, procfs.status(init.pid))
         for process in back.tree.processes:
             if process.state in DEAD:
                 continue
             wanted = self._saved.get(process.ns_pid, Attributes())
             statuses = Program(process).threads
-            _apply_outside(process, init, wanted, usual, statuses)
+            _apply_outside(process, init, wanted, statuses)
             _refuse_other_rights(process, wanted, statuses)
 
 
-def _read(
-    program: Program, init: Process, usual: ThreadAttributes, alive: list[Process]
-) -> Attributes:
+def _read(program: Program, init: Process, alive: list[Process]) -> Attributes:
     process, statuses = program.process, program.threads
-    threads = {}
+    usual, threads = _affinity(init.pid), {}
     for tid, status in statuses.items():
-        one = _outside(tid, status)
-        threads[tid] = msgspec.structs.replace(
-            one,
-            **{
-                name: None
-                for name in _CHANGES
-                if getattr(one, name) == getattr(usual, name)
-            },
+        affinity = _affinity(tid)
+        threads[procfs.inner_id(status)] = ThreadAttributes(
+            affinity=None if affinity == usual else affinity,
+            given_back={name: status[name] for name in rights.FIELDS if name in status},
         )
     _refuse_hidden(process, statuses, landlock.witnesses(process, statuses, alive))
     score = _oom_score(process.pid)
     return Attributes(
-        oom_score=None if score == _oom_score(init.pid) else score,
-        threads={procfs.inner_id(statuses[tid]): one for tid, one in threads.items()},
+        oom_score=None if score == _oom_score(init.pid) else score, threads=threads
     )
 
 
@@ -127,13 +117,8 @@ def _oom_score(pid: int) -> int:
     return int(procfs.text(pid, _OOM_SCORE) or "0")
 
 
-def _outside(tid: int, status: dict[str, str]) -> ThreadAttributes:
-    """Attributes of a thread that the kernel tells others; none of them is None."""
-    return ThreadAttributes(
-        affinity=sorted(os.sched_getaffinity(tid)),
-        io_priority=scheduling.io_priority(tid),
-        given_back={name: status[name] for name in rights.FIELDS if name in status},
-    )
+def _affinity(tid: int) -> list[int]:
+    return sorted(os.sched_getaffinity(tid))
 
 
 def _refuse_hidden(
@@ -184,7 +169,6 @@ def _apply_outside(
     process: Process,
     init: Process,
     wanted: Attributes,
-    usual: ThreadAttributes,
     statuses: Mapping[int, dict[str, str]],
 ) -> None:
     score = _oom_score(init.pid) if wanted.oom_score is None else wanted.oom_score
@@ -193,36 +177,28 @@ def _apply_outside(
             (procfs.PROC / str(process.pid) / _OOM_SCORE).write_text(str(score))
         except PermissionError:  # CAP_SYS_RESOURCE, for a lower score
             _log.warning("- process %d has another %s", process.ns_pid, _OOM_SCORE)
+    usual = _affinity(init.pid)
     for tid, status in statuses.items():
-        now = _outside(tid, status)
         thread = wanted.threads.get(procfs.inner_id(status), ThreadAttributes())
-        for name, change in _CHANGES.items():
-            value: Any = getattr(thread, name)
-            value = getattr(usual, name) if value is None else value
-            if value == getattr(now, name):
-                continue
-            try:
-                change(tid, value)
-            except PermissionError:  # CAP_SYS_NICE, for another user's process
-                _log.warning("- process %d has another %s", process.ns_pid, name)
-            except OSError as error:
-                # Of processors the kernel leaves out those that it has not.
-                if name != "affinity" or error.errno != errno.EINVAL:
-                    raise
-                _log.warning(
-                    "- process %d (%s) was bound to processors %s, which are not here:"
-                    " it may use all",
-                    process.ns_pid,
-                    process.name,
-                    value,
-                )
-                os.sched_setaffinity(tid, usual.affinity or ())
-
-
-_CHANGES: Final[dict[str, Callable[[int, Any], None]]] = {
-    "affinity": os.sched_setaffinity,
-    "io_priority": scheduling.set_io_priority,
-}
+        affinity = usual if thread.affinity is None else thread.affinity
+        if affinity == _affinity(tid):
+            continue
+        try:
+            os.sched_setaffinity(tid, affinity)
+        except PermissionError:  # CAP_SYS_NICE, for another user's process
+            _log.warning("- process %d has another affinity", process.ns_pid)
+        except OSError as error:
+            # Of processors the kernel leaves out those that it has not.
+            if error.errno != errno.EINVAL:
+                raise
+            _log.warning(
+                "- process %d (%s) was bound to processors %s, which are not here:"
+                " it may use all",
+                process.ns_pid,
+                process.name,
+                affinity,
+            )
+            os.sched_setaffinity(tid, usual)
 
 
 def _refuse_other_rights(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import process_of
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
@@ -13,30 +13,14 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.mounts import has_proc
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
+    from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import SavedFiles
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Return
 
 #: Of these it counts what rights their opener had.
 _BY_OPENER: Final = frozenset({"pagemap", "stack"})
 _MEMORY: Final = "mem"
 _SEES_ALL: Final = 1 << 21  #: CAP_SYS_ADMIN
-
-
-class TreeRights(NamedTuple):
-    """Rights that decide whether files come back, by the processes' session pids."""
-
-    credentials: Mapping[int, Credentials]
-    hidden: Collection[int]  #: whose memory is closed to their own user (prctl(2))
-    is_proc: bool  #: whether the kernel's files are at ``/proc``
-
-
-class HeldFile(NamedTuple):
-    path: bytes
-    flags: int
-    mode: int
-    holder: int | None  #: the process that has it; None: not known
+_STRANGE: Final = "it is not the kernel's"
 
 
 class ProcessFiles(Kind):
@@ -61,7 +45,7 @@ class ProcessFiles(Kind):
         saved, left = back.saved, set(back.saved.left)
         if not left:
             return
-        rights = TreeRights(saved.credentials, saved.hidden, has_proc(back.init_pid))
+        is_proc = has_proc(back.init_pid)
         held: list[tuple[int, int | None]] = [
             (number, pid) for (pid, _), (_, number) in saved.descriptors.items()
         ]
@@ -70,44 +54,36 @@ class ProcessFiles(Kind):
         for number, pid in held:
             if number in left:
                 reg = saved.entries[number].reg
-                why = refusal(HeldFile(reg.name, reg.flags, reg.mode, pid), rights)
+                why = refusal(reg, pid, saved) if is_proc else _STRANGE
                 if why:
                     raise refused(Reason.FILE_DENIED, reg.name, why)
 
 
-def refusal(file: HeldFile, tree: TreeRights) -> str:
-    """Why a file of ``/proc/PID`` cannot come back; empty when it can."""
-    if not tree.is_proc or stat.S_IFMT(file.mode) not in {stat.S_IFREG, stat.S_IFDIR}:
-        return "it is not the kernel's"
-    name, owner = _name(file.path), process_of(file.path)
-    its = tree.credentials.get(owner or 0)
-    reads = file.flags & os.O_ACCMODE == os.O_RDONLY or bool(file.flags & os.O_PATH)
+def refusal(reg: Any, holder: int | None, saved: SavedFiles) -> str:
+    """Why a file of ``/proc/PID`` (``reg_file_entry``) cannot come back; empty: it can.
+
+    ``holder`` is the process that has it; None: that is not known.
+    """
+    if stat.S_IFMT(reg.mode) not in {stat.S_IFREG, stat.S_IFDIR}:
+        return _STRANGE
+    name, owner = _name(reg.name), process_of(reg.name)
+    every = {*saved.credentials.values()}
+    its = saved.credentials.get(owner or 0)
     if its is None:
         return "it is of the session's init, or of a program that has ended"
+    reads = reg.flags & os.O_ACCMODE == os.O_RDONLY or bool(reg.flags & os.O_PATH)
     if reads and name != _MEMORY:
-        return _refusal_to_read(name, its, _holders(file, tree))
-    if file.holder != owner:
+        holders = every if holder is None else {saved.credentials.get(holder)}
+        if holders != {its}:
+            return "it is of a program with other rights"
+        more = name in _BY_OPENER and not its.effective & _SEES_ALL
+        return "root would see more in it" if more else ""
+    if holder != owner:
         return "it is of another program"
     if name == _MEMORY:
-        alike = len({*tree.credentials.values()}) == 1 and owner not in tree.hidden
+        alike = len(every) == 1 and owner not in saved.hidden
         return "" if alike else "programs of the session have different rights"
     return "the kernel makes it new"
-
-
-def _holders(file: HeldFile, tree: TreeRights) -> set[Credentials | None]:
-    if file.holder is None:
-        return {*tree.credentials.values()}
-    return {tree.credentials.get(file.holder)}
-
-
-def _refusal_to_read(
-    name: str, its: Credentials, holders: set[Credentials | None]
-) -> str:
-    if holders != {its}:
-        return "it is of a program with other rights"
-    if name in _BY_OPENER and not its.effective & _SEES_ALL:
-        return "root would see more in it"
-    return ""
 
 
 def _name(path: bytes) -> str:

@@ -123,7 +123,6 @@ _OF_EACH = (
             " left, all may be used."
         ),
     ),
-    ("I/O priority (ionice)", "call(251, 1, 0, 2 << 13 | 6)", "call(252, 1, 0)", ""),
     (
         "nice",
         "os.setpriority(os.PRIO_PROCESS, 0, 7)",
@@ -483,7 +482,10 @@ _LOST = (
         "nodes = ctypes.c_ulong(1); call(238, 3, ctypes.byref(nodes), 64)",
         "read('numa_maps').split()[1]",
     ),
-    lost("timer slack, coredump_filter", "They are those of the agent afterwards."),
+    lost(
+        "I/O priority (ionice), timer slack, coredump_filter",
+        "They are those of the agent afterwards.",
+    ),
     lost("autogroup nice value", "It belongs to the terminal's session."),
 )
 
