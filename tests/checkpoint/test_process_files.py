@@ -2,13 +2,18 @@
 
 import os
 import stat
+from contextlib import ExitStack
 
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
-from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials, PathContext
 from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import SavedFiles
-from jupyterhub_gpu_reclaim.checkpoint.kinds.process_files import refusal
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Return
+from jupyterhub_gpu_reclaim.checkpoint.kinds.process_files import ProcessFiles, refusal
+from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
+from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 USER, OTHER, ROOT = (
     Credentials(1000, 1000),
@@ -70,3 +75,24 @@ def test_what_gives_nothing_away_comes_back(name, flags, tree, of, by):
 )
 def test_what_would_give_something_away_is_refused(name, flags, tree, of, by):
     assert judged(name, flags, tree, of=of, by=by)
+
+
+def test_folder_that_is_not_the_kernels_is_refused():
+    entry = images.plain_file(1)
+    entry.reg.name, entry.reg.mode = b"/proc/300/status", stat.S_IFREG | 0o400
+    saved = SavedFiles(
+        entries={1: entry},
+        descriptors={(300, 5): (images.TYPE_REG, 1)},
+        left=[1],
+        credentials=ALONE.credentials,
+    )
+
+    def judge(init_pid: int) -> None:
+        place = PathContext(-1, -1)
+        back = Return(init_pid, SavedImages(None), saved, {}, ExitStack(), place)
+        ProcessFiles().rewrite(back)
+
+    judge(os.getpid())
+    with pytest.raises(RestoreFailed) as caught:
+        judge(2**22 + 1)  # no such process sees anything
+    assert caught.value.reason is Reason.FILE_DENIED
