@@ -115,14 +115,10 @@ def _abort(end: socket.socket) -> bool:
         end.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, _REPAIR_OFF)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
     if connected:
-        _disconnect(end)
+        ended = libc.connect(end.fileno(), _UNSPECIFIED, len(_UNSPECIFIED))
+        checked(ended, "connect to AF_UNSPEC")
         _forget_port(end)
     return connected
-
-
-def _disconnect(end: socket.socket) -> None:
-    ended = libc.connect(end.fileno(), _UNSPECIFIED, len(_UNSPECIFIED))
-    checked(ended, "connect to AF_UNSPEC")
 
 
 def _connect(end: socket.socket, peer: tuple[str, int]) -> bool:

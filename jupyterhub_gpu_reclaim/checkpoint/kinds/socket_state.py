@@ -85,7 +85,10 @@ class SocketStates(Kind):
                 if state.queue and number in held:
                     senders = self._senders(number, held)
                     if not senders or self._hears_all(number):
-                        senders.append(_fresh(back.tree.init.pid, stack))
+                        fresh = netns.make_socket(
+                            back.init_pid, socket.AF_UNIX, socket.SOCK_DGRAM
+                        )
+                        senders.append(stack.enter_context(fresh))
                     datagrams.send(held[number], state.queue, senders)
             for number, state in self._states.items():
                 if number in held:
@@ -166,8 +169,3 @@ def _inode(entry: Any) -> int:
         if entry.HasField(name):
             return int(getattr(entry, name).ino)
     return 0
-
-
-def _fresh(pid: int, stack: contextlib.ExitStack) -> socket.socket:
-    made = netns.make_socket(pid, socket.AF_UNIX, socket.SOCK_DGRAM)
-    return stack.enter_context(made)

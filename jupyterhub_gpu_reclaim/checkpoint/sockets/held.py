@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import ipaddress
 import logging
 import os
 import socket
@@ -274,22 +273,15 @@ class HeldPorts:
                 kept = self._received.pop(port) if port in self._received else None
                 here[port] = kept or _bound(port)
             except OSError as error:
-                self._miss(port, error)
+                if port not in self._missing:
+                    self._missing.add(port)
+                    what = f"{port.protocol} port {port.port} of a suspended session"
+                    _log.warning("- %s cannot be held: %s", what, error.strerror)
             else:
                 self._missing.discard(port)
                 added[port.protocol].append(here[port].fileno())
         for protocol, descriptors in added.items():
             fdstore.keep(_short(checkpoint, protocol), descriptors)
-
-    def _miss(self, port: Port, error: OSError) -> None:
-        if port not in self._missing:
-            self._missing.add(port)
-            _log.warning(
-                "- %s port %d of a suspended session cannot be held: %s",
-                port.protocol,
-                port.port,
-                error.strerror,
-            )
 
     def _close(self, checkpoint: str) -> None:
         for one in self._sockets.pop(checkpoint, {}).values():
@@ -363,19 +355,10 @@ def _share_with_root(pids: Collection[int], numbers: Collection[int]) -> None:
 
 def _bound(port: Port) -> socket.socket:
     """A holder, unless (OSError) that port is taken."""
-    is_v4 = ipaddress.ip_address(port.address).version == 4
-    family = socket.AF_INET if is_v4 else socket.AF_INET6
-    is_tcp = port.protocol == "tcp"
-    kind = socket.SOCK_STREAM if is_tcp else socket.SOCK_DGRAM
-    with socket.socket(family, kind) as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        # To bind, it disregards connections; once bound it is disregarded by none.
-        lenient = int(is_tcp or port.shared)
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, lenient)
-        if not is_v4:
-            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(port.only_v6))
+    with socket.socket(port.family, port.kind) as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)  # it is never read
-        one.bind((port.address, port.port))
+        # To bind, it disregards connections; once bound it is disregarded by none.
+        port.bind(one, lenient=port.protocol == "tcp" or port.shared)
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(port.shared))
         return one.dup()
 

@@ -16,7 +16,7 @@ import contextlib
 import socket
 import struct
 import time
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
@@ -74,6 +74,27 @@ class Port(NamedTuple):
     address: str = "0.0.0.0"  # noqa: S104 - any of the machine's addresses
     only_v6: bool = False  #: IPV6_V6ONLY: not of IPv4 as well
     shared: bool = False  #: datagrams: others may have it, too (SO_REUSEADDR)
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        is_v4 = ip_address(self.address).version == 4
+        return socket.AF_INET if is_v4 else socket.AF_INET6
+
+    @property
+    def kind(self) -> socket.SocketKind:
+        return socket.SOCK_STREAM if self.protocol == "tcp" else socket.SOCK_DGRAM
+
+    def bind(self, one: socket.socket, *, lenient: bool) -> None:
+        """Bind a socket of that kind; sharing with root's, and leniently or not.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(lenient))
+        if one.family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(self.only_v6))
+        one.bind((self.address, self.port))
 
 
 class Link(NamedTuple):

@@ -8,7 +8,6 @@ touched.
 from __future__ import annotations
 
 import errno
-import ipaddress
 import logging
 import socket
 import time
@@ -103,17 +102,9 @@ def _has_ended(one: InetSocket) -> bool:
 
 def _is_taken(init_pid: int, port: Port) -> bool:
     """Whether the kernel refuses that port to a program that is as lenient as CRIU."""
-    address = ipaddress.ip_address(port.address)
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    kind = socket.SOCK_STREAM if port.protocol == "tcp" else socket.SOCK_DGRAM
     try:
-        with netns.make_socket(init_pid, family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if family == socket.AF_INET6:
-                only = int(port.only_v6)
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
-            probe.bind((port.address, port.port))
+        with netns.make_socket(init_pid, port.family, port.kind) as probe:
+            port.bind(probe, lenient=True)
     except OSError as error:
         # Anything else is no matter of another program, and CRIU will say it.
         return error.errno == errno.EADDRINUSE
