@@ -1,8 +1,8 @@
 """Options of sockets that CRIU does not save: read at a capture, set after a restore.
 
-CRIU knows some thirty of the options that Linux has. Here are all that can be read and
-set again, with those of CRIU, so that none depends on its version. What is the same as
-a fresh socket has is not kept; what a restored socket has already is not set.
+CRIU knows some thirty of the options that Linux has. Here are those that programs set,
+some of CRIU's among them, so that they do not depend on its version. What is the same
+as a fresh socket has is not kept; what a restored socket has already is not set.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.libc import libc
-from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,82 +31,55 @@ def _numbers(table: str) -> dict[str, int]:
 
 
 _NETLINK: Final = 270
-#: <asm-generic/socket.h>. Not here: sizes of buffers and filters (CRIU's), what can
-#: only be read or only be set, and what the kernel changes by itself.
-_GENERAL: Final = _numbers(
-    """
-    SO_DEBUG=1 SO_REUSEADDR=2 SO_DONTROUTE=5 SO_BROADCAST=6 SO_KEEPALIVE=9
-    SO_OOBINLINE=10 SO_NO_CHECK=11 SO_PRIORITY=12 SO_LINGER=13 SO_REUSEPORT=15
-    SO_PASSCRED=16 SO_RCVLOWAT=18 SO_RCVTIMEO=20 SO_SNDTIMEO=21 SO_TIMESTAMP=29
-    SO_PASSSEC=34 SO_TIMESTAMPNS=35 SO_MARK=36 SO_TIMESTAMPING=37 SO_RXQ_OVFL=40
-    SO_WIFI_STATUS=41 SO_PEEK_OFF=42 SO_NOFCS=43 SO_SELECT_ERR_QUEUE=45
-    SO_BUSY_POLL=46 SO_MAX_PACING_RATE=47 SO_ZEROCOPY=60 SO_TXTIME=61
-    SO_TIMESTAMP_NEW=63 SO_TIMESTAMPNS_NEW=64 SO_TIMESTAMPING_NEW=65
-    SO_PREFER_BUSY_POLL=69 SO_BUSY_POLL_BUDGET=70 SO_RESERVE_MEM=73 SO_TXREHASH=74
-    SO_RCVMARK=75 SO_PASSPIDFD=76 SO_RCVPRIORITY=82 SO_PASSRIGHTS=83 SO_INQ=84
-    SO_LOCK_FILTER=44
-    """
-)
-#: <linux/tcp.h>
-_TCP: Final = _numbers(
-    """
-    TCP_NODELAY=1 TCP_CORK=3 TCP_KEEPIDLE=4 TCP_KEEPINTVL=5 TCP_KEEPCNT=6
-    TCP_SYNCNT=7 TCP_LINGER2=8 TCP_DEFER_ACCEPT=9 TCP_WINDOW_CLAMP=10 TCP_CONGESTION=13
-    TCP_THIN_LINEAR_TIMEOUTS=16 TCP_USER_TIMEOUT=18 TCP_FASTOPEN=23
-    TCP_NOTSENT_LOWAT=25 TCP_SAVE_SYN=27 TCP_FASTOPEN_CONNECT=30 TCP_FASTOPEN_KEY=33
-    TCP_FASTOPEN_NO_COOKIE=34 TCP_INQ=36 TCP_TX_DELAY=37 TCP_RTO_MAX_MS=44
-    TCP_RTO_MIN_US=45 TCP_DELACK_MAX_US=46
-    """
-)
-#: Options that the kernel changes by itself once there is a connection.
-_TCP_UNCONNECTED: Final = _numbers("TCP_MAXSEG=2")
-#: <linux/in.h>
-_IP: Final = _numbers(
-    """
-    IP_TOS=1 IP_TTL=2 IP_OPTIONS=4 IP_RECVOPTS=6 IP_RETOPTS=7 IP_PKTINFO=8
-    IP_MTU_DISCOVER=10 IP_RECVERR=11 IP_RECVTTL=12 IP_RECVTOS=13 IP_FREEBIND=15
-    IP_PASSSEC=18 IP_TRANSPARENT=19 IP_ORIGDSTADDR=20 IP_MINTTL=21 IP_NODEFRAG=22
-    IP_CHECKSUM=23 IP_BIND_ADDRESS_NO_PORT=24 IP_RECVFRAGSIZE=25
-    IP_RECVERR_RFC4884=26 IP_MULTICAST_IF=32 IP_MULTICAST_TTL=33
-    IP_MULTICAST_LOOP=34 IP_MULTICAST_ALL=49 IP_UNICAST_IF=50 IP_LOCAL_PORT_RANGE=51
-    """
-)
-#: A connection tells a TTL for multicast, and takes none.
-_IP_OF_STREAMS: Final = {
-    name: number for name, number in _IP.items() if name != "IP_MULTICAST_TTL"
+#: By level. Not here: sizes of buffers and filters (CRIU's), what can only be read or
+#: only be set, and what the kernel changes by itself.
+KNOWN: Final = {
+    # <linux/tcp.h>
+    socket.IPPROTO_TCP: _numbers(
+        """
+        TCP_NODELAY=1 TCP_CORK=3 TCP_KEEPIDLE=4 TCP_KEEPINTVL=5 TCP_KEEPCNT=6
+        TCP_SYNCNT=7 TCP_LINGER2=8 TCP_DEFER_ACCEPT=9 TCP_CONGESTION=13
+        TCP_USER_TIMEOUT=18 TCP_FASTOPEN=23 TCP_NOTSENT_LOWAT=25 TCP_INQ=36
+        """
+    ),
+    # <linux/udp.h>
+    socket.IPPROTO_UDP: _numbers("UDP_SEGMENT=103 UDP_GRO=104"),
+    # <linux/in.h>
+    socket.IPPROTO_IP: _numbers(
+        """
+        IP_TOS=1 IP_TTL=2 IP_PKTINFO=8 IP_MTU_DISCOVER=10 IP_RECVERR=11 IP_RECVTTL=12
+        IP_RECVTOS=13 IP_FREEBIND=15 IP_BIND_ADDRESS_NO_PORT=24 IP_MULTICAST_IF=32
+        IP_MULTICAST_TTL=33 IP_MULTICAST_LOOP=34 IP_LOCAL_PORT_RANGE=51
+        """
+    ),
+    # <linux/in6.h>
+    socket.IPPROTO_IPV6: _numbers(
+        """
+        IPV6_UNICAST_HOPS=16 IPV6_MULTICAST_IF=17 IPV6_MULTICAST_HOPS=18
+        IPV6_MULTICAST_LOOP=19 IPV6_MTU_DISCOVER=23 IPV6_RECVERR=25 IPV6_V6ONLY=26
+        IPV6_RECVPKTINFO=49 IPV6_RECVHOPLIMIT=51 IPV6_DONTFRAG=62 IPV6_RECVTCLASS=66
+        IPV6_TCLASS=67
+        """
+    ),
+    # <linux/netlink.h>
+    _NETLINK: _numbers(
+        """
+        NETLINK_PKTINFO=3 NETLINK_BROADCAST_ERROR=4 NETLINK_NO_ENOBUFS=5
+        NETLINK_CAP_ACK=10 NETLINK_EXT_ACK=11 NETLINK_GET_STRICT_CHK=12
+        """
+    ),
+    # <asm-generic/socket.h>
+    socket.SOL_SOCKET: _numbers(
+        """
+        SO_REUSEADDR=2 SO_BROADCAST=6 SO_KEEPALIVE=9 SO_PRIORITY=12 SO_LINGER=13
+        SO_REUSEPORT=15 SO_PASSCRED=16 SO_RCVLOWAT=18 SO_RCVTIMEO=20 SO_SNDTIMEO=21
+        SO_TIMESTAMP=29 SO_TIMESTAMPNS=35 SO_TIMESTAMPING=37 SO_RXQ_OVFL=40
+        SO_PEEK_OFF=42 SO_BUSY_POLL=46 SO_MAX_PACING_RATE=47 SO_ZEROCOPY=60
+        SO_TIMESTAMP_NEW=63 SO_TIMESTAMPNS_NEW=64 SO_TIMESTAMPING_NEW=65
+        SO_PASSPIDFD=76 SO_LOCK_FILTER=44
+        """
+    ),
 }
-#: <linux/in6.h>
-_IPV6: Final = _numbers(
-    """
-    IPV6_2292PKTINFO=2 IPV6_2292HOPOPTS=3 IPV6_2292DSTOPTS=4 IPV6_2292RTHDR=5
-    IPV6_CHECKSUM=7 IPV6_2292HOPLIMIT=8 IPV6_FLOWINFO=11 IPV6_UNICAST_HOPS=16
-    IPV6_MULTICAST_IF=17 IPV6_MULTICAST_HOPS=18
-    IPV6_MULTICAST_LOOP=19 IPV6_MTU_DISCOVER=23 IPV6_RECVERR=25 IPV6_V6ONLY=26
-    IPV6_MULTICAST_ALL=29 IPV6_ROUTER_ALERT_ISOLATE=30
-    IPV6_RECVERR_RFC4884=31 IPV6_FLOWINFO_SEND=33
-    IPV6_RECVPKTINFO=49 IPV6_RECVHOPLIMIT=51 IPV6_RECVHOPOPTS=53 IPV6_HOPOPTS=54
-    IPV6_RTHDRDSTOPTS=55 IPV6_RECVRTHDR=56 IPV6_RTHDR=57 IPV6_RECVDSTOPTS=58
-    IPV6_DSTOPTS=59 IPV6_RECVPATHMTU=60 IPV6_DONTFRAG=62 IPV6_RECVTCLASS=66
-    IPV6_TCLASS=67 IPV6_AUTOFLOWLABEL=70 IPV6_ADDR_PREFERENCES=72
-    IPV6_MINHOPCOUNT=73 IPV6_ORIGDSTADDR=74 IPV6_TRANSPARENT=75 IPV6_UNICAST_IF=76
-    IPV6_RECVFRAGSIZE=77 IPV6_FREEBIND=78
-    """
-)
-#: <linux/udp.h>
-_UDP: Final = _numbers(
-    """
-    UDP_CORK=1 UDP_ENCAP=100 UDP_NO_CHECK6_TX=101 UDP_NO_CHECK6_RX=102
-    UDP_SEGMENT=103 UDP_GRO=104
-    """
-)
-#: <linux/netlink.h>
-_NETLINKS: Final = _numbers(
-    """
-    NETLINK_PKTINFO=3 NETLINK_BROADCAST_ERROR=4 NETLINK_NO_ENOBUFS=5
-    NETLINK_LISTEN_ALL_NSID=8 NETLINK_CAP_ACK=10 NETLINK_EXT_ACK=11
-    NETLINK_GET_STRICT_CHK=12
-    """
-)
 _MOST_BYTES: Final = 256
 
 
@@ -149,25 +121,16 @@ def kind_of(end: socket.socket) -> tuple[int, int, int]:
 
 
 def _known(end: socket.socket) -> Iterator[tuple[int, int]]:
-    family, kind, protocol = kind_of(end)
-    tables: list[tuple[int, dict[str, int]]] = []
+    family, _, protocol = kind_of(end)
+    levels = []
     if family in {socket.AF_INET, socket.AF_INET6}:
-        if protocol == socket.IPPROTO_TCP and kind == socket.SOCK_STREAM:
-            tables.append((socket.IPPROTO_TCP, _TCP))
-            info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
-            if info[0] in {TcpState.CLOSE, TcpState.LISTEN}:
-                tables.append((socket.IPPROTO_TCP, _TCP_UNCONNECTED))
-        if protocol == socket.IPPROTO_UDP:
-            tables.append((socket.IPPROTO_UDP, _UDP))
-        ip = _IP if kind != socket.SOCK_STREAM else _IP_OF_STREAMS
-        tables.append((socket.IPPROTO_IP, ip))
-        if family == socket.AF_INET6:
-            tables.append((socket.IPPROTO_IPV6, _IPV6))
-    elif family == socket.AF_NETLINK:
-        tables.append((_NETLINK, _NETLINKS))
-    tables.append((socket.SOL_SOCKET, _GENERAL))  # with the lock of the filter, last
-    for level, table in tables:
-        for number in table.values():
+        levels += [protocol, socket.IPPROTO_IP]
+    if family == socket.AF_INET6:
+        levels.append(socket.IPPROTO_IPV6)
+    if family == socket.AF_NETLINK:
+        levels.append(_NETLINK)
+    for level in (*levels, socket.SOL_SOCKET):  # with the lock of the filter, last
+        for number in KNOWN.get(level, {}).values():
             yield level, number
 
 
