@@ -19,7 +19,7 @@ import select
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from jupyterhub_gpu_reclaim.linux.process_memory import ProcessMemory
-
-T = TypeVar("T")
 
 #: Bytes that a file gets at once: what is large takes as many of them as it begins.
 PIECE: Final = 4 << 20
@@ -56,13 +54,6 @@ class StoreFile(Protocol):
         """Take everything up to the pipe's end; return how many bytes that was."""
 
 
-class Grant(Protocol):
-    """Decides whether more memory may be taken than was expected."""
-
-    def __call__(self, count: int, take: Callable[[], T], /) -> T:
-        """Have so many bytes taken now, or raise a ``ReclaimError``; any thread."""
-
-
 class _Piece(NamedTuple):
     memory: mmap.mmap
     start: int
@@ -78,8 +69,8 @@ class _Piece(NamedTuple):
 class Staging:
     """The files of one checkpoint; each is written by one thread.
 
-    ``grant`` is asked for whatever is needed beyond the bytes that are expected; what
-    it raises is raised by the writer.
+    ``grant`` is asked, from any thread, to take whatever is needed beyond the bytes
+    that are expected; what it raises is raised by the writer.
 
     Raises:
         OSError: there is no memory.
@@ -87,7 +78,11 @@ class Staging:
 
     parts = None  #: no file is composed of such
 
-    def __init__(self, expected: int, grant: Grant) -> None:
+    def __init__(
+        self,
+        expected: int,
+        grant: Callable[[int, Callable[[], list[_Piece]]], list[_Piece]],
+    ) -> None:
         self._lock = threading.Lock()
         self._free: list[_Piece] = []
         self._grant = grant

@@ -80,23 +80,23 @@ class Sockets(Kind):
 def _judge(
     one: Program, end: socket.socket, root: int, groups: Sequence[tuple[int, bytes]]
 ) -> Iterator[Finding]:
-    unknown = _unknown_kind(end)
+    sort = options.kind_of(end)
+    unknown = _unknown_kind(*sort)
     if unknown == MULTIPATH_TCP:
         yield one.found(Reason.MULTIPATH_TCP)
     elif unknown:
         yield one.found(Reason.HANDLE_UNSUPPORTED, kind=f"a {unknown} socket")
-    for kind in unsavable(end, root):
+    for kind in _unsavable(end, root, *sort):
         yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
     if options.is_member(end, groups):
         kind = "a socket that has joined a multicast group"
         yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
-    for where in waiting(end):
+    for where in _waiting(end, *sort):
         yield one.found(Reason.SOCKET_UNREAD, where=where)
 
 
-def _unknown_kind(one: socket.socket) -> str:
+def _unknown_kind(family: int, kind: int, protocol: int) -> str:
     """Kind, in a word, of a socket that CRIU cannot save; empty when it can."""
-    family, kind, protocol = options.kind_of(one)
     if family not in _FAMILIES:
         known = {int(one): one.name for one in socket.AddressFamily}
         return known.get(family, f"family {family}")
@@ -150,7 +150,7 @@ def _unix_findings(
         one = known.get(inode)
         if one is not None and one.waiting:
             clients = [inodes[n] for n in one.waiting if n in inodes]
-            for where in waiting_at(one, clients):
+            for where in _waiting_at(one, clients):
                 unread = _at(by_pid[pid], where)
                 yield (inode, 0), finding(Reason.SOCKET_UNREAD, **unread)
         peer = (known.get(one.peer) or asked.get(inode)) if one else None
@@ -180,9 +180,10 @@ def _leads_out(
     return one.is_connected
 
 
-def unsavable(end: socket.socket, root: int) -> Iterator[str]:
+def _unsavable(
+    end: socket.socket, root: int, family: int, kind: int, protocol: int
+) -> Iterator[str]:
     """Say in words what a socket holds that cannot be saved."""
-    family, kind, protocol = options.kind_of(end)
     if family == socket.AF_UNIX and (words := _misnamed(end, kind, root)):
         yield words
     if family == socket.AF_NETLINK:
@@ -197,9 +198,10 @@ def unsavable(end: socket.socket, root: int) -> Iterator[str]:
             yield "a TCP connection that the kernel encrypts"
 
 
-def waiting(end: socket.socket) -> Iterator[str]:
+def _waiting(
+    end: socket.socket, family: int, kind: int, protocol: int
+) -> Iterator[str]:
     """Say in words what waits in a socket and cannot be saved until it is taken."""
-    family, kind, protocol = options.kind_of(end)
     if protocol == socket.IPPROTO_TCP and _is_ready(end, select.POLLPRI):
         yield "a TCP connection with an urgent byte (MSG_OOB)"
     if family == socket.AF_NETLINK and _is_ready(end, select.POLLIN):
@@ -217,7 +219,7 @@ def waiting(end: socket.socket) -> Iterator[str]:
         yield "a UNIX socket whose messages carry open files"
 
 
-def waiting_at(
+def _waiting_at(
     listener: UnixSocket, clients: Iterable[tuple[int, int]]
 ) -> Iterator[str]:
     """Say in words what UNIX connections hold that were not accepted yet."""

@@ -13,6 +13,7 @@ CRIU (``--skip-in-flight``), so its other end counts as cut.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
 import time
@@ -20,8 +21,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
-from jupyterhub_gpu_reclaim.linux import processes, procfs
-from jupyterhub_gpu_reclaim.linux.descriptors import borrow
+from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.descriptors import borrow_from
 from jupyterhub_gpu_reclaim.linux.sock_diag import (
     Address,
     Diag,
@@ -130,18 +131,12 @@ def sockets_in(
 
     What has gone meanwhile is left out.
     """
-    seen: set[int] = set()
-    for process in tree:
-        with processes.held(process) as pidfd:
-            if pidfd is None:
-                continue
-            for fd, target in procfs.descriptors(process.pid):
-                inode = int(target[8:-1]) if target.startswith("socket:[") else 0
-                if not inode or inode in seen:
-                    continue
-                seen.add(inode)
-                with contextlib.suppress(OSError), borrow(pidfd, fd) as end:
-                    yield process, inode, end
+    by_pid = {process.pid: process for process in tree}
+    for inode, (pid, fd) in tree_inodes(by_pid).items():
+        with contextlib.suppress(OSError), borrow_from(pid, fd) as end:
+            # Neither process nor descriptor is another one by now.
+            if os.fstat(end.fileno()).st_ino == inode:
+                yield by_pid[pid], inode, end
 
 
 def sockets_of(init_pid: int, inodes: Collection[int]) -> list[InetSocket]:
