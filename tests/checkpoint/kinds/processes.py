@@ -296,12 +296,6 @@ _OF_PROCESSES = (
         "call(312, os.getpid(), child, 2, 0, 0)",
     ),
     kept(
-        "an I/O context that two processes share (CLONE_IO)",
-        "call(251, 1, 0, 2 << 13 | 5); child = clone(-0x80000000 | 17)",
-        "call(252, 1, 0), call(252, 1, child)",
-        "Each has its own afterwards.",
-    ),
-    kept(
         "a pidfd, also of a child that has ended",
         "one = subprocess.Popen(['sleep', '1000']); two = subprocess.Popen(['true'])\n"
         "keep += [os.pidfd_open(one.pid), os.pidfd_open(two.pid)]; two.wait()\n"
@@ -487,6 +481,10 @@ _LOST = (
         "They are those of the agent afterwards.",
     ),
     lost("autogroup nice value", "It belongs to the terminal's session."),
+    lost(
+        "an I/O context that two processes share (CLONE_IO)",
+        "Each has its own afterwards.",
+    ),
 )
 
 KINDS: list[Kind] = [
