@@ -78,6 +78,10 @@ class Snapshot:
         return min(children, key=lambda p: p.ns_pid, default=None)
 
     @cached_property
+    def alive(self) -> list[Process]:
+        return [one for one in self.processes if one.state not in DEAD]
+
+    @cached_property
     def stopped(self) -> frozenset[int]:
         return frozenset(p.ns_pid for p in self.processes if p.stopped)
 
@@ -357,7 +361,7 @@ def wait_stopped(init_pid: int, start: int, *, timeout: float) -> Snapshot:
     deadline = time.monotonic() + timeout
     while True:
         tree = snapshot(init_pid, start)
-        running = [p for p in tree.processes if p.state not in DEAD and not p.stopped]
+        running = [one for one in tree.alive if not one.stopped]
         if not running:
             return tree
         if time.monotonic() > deadline:
@@ -395,7 +399,7 @@ def kill_tree(init_pid: int, start: int | None = None, *, timeout: float) -> Non
     deadline = time.monotonic() + timeout
     while True:
         tree = snapshot(init_pid, start)
-        alive = [p for p in tree.processes if p.state not in DEAD]
+        alive = tree.alive
         if not alive:
             others = inhabitants(tree.init)
             for one in others:

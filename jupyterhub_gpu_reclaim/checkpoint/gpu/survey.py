@@ -23,7 +23,6 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
-from jupyterhub_gpu_reclaim.linux.processes import DEAD
 from jupyterhub_gpu_reclaim.linux.scheduling import KCMP_FILE, compared
 from jupyterhub_gpu_reclaim.linux.sock_diag import unix_sockets
 
@@ -77,9 +76,8 @@ def survey(driver: Driver, snapshot: Snapshot) -> Survey:
     Raises:
         DriverError: the driver does not answer.
     """
-    alive = [p for p in snapshot.processes if p.state not in DEAD]
-    held = {p.pid: held_by(p.pid) for p in alive}
-    concerned = [p for p in alive if held[p.pid] or _has_library(p.pid)]
+    held = {p.pid: held_by(p.pid) for p in snapshot.alive}
+    concerned = [p for p in snapshot.alive if held[p.pid] or _has_library(p.pid)]
     if not concerned or not driver.present():
         return Survey(others=tuple(p for p in concerned if held[p.pid]))
     stopped = tuple(p for p in concerned if p.stopped)
@@ -226,7 +224,7 @@ def examine_sharing(
     have memory of a GPU, as NVML counts.
     """
     memory = _ask_memory(driver, [process.pid for process in users], counted)
-    alive = {p.ns_pid for p in snapshot.processes if p.state not in DEAD}
+    alive = {p.ns_pid for p in snapshot.alive}
     for process in users:
         mine = None if memory is None else memory[process.pid]
         facts: dict[str, Any] = {"pid": process.ns_pid, "name": process.name}

@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import landlock, procfs, ptrace
-from jupyterhub_gpu_reclaim.linux.processes import DEAD, named
+from jupyterhub_gpu_reclaim.linux.processes import named
 from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed, Unsuited
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return
     from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
     from jupyterhub_gpu_reclaim.common.models import Finding
-    from jupyterhub_gpu_reclaim.linux.processes import Process
+    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
 _log = logging.getLogger(__name__)
 
@@ -70,12 +70,10 @@ class ProcessAttributes(Kind):
         self._saved: dict[int, Attributes] = {}  #: by pid in the session
 
     def before_dump(self, dump: Dump) -> None:
-        init = dump.tree.init
-        alive = [one.process for one in dump.programs]
         for one in dump.programs:
             with named(one.process, "could not be looked at"):
                 try:
-                    self._saved[one.process.ns_pid] = _read(one, init, alive)
+                    self._saved[one.process.ns_pid] = _read(one, dump.tree)
                 except OSError:
                     if procfs.stat(one.pid)[:1] not in ([], ["Z"], ["X"]):
                         raise  # it has not ended
@@ -87,30 +85,27 @@ class ProcessAttributes(Kind):
         self._saved = load(back.images)
 
     def after_restore(self, back: Return) -> None:
-        init = back.tree.init
-        for process in back.tree.processes:
-            if process.state in DEAD:
-                continue
+        for process in back.tree.alive:
             wanted = self._saved.get(process.ns_pid, Attributes())
             statuses = Program(process).threads
-            _apply_outside(process, init, wanted, statuses)
+            _apply_outside(process, back.tree.init, wanted, statuses)
             _refuse_other_rights(process, wanted, statuses)
 
 
-def _read(program: Program, init: Process, alive: list[Process]) -> Attributes:
+def _read(program: Program, tree: Snapshot) -> Attributes:
     process, statuses = program.process, program.threads
-    usual, threads = _affinity(init.pid), {}
+    usual, threads = _affinity(tree.init.pid), {}
     for tid, status in statuses.items():
         affinity = _affinity(tid)
         threads[procfs.inner_id(status)] = ThreadAttributes(
             affinity=None if affinity == usual else affinity,
             given_back={name: status[name] for name in rights.FIELDS if name in status},
         )
-    _refuse_hidden(process, statuses, landlock.witnesses(process, statuses, alive))
+    asked = landlock.witnesses(process, statuses, tree.alive)
+    _refuse_hidden(process, statuses, asked)
     score = _oom_score(process.pid)
-    return Attributes(
-        oom_score=None if score == _oom_score(init.pid) else score, threads=threads
-    )
+    own = None if score == _oom_score(tree.init.pid) else score
+    return Attributes(oom_score=own, threads=threads)
 
 
 def _oom_score(pid: int) -> int:

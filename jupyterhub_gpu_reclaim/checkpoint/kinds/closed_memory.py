@@ -12,7 +12,6 @@ from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs, ptrace
-from jupyterhub_gpu_reclaim.linux.processes import DEAD
 from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed
 
 if TYPE_CHECKING:
@@ -78,8 +77,8 @@ def close_all(tree: Snapshot) -> set[int]:
     """
     closed: set[int] = set()
     try:
-        for process in tree.processes:
-            if process.state not in DEAD and _is_open(process):
+        for process in tree.alive:
+            if _is_open(process):
                 closed.add(process.ns_pid)
                 _set(process, 0)
                 _refuse_open(process)

@@ -13,7 +13,6 @@ from jupyterhub_gpu_reclaim.checkpoint.files.reopen import FileIdentity, identit
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import FILES
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
-from jupyterhub_gpu_reclaim.linux.processes import DEAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -83,8 +82,7 @@ class Session:
 
     @functools.cached_property
     def programs(self) -> list[Program]:
-        alive = (one for one in self.tree.processes if one.state not in DEAD)
-        return [Program(one) for one in alive]
+        return [Program(one) for one in self.tree.alive]
 
 
 class Program:

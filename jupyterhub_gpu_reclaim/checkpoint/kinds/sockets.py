@@ -69,8 +69,7 @@ class Sockets(Kind):
         except OSError:
             return  # it has just ended
         with closing(root):
-            every = sockets_in(one.process for one in seen.programs)
-            for process, _, end in every:
+            for process, _, end in sockets_in(seen.tree.alive):
                 with contextlib.suppress(OSError):
                     yield from _judge(by_pid[process.pid], end, root, groups)
         yield from _with_keys(seen)
@@ -127,7 +126,7 @@ def _unix_outside(seen: Session) -> Iterator[Finding]:
     A program that has begun since the tree was looked at is not in it: what seems to be
     outside is looked for once more.
     """
-    init, alive = seen.tree.init, [one.process for one in seen.programs]
+    init, alive = seen.tree.init, seen.tree.alive
     found = list(_unix_findings(init.pid, alive))
     if any(peer for (_, peer), _ in found):
         with contextlib.suppress(NotFound):

@@ -11,7 +11,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
 from jupyterhub_gpu_reclaim.linux.libc import AT_FDCWD
-from jupyterhub_gpu_reclaim.linux.processes import DEAD, named
+from jupyterhub_gpu_reclaim.linux.processes import named
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -32,8 +32,8 @@ class Terminals(Kind):
     """Terminals held as ``/dev/tty``, and programs that one has stopped."""
 
     def before_dump(self, dump: Dump) -> None:
-        for process in dump.tree.processes:
-            if process.state not in DEAD and procfs.has_terminal(process.pid):
+        for process in dump.tree.alive:
+            if procfs.has_terminal(process.pid):
                 _stop_plainly(process)
         for process in dump.tree.processes:
             terminal = procfs.terminal(process.pid)

@@ -170,16 +170,12 @@ def continued(tree: Snapshot, captured: Collection[int]) -> str:
     """
     if _is_ending(tree.init):
         return ""
-    new = [process for process in _alive(tree) if process.ns_pid not in captured]
+    new = [process for process in tree.alive if process.ns_pid not in captured]
     return _names(new or _running(tree))
 
 
-def _alive(tree: Snapshot) -> list[Process]:
-    return [p for p in tree.processes if p.state not in processes.DEAD]
-
-
 def _running(tree: Snapshot) -> list[Process]:
-    return [p for p in _alive(tree) if not p.stopped and not _is_ending(p)]
+    return [p for p in tree.alive if not p.stopped and not _is_ending(p)]
 
 
 def _is_ending(process: Process) -> bool:
