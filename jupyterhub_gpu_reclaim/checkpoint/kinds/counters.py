@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
-from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,8 +34,9 @@ class Eventfds(Kind):
                 facts = one.facts(each.fd)
                 is_large = int(facts.get("eventfd-count", "0"), 16) > _MOST
                 if is_large or facts.get("eventfd-semaphore") == "1":
-                    kind = "an eventfd that is a semaphore, or that is nearly full"
-                    yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+                    yield one.holds(
+                        "an eventfd that is a semaphore, or that is nearly full"
+                    )
 
 
 class Timers(Kind):

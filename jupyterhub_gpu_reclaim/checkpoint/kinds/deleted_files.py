@@ -59,8 +59,7 @@ class DeletedFiles(Kind):
         for one in seen.programs:
             yield from _too_large(one)
             for path in sorted(_unreadable(one)):
-                kind = f"the file {path}, which its user may not read"
-                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+                yield one.holds(f"the file {path}, which its user may not read")
 
     def rewrite(self, back: Return) -> None:
         for wish in back.saved.wishes:

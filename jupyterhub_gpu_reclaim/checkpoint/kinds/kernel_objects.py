@@ -41,7 +41,7 @@ class KernelObjects(Kind):
                     yield one.found(Reason.IO_URING)
                 else:
                     words = f"a kernel object ({kind})"
-                    yield one.found(Reason.HANDLE_UNSUPPORTED, kind=words)
+                    yield one.holds(words)
 
 
 class Memfds(Kind):
@@ -51,11 +51,9 @@ class Memfds(Kind):
         for one in seen.programs:
             if any(_is_write_sealed(one.pid, each) for each in one.mappings):
                 what = "memory that is sealed against writes (F_SEAL_WRITE)"
-                kind = f"a shared mapping of {what}"
-                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+                yield one.holds(f"a shared mapping of {what}")
             if procfs.link(one.pid, "exe").startswith("/memfd:"):
-                what = "runs a program that is in memory only (memfd)"
-                yield one.found(Reason.PROCESS_UNSUPPORTED, what=what)
+                yield one.does("runs a program that is in memory only (memfd)")
 
 
 def _is_write_sealed(pid: int, one: procfs.Mapping) -> bool:

@@ -12,6 +12,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.files.reopen import FileIdentity, identity
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import FILES
 from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import SavedFiles
     from jupyterhub_gpu_reclaim.checkpoint.saved_images import SavedImages
     from jupyterhub_gpu_reclaim.common.models import Finding
-    from jupyterhub_gpu_reclaim.common.reasons import Reason
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
 #: No process of /proc has a number like that, so no such path can be made.
@@ -139,6 +139,14 @@ class Program:
     def found(self, reason: Reason, **facts: Any) -> Finding:
         """A finding that names it as the session knows it."""
         return finding(reason, pid=self.process.ns_pid, name=self.process.name, **facts)
+
+    def holds(self, kind: str) -> Finding:
+        """A finding that it has something which cannot be suspended."""
+        return self.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+    def does(self, what: str) -> Finding:
+        """Likewise, that it does something."""
+        return self.found(Reason.PROCESS_UNSUPPORTED, what=what)
 
 
 @dataclass(kw_only=True)

@@ -49,8 +49,7 @@ class Locks(Kind):
                 # CRIU opens the file, and would wait for the stopped holder.
                 is_path = each.target.startswith("/")
                 if is_path and _WRITE_LEASE.search(one.info(each.fd)):
-                    kind = f"a write lease (F_SETLEASE) on {each.target}"
-                    yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+                    yield one.holds(f"a write lease (F_SETLEASE) on {each.target}")
 
     def save(self, dump: Dump) -> None:
         # Of an inherited file CRIU (4.2) saves only the first holder's POSIX locks:

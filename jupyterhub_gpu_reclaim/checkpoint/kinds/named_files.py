@@ -38,8 +38,7 @@ class Fifos(Kind):
                     continue
                 status = one.target(f"fd/{each.fd}")
                 if status is not None and stat.S_ISFIFO(status.st_mode):
-                    kind = f"the FIFO {each.target}"
-                    yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+                    yield one.holds(f"the FIFO {each.target}")
 
 
 class NamedFiles(Kind):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import FILES
-from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.beneath import found_at, root_of
 from jupyterhub_gpu_reclaim.linux.descriptors import closing
@@ -67,8 +66,7 @@ class OtherNames(Kind):
             self._names |= {each.word: each.name for each in found if each.name}
             for path in sorted({each.path for each in found if not each.name}):
                 name = os.fsdecode(path)
-                kind = f"the deleted file {name}, which has another name"
-                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+                yield one.holds(f"the deleted file {name}, which has another name")
 
     def before_dump(self, dump: Dump) -> None:
         for word in self._names:

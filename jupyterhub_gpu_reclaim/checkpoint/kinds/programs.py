@@ -48,13 +48,13 @@ class Programs(Kind):
     def preflight(self, seen: Session) -> Iterator[Finding]:
         for one in seen.programs:
             for what in (*_threads(one), *_room(one)):
-                yield one.found(Reason.PROCESS_UNSUPPORTED, what=what)
+                yield one.does(what)
             if one.status.get("TracerPid", "0") != "0":
                 yield one.found(Reason.TRACED)
         for process in seen.tree.processes:
             if process.state in DEAD and len(ptrace.tasks(process.pid)) > 1:
                 what = "goes on without its main thread"
-                yield Program(process).found(Reason.PROCESS_UNSUPPORTED, what=what)
+                yield Program(process).does(what)
         yield from _sharing(seen)
         yield from _left_out(seen)
 
@@ -72,8 +72,9 @@ class EndingSignals(Kind):
     def preflight(self, seen: Session) -> Iterator[Finding]:
         for one in seen.programs:
             if one.process.stopped and any(map(_is_ended, one.threads.values())):
-                what = "is stopped, and ended by a signal as soon as it goes on"
-                yield one.found(Reason.PROCESS_UNSUPPORTED, what=what)
+                yield one.does(
+                    "is stopped, and ended by a signal as soon as it goes on"
+                )
 
 
 class Namespaces(Kind):
@@ -140,8 +141,7 @@ def _sharing(seen: Session) -> Iterator[Finding]:
         for pair in pairs:
             both = [by_pid[pid] for pid in pair]
             parent, child = sorted(both, key=lambda one: one.process.ns_pid)
-            what = f"shares its {words} with process {parent.process.ns_pid}"
-            yield child.found(Reason.PROCESS_UNSUPPORTED, what=what)
+            yield child.does(f"shares its {words} with process {parent.process.ns_pid}")
 
 
 def _left_out(seen: Session) -> Iterator[Finding]:

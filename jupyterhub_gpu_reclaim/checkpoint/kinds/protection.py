@@ -7,7 +7,6 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
-from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class Protection(Kind):
     def preflight(self, seen: Session) -> Iterator[Finding]:
         for one in seen.programs:
             for kind in unsupported(procfs.text(one.pid, "smaps")):
-                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+                yield one.holds(kind)
 
 
 def unsupported(smaps: str) -> list[str]:

@@ -84,12 +84,11 @@ def _judge(
     if unknown == MULTIPATH_TCP:
         yield one.found(Reason.MULTIPATH_TCP)
     elif unknown:
-        yield one.found(Reason.HANDLE_UNSUPPORTED, kind=f"a {unknown} socket")
+        yield one.holds(f"a {unknown} socket")
     for kind in _unsavable(end, root, *sort):
-        yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+        yield one.holds(kind)
     if options.is_member(end, groups):
-        kind = "a socket that has joined a multicast group"
-        yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+        yield one.holds("a socket that has joined a multicast group")
     for where in _waiting(end, *sort):
         yield one.found(Reason.SOCKET_UNREAD, where=where)
 
@@ -115,9 +114,7 @@ def _with_keys(seen: Session) -> Iterator[Finding]:
     with Diag(seen.init_pid) as diag:
         found = diag.with_keys(inodes)
     for one in found:
-        kind = "a TCP socket with keys (TCP_MD5SIG)"
-        program = by_pid[inodes[one.inode][0]]
-        yield program.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+        yield by_pid[inodes[one.inode][0]].holds("a TCP socket with keys (TCP_MD5SIG)")
 
 
 def _unix_outside(seen: Session) -> Iterator[Finding]:

@@ -127,8 +127,7 @@ class SystemV(Kind):
             yield finding(Reason.IPC_UNSUPPORTED, kind=kind)
         for one in seen.programs:
             if not is_whole(one.mappings, objects.segments):
-                kind = "a part of a segment of System V shared memory"
-                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+                yield one.holds("a part of a segment of System V shared memory")
 
     def before_dump(self, dump: Dump) -> None:
         dump.own_ipc = self._own

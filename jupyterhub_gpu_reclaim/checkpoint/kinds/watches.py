@@ -96,13 +96,13 @@ class Watches(Kind):
                 continue
             mounts = read_mounts(seen.init_pid)
             if _watches_deleted(told, mounts, seen.init_pid):
-                kind = "a watch (inotify) on a deleted file that is still open"
-                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+                yield one.holds(
+                    "a watch (inotify) on a deleted file that is still open"
+                )
             devices = {_device(fields) for text in told for fields in _lines(text)}
             # CRIU finds nothing by a handle there.
             if any(it.kind in _KERNEL and it.device in devices for it in mounts):
-                kind = "a watch (inotify) in /proc, /sys or /dev/pts"
-                yield one.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+                yield one.holds("a watch (inotify) in /proc, /sys or /dev/pts")
 
     def before_dump(self, dump: Dump) -> None:
         dump.arguments += arguments(dump)
