@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
-from jupyterhub_gpu_reclaim.linux.descriptors import borrow, unread_bytes
+from jupyterhub_gpu_reclaim.linux.descriptors import borrow_from, unread_bytes
 from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 from jupyterhub_gpu_reclaim.linux.sock_diag import TCP_REPAIR, TcpState, own_addresses
 
@@ -64,8 +64,8 @@ class CutConnections(Kind):
 
     def after_restore(self, back: Return) -> None:
         left = set(self._ended)
-        for number, pidfd, fd in back.holders(left):
-            with contextlib.suppress(OSError), borrow(pidfd, fd) as end:
+        for number, pid, fd in back.holders(left):
+            with contextlib.suppress(OSError), borrow_from(pid, fd) as end:
                 if _is_closed(end) and _abort(end):
                     left.discard(number)
         if left:  # in a message under way, or without a loopback address

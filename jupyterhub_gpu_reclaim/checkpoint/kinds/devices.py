@@ -45,11 +45,11 @@ def _refused(one: Program) -> Iterator[str]:
         if status is None:
             continue
         device = stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)
-        if device and not _harmless(status, one.pid, link):
+        if device and not _harmless(one, status, link):
             yield target
 
 
-def _harmless(status: os.stat_result, pid: int, link: str) -> bool:
+def _harmless(one: Program, status: os.stat_result, link: str) -> bool:
     major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
     if stat.S_ISBLK(status.st_mode):
         return False
@@ -57,6 +57,6 @@ def _harmless(status: os.stat_result, pid: int, link: str) -> bool:
         return minor in STATELESS
     if status.st_rdev == terminals.DEV_TTY:
         kind, _, fd = link.partition("/")
-        return kind == "fd" and terminals.can_be_named(pid, int(fd))
+        return kind == "fd" and terminals.can_be_named(one, int(fd))
     pty = major in _PTY_MASTERS or major in terminals.PTYS
     return pty or status.st_rdev == _PTMX

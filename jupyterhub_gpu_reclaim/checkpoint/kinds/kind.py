@@ -13,7 +13,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.reopen import FileIdentity, identit
 from jupyterhub_gpu_reclaim.checkpoint.saved_images import FILES
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
+from jupyterhub_gpu_reclaim.linux import procfs, ptrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -237,14 +237,12 @@ class Return:
         self.images.replace(FILES, images.join(images.FILES_MAGIC, payloads))
 
     def holders(self, wanted: Collection[int]) -> Iterator[tuple[int, int, int]]:
-        """Entry, a pidfd of a process that has it, and its descriptor there.
+        """Entry, the pid of a process that has it, and its descriptor there.
 
-        One that the caller leaves in ``wanted`` comes again with its next holder.
+        One that the caller leaves in ``wanted`` comes again with its next holder. The
+        process stands, and may have been killed.
         """
-        pids = {process.ns_pid: process for process in self.tree.processes}
+        pids = {process.ns_pid: process.pid for process in self.tree.processes}
         for (owner, fd), (_, number) in self.saved.descriptors.items():
-            if number not in wanted or owner not in pids:
-                continue
-            with processes.held(pids[owner]) as pidfd:
-                if pidfd is not None:
-                    yield number, pidfd, fd
+            if number in wanted and owner in pids:
+                yield number, pids[owner], fd

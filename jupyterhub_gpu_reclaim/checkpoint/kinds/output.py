@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.linux.procfs import PROC
+from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.session_init.session_init import (
     RELAY_READ_FD,
     RELAY_WRITE_FD,
@@ -16,7 +15,6 @@ from jupyterhub_gpu_reclaim.session_init.session_init import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return
 
@@ -48,27 +46,22 @@ class Output(Kind):
             back.ends[name] = descriptor
 
 
-def _pipe(path: Path) -> str | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return f"pipe:[{status.st_ino}]" if stat.S_ISFIFO(status.st_mode) else None
+def _pipe(init_pid: int, end: int) -> str:
+    name = procfs.link(init_pid, f"fd/{end}")
+    return name if name.startswith("pipe:[") else ""
 
 
 def _ends(init_pid: int) -> list[int]:
-    folder = PROC / str(init_pid) / "fd"
-    relay = _pipe(folder / str(RELAY_WRITE_FD))
-    if relay is not None and relay == _pipe(folder / str(RELAY_READ_FD)):
+    relay = _pipe(init_pid, RELAY_WRITE_FD)
+    if relay and relay == _pipe(init_pid, RELAY_READ_FD):
         return [RELAY_WRITE_FD]
     return [1, 2]
 
 
 def names(init_pid: int) -> list[str]:
     """CRIU's names of the pipes that a tree shares with its init, output first."""
-    folder = PROC / str(init_pid) / "fd"
-    found = [_pipe(folder / str(end)) for end in _ends(init_pid)]
-    return list(dict.fromkeys(name for name in found if name is not None))
+    found = [_pipe(init_pid, end) for end in _ends(init_pid)]
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def open_ends(init_pid: int, pipes: Iterable[str]) -> dict[str, int]:
@@ -81,6 +74,6 @@ def open_ends(init_pid: int, pipes: Iterable[str]) -> dict[str, int]:
     opened = {}
     for index, name in enumerate(pipes):
         end = ends[min(index, len(ends) - 1)]
-        path = PROC / str(init_pid) / "fd" / str(end)
+        path = procfs.PROC / f"{init_pid}/fd/{end}"
         opened[name] = os.open(path, os.O_WRONLY)
     return opened

@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import netns
-from jupyterhub_gpu_reclaim.linux.descriptors import borrow, readable
+from jupyterhub_gpu_reclaim.linux.descriptors import borrow_from, readable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -131,9 +131,9 @@ class SocketStates(Kind):
         if any(state.queue for state in self._states.values()):
             wanted |= {*self._peers, *self._names.values()}
         held: dict[int, socket.socket] = {}
-        for number, pidfd, fd in back.holders(wanted):
+        for number, pid, fd in back.holders(wanted):
             with contextlib.suppress(OSError):
-                held[number] = stack.enter_context(borrow(pidfd, fd))
+                held[number] = stack.enter_context(borrow_from(pid, fd))
                 wanted.discard(number)
         return held
 

@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim.linux.processes import named
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Return
+    from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Dump, Program, Return
     from jupyterhub_gpu_reclaim.linux.processes import Process
     from jupyterhub_gpu_reclaim.linux.ptrace import Traced
 
@@ -35,11 +35,11 @@ class Terminals(Kind):
         for process in dump.tree.alive:
             if procfs.has_terminal(process.pid):
                 _stop_plainly(process)
-        for process in dump.tree.processes:
-            terminal = procfs.terminal(process.pid)
-            held = list(_held(process.pid)) if terminal else []
+        for one in dump.programs:
+            terminal = procfs.terminal(one.pid)
+            held = list(_held(one)) if terminal else []
             if held:
-                _open_by_name(process, held, f"/dev/pts/{os.minor(terminal)}")
+                _open_by_name(one, held, f"/dev/pts/{os.minor(terminal)}")
 
     def rewrite(self, back: Return) -> None:
         # Between two commands of a shell the group in its terminal's foreground may
@@ -54,12 +54,12 @@ class Terminals(Kind):
                 one.pgrp = one.sid
 
 
-def can_be_named(pid: int, fd: int) -> bool:
+def can_be_named(one: Program, fd: int) -> bool:
     """Whether a process's open ``/dev/tty`` can be opened by its own name instead.
 
     Not one that an epoll(7) instance watches, which keeps to what was open.
     """
-    return os.major(procfs.terminal(pid)) in PTYS and fd not in _watched(pid)
+    return os.major(procfs.terminal(one.pid)) in PTYS and fd not in _watched(one)
 
 
 def _stop_plainly(process: Process) -> None:
@@ -72,54 +72,50 @@ def _stop_plainly(process: Process) -> None:
             ptrace.stop_plainly(process.pid, pidfd)
 
 
-def _held(pid: int) -> Iterator[int]:
-    for one in procfs.descriptors(pid):
-        if one.target.startswith("/"):
-            status = procfs.target_status(pid, f"fd/{one.fd}")
+def _held(one: Program) -> Iterator[int]:
+    for each in one.descriptors:
+        if each.target.startswith("/"):
+            status = one.target(f"fd/{each.fd}")
             if status is not None and status.st_rdev == DEV_TTY:
-                yield one.fd
+                yield each.fd
 
 
-def _open_by_name(process: Process, held: Collection[int], name: str) -> None:
+def _open_by_name(one: Program, held: Collection[int], name: str) -> None:
     # /dev/tty is the controlling terminal of the program that opens it (tty(4)), and
     # what is open then is that terminal. dash holds it. CRIU takes the first program
     # that has either end open for its owner, which is the server, and refuses ("ctty
     # inheritance detected", CRIU 4.2, tty_verify_ctty). So each such descriptor becomes
     # one of /dev/pts/N, opened by its own program with the same flags.
     try:
-        with ptrace.stopped(process.pid) as traced:
+        with ptrace.stopped(one.pid) as traced:
             for fd in held:
-                _replace(traced, fd, name)
+                _replace(traced, one, fd, name)
     except OSError as error:
         raise ReclaimError(
             Reason.DEVICE_OPEN,
-            pid=process.ns_pid,
-            name=process.name,
+            pid=one.process.ns_pid,
+            name=one.process.name,
             device="/dev/tty",
             detail=str(error),
         ) from error
 
 
-def _replace(traced: Traced, fd: int, name: str) -> None:
-    if fd in _watched(traced.pid):
+def _replace(traced: Traced, one: Program, fd: int, name: str) -> None:
+    if fd in _watched(one):
         raise OSError(0, f"descriptor {fd} is watched")
-    flags = int(procfs.fdinfo(traced.pid, fd)["flags"], 8)
+    flags = one.flags(fd)
     with traced.text(name) as path:
         new = traced.call("openat", AT_FDCWD, path, flags | os.O_NOCTTY, 0)
         try:
-            for one in (fd, new):
+            for each in (fd, new):
                 # Answered for its own terminal only. Another devpts has that name, too.
-                traced.call("ioctl", one, _TIOCGSID, path)
+                traced.call("ioctl", each, _TIOCGSID, path)
             traced.call("dup3", new, fd, flags & os.O_CLOEXEC)
         finally:
             traced.call("close", new)
 
 
-def _watched(pid: int) -> set[int]:
-    found = set()
-    for one in procfs.descriptors(pid):
-        if one.target == _EPOLL:
-            for line in procfs.text(pid, f"fdinfo/{one.fd}").splitlines():
-                if line.startswith("tfd:"):
-                    found.add(int(line.split()[1]))
-    return found
+def _watched(one: Program) -> set[int]:
+    instances = (one.info(d.fd) for d in one.descriptors if d.target == _EPOLL)
+    lines = (line for told in instances for line in told.splitlines())
+    return {int(line.split()[1]) for line in lines if line.startswith("tfd:")}

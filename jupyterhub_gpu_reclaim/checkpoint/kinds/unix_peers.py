@@ -52,11 +52,9 @@ class UnixPeers(Kind):
             and entry.usk.type != socket.SOCK_DGRAM
             and entry.usk.state == TcpState.LISTEN
         }
-        pids = {process.ns_pid: process.pid for process in back.tree.processes}
         wanted: dict[int, dict[int, int]] = {}
-        for (owner, fd), (_, number) in sorted(back.saved.descriptors.items()):
-            if number in listeners and owner in pids:
-                wanted.setdefault(pids[owner], {})[fd] = listeners.pop(number)
+        for number, pid, fd in back.holders(listeners):
+            wanted.setdefault(pid, {})[fd] = listeners.pop(number)
         for pid, calls in wanted.items():
             try:
                 with ptrace.stopped(pid) as traced:

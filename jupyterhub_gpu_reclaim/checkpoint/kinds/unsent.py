@@ -10,7 +10,7 @@ from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.checkpoint.sockets.datagrams import enlarged
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux.descriptors import borrow
+from jupyterhub_gpu_reclaim.linux.descriptors import borrow_from
 from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ class UnsentData(Kind):
 
     def after_restore(self, back: Return) -> None:
         left = dict(self._unsent)
-        for number, pidfd, fd in back.holders(left):
-            with borrow(pidfd, fd) as end:
+        for number, pid, fd in back.holders(left):
+            with borrow_from(pid, fd) as end:
                 _send(end, left.pop(number))
         if left:
             why = f"{len(left)} of its connections are not there"
