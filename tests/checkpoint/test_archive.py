@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jupyterhub_gpu_reclaim.checkpoint.archive import reader, writer
-from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
+from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import mounts
 
@@ -179,13 +179,10 @@ def test_pack_socket_and_device_are_left_out_with_a_note(tmp_path):
 
 
 def test_pack_error_of_the_writer_comes_through(source):
-    class Full(OSError):
-        pass
-
     def write(data):
-        raise Full
+        raise StoreError(Reason.STORE_FULL)
 
-    with opened(source) as folder, pytest.raises(Full):
+    with opened(source) as folder, pytest.raises(StoreError):
         writer.pack(folder, write)
 
 

@@ -137,8 +137,8 @@ def pack(
         What was left out, each a sentence for the log.
 
     Raises:
-        RolledBack: something cannot be read (``capture_failed``). Errors of ``write``
-            come through as they are.
+        RolledBack: something cannot be read (``capture_failed``).
+        ReclaimError: what ``write`` raises.
     """
     return _Packer(folder, write, merged).run()
 
@@ -148,20 +148,14 @@ class _Sink:
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
-        self.position = 0
-        #: error of the sink, told apart from those of the session's files
-        self.error: BaseException | None = None
+        self._position = 0
 
     def tell(self) -> int:
-        return self.position
+        return self._position
 
     def write(self, data: bytes) -> int:
-        try:
-            self._write(data)
-        except BaseException as error:
-            self.error = error
-            raise
-        self.position += len(data)
+        self._write(data)
+        self._position += len(data)
         return len(data)
 
 
@@ -196,9 +190,7 @@ class _Packer:
                 end.pax_headers = {END: "1"}
                 tar.addfile(end)
         except OSError as error:
-            if self._sink.error is not None:
-                raise
-            raise _failed(f"{error.strerror}: {error.filename}") from None
+            raise _failed(f"{error.strerror}: {error.filename}") from error
         return tuple(self._notes)
 
     def _add(self, tar: tarfile.TarFile, folder: int, path: bytes) -> int:
