@@ -84,7 +84,8 @@ def _version(criu: Criu, _: tuple[int, ...]) -> tuple[int, ...]:
     code, text = run(criu.command("--version"))
     match = re.search(r"Version: (\d+(?:\.\d+)*)", text)
     if code != 0 or match is None:
-        raise Refused(Reason.CRIU_UNUSABLE, why=_last_line(text), detail=text)
+        lines = text.strip().splitlines() or ["it says nothing"]
+        raise Refused(Reason.CRIU_UNUSABLE, why=lines[-1], detail=text)
     return tuple(int(number) for number in match[1].split("."))
 
 
@@ -217,11 +218,6 @@ def run(
     except subprocess.TimeoutExpired:
         return 127, f"no answer in {seconds:.0f} s"
     return done.returncode, done.stdout + done.stderr
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "it says nothing"
 
 
 def _dotted(version: tuple[int, ...]) -> str:

@@ -198,16 +198,6 @@ def _fill(
     _wait_still(process, {process.pid})
 
 
-def _stop(process: Process, running: set[int]) -> None:
-    """Stop it while most of its threads are held, so that none of them runs again.
-
-    One of the ``running`` takes the signal, when it comes to run: until then the
-    process is not stopped, and a thread that is released runs on.
-    """
-    processes.send(process, signal.SIGSTOP)
-    _wait_still(process, running)
-
-
 def _wait_still(process: Process, tids: set[int]) -> None:
     """Wait until a signal has stopped those threads of it, or they have ended.
 
@@ -267,7 +257,10 @@ def _stopped_afterwards(process: Process, threads: _Threads) -> Iterator[None]:
     try:
         yield
     finally:
-        _stop(process, threads.running)
+        # One that runs takes it, when it comes to run: until then the process is not
+        # stopped, and a thread that is released runs on.
+        processes.send(process, signal.SIGSTOP)
+        _wait_still(process, threads.running)
 
 
 def _ids(pid: int, thread: int) -> set[int]:

@@ -213,11 +213,11 @@ def _watches_deleted(told: list[str], mounts: list[Mount], init_pid: int) -> boo
     every = (watch for text in told for watch in watches_in(text))
     watches = set(itertools.islice(every, _LOOKED_UP))
     with root_of(init_pid) as root:
-        return any(_is_deleted(watch, mounts, root) for watch in watches)
-
-
-def _is_deleted(watch: Watch, mounts: list[Mount], root: int) -> bool:
-    return any(not os.fstat(one).st_nlink for one in _opened(watch, mounts, root))
+        return any(
+            not os.fstat(one).st_nlink
+            for watch in watches
+            for one in _opened(watch, mounts, root)
+        )
 
 
 def watches_in(text: str) -> Iterator[Watch]:

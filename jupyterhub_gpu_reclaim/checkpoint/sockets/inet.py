@@ -341,11 +341,6 @@ def _link(isk: Any) -> Link:
     )
 
 
-def _is_here(bound: Address, addresses: Collection[Address]) -> bool:
-    everywhere = bound.is_loopback or bound.is_unspecified or bound.is_multicast
-    return everywhere or bound in addresses
-
-
 class _Judge:
     def __init__(
         self,
@@ -367,7 +362,9 @@ class _Judge:
 
     def _stays(self, link: Link) -> bool:
         """Whether it can be restored as it was, as far as this end goes."""
-        return _is_here(link.local.address, self._addresses)
+        bound = link.local.address
+        everywhere = bound.is_loopback or bound.is_unspecified or bound.is_multicast
+        return everywhere or bound in self._addresses
 
     def _move(self, links: Collection[Link]) -> dict[Link, Link]:
         """Map the session's own TCP connections whose addresses are not here to others.

@@ -101,7 +101,9 @@ def freeze(
         # A parent in vfork(2) stops only when its child has gone on.
         waits = {one.pid for one in running if one.state == "D"}
         for one in asked.due(one for one in running if one.ppid not in waits):
-            _stop(one)
+            # A shell's foreground program comes next.
+            shell = procfs.has_terminal(one.pid)
+            processes.stop(one, _SHELL_SECONDS if shell else 0.0)
         # No event reports the stop of another's child; it takes microseconds.
         time.sleep(0.002)
 
@@ -143,12 +145,6 @@ def continue_bystanders(some: Iterable[Process]) -> None:
     for one in some:
         continuing.go_on(one)
     processes.wake_parents(some)
-
-
-def _stop(process: Process) -> None:
-    # A shell's foreground program comes next.
-    seconds = _SHELL_SECONDS if procfs.has_terminal(process.pid) else 0.0
-    processes.stop(process, seconds)
 
 
 def _late(late: list[Process], running: list[Process], seconds: float) -> ReclaimError:

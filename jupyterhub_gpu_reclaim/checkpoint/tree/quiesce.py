@@ -50,7 +50,7 @@ def cut_in_silence(tree: Snapshot, *, patience: float = PATIENCE) -> list[int]:
     with listeners.deaf(tree.init.pid, server):
         cut = inet.cut_external(tree.init.pid, pids)
         if cut:
-            _wait_still(server, lambda: _has_noticed(server, cut), patience)
+            _wait_still(server, lambda: not _inodes(server) & {*cut}, patience)
         processes.stop(server, _STOP_SECONDS)
     return cut
 
@@ -80,10 +80,6 @@ def _handed_on(init_pid: int, server: Process, links: Collection[int]) -> bool:
         one.unread if one.inode in ears else one.unsent
         for one in inet.sockets_of(init_pid, links)
     )
-
-
-def _has_noticed(server: Process, cut: Collection[int]) -> bool:
-    return not _inodes(server) & frozenset(cut)
 
 
 def _wait_still(server: Process, settled: Callable[[], bool], patience: float) -> None:
