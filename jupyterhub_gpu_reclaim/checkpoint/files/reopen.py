@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import os
 import stat
 from dataclasses import dataclass
@@ -155,7 +156,9 @@ class Reopener:
             raise refused(Reason.FILE_MISSING, wish.path)
         reads = wish.flags & os.O_ACCMODE != os.O_WRONLY
         mode = os.W_OK | (os.R_OK if reads else 0)
-        self._permitted(wish, found, lambda: _access(found, mode))
+        path = again(found).encode()
+        ask = functools.partial(libc.faccessat, _AT_FDCWD, path, mode, _AT_EACCESS)
+        self._permitted(wish, found, lambda: checked(ask()))
         flags = wish.flags & ~_NOT_IN_MEMORY | os.O_TMPFILE
         with closing(os.open(again(self._trial.scratch), flags, 0o600)) as descriptor:
             _seek(descriptor, wish.position)
@@ -171,7 +174,8 @@ class Reopener:
         if wish.is_folder:
             return self._enter(wish, found)
         if wish.flags & os.O_PATH:
-            return self._name(wish, found)
+            is_link = stat.S_ISLNK(status.st_mode)
+            return os.dup(found) if is_link else os.open(again(found), wish.flags)
         if kind not in {stat.S_IFREG, stat.S_IFDIR, stat.S_IFCHR}:
             raise refused(Reason.FILE_DENIED, wish.path, "it is no file")
         with closing(self._reopen(wish, found)) as descriptor:
@@ -206,11 +210,6 @@ class Reopener:
                 raise
         return descriptor
 
-    def _name(self, wish: FileRequest, found: int) -> int:
-        if stat.S_ISLNK(os.fstat(found).st_mode):
-            return os.dup(found)
-        return os.open(again(found), wish.flags)
-
     def _may_have(self, wish: FileRequest, found: int) -> bool:
         """Whether it is the file that was saved, and its holder's or in its memory."""
         saved, status = self._saved.get(wish.path), os.fstat(found)
@@ -226,16 +225,6 @@ class Reopener:
 def _is_memory_device(status: os.stat_result) -> bool:
     major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
     return major == MEMORY and minor in STATELESS
-
-
-def _access(found: int, mode: int) -> None:
-    """Check that this thread may open that file so (faccessat(2)).
-
-    Raises:
-        OSError: it may not.
-    """
-    path = again(found).encode()
-    checked(libc.faccessat(_AT_FDCWD, path, mode, _AT_EACCESS))
 
 
 def _set_flags(descriptor: int, flags: int) -> None:

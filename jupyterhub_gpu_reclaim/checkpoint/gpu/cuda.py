@@ -298,7 +298,8 @@ def _try_each(
     futures = _all_at_once(tasks, work)
     for process, future in zip(tasks, futures, strict=True):
         error = future.exception()
-        if error is None or _has_ended(process):
+        ended = processes.start_time(process.pid) != process.start_time
+        if error is None or ended:
             continue
         if not isinstance(error, DriverError | ReclaimError):
             raise error
@@ -312,10 +313,6 @@ def _all_at_once(
 ) -> list[Future[None]]:
     with ThreadPoolExecutor(max(1, len(tasks)), thread_name_prefix="cuda") as pool:
         return [pool.submit(work, process) for process in tasks]
-
-
-def _has_ended(process: Process) -> bool:
-    return processes.start_time(process.pid) != process.start_time
 
 
 def _name(process: Process) -> dict[str, Any]:

@@ -268,7 +268,8 @@ def _ask_memory(
 def _is_large_on_several_cards(pid: int, memory: Memory | None) -> bool:
     if memory is None:
         # All that it could have used: a card that it may see is opened in any case.
-        return len({d.target for d in held_by(pid).descriptors if _is_card(d)}) > 1
+        targets = {d.target.removeprefix(DEVICES) for d in held_by(pid).descriptors}
+        return sum(map(str.isdecimal, targets)) > 1
     used = [size for size in memory.own if size]
     return len(used) > 1 and max(used) >= _PEER_BYTES
 
@@ -278,10 +279,6 @@ def _may_reach(driver: Driver) -> bool:
         return driver.peers()
     except DriverError:
         return True
-
-
-def _is_card(descriptor: procfs.Descriptor) -> bool:
-    return descriptor.target.removeprefix(DEVICES).isdecimal()
 
 
 def _event_owners(pid: int) -> set[int]:

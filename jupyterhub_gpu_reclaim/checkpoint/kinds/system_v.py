@@ -162,9 +162,12 @@ def look(init_pid: int) -> Objects:
     """
     namespace = os.open(f"/proc/{init_pid}/ns/ipc", os.O_RDONLY | os.O_CLOEXEC)
 
+    here = procfs.link(os.getpid(), f"fd/{namespace}")
+    others = {procfs.link(os.getpid(), "ns/ipc"), procfs.link(1, "ns/ipc")}
+
     def listed() -> Objects:
         tables = {kind: _table(kind) for kind in ("sem", "msg", "shm")}
-        return Objects(tables, _queues(), _is_shared(namespace))
+        return Objects(tables, _queues(), here in others)
 
     with closing(namespace):
         return in_namespace(namespace, _CLONE_NEWIPC, listed)
@@ -222,11 +225,6 @@ def _queues() -> list[str]:
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=mount)
     with closing(folder):
         return sorted(os.listdir(folder))  # noqa: PTH208 - by its descriptor
-
-
-def _is_shared(namespace: int) -> bool:
-    here = procfs.link(os.getpid(), f"fd/{namespace}")
-    return here in {procfs.link(os.getpid(), "ns/ipc"), procfs.link(1, "ns/ipc")}
 
 
 #: Bit of a vma_entry's status (CRIU's image.h).

@@ -79,9 +79,15 @@ class NamedSockets(Kind):
         for number, one in wanted.items():
             with _copy(back, number) as end:
                 if one.server in wanted:
+                    # As root, whatever has become of its name; not one that is
+                    # connected to a third.
                     server = _copy(back, one.server)
-                    with server, contextlib.suppress(OSError):
-                        _connect_inside(end, server)
+                    with (
+                        server,
+                        contextlib.suppress(OSError),
+                        closing(file_of_socket(server.fileno())) as file,
+                    ):
+                        end.connect(again(file))
                 else:
                     who = back.saved.holder(number)
                     run_as(who, functools.partial(_connect, end, one, place.root))
@@ -223,16 +229,6 @@ def _connect(made: socket.socket, one: Named, root: int) -> None:
             made.connect(again(name))
 
 
-def _connect_inside(made: socket.socket, server: socket.socket) -> None:
-    """As root, connect to a socket made here, whatever has become of its name.
-
-    Raises:
-        OSError: that one is connected to a third.
-    """
-    with closing(file_of_socket(server.fileno())) as file:
-        made.connect(again(file))
-
-
 def _finish(made: socket.socket, one: Named, root: int) -> None:
     """As root, set a socket's buffer sizes and check that it is bound where it should.
 
@@ -283,13 +279,9 @@ def _is_abstract(one: Named) -> bool:
 
 
 def _parent(one: Named) -> bytes:
-    return _full(one).rpartition(b"/")[0] or b"/"
-
-
-def _full(one: Named) -> bytes:
-    if one.name.startswith(b"/") or not one.name:
-        return one.name
-    return one.folder.rstrip(b"/") + b"/" + one.name
+    """The folder of a name in the file system."""
+    start = b"" if one.name.startswith(b"/") else one.folder.rstrip(b"/") + b"/"
+    return (start + one.name).rpartition(b"/")[0] or b"/"
 
 
 def _make_folder(root: int, path: bytes) -> int | None:
