@@ -139,7 +139,6 @@ class StreamServer:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         #: The first error of ours; the caller raises it.
         self.failure: Exception | None = None
-        self._main: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to listen; nothing is open before.
@@ -153,13 +152,14 @@ class StreamServer:
             self._listener.bind(f"/proc/self/fd/{folder}/{self.SOCKET}")
         (self._folder / self.SOCKET).chmod(0o600)
         self._listener.listen(1)
-        self._main = threading.Thread(
+        main = threading.Thread(
             target=self._serve,
             args=(self._listener,),
             name="criu-stream",
             daemon=True,
         )
-        self._main.start()
+        self._threads.append(main)  # it may begin others until it ends
+        main.start()
 
     def fileno(self) -> int:
         return self._wake
@@ -204,7 +204,7 @@ class StreamServer:
 
     def _join(self, look: Callable[[], None]) -> None:
         patience = _LEFT_SECONDS
-        while alive := [thread for thread in self._all() if thread.is_alive()]:
+        while alive := [thread for thread in self._threads if thread.is_alive()]:
             look()
             if self.failure is not None:
                 patience -= _LOOK_SECONDS
@@ -214,11 +214,6 @@ class StreamServer:
 
     def __del__(self) -> None:
         os.close(self._wake)  # which threads that were left behind use as well
-
-    def _all(self) -> list[threading.Thread]:
-        # The first one may begin others until it ends.
-        main = [] if self._main is None else [self._main]
-        return [*main, *self._threads]
 
     def _serve(self, listener: socket.socket) -> None:
         try:

@@ -152,7 +152,8 @@ class _Reader:
             self._process(task.pid)
         described = list(self._described())
         for (number, flags, shared), way in self._ways.items():
-            self._split(number, way)
+            other = saved.entries[way] = copy.deepcopy(saved.entries[number])
+            other.id = other.reg.id = way
             contents = not shared and flags == os.O_RDONLY
             self._wish(number, way, flags, is_contents=contents)
         for number in described:
@@ -210,11 +211,6 @@ class _Reader:
         saved.holders[way].add(saved.credentials[pid])
         saved.uses.append(FileUse(pid, where, way))
         return way
-
-    def _split(self, number: int, way: int) -> None:
-        other = copy.deepcopy(self._saved.entries[number])
-        other.id = other.reg.id = way
-        self._saved.entries[way] = other
 
     def _described(self) -> Iterator[int]:
         """Entries of files that descriptors, or messages under way, lead to."""
