@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import lz4.block
@@ -78,6 +79,13 @@ class ChunkIndex:
             found[name] = first, length
             first += chunks_of(length, chunk_bytes)
         return found
+
+    @cached_property
+    def begins(self) -> NDArray[np.bool_]:
+        """Of each ref, whether it is the first chunk of a block."""
+        begins = np.zeros(int(self.bases[-1]) + 2, np.bool_)
+        begins[self.bases[:-1] + 1] = True
+        return begins
 
     def blocks_of(self, refs: NDArray[Any]) -> NDArray[np.int64]:
         """The blocks of some refs (none of them 0)."""
@@ -150,9 +158,10 @@ def _check_blocks(index: ChunkIndex, chunk_bytes: int, packs: Sequence[int]) -> 
 
 class _Stored(Value, frozen=True, kw_only=True):
     files: list[tuple[str, int]]
-    blocks: bytes  #: of :data:`BLOCKS`
-    refs: bytes  #: as differences, which LZ4 shrinks to nearly nothing
-    ids: bytes
+    # Of 16 GiB there are 70 MB: a view copies none.
+    blocks: memoryview  #: of :data:`BLOCKS`
+    refs: memoryview  #: as differences, which LZ4 shrinks to nearly nothing
+    ids: memoryview
 
 
 def encode_index(index: ChunkIndex, key: bytes) -> bytes:
@@ -160,9 +169,9 @@ def encode_index(index: ChunkIndex, key: bytes) -> bytes:
     differences = np.diff(index.refs, prepend=np.uint32(0)).astype("<u4")
     stored = _Stored(
         files=index.files,
-        blocks=index.blocks.tobytes(),
-        refs=lz4.block.compress(differences.tobytes(), store_size=False),
-        ids=np.ascontiguousarray(index.ids, "<u8").tobytes(),
+        blocks=index.blocks.view(np.uint8).data,
+        refs=memoryview(lz4.block.compress(differences, store_size=False)),
+        ids=np.ascontiguousarray(index.ids, "<u8").reshape(-1).view(np.uint8).data,
     )
     plain, sealer = memoryview(msgspec.msgpack.encode(stored)), crypto.Sealer(key)
     starts = range(0, len(plain), _PART_BYTES)

@@ -52,16 +52,16 @@ def extents(
 ) -> Extents:
     """``first``: place of the file's first chunk among the refs."""
     begin, end = offset // chunk_bytes, -(-(offset + length) // chunk_bytes)
-    refs = index.refs[first + begin : first + end].astype(np.int64)
-    blocks, places = _locate(index, refs)
-    cuts = _cuts(blocks, places, ZERO_BYTES // chunk_bytes)
-    starts = places[cuts] * chunk_bytes
+    refs = index.refs[first + begin : first + end]
+    cuts = _cuts(index, refs, ZERO_BYTES // chunk_bytes)
+    blocks, places = _locate(index, refs[cuts].astype(np.int64))
+    starts = places * chunk_bytes
     lengths = np.diff(cuts, append=len(refs)) * chunk_bytes
     head = offset - begin * chunk_bytes
     starts[0] += head
     lengths[0] -= head
     lengths[-1] -= end * chunk_bytes - offset - length
-    return Extents(blocks[cuts], starts, lengths)
+    return Extents(blocks, starts, lengths)
 
 
 def _locate(
@@ -78,14 +78,13 @@ def _locate(
 
 
 def _cuts(
-    blocks: NDArray[np.int64], places: NDArray[np.int64], most_zeros: int
+    index: ChunkIndex, refs: NDArray[np.uint32], most_zeros: int
 ) -> NDArray[np.int64]:
-    """Indices where an extent begins: another block, or not its next chunk."""
-    new = np.ones(len(blocks), np.bool_)
-    if len(blocks) > 1:
-        zeros = blocks[1:] == ZEROS
-        follows = np.where(zeros, True, places[1:] == places[:-1] + 1)
-        new[1:] = ~(follows & (blocks[1:] == blocks[:-1]))
-        # A long extent of zeros is cut at round places, which is often enough.
-        new[1:] |= zeros & (np.arange(1, len(blocks)) % most_zeros == 0)
+    """Indices where an extent begins: a block does, or it is not the next chunk."""
+    new = np.ones(len(refs), np.bool_)
+    before, after = refs[:-1], refs[1:]
+    follows = (after == before + 1) & ~index.begins[after]
+    new[1:] = ~np.where(after == 0, before == 0, follows)
+    # A long extent of zeros is cut at round places, which is often enough.
+    new[::most_zeros] |= refs[::most_zeros] == 0
     return np.flatnonzero(new)

@@ -131,10 +131,11 @@ def _gather(
     empty = np.empty((0, 2), np.uint64)
     ids = np.concatenate([*(report.ids for report in reports), empty])
     if not all(file.name for file in files):
-        codes = codes[np.repeat([bool(file.name) for file in files], counts)]
+        ranges = [starts[n : n + 2] for n, file in enumerate(files) if file.name]
+        codes = np.concatenate([codes[begin:end] for begin, end in ranges])
         used = np.zeros(len(ids) + 1, np.bool_)
         used[codes[codes > 0]] = True
-        ids = ids[used[1:]]
+        ids = ids if used[1:].all() else ids[used[1:]]
     if (codes == _MISSING).any():
         raise StoreError(Reason.STORE_FAILED, why="a part of a file was not taken")
     return codes, ids
