@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+
+from jupyterhub_gpu_reclaim.node import state_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -68,7 +71,6 @@ class Agent:
             [
                 command,
                 f"--listen=unix:{folder}/socket",
-                f"--AgentApp.state_dir={folder}/state",
                 f"--AgentApp.store_url={store or folder / 'store'}",
                 f"--AgentApp.token_file={folder}/token",
                 f"--AgentApp.criu_dir={criu}",
@@ -77,6 +79,7 @@ class Agent:
             ],
             stdout=self._log,
             stderr=self._log,
+            env={**os.environ, state_folder.VARIABLE: f"{folder}/state"},
         )
         deadline = time.monotonic() + _START_SECONDS
         while not ((folder / "token").exists() and (folder / "socket").exists()):

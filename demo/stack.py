@@ -24,6 +24,7 @@ import requests
 
 from demo import causes, processes
 from jupyterhub_gpu_reclaim.common.term import TERM
+from jupyterhub_gpu_reclaim.node import state_folder
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -144,7 +145,8 @@ class Stack:
 
     def begin_agent(self) -> None:
         """Start the agent; it settles what a former one left before it answers."""
-        program, env = [str(BIN / "jupyterhub-gpu-reclaim-agent")], dict(os.environ)
+        program = [str(BIN / "jupyterhub-gpu-reclaim-agent")]
+        env = {**os.environ, state_folder.VARIABLE: str(self.folder / "agent")}
         if self.simulated_gpus:
             program, env = [sys.executable, "-m", "demo.agent"], env | PATH
         self._run(
@@ -152,7 +154,6 @@ class Stack:
             [
                 *program,
                 f"--AgentApp.listen=unix:{self.agent_socket}",
-                f"--AgentApp.state_dir={self.folder / 'agent'}",
                 f"--AgentApp.store_url={self.folder / 'store'}",
                 f"--AgentApp.token_file={self.folder / 'agent.token'}",
                 f"--AgentApp.criu_dir={self.criu}",

@@ -117,12 +117,11 @@ class AgentApp(AgentSettings):
         placements = self._placements()
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="agent")
         asyncio.get_running_loop().set_default_executor(threads)
-        state = own_folder(Path(self.state_dir))
+        state = own_folder(state_folder.place())
         with state_folder.lock(state) as free:
             if not free:  # two agents would undo each other's work
                 raise CannotStartError(f"another agent runs on {state}")
             rescue.give_back(state)  # the first act finds a lock that is not free yet
-            self._refuse_other_place()
             clock = SystemClock()
             ports = HeldPorts(state)
             with contextlib.suppress(Refused):  # recovery insists
@@ -164,20 +163,6 @@ class AgentApp(AgentSettings):
         if self.placement == "docker":
             return DockerPlacements(DockerEngine(self.docker_socket), self.realm)
         return PodPlacements(self.realm)
-
-    def _refuse_other_place(self) -> None:
-        """Check that ``rescue`` finds the state folder.
-
-        Raises:
-            CannotStartError: it would look for another one.
-        """
-        if Path(self.state_dir) != state_folder.place(sys.argv[1:], os.environ):
-            raise CannotStartError(
-                f"state_dir {self.state_dir} is set in the configuration file, and must"
-                f" not be: set {state_folder.VARIABLE} in the agent's environment, or"
-                " --AgentApp.state_dir on its command line. Frozen sessions are let go"
-                " on by what is in that folder, also where the file is broken."
-            )
 
     def accelerator(
         self, kind: type[Accelerator] = Accelerator, nvml: Nvml | None = None
@@ -252,7 +237,7 @@ def _leave_after(seconds: float, status: int) -> None:
 
 def main(app: type[AgentApp] = AgentApp) -> None:
     words = sys.argv[1:]
-    state = state_folder.place(words, os.environ)
+    state = state_folder.place()
     if _RECOVER in words:
         # systemd tells what is run at the end of a unit how that has ended.
         followed = os.environ.get("EXIT_STATUS") == str(HANDED_OVER)

@@ -47,11 +47,11 @@ def agents_file(place, key, state, tmp_path):
     path.write_text(
         "c = get_config()\n"
         f"c.AgentApp.store_url = {str(place)!r}\n"
-        f"c.AgentApp.state_dir = {str(state)!r}\n"
         f"c.AgentApp.master_key_file = {str(key)!r}\n"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_folder, "AGENT_FILE", str(path))
+        patch.setenv(state_folder.VARIABLE, str(state))
         for kind in (settings.AgentSettings, AgentApp):
             defaults = kind._static_immutable_initial_values  # traitlets' own
             patch.setitem(defaults, "config_file", str(path))

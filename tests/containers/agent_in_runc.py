@@ -43,7 +43,6 @@ def test_output_of_an_agent_that_was_killed_ends_and_its_session_is_let_go_on(
 
     wait_for(contained.output_has_ended, timeout=60)
     before = (home / "n").read_text()
-    words = ["--recover", f"--AgentApp.state_dir={folder}/state"]
-    agent = [sys.executable, "-m", "jupyterhub_gpu_reclaim.node"]
-    subprocess.run([*agent, *words], check=True, timeout=60)
+    agent = [sys.executable, "-m", "jupyterhub_gpu_reclaim.node", "--recover"]
+    subprocess.run(agent, env=contained.environment, check=True, timeout=60)
     wait_for(lambda: (home / "n").read_text() not in {before, ""})

@@ -157,7 +157,7 @@ def test_the_agent_takes_its_arguments(variant):
     assert app.store_url == url
     mounts = {m["mountPath"]: m["name"] for m in made["volumeMounts"]}
     assert set(mounts.values()) == {volume["name"] for volume in spec["volumes"]}
-    used = [app.token_file, app.certificate, app.private_key, app.state_dir]
+    used = [app.token_file, app.certificate, app.private_key]
     used += [app.master_key_dir]
     used += filter(None, [app.store_options_file])
     used += [url] if url.startswith("/") else []

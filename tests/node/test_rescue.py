@@ -44,12 +44,11 @@ def program(agent, *words: str, **environment: str) -> int:
 def run(agent, *words: str, **environment: str) -> int:
     return program(
         agent,
-        f"--AgentApp.state_dir={agent.folder}/state",
         f"--AgentApp.store_url={agent.store}",
         f"--AgentApp.token_file={agent.folder}/token",
         f"--AgentApp.realm={agent.folder.name}",
         *words,
-        **environment,
+        **{state_folder.VARIABLE: f"{agent.folder}/state", **environment},
     )
 
 
@@ -293,30 +292,8 @@ def test_lock_is_free_after_the_holder_only(tmp_path):
         assert again
 
 
-@pytest.mark.parametrize(
-    ("words", "environment", "place"),
-    [
-        ([], {}, state_folder.DEFAULT),
-        ([], {state_folder.VARIABLE: "/a"}, "/a"),
-        (["--AgentApp.state_dir=/b"], {state_folder.VARIABLE: "/a"}, "/b"),
-        (["--AgentApp.state_dir", "/c", "--config=x"], {}, "/c"),
-    ],
-)
-def test_place_is_known_without_a_file(words, environment, place):
-    assert state_folder.place(words, environment) == Path(place)
-
-
-def test_place_that_only_a_file_tells_is_refused(agent):
-    file = agent.folder / "agent.py"
-    file.write_text(f"c.AgentApp.state_dir = '{agent.folder}/other'\n")
-    agent.hear()
-    words = [f"--config={file}", f"--listen=unix:{agent.folder}/other.sock"]
-    assert program(agent, *words) == 1
-    assert state_folder.VARIABLE in agent.said()
-
-
 def test_folder_in_which_no_agent_has_worked_is_left_alone(agent, tmp_path):
     begun = time.monotonic()
-    assert recover(agent, f"--AgentApp.state_dir={tmp_path}/none") == 0
+    assert recover(agent, **{state_folder.VARIABLE: f"{tmp_path}/none"}) == 0
     assert time.monotonic() - begun < PATIENCE
     assert not (tmp_path / "none").exists()

@@ -112,14 +112,12 @@ def test_second_agent_on_the_same_state_folder_is_refused(agent):
         ("--listen=127.0.0.1:0", "needs TLS"),
         ("--listen=nonsense", "expected unix:PATH or ADDRESS:PORT"),
         ("--AgentApp.certificate=/nowhere.pem", "certificate"),
-        (f"--AgentApp.state_dir=/tmp/{'x' * 80}", "too long"),
         ("--config=/nowhere.py", "no configuration file"),
         ("--AgentApp.dump_seconds=-1", "dump_seconds"),
     ],
 )
 def test_agent_with_a_bad_setting_says_so_and_ends(folder, option, sentence):
     options = {
-        "--AgentApp.state_dir": f"{folder}/bad",
         "--AgentApp.store_url": f"{folder}/store",
         "--AgentApp.token_file": f"{folder}/token",
         "--listen": f"unix:{folder}/bad.sock",
@@ -127,6 +125,6 @@ def test_agent_with_a_bad_setting_says_so_and_ends(folder, option, sentence):
     name, _, value = option.partition("=")
     options[name] = value
     line = [f"{name}={value}" for name, value in options.items()]
-    said = refused_agent(folder, *line)
+    said = refused_agent(folder, *line, state="bad")
     assert sentence in said
     assert "Traceback" not in said

@@ -24,6 +24,7 @@ from demo.stack import free_port
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.node import state_folder
 from tests.support import light_modules, preloaded
 from tests.support.init_words import init_words
 
@@ -93,16 +94,19 @@ class Agent:
         return [
             "jupyterhub-gpu-reclaim-agent",
             f"--listen={self.listen}",
-            f"--AgentApp.state_dir={self.folder}/state",
             f"--AgentApp.store_url={self.store}",
             f"--AgentApp.token_file={self.folder}/token",
             f"--AgentApp.criu_dir={self.criu}",
             f"--AgentApp.realm={self.folder.name}",
         ]
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, state_folder.VARIABLE: f"{self.folder}/state"}
+
     def launch(self, words: list[str], log: int) -> preloaded.Started:
         return preloaded.start(
-            self.program, words, log=log, env=dict(os.environ), cwd=Path.cwd()
+            self.program, words, log=log, env=self.environment, cwd=Path.cwd()
         )
 
     def _answers(self) -> bool:
@@ -254,14 +258,14 @@ def in_step(step: str, do=lambda: None):
     return is_there
 
 
-def refused_agent(folder: Path, *words: str) -> str:
+def refused_agent(folder: Path, *words: str, state: str = "state") -> str:
     log = folder / "refused.log"
     with log.open("wb") as file:
         started = preloaded.start(
             preloaded.AGENT,
             ["jupyterhub-gpu-reclaim-agent", *words],
             log=file.fileno(),
-            env=dict(os.environ),
+            env={**os.environ, state_folder.VARIABLE: f"{folder}/{state}"},
             cwd=Path.cwd(),
         )
     assert started.wait(PATIENCE) != 0

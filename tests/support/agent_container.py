@@ -10,6 +10,7 @@ import uuid
 from pathlib import Path
 
 from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.node import state_folder
 from tests.support import helm
 from tests.support.agent import Agent, wait_for
 from tests.support.containers import DEVPTS, PLACEMENT, leave_groups, mount, run
@@ -106,7 +107,10 @@ class AgentContainer(Agent):
                 "user": {"uid": 0, "gid": 0},
                 "args": words,
                 "cwd": str(Path(__file__).parents[2]),
-                "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
+                "env": [
+                    "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+                    f"{state_folder.VARIABLE}={self.folder}/state",
+                ],
                 "capabilities": dict.fromkeys(sets, rights),
             },
             "mounts": [

@@ -135,5 +135,6 @@ class AgentOf(Agent):
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            env=self.environment,
             start_new_session=True,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.cli.output import print_json, print_table, progress, say
@@ -16,6 +15,7 @@ from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.node import state_folder
 from jupyterhub_gpu_reclaim.node.setup import store_init
 from jupyterhub_gpu_reclaim.node.setup.store import key_file, keys_of, place_of
 from jupyterhub_gpu_reclaim.store.backends.identified import IdentifiedBackend
@@ -128,7 +128,7 @@ def _refuse_newest(store: OpenStore, ids: set[str]) -> None:
 def init(args: argparse.Namespace) -> int:
     """Write an id into an empty place and beside the master key; repeatable."""
     settings = settings_of(args)
-    state = Path(settings.state_dir)
+    state = state_folder.place()
     check_folder(settings, may_be_new=True)
     where, place = settings.store_url, place_of(settings)
     file = key_file(settings, state)

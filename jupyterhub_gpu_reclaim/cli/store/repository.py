@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.node import state_folder
 from jupyterhub_gpu_reclaim.node.app import AgentApp
 from jupyterhub_gpu_reclaim.node.setup.store import keys_of, place_of
 from jupyterhub_gpu_reclaim.store.backends.identified import IdentifiedBackend
@@ -46,8 +47,7 @@ def open_store(args: argparse.Namespace) -> OpenStore:
     settings = settings_of(args)
     check_folder(settings, may_be_new=False)
     clock = SystemClock()
-    state = Path(settings.state_dir)
-    keys = keys_of(settings, state)
+    keys = keys_of(settings, state_folder.place())
     backend = place_of(settings)
     # A key that says of no store may open one that is named; the agent does not.
     if keys.store_id or not _is_named(args):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,8 @@ class StoreSettings(Configurable):
         store that it begins. **If you lose it, you lose every suspended
         session; anyone who has it and the store can read them all.** Keep a copy
         elsewhere.
-        Empty: `master.key` beside `state_dir`, unless another place of keys is set.
+        Empty: `master.key` beside the agent's state folder, unless another place of
+        keys is set.
         """,
     ).tag(config=True)
 
@@ -128,10 +128,6 @@ class StoreSettings(Configurable):
                 f" az://, not {value!r}"
             )
         return value
-
-
-#: A Unix socket's path, CRIU's below the work folder included, fits in 108 bytes.
-_LONGEST_STATE_DIR = 60
 
 
 class AgentSettings(StoreSettings, Application):
@@ -190,17 +186,6 @@ class AgentSettings(StoreSettings, Application):
         "",
         help="PEM file with the certificate's key. Empty: it is in `certificate`. Set"
         " it where they are two files, as in a Secret.",
-    ).tag(config=True)
-
-    state_dir = Unicode(
-        help="""Folder for the agent's own records, mode 0700; must survive a reboot.
-
-        It is small. At most 60 characters, because it holds sockets. Set it where
-        `/var` does not survive one, in the environment of the agent and of the commands
-        `store` (`GPU_RECLAIM_AGENT_STATE`) or on the command line, not in the
-        configuration file: an agent whose file is broken lets sessions go on by what is
-        in this folder. Empty: `/var/lib/jupyterhub-gpu-reclaim/agent`.
-        """,
     ).tag(config=True)
 
     criu_dir = Unicode(
@@ -284,23 +269,9 @@ class AgentSettings(StoreSettings, Application):
     def _always_raise(self) -> bool:
         return True  # else a file that is half read counts
 
-    @default("state_dir")
-    def _default_state_dir(self) -> str:
-        return str(state_folder.place([], os.environ))
-
     @default("log_level")
     def _default_log_level(self) -> int:
         return logging.INFO
-
-    @validate("state_dir")
-    def _short_enough(self, proposal: dict[str, Any]) -> str:
-        value = str(proposal["value"])
-        if len(os.fsencode(value)) > _LONGEST_STATE_DIR:
-            raise TraitError(
-                f"state_dir is longer than {_LONGEST_STATE_DIR} bytes, too long for"
-                f" the sockets in it: {value}"
-            )
-        return value
 
     @validate("trusted_capabilities")
     def _known(self, proposal: dict[str, Any]) -> list[str]:
