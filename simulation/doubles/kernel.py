@@ -630,9 +630,6 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         TemporaryDirectory=lambda dir: contextlib.nullcontext("")  # noqa: A006
     )
 
-    async def no_tls(*_: object) -> bool:
-        return False
-
     async def no_state(*_: object) -> ServerState:
         return ServerState(kernels=[], terminals=[])
 
@@ -677,7 +674,6 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (preflight, "examine", nothing),
         (capture, "thaw", kernel.thaw),
         (capture, "read_login", kernel.read_login),
-        (capture, "speaks_tls", no_tls),
         (capture, "ask_state", no_state),
         (capture, "rights_of", none),
         (capture, "refuse_reaching", nothing),

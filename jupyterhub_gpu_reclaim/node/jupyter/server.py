@@ -16,7 +16,7 @@ import re
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
-from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import Identity, Value
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
@@ -144,17 +144,5 @@ async def busy_kernels(
     return frozenset(one.id for one in kernels if one.execution_state == "busy")
 
 
-async def speaks_tls(
-    client: AsyncHTTPClient, address: jupyter_api.ServerAddress | None, login: Identity
-) -> bool:
-    """Whether it speaks TLS; not if it answers in plain HTTP, whatever its URL."""
-    url = login.environment.get("JUPYTERHUB_SERVICE_URL", "")
-    if address is None or not url.startswith("https:"):
-        return False
-    try:
-        await jupyter_api.ask(
-            client, address, "api", jupyter_api.Version, seconds=_ASK_SECONDS
-        )
-    except ReclaimError as error:
-        return not isinstance(error, NotFound)
-    return False
+def speaks_tls(login: Identity) -> bool:
+    return login.environment.get("JUPYTERHUB_SERVICE_URL", "").startswith("https:")

@@ -178,9 +178,6 @@ class Capture(Workflow):
         """
         async with self._progress("preflight", "Looking at its programs"):
             look = await self._thread("preflight", self._examine)
-            login = look.login
-            if await speaks_tls(self._tools.client, self._address(login), login):
-                raise Refused(Reason.SERVER_TLS)
             await self._thread("preflight", lambda: self._promise(look))
             self._cancel.check()
             return look
@@ -222,6 +219,8 @@ class Capture(Workflow):
             login = read_login(snapshot.server.pid)
         except OSError as error:
             raise Refused(Reason.NO_TREE, detail=str(error)) from None
+        if speaks_tls(login):
+            raise Refused(Reason.SERVER_TLS)
         most = trees.resident_bytes(snapshot) + (gpus.bytes() if gpus else 0)
         return Look(snapshot, login, survey, gpus, most)
 
