@@ -13,8 +13,9 @@ from jupyterhub_gpu_reclaim.linux import procfs
 
 
 @pytest.fixture
-def proc(tmp_path):
+def proc(tmp_path, monkeypatch):
     """A ``/proc`` with one process, 7, whose files a test makes."""
+    monkeypatch.setattr(procfs, "PROC", tmp_path)
     (tmp_path / "7").mkdir()
     shown = Path("/proc/self/stat").read_text()
     (tmp_path / "7" / "stat").write_text(shown)
@@ -43,11 +44,11 @@ def test_words_that_never_come_end_in_time_and_are_awaited_once(proc):
     before = readers()
     os.mkfifo(proc / "7" / "environ")
     with pytest.raises(TimeoutError):
-        procfs.words(7, "environ", seconds=0.05, proc=proc)
+        procfs.words(7, "environ", seconds=0.05)
     begun = time.monotonic()
     for _ in range(20):
         with pytest.raises(TimeoutError):
-            procfs.words(7, "environ", seconds=1.0, proc=proc)
+            procfs.words(7, "environ", seconds=1.0)
     assert len(readers() - before) == 1
     assert time.monotonic() - begun < 10
     (proc / "7" / "environ").write_bytes(b"A=b\0")  # the reader is let go
@@ -57,22 +58,22 @@ def test_words_that_come_late_are_read_anew(proc):
     before = readers()
     os.mkfifo(proc / "7" / "environ")
     with pytest.raises(TimeoutError):
-        procfs.words(7, "environ", seconds=0.05, proc=proc)
+        procfs.words(7, "environ", seconds=0.05)
     hung = readers() - before
     (proc / "7" / "environ").write_bytes(b"A=b\0")
     for thread in hung:
         thread.join(60)
     (proc / "7" / "environ").unlink()
     (proc / "7" / "environ").write_bytes(b"A=b\0C=d\0")
-    assert procfs.words(7, "environ", proc=proc) == [b"A=b", b"C=d"]
+    assert procfs.words(7, "environ") == [b"A=b", b"C=d"]
 
 
 def test_words_without_end_are_refused(proc):
     (proc / "7" / "environ").symlink_to("/dev/zero")
     with pytest.raises(OSError, match="more than"):
-        procfs.words(7, "environ", proc=proc)
+        procfs.words(7, "environ")
 
 
 def test_words_of_a_program_that_has_ended_are_an_os_error(proc):
     with pytest.raises(FileNotFoundError):
-        procfs.words(8, "environ", proc=proc)
+        procfs.words(8, "environ")

@@ -22,6 +22,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.libc import libc
+from jupyterhub_gpu_reclaim.linux.procfs import PARENT, START_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +34,6 @@ DEAD = frozenset("ZXx")
 _NS_GET_PARENT = 0xB702
 #: A line of /proc/<pid>/status.
 _NAMESPACE_INIT = re.compile(rb"^NSpid:(?:\t\d+)+\t1$", re.MULTILINE)
-_STAT = re.compile(rb"^(\d+) \((.*)\) (.) (.*)$", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -86,27 +86,15 @@ class Snapshot:
         return frozenset(p.ns_pid for p in self.processes if p.stopped)
 
 
-def _stat(pid: int) -> tuple[str, str, int, int] | None:
-    try:
-        match = _STAT.match(procfs.read(pid, "stat"))
-    except OSError:
-        return None
-    if match is None:
-        return None
-    fields = match[4].split()
-    name = match[2].decode("utf-8", "replace")
-    return name, match[3].decode(), int(fields[0]), int(fields[18])
-
-
 def start_time(pid: int) -> int | None:
     """When that process started (clock ticks since boot); None when it is gone."""
-    stat = _stat(pid)
-    return None if stat is None or stat[1] in DEAD else stat[3]
+    stat = procfs.stat(pid)
+    return int(stat[START_TIME]) if stat and stat[0] not in DEAD else None
 
 
 def is_stopped(process: Process) -> bool:
-    stat = _stat(process.pid)
-    return stat is not None and stat[1] == STOPPED and stat[3] == process.start_time
+    stat = procfs.stat(process.pid)
+    return stat[:1] == [STOPPED] and int(stat[START_TIME]) == process.start_time
 
 
 def times_run(process: Process) -> list[int]:
@@ -133,18 +121,17 @@ def times_stopped(process: Process) -> list[int]:
 
 def _process(pid: int, depth: int) -> Process | None:
     """One process, whose own pid is the ``depth``-th of its NSpid line."""
-    stat, status = _stat(pid), procfs.status(pid)
-    if stat is None or not status or stat[1] in "Xx":
+    stat, status = procfs.stat(pid), procfs.status(pid)
+    if not stat or not status or stat[0] in "Xx":
         return None
-    name, state, ppid, started = stat
     pids = [int(number) for number in status["NSpid"].split()]
     return Process(
         pid=pid,
         ns_pid=pids[depth] if depth < len(pids) else 0,
-        ppid=ppid,
-        name=name,
-        state=state,
-        start_time=started,
+        ppid=int(stat[PARENT]),
+        name=status["Name"],
+        state=stat[0],
+        start_time=int(stat[START_TIME]),
         uid=int(status["Uid"].split()[0]),
     )
 
@@ -163,8 +150,8 @@ def families() -> dict[int, list[int]]:
     """The pids of every process of the machine, by their parent's."""
     children: dict[int, list[int]] = {}
     for pid in procfs.pids():
-        if (stat := _stat(pid)) is not None:
-            children.setdefault(stat[2], []).append(pid)
+        if stat := procfs.stat(pid):
+            children.setdefault(int(stat[PARENT]), []).append(pid)
     return children
 
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROC = Path("/proc")
-#: Field of /proc/<pid>/stat, counted from the state.
-_TTY: Final = 4
+#: Fields of /proc/<pid>/stat, counted from the state.
+PARENT, _TTY, START_TIME = 1, 4, 19
 _READ_SIZE: Final = 1 << 16
 _DONT_SYNC: Final = 0x4000
 _BASIC: Final = 0x7FF
@@ -67,18 +67,18 @@ class Mapping(NamedTuple):
         return f"map_files/{self.start:x}-{self.end:x}"
 
 
-def pids(proc: Path = PROC) -> list[int]:
+def pids() -> list[int]:
     """Every process of the machine that this /proc shows."""
-    return [int(name) for name in os.listdir(proc) if name.isdecimal()]
+    return [int(name) for name in os.listdir(PROC) if name.isdecimal()]
 
 
-def read(pid: int | str, name: str, proc: Path = PROC) -> bytes:
+def read(pid: int | str, name: str) -> bytes:
     """A file of /proc/<pid>; a pid may be ``self``.
 
     Raises:
         OSError: the process has ended, or the file may not be read.
     """
-    descriptor = os.open(f"{proc}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(f"{PROC}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         # The kernel gives a page at a time, of what may be 50 MB.
         return b"".join(iter(lambda: os.read(descriptor, _READ_SIZE), b""))
@@ -86,10 +86,10 @@ def read(pid: int | str, name: str, proc: Path = PROC) -> bytes:
         os.close(descriptor)
 
 
-def text(pid: int | str, name: str, proc: Path = PROC) -> str:
+def text(pid: int | str, name: str, errors: str = "surrogateescape") -> str:
     """A file of /proc/<pid>, decoded like a path; empty when it is not there."""
     try:
-        return read(pid, name, proc).decode("utf-8", "surrogateescape")
+        return read(pid, name).decode("utf-8", errors)
     except OSError:
         return ""
 
@@ -154,12 +154,10 @@ def target_status(pid: int, name: str) -> os.stat_result | None:
         return None
 
 
-def status(
-    pid: int | str, thread: int | None = None, proc: Path = PROC
-) -> dict[str, str]:
+def status(pid: int | str, thread: int | None = None) -> dict[str, str]:
     """The fields of /proc/<pid>/status, or of a thread's; empty when it is gone."""
     name = "status" if thread is None else f"task/{thread}/status"
-    return fields(text(pid, name, proc))
+    return fields(text(pid, name, "replace"))
 
 
 def fields(content: str) -> dict[str, str]:
@@ -270,13 +268,11 @@ MemoryFile = Literal["environ", "cmdline"]
 
 #: Readings under way, by file and start time of the process; since when, and what
 #: comes of it: the thread that does it may never come back.
-_reads: dict[tuple[Path, str], tuple[float, Future[bytes]]] = {}
+_reads: dict[tuple[Path, bytes], tuple[float, Future[bytes]]] = {}
 _lock = threading.Lock()
 
 
-def words(
-    pid: int, file: MemoryFile, *, seconds: float = SECONDS, proc: Path = Path("/proc")
-) -> list[bytes]:
+def words(pid: int, file: MemoryFile, *, seconds: float = SECONDS) -> list[bytes]:
     """The words of ``/proc/<pid>/environ`` or ``cmdline``; blocks for so long at most.
 
     Raises:
@@ -284,8 +280,8 @@ def words(
             limit.
         TimeoutError: (an OSError) it takes too long, or has hung for longer already.
     """
-    path = proc / str(pid) / file
-    start = _start_text(proc, pid)
+    path = PROC / str(pid) / file
+    start = _start_text(pid)
     begun, reading = _begin(path, start)
     try:
         data = reading.result(max(0.0, begun + seconds - time.monotonic()))
@@ -293,12 +289,12 @@ def words(
         raise TimeoutError(f"{path} does not come") from None
     if len(data) > MAX_BYTES:
         raise OSError(f"{path} has more than {MAX_BYTES} bytes")
-    if _start_text(proc, pid) != start:
+    if _start_text(pid) != start:
         raise ProcessLookupError(f"process {pid} has ended")
     return data.removesuffix(b"\0").split(b"\0")
 
 
-def _begin(path: Path, start: str) -> tuple[float, Future[bytes]]:
+def _begin(path: Path, start: bytes) -> tuple[float, Future[bytes]]:
     key = (path, start)
     with _lock:
         if key not in _reads:
@@ -308,7 +304,7 @@ def _begin(path: Path, start: str) -> tuple[float, Future[bytes]]:
         return _reads[key]
 
 
-def _run(path: Path, start: str) -> None:
+def _run(path: Path, start: bytes) -> None:
     reading = _reads[path, start][1]
     try:
         with path.open("rb") as file:
@@ -320,7 +316,6 @@ def _run(path: Path, start: str) -> None:
             del _reads[path, start]
 
 
-def _start_text(proc: Path, pid: int) -> str:
+def _start_text(pid: int) -> bytes:
     """Start time of a process as in ``stat``: with the pid it names one process."""
-    stat = (proc / str(pid) / "stat").read_text(errors="replace")
-    return stat.rpartition(")")[2].split()[19]
+    return read(pid, "stat").rpartition(b")")[2].split()[START_TIME]

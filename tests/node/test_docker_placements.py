@@ -10,6 +10,7 @@ from jupyterhub_gpu_reclaim.common.agent_orders import PodHint
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Unreachable
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.cgroups import parse_engine_container
 from jupyterhub_gpu_reclaim.node.sessions.docker_placements import (
     DockerEngine,
@@ -63,18 +64,17 @@ def docker(tmp_path):
 
 
 @pytest.fixture
-def proc(tmp_path):
+def proc(tmp_path, monkeypatch):
     folder = tmp_path / "proc"
     folder.mkdir()
+    monkeypatch.setattr(procfs, "PROC", folder)
     return Proc(folder)
 
 
 @pytest.fixture
 def placements(docker, proc, tmp_path):
     engine = DockerEngine(str(tmp_path / "d.sock"))
-    return DockerPlacements(
-        engine, "", proc.folder, patience=0.0, owners=lambda pid, pod: {0}
-    )
+    return DockerPlacements(engine, patience=0.0, owners=lambda pid, pod: {0})
 
 
 def test_session_is_found_with_its_container_and_image(placements, proc):
@@ -132,7 +132,7 @@ def test_group_that_a_user_has_made_in_a_containers_name_is_not_believed(
         asked.append((pid, container))
         return {0} if pid == 8 else {0, 1000}
 
-    placements = DockerPlacements(engine, "", proc.folder, patience=0.0, owners=owners)
+    placements = DockerPlacements(engine, patience=0.0, owners=owners)
     users = f"/user.slice/user@1000.service/docker-{ANNS}.scope"
     proc.add(7, group=f"0::{users}\n", start=1)
     proc.add(8, group=group(ANNS), start=2)

@@ -9,6 +9,7 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.node.sessions.placements import LocalPlacements
 from tests.support.init_words import init_words
 
@@ -26,18 +27,24 @@ def words(mode="start", **facts):
 WORDS = words()
 
 
-def proc(folder, words=WORDS, uid="0\t0\t0\t0", pids="7\t1", state="S", realm=""):
-    entry = folder / "7"
-    entry.mkdir()
-    (entry / "cmdline").write_bytes(b"\0".join(w.encode() for w in words) + b"\0")
-    (entry / "status").write_text(STATUS.format(uid=uid, pids=pids))
-    (entry / "stat").write_text(STAT.format(state=state))
-    (folder / "self").mkdir()
-    return LocalPlacements(realm, folder)
+@pytest.fixture
+def proc(tmp_path, monkeypatch):
+    """Makes placements of a /proc with one process, 7."""
+    monkeypatch.setattr(procfs, "PROC", tmp_path)
+
+    def make(words=WORDS, uid="0\t0\t0\t0", pids="7\t1", state="S", realm=""):
+        entry = tmp_path / "7"
+        entry.mkdir()
+        (entry / "cmdline").write_bytes(b"\0".join(w.encode() for w in words) + b"\0")
+        (entry / "status").write_text(STATUS.format(uid=uid, pids=pids))
+        (entry / "stat").write_text(STAT.format(state=state))
+        return LocalPlacements(realm)
+
+    return make
 
 
-def test_list_init_of_root_in_a_pid_namespace_is_a_session(tmp_path):
-    (session,) = proc(tmp_path).list()
+def test_list_init_of_root_in_a_pid_namespace_is_a_session(proc):
+    (session,) = proc().list()
     assert session.incarnation == "inc-1"
     assert session.key == SessionKey("ann", "gpu")
     assert (session.hint.session, session.hint.account) == ("its-id", "7.x")
@@ -45,9 +52,9 @@ def test_list_init_of_root_in_a_pid_namespace_is_a_session(tmp_path):
     assert not session.holding
 
 
-def test_list_inline_source_in_a_container_is_a_session(tmp_path):
+def test_list_inline_source_in_a_container_is_a_session(proc):
     source = '"""Pid 1"""\nfrom session_init import x\n'
-    (session,) = proc(tmp_path, ("python3", "-c", source, *words("hold")[4:])).list()
+    (session,) = proc(("python3", "-c", source, *words("hold")[4:])).list()
     assert session.holding
 
 
@@ -68,26 +75,26 @@ def test_list_inline_source_in_a_container_is_a_session(tmp_path):
         {"words": (*INIT, "{}")},
     ],
 )
-def test_list_impostor_is_no_session(tmp_path, changes):
-    assert proc(tmp_path, **changes).list() == []
+def test_list_impostor_is_no_session(proc, changes):
+    assert proc(**changes).list() == []
 
 
-def test_list_words_behind_the_dashes_belong_to_the_user(tmp_path):
+def test_list_words_behind_the_dashes_belong_to_the_user(proc):
     theirs = (*WORDS, *words(user="bob")[3:])
-    (session,) = proc(tmp_path, theirs).list()
+    (session,) = proc(theirs).list()
     assert session.key.user == "ann"
 
 
-def test_list_session_of_another_realm_is_none_of_ours(tmp_path):
-    placements = proc(tmp_path, words(realm="lab-2"), realm="lab-2")
+def test_list_session_of_another_realm_is_none_of_ours(proc):
+    placements = proc(words(realm="lab-2"), realm="lab-2")
     assert len(placements.list()) == 1
-    assert LocalPlacements("", tmp_path).list() == []
-    assert LocalPlacements("lab-3", tmp_path).list() == []
+    assert LocalPlacements("").list() == []
+    assert LocalPlacements("lab-3").list() == []
 
 
-def test_find_unknown_incarnation_is_not_found(tmp_path):
+def test_find_unknown_incarnation_is_not_found(proc):
     with pytest.raises(NotFound) as caught:
-        proc(tmp_path).find("inc-2")
+        proc().find("inc-2")
     assert caught.value.reason is Reason.UNKNOWN_SESSION
 
 

@@ -9,6 +9,7 @@ from jupyterhub_gpu_reclaim.common.agent_orders import PodHint
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.node.sessions.placements import PodPlacements
 from tests.support.init_words import init_words
 
@@ -67,13 +68,14 @@ class Proc:
 
 
 @pytest.fixture
-def proc(tmp_path):
+def proc(tmp_path, monkeypatch):
+    monkeypatch.setattr(procfs, "PROC", tmp_path)
     return Proc(tmp_path)
 
 
 @pytest.fixture
 def placements(proc):
-    return PodPlacements("", proc.folder, patience=0.2)
+    return PodPlacements(patience=0.2)
 
 
 def told(pod=POD, **more):
@@ -184,7 +186,7 @@ def test_told_again_keeps_what_was_not_said_of_the_same_pod(proc, placements):
 def test_first_program_that_was_just_started_is_waited_for(proc, placements):
     now = int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS)
     proc.add(comm="runc:[2:INIT]", start=now)
-    patient = PodPlacements("", proc.folder, patience=60)
+    patient = PodPlacements(patience=60)
     patient.set_hint("inc-1", told())
     begun = time.monotonic()
     placements.set_hint("inc-1", told())
@@ -202,7 +204,7 @@ def test_group_that_a_user_of_the_node_has_made_in_a_pods_name_is_not_believed(p
         asked.append((pid, pod))
         return {1000} if pid == 7 else {0}
 
-    placements = PodPlacements("", proc.folder, patience=0.0, owners=owners)
+    placements = PodPlacements(patience=0.0, owners=owners)
     placements.set_hint("inc-1", told())
     proc.add(7, start=100)
     proc.add(8, start=200)

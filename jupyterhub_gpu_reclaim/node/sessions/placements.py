@@ -18,7 +18,6 @@ import re
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -71,15 +70,14 @@ class LocalPlacements:
 
     # Only this realm's: two Hubs on one machine (or two tests) have an agent each.
 
-    def __init__(self, realm: str = "", proc: Path = Path("/proc")) -> None:
+    def __init__(self, realm: str = "") -> None:
         self._realm = realm
-        self._proc = proc
         #: Incarnation → where its init was; replaced whole, so threads do no harm.
         self._pids: dict[str, int] = {}
 
     def list(self) -> list[Session]:
         found: dict[str, Session] = {}
-        for pid in procfs.pids(self._proc):
+        for pid in procfs.pids():
             session = self._session(pid)
             if session is not None:
                 found.setdefault(session.incarnation, session)
@@ -106,20 +104,14 @@ class LocalPlacements:
         try:
             # The command line last: it is memory of the process, and a user can make
             # a page of it that blocks its reader.
-            status = procfs.read(pid, "status", self._proc)
+            status = procfs.read(pid, "status")
             if not (processes.is_namespace_init(status) and _OF_ROOT.search(status)):
                 return None
-            words = procfs.read(pid, "cmdline", self._proc).split(b"\0")
-            start = _start_of_living(pid, self._proc)
+            words = procfs.read(pid, "cmdline").split(b"\0")
         except OSError:  # it has ended while we looked
             return None
+        start = processes.start_time(pid)
         return _session_of(words, pid, start, self._realm) if start else None
-
-
-def _start_of_living(pid: int, proc: Path) -> int:
-    """When a process was started, in clock ticks since boot; 0: it has ended."""
-    fields = procfs.read(pid, "stat", proc).rpartition(b")")[2].split()
-    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def _session_of(
@@ -145,8 +137,8 @@ def _session_of(
 class PodPlacements:
     """Sessions of one realm in the containers of this node's pods."""
 
-    # A pod's first program has ``patience`` seconds to become an init; ``proc`` is the
-    # host's (``hostPID``); ``owners`` finds who made a process's control groups.
+    # A pod's first program has ``patience`` seconds to become an init; ``owners`` finds
+    # who made a process's control groups.
 
     #: Reads the container from a /proc/<pid>/cgroup.
     parse = staticmethod(cgroups.parse_container)
@@ -154,13 +146,11 @@ class PodPlacements:
     def __init__(
         self,
         realm: str = "",
-        proc: Path = Path("/proc"),
         *,
         patience: float = PATIENCE,
         owners: Callable[[int, str], AbstractSet[int]] = cgroups.owners,
     ) -> None:
         self._realm = realm
-        self._proc = proc
         self._patience = patience
         self._owners = owners
         #: Whether root has made a process' groups, by pid, start and container: that
@@ -236,9 +226,9 @@ class PodPlacements:
         return hint is None or hint.pod == claim.hint.pod
 
     def _claims(self, pod: str = "") -> Iterator[Session]:
-        for pid in procfs.pids(self._proc):
+        for pid in procfs.pids():
             # Of most processes no more than this has to be read.
-            name = procfs.text(pid, "comm", self._proc).strip()
+            name = procfs.text(pid, "comm").strip()
             if name != session_init.NAME.decode():
                 continue
             found = self._look(pid, pod)
@@ -248,7 +238,7 @@ class PodPlacements:
             # The command line last: it is memory of the process, and its user can
             # keep its reader waiting.
             try:
-                words = procfs.words(pid, "cmdline", proc=self._proc)
+                words = procfs.words(pid, "cmdline")
             except OSError:
                 continue
             session = _session_of(words, pid, start, self._realm)
@@ -259,15 +249,11 @@ class PodPlacements:
     def _look(self, pid: int, pod: str) -> tuple[int, cgroups.ContainerCgroup] | None:
         """When a process of (that) pod was started, and its container."""
         # None for a nested pid namespace: whoever makes one could give any environment.
-        try:
-            start = _start_of_living(pid, self._proc)
-            container = self.parse((self._proc / str(pid) / "cgroup").read_text())
-        except OSError:  # it has ended while we looked
-            return None
+        start = processes.start_time(pid)
+        container = self.parse(procfs.text(pid, "cgroup"))
         if container is None or pod not in {"", container.pod} or not start:
             return None
-        depth = len(_namespace_pids("self", self._proc)) + 1
-        if len(_namespace_pids(pid, self._proc)) != depth:
+        if len(_namespace_pids(pid)) != len(_namespace_pids("self")) + 1:
             return None
         return (start, container) if self._made_by_root(pid, start, container) else None
 
@@ -287,10 +273,10 @@ class PodPlacements:
         """Whether a first program of that pod may be about to become an init."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         return any(
-            _namespace_pids(pid, self._proc)[-1:] == ["1"]
+            _namespace_pids(pid)[-1:] == ["1"]
             and (found := self._look(pid, pod)) is not None
             and now - found[0] / _TICKS < self._patience
-            for pid in procfs.pids(self._proc)
+            for pid in procfs.pids()
         )
 
 
@@ -301,9 +287,9 @@ def _oldest(claims: Iterable[Session]) -> Iterable[Session]:
     return found.values()
 
 
-def _namespace_pids(pid: int | str, proc: Path) -> list[str]:
+def _namespace_pids(pid: int | str) -> list[str]:
     """A process's pid in each namespace from ours inwards; none when it is gone."""
-    return procfs.status(pid, proc=proc).get("NSpid", "").split()
+    return procfs.status(pid).get("NSpid", "").split()
 
 
 def _unknown(incarnation: str, detail: str) -> NotFound:
