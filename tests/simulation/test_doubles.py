@@ -1,15 +1,18 @@
 """What stands for a part in the simulator and in tests takes the part's calls."""
 
+import asyncio
 import inspect
+import types
 
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
+from jupyterhub_gpu_reclaim.common.term import Term
 from jupyterhub_gpu_reclaim.controlplane.controller import Controller
 from jupyterhub_gpu_reclaim.controlplane.plans import Planner
 from simulation.mutants import MUTANTS
 from simulation.mutants.patch import nothing, yes
-from simulation.programs import PortsHeld
+from simulation.programs import PortsHeld, TermOnDisk
 from tests.service.conftest import SessionsInMemory
 
 
@@ -57,3 +60,11 @@ def _takes(offered: inspect.Signature, taken: list[inspect.Parameter]) -> bool:
     except TypeError:
         return False
     return True
+
+
+def test_next_agent_of_a_machine_knows_the_highest_term():
+    machine = types.SimpleNamespace(term=b"", state_full=False)
+    program = types.SimpleNamespace(effect=lambda: None)
+    term = Term(number=7, holder="one")
+    asyncio.run(TermOnDisk(machine, program).hear(term, order=True))
+    assert TermOnDisk(machine, program).number == 7

@@ -89,15 +89,17 @@ class KnownTerm:
         """Write it; where that fails, memory holds, and the next request tries."""
         # A session must not stay as it is because the agent's own disk is full.
         try:
-            if self._file is not None:
-                data = msgspec.json.encode(term)
-                await asyncio.to_thread(write_durably, self._file, data)
+            await asyncio.to_thread(self._write, term)
         except OSError as error:
             if self._news.is_new(FILE, error):
                 _log.error("- the service's term cannot be written: %s", error)
         else:
             self._news.is_new(FILE)
             self._is_kept = True
+
+    def _write(self, term: Term) -> None:
+        if self._file is not None:
+            write_durably(self._file, msgspec.json.encode(term))
 
     def _read(self) -> Term | None:
         if self._file is None:
