@@ -16,19 +16,17 @@ import socket
 import struct
 import sys
 import termios
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-
-class HasDescriptor(Protocol):
-    def fileno(self) -> int: ...
+    from _typeshed import HasFileno
 
 
-T = TypeVar("T", bound=HasDescriptor)
+T = TypeVar("T", bound="HasFileno")
 _SIOCUNIXFILE: Final = 0x89E0  # <linux/un.h>
 #: ``struct epoll_event``: events, number.
 _EPOLL_EVENT: Final = struct.Struct("=IQ")

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder, PodHint
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
-        Finding,
         Sample,
         Shortage,
     )
@@ -98,8 +97,9 @@ class LocalNode:
 
     # --- looking ------------------------------------------------------------------
 
-    async def ready(self) -> list[Finding]:
-        return (await self._described()).findings
+    async def ready(self) -> bool:
+        await self._described()
+        return not self._fatal
 
     async def _described(self) -> NodeStatus:
         # Unauthenticated and unlimited, so one look at a time answers all callers.

@@ -25,7 +25,6 @@ def test_call_without_the_token_is_refused(agent, header, path):
 @pytest.mark.parametrize("header", ["", "Bearer wrong"])
 def test_probes_without_token_are_answered_and_told_nothing(agent, header):
     with agent.client() as client:
-        assert client.get("/healthz").json()["version"]
         client.headers["Authorization"] = header
         health, readiness = client.get("/healthz"), client.get("/readyz")
     assert (health.status_code, health.json()) == (200, {})
@@ -90,12 +89,6 @@ def test_save_point_of_a_name_that_cannot_be_is_refused(agent, counter, name):
         path = f"/v1/sessions/{counter.incarnation}/save"
         assert client.post(path, json=body).status_code == 400
     assert agent.get("/v1/checkpoints").json() == []
-
-
-def test_readyz_says_what_this_machine_lacks(agent):
-    answer = agent.get("/readyz").json()
-    assert answer["ready"], answer
-    assert all(not finding["fatal"] for finding in answer["findings"])
 
 
 def test_second_agent_on_the_same_state_folder_is_refused(agent):

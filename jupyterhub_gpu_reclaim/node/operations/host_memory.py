@@ -97,9 +97,7 @@ class HostMemory:
             return
         others = [each for each in self._promises.values() if each.bytes]
         promised = [(each.left(), each.headroom()) for each in others]
-        machine = _available()
-        free = {} if machine is None else {"": machine - RESERVE_BYTES}
-        free |= need.headroom()
+        free = {"": _available() - RESERVE_BYTES, **need.headroom()}
         for place, count in free.items():
             left = count - sum(
                 bytes_left
@@ -116,7 +114,7 @@ class HostMemory:
                 )
 
 
-def _available() -> int | None:
-    """Bytes that programs can take without others losing any; None if unknown."""
-    told = procfs.fields(MEMINFO.read_text(encoding="ascii")).get("MemAvailable")
-    return int(told.split()[0]) * 1024 if told else None
+def _available() -> int:
+    """Bytes that programs can take without others losing any."""
+    told = procfs.fields(MEMINFO.read_text(encoding="ascii"))
+    return int(told["MemAvailable"].split()[0]) * 1024

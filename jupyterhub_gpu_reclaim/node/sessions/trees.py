@@ -78,21 +78,21 @@ def tree_of(
     session: Session, record: Record | None, operation: Operation | None
 ) -> Tree:
     record = record if matches(record, session) else None
-    running = operation is not None and not operation.done
+    running = operation if operation is not None and not operation.done else None
     return Tree(
         incarnation=session.incarnation,
         key=session.key,
-        state=_state(session, record, operation if running else None),
+        state=_state(session, record, running),
         init_pid=session.init_pid,
-        checkpoint=_checkpoint(record, operation if running else None),
+        checkpoint=_checkpoint(record, running),
         origin=record.origin if record else "",
         generation=record.generation if record else 0,
-        operation=operation.kind if operation and running else "",
+        operation=running.kind if running else "",
         steps=(operation.steps if operation else [])
         or (record.steps if record else []),
         failure=record.failure if record else None,
         pod=session.hint.pod,
-        ending=running and operation is not None and operation.kind == orders.Kill.kind,
+        ending=running is not None and running.kind == orders.Kill.kind,
         nap=_nap(record.nap) if record is not None and record.naps else None,
         session=session.hint.session,
         account=session.hint.account,
@@ -144,13 +144,8 @@ def _state(
     if session.holding and not has_programs(session):
         return TreeState.HOLDING
     # While a nap is carried out, the session still counts as running.
-    naps = record is not None and (record.naps or kind == orders.Save.kind)
-    if (
-        naps
-        and record is not None
-        and record.nap is not None
-        and kind != orders.Nap.kind
-    ):
+    naps = record is not None and record.nap is not None and kind != orders.Nap.kind
+    if naps and record is not None and (record.naps or kind == orders.Save.kind):
         return TreeState.NAPPING
     if record is not None and record.stage is Stage.RESTORING:
         return TreeState.RESTORING  # half of it, which could not be ended
