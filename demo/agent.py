@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 _BUSY_PERCENT = 90
 #: A computation goes on if its last sign is not older: seconds.
 _FRESH = 2.0
-_WHOLE = 0xFFFFFFFF  # no part of a divided card
 
 
 class Library:
@@ -88,7 +87,7 @@ class Library:
         for one in self._on(gpu):
             memory[one.pid] = memory.get(one.pid, 0) + one.bytes
         return [
-            SimpleNamespace(pid=pid, usedGpuMemory=count, gpuInstanceId=_WHOLE)
+            SimpleNamespace(pid=pid, usedGpuMemory=count)
             for pid, count in memory.items()
         ]
 

@@ -87,11 +87,10 @@ class TreeState(StrEnum):
 
 
 class GpuSample(Value, frozen=True, kw_only=True):
-    """Use of one card, or of one instance (MIG) of it, by one session."""
+    """Use of one card by one session."""
 
     uuid: Line
     name: Line = ""
-    instance: Count | None = None
     memory: Size | None = None  #: bytes
     sm_percent: float | None = None  #: of the time since the last sample
 

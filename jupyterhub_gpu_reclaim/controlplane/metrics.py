@@ -41,19 +41,18 @@ WORKING_PERCENT = 5.0
 
 
 def gpus(sessions: Sessions) -> list[GpuCount]:
-    """Return the GPUs by node, model and state; a MIG instance is one of its own."""
+    """Return the GPUs by node, model and state."""
     now = sessions.clock.now()
     rows = sessions.journal.sessions()
-    states: dict[tuple[str, int | None], tuple[str, str, str]] = {}
+    states: dict[str, tuple[str, str, str]] = {}
     for row, card in _cards(sessions, rows):
-        name = (card.uuid, card.instance)
         is_kept = (row.kept_until or 0.0) > now or row.opted_out_by
         state = KEPT if is_kept else IDLE
         state = IN_USE if _is_at_work(sessions, row) else state
-        _, _, before = states.get(name, ("", "", state))
+        _, _, before = states.get(card.uuid, ("", "", state))
         # One that works is enough, and so is one that is kept.
         state = min(state, before, key=GPU_STATES.index)
-        states[name] = (row.node, card.name, state)
+        states[card.uuid] = (row.node, card.name, state)
     found: dict[tuple[str, str, str], float] = dict(Counter(states.values()))
     for row in rows:
         if row.phase is Phase.SUSPENDED and (held := sessions.gpus_of(row)):

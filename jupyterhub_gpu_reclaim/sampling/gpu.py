@@ -24,7 +24,6 @@ class ProcessUse(Value, frozen=True, kw_only=True):
     pid: int
     memory: int | None = None  #: bytes
     sm_percent: float | None = None  #: of the time its kernels ran
-    instance: int | None = None  #: of a divided card (MIG)
     mps: bool = False  #: whether it shares its card through NVIDIA's MPS
 
 
@@ -49,25 +48,24 @@ class NoCards:
 def samples_of(
     cards: list[CardUse] | None, pids: Collection[int]
 ) -> list[GpuSample] | None:
-    """The cards and instances that these processes use; None if unknown."""
+    """The cards that these processes use; None if unknown."""
     if cards is None or any(card.processes is None for card in cards):
         return None
     found = []
     for card in cards:
-        mine = [use for use in card.processes or [] if use.pid in pids]
-        for instance in sorted({use.instance for use in mine}, key=str):
-            uses = [use for use in mine if use.instance == instance]
-            # Several processes take turns on it.
-            percent = _total(use.sm_percent for use in uses)
-            found.append(
-                GpuSample(
-                    uuid=card.uuid,
-                    name=card.name,
-                    instance=instance,
-                    memory=_total(use.memory for use in uses),
-                    sm_percent=min(100.0, percent) if percent is not None else None,
-                )
+        uses = [use for use in card.processes or [] if use.pid in pids]
+        if not uses:
+            continue
+        # Several processes take turns on it.
+        percent = _total(use.sm_percent for use in uses)
+        found.append(
+            GpuSample(
+                uuid=card.uuid,
+                name=card.name,
+                memory=_total(use.memory for use in uses),
+                sm_percent=min(100.0, percent) if percent is not None else None,
             )
+        )
     return found
 
 

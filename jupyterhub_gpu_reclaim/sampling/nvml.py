@@ -31,7 +31,6 @@ _NO_GPU: Final = (
 )
 #: File of the driver while it is loaded; seen from every container, too.
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
-_NO_INSTANCE: Final = 0xFFFFFFFF
 
 
 class Nvml:
@@ -156,10 +155,5 @@ def _process(
         pid=pid,
         memory=process.usedGpuMemory,
         sm_percent=(used or {}).get(pid, 0.0) if known else None,
-        instance=_instance(process.gpuInstanceId),
         mps=mps,
     )
-
-
-def _instance(number: int | None) -> int | None:
-    return None if number in (None, _NO_INSTANCE) else number

@@ -8,8 +8,8 @@ IDLE_PID, BUSY_PID = 452, 625
 UUID = "e27adf4b65b88824c6b259c163127b06"
 
 
-def process(pid: int, memory: int | None, instance: int = 0xFFFFFFFF):
-    return SimpleNamespace(pid=pid, usedGpuMemory=memory, gpuInstanceId=instance)
+def process(pid: int, memory: int | None):
+    return SimpleNamespace(pid=pid, usedGpuMemory=memory)
 
 
 def measured(pid: int, sm: int, memory: int):
@@ -122,7 +122,7 @@ class Divided(NotSupported):
         return [1, 1]
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int):  # noqa: N802
-        return [process(IDLE_PID, 5, 1), process(BUSY_PID, 7, 2)]
+        return [process(IDLE_PID, 5), process(BUSY_PID, 7)]
 
 
 class TwoCards(Recorded):

@@ -245,8 +245,6 @@ def _gpu(view: SessionView) -> str:
     text = ", ".join(names)
     if len(view.gpus) > 1:
         text = f"{len(view.gpus)} \N{MULTIPLICATION SIGN} {text}"
-    if any(gpu.instance is not None for gpu in view.gpus):
-        text += " (MIG)"
     if held:
         text = f"{words.size(sum(held))} on {text}"
     return ", ".join(filter(None, [text, out]))

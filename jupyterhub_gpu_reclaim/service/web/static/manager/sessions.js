@@ -198,13 +198,12 @@ export const textOf = (view) =>
 
 // --- groups -----------------------------------------------------------------------------
 
-const cardId = ({ uuid, instance }) => `${uuid} ${instance ?? ""}`;
 const heldOn = (view, card) =>
-  view.gpus.filter((one) => cardId(one) === card).reduce((sum, one) => sum + (one.memory ?? 0), 0);
+  view.gpus.filter((one) => one.uuid === card).reduce((sum, one) => sum + (one.memory ?? 0), 0);
 
 /** The card of which it holds most; of equal ones the first by number. */
 function mainCard(view) {
-  const ids = [...new Set(view.gpus.map(cardId))].sort();
+  const ids = [...new Set(view.gpus.map((one) => one.uuid))].sort();
   return ids.sort((a, b) => heldOn(view, b) - heldOn(view, a))[0] ?? "";
 }
 
@@ -232,20 +231,18 @@ const wastedBy = (views) => {
 
 function cardHead(id, views, _group, nodes) {
   if (!id) return ["Without a GPU"];
-  const holders = views.filter((view) => view.gpus.some((one) => cardId(one) === id));
-  const of = (view) => view.gpus.filter((one) => cardId(one) === id);
+  const holders = views.filter((view) => view.gpus.some((one) => one.uuid === id));
+  const of = (view) => view.gpus.filter((one) => one.uuid === id);
   const [one] = holders.flatMap(of);
   if (!one) return [id];
-  // what is known of a card is of the whole of it
-  const known = one.instance == null && nodes.flatMap((node) => node.status?.cards ?? []).find((card) => card.uuid === one.uuid);
+  const known = nodes.flatMap((node) => node.status?.cards ?? []).find((card) => card.uuid === one.uuid);
   const held = holders.reduce((sum, view) => sum + heldOn(view, id), 0);
   const total = known?.total ? ` of ${size(known.total)}` : "";
   const busy = known?.busy_percent == null ? "" : `, ${Math.round(known.busy_percent)} % busy`;
   const waste = byteHours(holders.reduce((sum, view) => sum + wasted(view, of(view)), 0));
   const also = holders.filter((view) => mainCard(view) !== id).map((view) => `${keyOf(view.key)} (${size(heldOn(view, id))})`);
-  const part = one.instance == null ? "" : `, instance ${one.instance}`;
   return [
-    `${one.name || "GPU"} ${one.uuid.slice(0, 8)}${part} on ${holders[0].facts.node || "this machine"}`,
+    `${one.name || "GPU"} ${one.uuid.slice(0, 8)} on ${holders[0].facts.node || "this machine"}`,
     soft(`${size(held)}${total} held by ${count(holders.length, "session")}${busy}`),
     soft(waste && `${waste} wasted`),
     soft(also.length && `also ${several(also)}, listed below another card`),
