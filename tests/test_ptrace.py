@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.linux import (
     procfs,
     ptrace,
 )
-from jupyterhub_gpu_reclaim.linux.kept_registers import KeptRegisters
+from jupyterhub_gpu_reclaim.linux.kept_registers import Kept, KeptRegisters
 from tests.support.agent import wait_for as wait_until
 
 pytestmark = pytest.mark.skipif(
@@ -230,7 +230,7 @@ def test_file_of_somebody_else_among_what_is_kept_is_left_alone(computing, kept)
     for one in others:
         one.write_bytes(bytes(100))
     (kept / "folder").mkdir()
-    ptrace.kept.keep_running(computing.pid)
+    ptrace.kept.keep(Kept(computing.pid))
     os.kill(computing.pid, signal.SIGSTOP)
     assert ptrace.give_back() == []
     goes_on(computing)

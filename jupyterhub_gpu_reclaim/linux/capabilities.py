@@ -49,13 +49,11 @@ def has(capability: str) -> bool:
     return bool(own() & _bits([capability]))
 
 
-def name(number: int) -> str:
-    """A capability's name, e.g. ``CAP_SYS_ADMIN``; its number if it is too new."""
-    return f"CAP_{NAMES[number]}" if number < len(NAMES) else f"capability {number}"
-
-
 def names(bits: int) -> list[str]:
-    return [name(n) for n in range(bits.bit_length()) if bits >> n & 1]
+    """Names of capabilities, e.g. ``CAP_SYS_ADMIN``; numbers of those too new."""
+    known = dict(enumerate(f"CAP_{name}" for name in NAMES))
+    numbers = [n for n in range(bits.bit_length()) if bits >> n & 1]
+    return [known.get(n, f"capability {n}") for n in numbers]
 
 
 def missing(needed: int, has: int) -> Iterator[Finding]:

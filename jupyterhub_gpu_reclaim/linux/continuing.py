@@ -13,6 +13,7 @@ import signal
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
+from jupyterhub_gpu_reclaim.linux.kept_registers import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -47,13 +48,14 @@ def stopped(process: Process, seconds: float) -> Iterator[None]:
     if processes.is_stopped(process):
         yield
         return
-    ptrace.kept.keep_running(process.pid)
+    runs = Kept(process.pid)
+    ptrace.kept.keep(runs)
     try:
         processes.stop(process, seconds)
         yield
     finally:
         go_on(process)
-        ptrace.kept.drop_running(process.pid)
+        ptrace.kept.drop(runs)
 
 
 def resume(some: Iterable[Process], keep_stopped: Collection[int] = ()) -> None:

@@ -73,34 +73,6 @@ class FarUse(NamedTuple):
         }
 
 
-class FarFiles:
-    def __init__(self, init_pid: int, init_start: int) -> None:
-        self._init = init_pid, init_start
-
-    @cached_property
-    def exist(self) -> bool:
-        # Looked up once.
-        return bool(_far_mounts(self._init[0]))
-
-    def silent(self, tasks: Iterable[Task], waits: FarWaits) -> dict[str, Any]:
-        """The facts of ``files_silent`` once a task waits in vain for such a file.
-
-        Empty until then, and where the session has ended. Call it again and again.
-        """
-        return self.facts() if self.exist and waits.silent(tasks) else {}
-
-    def facts(self) -> dict[str, Any]:
-        try:
-            tree = processes.snapshot(*self._init)
-        except NotFound:
-            return {}
-        uses = used(tree)
-        if not uses:  # something searches there
-            far = _far_mounts(tree.init.pid)
-            uses = [FarUse(tree.init, "", one) for one in far[:1]]
-        return uses[0].facts if uses else {}
-
-
 def used(tree: Snapshot) -> list[FarUse]:
     """The far file systems that a tree uses, each with one of its users."""
     far = _far_mounts(tree.init.pid)
@@ -167,7 +139,7 @@ def _probe(uses: list[FarUse]) -> FarUse | None:
 def _waiting(tree: Snapshot, uses: list[FarUse]) -> FarUse | None:
     """The same, for one that answers that child alone, and lets a program wait."""
     # Such a program could not be stopped.
-    waits = FarWaits()
+    waits = FarWaits(tree.init.pid, tree.init.start_time)
     tasks = [
         (process.pid, tid)
         for process in tree.processes
@@ -189,25 +161,47 @@ def tasks_below(pid: int) -> Iterator[Task]:
 
 
 class FarWaits:
-    """How long which tasks have been in one and the same wait."""
+    """How long which tasks have waited for a file of a session, each in one wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, init_pid: int, init_start: int) -> None:
+        self._init = init_pid, init_start
         self._since: dict[Task, tuple[str, float]] = {}
 
-    def silent(self, tasks: Iterable[Task]) -> bool:
-        """Whether one of them waits in vain; call it again and again."""
-        now = time.monotonic()
-        former, self._since = self._since, {}
-        for task in tasks:
-            if wait := _wait(*task):
-                known, since = former.get(task, ("", now))
-                self._since[task] = wait, since if known == wait else now
-        return any(now - since >= SILENT_SECONDS for _, since in self._since.values())
+    @cached_property
+    def exist(self) -> bool:
+        """Whether it has such files."""
+        return bool(_far_mounts(self._init[0]))
 
     @property
     def any(self) -> bool:
-        """Whether one of them was in such a wait at the last look."""
+        """Whether a task was in such a wait at the last look."""
         return bool(self._since)
+
+    def silent(self, tasks: Iterable[Task]) -> dict[str, Any]:
+        """The facts of ``files_silent`` once a task waits in vain for such a file.
+
+        Empty until then, and where the session has ended. Call it again and again.
+        """
+        now = time.monotonic()
+        former, self._since = self._since, {}
+        for task in tasks if self.exist else ():
+            if wait := _wait(*task):
+                known, since = former.get(task, ("", now))
+                self._since[task] = wait, since if known == wait else now
+        times = [since for _, since in self._since.values()]
+        late = any(now - since >= SILENT_SECONDS for since in times)
+        return self.facts() if late else {}
+
+    def facts(self) -> dict[str, Any]:
+        try:
+            tree = processes.snapshot(*self._init)
+        except NotFound:
+            return {}
+        uses = used(tree)
+        if not uses:  # something searches there
+            far = _far_mounts(tree.init.pid)
+            uses = [FarUse(tree.init, "", one) for one in far[:1]]
+        return uses[0].facts if uses else {}
 
 
 def _wait(pid: int, tid: int) -> str:

@@ -24,11 +24,15 @@ _RUNS: Final = ".runs"  #: after the pid of a process that is to be continued
 
 
 class Kept(NamedTuple):
-    """One thread's state."""
+    """One thread's state; without registers: a process that ran, as its pid tells."""
 
     tid: int
-    mask: int  #: the signals that it blocked
-    registers: bytes
+    mask: int = 0  #: the signals that it blocked
+    registers: bytes = b""
+
+    @property
+    def name(self) -> str:
+        return str(self.tid) if self.registers else f"{self.tid}{_RUNS}"
 
 
 class KeptRegisters:
@@ -45,60 +49,31 @@ class KeptRegisters:
         self._folder = folder
 
     def keep(self, kept: Kept) -> None:
-        """Write it down, before anything of the thread is changed.
+        """Write it down, before anything of the thread, or process, is changed.
 
         Raises:
             OSError: it cannot be written.
         """
         # One write: who is killed in it has changed nothing yet.
-        self._write(str(kept.tid), kept.tid, kept.mask, kept.registers)
+        if self._folder is not None:
+            data = _HEAD.pack(start_time(kept.tid) or 0, kept.mask) + kept.registers
+            (self._folder / kept.name).write_bytes(data)
 
-    def drop(self, tid: int) -> None:
-        self._remove(str(tid))
-
-    def keep_running(self, pid: int) -> None:
-        """Write down that a process runs, before a signal of ours stops it.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        self._write(f"{pid}{_RUNS}", pid, 0, b"")
-
-    def drop_running(self, pid: int) -> None:
-        self._remove(f"{pid}{_RUNS}")
+    def drop(self, kept: Kept) -> None:
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                (self._folder / kept.name).unlink()
 
     def left(self) -> Iterator[Kept]:
         """What former agents have kept and not dropped, of threads that still exist."""
-        for tid, mask, registers in self._left(""):
-            if registers:
-                yield Kept(tid, mask, registers)
-            else:
-                self.drop(tid)
-
-    def left_running(self) -> Iterator[int]:
-        """The processes that former agents have stopped and not continued."""
-        for pid, _, _ in self._left(_RUNS):
-            yield pid
-
-    def _left(self, suffix: str) -> Iterator[tuple[int, int, bytes]]:
         for path in list(self._folder.iterdir()) if self._folder is not None else ():
-            number = path.name.removesuffix(suffix)
-            if path.name != number + suffix or not number.isdecimal():
+            number = path.name.removesuffix(_RUNS)
+            if not number.isdecimal():
                 continue
             data = path.read_bytes()
-            if len(data) >= _HEAD.size:
-                start, mask = _HEAD.unpack_from(data)
-                if start == start_time(int(number)):
-                    yield int(number), mask, data[_HEAD.size :]
-                    continue
-            self._remove(path.name)
-
-    def _write(self, name: str, tid: int, mask: int, more: bytes) -> None:
-        if self._folder is not None:
-            data = _HEAD.pack(start_time(tid) or 0, mask) + more
-            (self._folder / name).write_bytes(data)
-
-    def _remove(self, name: str) -> None:
-        if self._folder is not None:
-            with contextlib.suppress(OSError):
-                (self._folder / name).unlink()
+            start, mask = _HEAD.unpack_from(data.ljust(_HEAD.size, b"\0"))
+            kept = Kept(int(number), mask, data[_HEAD.size :])
+            if path.name == kept.name and start == start_time(kept.tid):
+                yield kept
+            else:
+                path.unlink(missing_ok=True)

@@ -265,16 +265,16 @@ def give_back() -> list[OSError]:
         Why some could not be restored.
     """
     failed = []
-    for one in kept.left():
+    for one in sorted(kept.left(), key=lambda one: not one.registers):
         try:
-            _give_back(one)
+            if one.registers:
+                _give_back(one)
+            else:
+                os.kill(one.tid, signal.SIGCONT)
         except OSError as error:
             failed.append(error)
         else:
-            kept.drop(one.tid)
-    for pid in kept.left_running():
-        os.kill(pid, signal.SIGCONT)
-        kept.drop_running(pid)
+            kept.drop(one)
     return failed
 
 
@@ -334,8 +334,7 @@ class _Thread:
         self._was_stopped = self._is_stopped()
         self.stopped_by = 0  #: what has stopped its process; see :meth:`wait_stopped`
         self._signal = 0  #: one that came meanwhile, to be given back
-        self._registers = b""
-        self._mask = 0
+        self._kept = Kept(tid)
 
     def wait_stopped(self) -> int:
         """Wait for the stop that was requested; what has stopped it, or ``SIGTRAP``."""
@@ -353,8 +352,8 @@ class _Thread:
         Raises:
             OSError: it has ended, or its state cannot be kept.
         """
-        self._registers, self._mask = _get_registers(self._tid), self._blocked()
-        kept.keep(Kept(self._tid, self._mask, self._registers))
+        self._kept = Kept(self._tid, self._blocked(), _get_registers(self._tid))
+        kept.keep(self._kept)
         self._block(mask)
 
     def call(self, code: int, name: str, arguments: tuple[int, ...]) -> int:
@@ -365,9 +364,9 @@ class _Thread:
             Unsuited: it is a 32-bit program.
         """
         layout = architecture.REGISTERS
-        if len(self._registers) != layout.size:
+        if len(self._kept.registers) != layout.size:
             raise Unsuited(0, "a 32-bit program")
-        values = list(layout.unpack(self._registers))
+        values = list(layout.unpack(self._kept.registers))
         for register, argument in zip(architecture.ARGUMENTS, arguments, strict=False):
             values[register] = argument & _WORD
         values[architecture.COUNTER] = code
@@ -390,9 +389,9 @@ class _Thread:
         """Bring it to the kind of stop where it was found, and restore it."""
         # Only from there does the kernel resume a call that was interrupted.
         self._stop()
-        _set_registers(self._tid, self._registers)
-        self._block(self._mask)
-        kept.drop(self._tid)
+        _set_registers(self._tid, self._kept.registers)
+        self._block(self._kept.mask)
+        kept.drop(self._kept)
 
     def give_back(self, one: Kept, code: int) -> None:
         """Restore what was kept, unless it has that, or has gone on with it."""
@@ -430,8 +429,8 @@ class _Thread:
                 self._stop()
             raise
         finally:
-            self._block(self._mask)
-            kept.drop(self._tid)
+            self._block(self._kept.mask)
+            kept.drop(self._kept)
 
     def _blocked(self) -> int:
         held = ctypes.create_string_buffer(8)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.linux.far_files import FarFiles
+from jupyterhub_gpu_reclaim.linux.far_files import FarWaits
 from tests.support.agent import goes_on, wait_for
 from tests.support.fuse import FLUSH, LOOKUP, READ, FuseServer
 
@@ -101,9 +101,9 @@ def test_one_that_falls_silent_while_the_session_is_saved_is_named_too(
 def test_of_a_session_that_has_ended_nothing_is_said(places, far):
     place = holder(places, far())
     tree = place.tree.init
-    there = FarFiles(tree.pid, tree.start_time)
+    there = FarWaits(tree.pid, tree.start_time)
     assert there.exist
     assert there.facts()["name"].startswith("python")
     place.kill()
     assert there.facts() == {}  # while CRIU still waits there
-    assert not FarFiles(tree.pid, tree.start_time).exist
+    assert not FarWaits(tree.pid, tree.start_time).exist

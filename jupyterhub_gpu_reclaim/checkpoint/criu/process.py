@@ -26,7 +26,6 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.descriptors import readable
 from jupyterhub_gpu_reclaim.linux.far_files import (
     LOOK_SECONDS,
-    FarFiles,
     FarWaits,
     tasks_below,
 )
@@ -203,8 +202,7 @@ class CriuRun:
         watched: list[Inside | StreamServer | Cancel] = [inside, self._server]
         if self._cancel is not None:
             watched.append(self._cancel)
-        far = FarFiles(self._session.init_pid, self._session.init_start)
-        waits = FarWaits()
+        waits = FarWaits(self._session.init_pid, self._session.init_start)
         while (status := inside.poll()) is None:
             left = deadline - time.monotonic()
             ready = readable(watched, min(left, LOOK_SECONDS))
@@ -214,7 +212,7 @@ class CriuRun:
                 self._server.fail(ReclaimError(Reason.CANCELLED))
             elif not ready and time.monotonic() >= deadline:
                 self._late(step)
-            elif facts := far.silent(tasks_below(inside.pid), waits):
+            elif facts := waits.silent(tasks_below(inside.pid)):
                 self._server.fail(ReclaimError(Reason.FILES_SILENT, **facts))
         return status
 

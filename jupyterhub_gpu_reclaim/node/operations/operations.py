@@ -170,7 +170,7 @@ class Operations:
             what = "earlier ones wait for its programs or files"
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=what)
         _late.set((self._late, key))
-        _far.set(far_files.FarFiles(session.init_pid, session.init_start))
+        _init.set((session.init_pid, session.init_start))
 
     def watch(self, changed: Callable[[str], None]) -> None:
         """Call it with an incarnation whenever an operation on it begins or ends."""
@@ -303,7 +303,7 @@ def reported(
 #: For which session a task, and what it begins, is at work, and where its threads are
 #: counted that go on though nobody waits for them any more.
 _late: ContextVar[tuple[Counter[str], str]] = ContextVar("late")
-_far: ContextVar[far_files.FarFiles | None] = ContextVar("far", default=None)
+_init: ContextVar[tuple[int, int]] = ContextVar("init", default=(0, 0))
 
 
 async def in_thread(
@@ -347,13 +347,11 @@ async def in_thread(
 
 async def _silent(threads: list[far_files.Task]) -> dict[str, Any]:
     """Return what there is to say once they wait in vain for a file of the session."""
-    waits, far = far_files.FarWaits(), _far.get()
+    waits = far_files.FarWaits(*_init.get())
     while True:
         await asyncio.sleep(far_files.LOOK_SECONDS)
         # What waits may be the store's; a session without such files waits for it.
-        if far is None or not far.exist:
-            continue
-        if facts := await asyncio.to_thread(far.silent, threads, waits):
+        if waits.exist and (facts := await asyncio.to_thread(waits.silent, threads)):
             return facts
 
 
