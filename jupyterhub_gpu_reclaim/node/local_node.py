@@ -19,12 +19,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Refused,
     StoreError,
 )
-from jupyterhub_gpu_reclaim.common.models import (
-    Event,
-    Identity,
-    Tree,
-    TreeState,
-)
+from jupyterhub_gpu_reclaim.common.models import Event, Identity, Tree, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.linux import processes
@@ -48,14 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from jupyterhub_gpu_reclaim.common.agent_orders import AgentOrder, PodHint
-    from jupyterhub_gpu_reclaim.common.models import (
-        CheckpointInfo,
-        Sample,
-        Shortage,
-    )
-    from jupyterhub_gpu_reclaim.common.node_status import (
-        NodeStatus,
-    )
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Sample, Shortage
+    from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
     from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
     from jupyterhub_gpu_reclaim.node.operations.records import Record
     from jupyterhub_gpu_reclaim.node.session import Session

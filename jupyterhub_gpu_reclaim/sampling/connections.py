@@ -23,11 +23,7 @@ from jupyterhub_gpu_reclaim.linux.sock_diag import Diag, own_addresses
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from jupyterhub_gpu_reclaim.linux.sock_diag import (
-        Address,
-        Endpoint,
-        InetSocket,
-    )
+    from jupyterhub_gpu_reclaim.linux.sock_diag import Address, Endpoint, InetSocket
     from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 
 #: Most open files of a session that are looked at; with more, it is not known.

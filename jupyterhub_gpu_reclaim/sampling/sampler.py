@@ -16,18 +16,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
-from jupyterhub_gpu_reclaim.common.models import (
-    KernelSample,
-    Sample,
-    TerminalSample,
-)
+from jupyterhub_gpu_reclaim.common.models import KernelSample, Sample, TerminalSample
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.sampling import jupyter_api, process_tree
-from jupyterhub_gpu_reclaim.sampling.connections import (
-    MAX_FILES,
-    Connections,
-    Traffic,
-)
+from jupyterhub_gpu_reclaim.sampling.connections import MAX_FILES, Connections, Traffic
 from jupyterhub_gpu_reclaim.sampling.gpu import NoCards, samples_of
 from jupyterhub_gpu_reclaim.sampling.scheduled_jobs import Scheduled, Schedulers
 

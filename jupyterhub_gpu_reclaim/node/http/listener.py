@@ -13,10 +13,7 @@ from tornado.netutil import bind_sockets
 
 from jupyterhub_gpu_reclaim.common.durable import write_durably
 from jupyterhub_gpu_reclaim.common.http import unix_sockets
-from jupyterhub_gpu_reclaim.common.http.server import (
-    door,
-    raise_file_limit,
-)
+from jupyterhub_gpu_reclaim.common.http.server import door, raise_file_limit
 from jupyterhub_gpu_reclaim.node.http import routes
 
 if TYPE_CHECKING:

@@ -16,11 +16,7 @@ from tornado.iostream import StreamClosedError
 from tornado.web import Application, HTTPError, RequestHandler
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.agent_orders import (
-    AGENT_ORDERS,
-    AgentOrder,
-    PodHint,
-)
+from jupyterhub_gpu_reclaim.common.agent_orders import AGENT_ORDERS, AgentOrder, PodHint
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import TERM, Term

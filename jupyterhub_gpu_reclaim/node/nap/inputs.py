@@ -24,11 +24,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import processes, procfs
-from jupyterhub_gpu_reclaim.linux.descriptors import (
-    as_socket,
-    copied,
-    unread_bytes,
-)
+from jupyterhub_gpu_reclaim.linux.descriptors import as_socket, copied, unread_bytes
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 from jupyterhub_gpu_reclaim.node.jupyter.connection import find_connection
 

@@ -6,16 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from traitlets import (
-    Dict,
-    Enum,
-    Integer,
-    List,
-    TraitError,
-    Unicode,
-    default,
-    validate,
-)
+from traitlets import Dict, Enum, Integer, List, TraitError, Unicode, default, validate
 from traitlets.config import Application, Configurable, catch_config_error
 
 from jupyterhub_gpu_reclaim import __version__

@@ -43,15 +43,9 @@ from jupyterhub_gpu_reclaim.node.jupyter.server import (
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import IMAGES
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
-from jupyterhub_gpu_reclaim.node.operations.operations import (
-    in_thread,
-    reported,
-)
+from jupyterhub_gpu_reclaim.node.operations.operations import in_thread, reported
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
-from jupyterhub_gpu_reclaim.node.requirements import (
-    refuse_reaching,
-    rights_of,
-)
+from jupyterhub_gpu_reclaim.node.requirements import refuse_reaching, rights_of
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import filesystem
 from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal

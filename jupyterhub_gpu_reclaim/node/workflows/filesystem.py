@@ -50,10 +50,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.requirements import Gpus
     from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader
-    from jupyterhub_gpu_reclaim.store.write.writer import (
-        CheckpointWriter,
-        FileWriter,
-    )
+    from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter, FileWriter
 
 _log = logging.getLogger(__name__)
 

@@ -27,9 +27,7 @@ from jupyterhub_gpu_reclaim.node.jupyter.server import busy_kernels
 from jupyterhub_gpu_reclaim.node.nap import inputs
 from jupyterhub_gpu_reclaim.node.nap.inputs import Unread
 from jupyterhub_gpu_reclaim.node.operations.gpu import ROOM_PAUSE, no_room
-from jupyterhub_gpu_reclaim.node.operations.operations import (
-    reported,
-)
+from jupyterhub_gpu_reclaim.node.operations.operations import reported
 from jupyterhub_gpu_reclaim.node.operations.records import (
     ENDED,
     NapRecord,

@@ -21,10 +21,7 @@ from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import rehearse
 from jupyterhub_gpu_reclaim.common.errors import RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node import cgroup_escape
-from jupyterhub_gpu_reclaim.node.operations.operations import (
-    in_thread,
-    reported_step,
-)
+from jupyterhub_gpu_reclaim.node.operations.operations import in_thread, reported_step
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped

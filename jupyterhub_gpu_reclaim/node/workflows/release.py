@@ -31,10 +31,7 @@ from jupyterhub_gpu_reclaim.common.models import TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import CheckpointContents
-from jupyterhub_gpu_reclaim.node.operations.operations import (
-    in_thread,
-    reported_step,
-)
+from jupyterhub_gpu_reclaim.node.operations.operations import in_thread, reported_step
 from jupyterhub_gpu_reclaim.node.operations.records import SAVED, Record, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import filesystem, nap

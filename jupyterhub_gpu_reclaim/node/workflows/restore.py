@@ -41,14 +41,9 @@ from jupyterhub_gpu_reclaim.node.jupyter.connection import find_connections
 from jupyterhub_gpu_reclaim.node.jupyter.server import address_of
 from jupyterhub_gpu_reclaim.node.jupyter.wake_up import WakeUp
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
-from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
-    CheckpointImages,
-)
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import CheckpointImages
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
-from jupyterhub_gpu_reclaim.node.operations.operations import (
-    in_thread,
-    reported,
-)
+from jupyterhub_gpu_reclaim.node.operations.operations import in_thread, reported
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.requirements import (
     HostRequirements,
@@ -67,9 +62,7 @@ from jupyterhub_gpu_reclaim.node.workflows.tools import Workflow
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        Sequence,
-    )
+    from collections.abc import Sequence
 
     from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
     from jupyterhub_gpu_reclaim.checkpoint.saved_images import ImageSource

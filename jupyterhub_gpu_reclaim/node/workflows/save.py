@@ -39,11 +39,7 @@ from jupyterhub_gpu_reclaim.node.operations.operations import reported
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import filesystem
-from jupyterhub_gpu_reclaim.node.workflows.capture import (
-    Capture,
-    Look,
-    thaw_tree,
-)
+from jupyterhub_gpu_reclaim.node.workflows.capture import Capture, Look, thaw_tree
 from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
 
 if TYPE_CHECKING:

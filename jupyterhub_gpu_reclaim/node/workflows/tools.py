@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.node.operations.operations import (
-    in_thread,
-    reported_step,
-)
+from jupyterhub_gpu_reclaim.node.operations.operations import in_thread, reported_step
 from jupyterhub_gpu_reclaim.node.operations.records import ENDED, NapStage, Stage
 
 if TYPE_CHECKING:
