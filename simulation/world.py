@@ -23,7 +23,7 @@ from jupyterhub_gpu_reclaim.hub.patches import ASKER, OURS
 from jupyterhub_gpu_reclaim.node.local_node import ORDER_SECONDS
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Record, Stage
-from jupyterhub_gpu_reclaim.node.workflows import recovery, rescue
+from jupyterhub_gpu_reclaim.node.workflows import rescue
 from simulation.checkers import Ledger
 from simulation.doubles import spawner as spawners
 from simulation.doubles.cluster import ClusterInMemory, router
@@ -242,9 +242,7 @@ class World:
         program.at_end.append(ended)
 
         async def run() -> None:
-            await asyncio.to_thread(
-                self._rescue, machine, program, recovery.UNCOMMITTED, wakes=False
-            )
+            await asyncio.to_thread(self._rescue, machine, program, whole=False)
             await node.recovery.recover()
             Wakers(
                 node.placements, node.tools.records, node.operations, node.wake_up
@@ -540,9 +538,8 @@ class World:
         self,
         machine: Machine,
         program: Program,
-        stages: frozenset[Stage],
         *,
-        wakes: bool,
+        whole: bool,
     ) -> None:
         cards = Cards(self.kernel, machine.name)
         table = [
@@ -552,7 +549,7 @@ class World:
             (rescue, "_all_at_once", _one_by_one),
         ]
         with replaced(table):
-            rescue.rescue(Path("/nonexistent"), stages, wakes=wakes, seconds=60.0)
+            rescue.rescue(Path("/nonexistent"), whole=whole, seconds=60.0)
 
     async def rescue_all(self, machine: Machine) -> None:
         """What a machine's unit does when its agent has ended."""
@@ -566,9 +563,7 @@ class World:
                 self.history.wrong(law, f"{program.name} keeps the lock")
 
         if machine.up:
-            work = asyncio.to_thread(
-                self._rescue, machine, program, recovery.FROZEN, wakes=True
-            )
+            work = asyncio.to_thread(self._rescue, machine, program, whole=True)
             machine.rescue = spawn(program, work)
             machine.rescue.add_done_callback(ended)
             await asyncio.shield(machine.rescue)

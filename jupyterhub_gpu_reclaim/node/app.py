@@ -1,11 +1,11 @@
 """``jupyterhub-gpu-reclaim-agent``: the program that runs as root on every node.
 
-First of all it continues sessions that a former agent left in the middle of a capture
-(``workflows.rescue``). Then it reads its configuration, wires GPU driver, CRIU and
-store, settles the rest (``workflows.recovery``), and answers the service. An agent that
-cannot do that continues all sessions before it ends, and so does ``--recover``, which
-the systemd unit runs when the agent has ended. Wiring happens only here. It never
-prints or logs the token.
+With its configuration read, it continues sessions that a former agent left in the
+middle of a capture (``workflows.rescue``). Then it wires GPU driver, CRIU and store,
+settles the rest (``workflows.recovery``), and answers the service. An agent that cannot
+do that continues all sessions before it ends, and so does ``--recover``, which the
+systemd unit runs when the agent has ended. Wiring happens only here. It never prints or
+logs the token.
 """
 
 from __future__ import annotations
@@ -89,9 +89,8 @@ _CLOSE_SECONDS = 10.0
 #: Exit status after SIGINT, by which systemd says that it starts another agent at once
 #: (``RestartKillSignal`` of the unit): what is captured, or naps, is left to that one.
 HANDED_OVER = 75
-#: The command that lets everybody go on, and what only tells something.
+#: The command that lets everybody go on.
 _RECOVER = "--recover"
-_TELLS = frozenset({"--version", "--help", "--help-all", "-h"})
 
 
 class AgentApp(AgentSettings):
@@ -121,11 +120,11 @@ class AgentApp(AgentSettings):
         with state_folder.lock(state) as free:
             if not free:  # two agents would undo each other's work
                 raise CannotStartError(f"another agent runs on {state}")
-            rescue.give_back(state)  # the first act finds a lock that is not free yet
             clock = SystemClock()
             ports = HeldPorts(state)
             with contextlib.suppress(Refused):  # recovery insists
                 ports.settle()  # first of all: nothing else keeps others off them now
+            await asyncio.to_thread(rescue.first_act, state)
             store = await asyncio.to_thread(open_store, self, clock, state=state)
             node = self._node(placements, state, clock, store, ports)
             await node.recovery.recover()
@@ -236,14 +235,11 @@ def _leave_after(seconds: float, status: int) -> None:
 
 
 def main(app: type[AgentApp] = AgentApp) -> None:
-    words = sys.argv[1:]
     state = state_folder.place()
-    if _RECOVER in words:
+    if _RECOVER in sys.argv:
         # systemd tells what is run at the end of a unit how that has ended.
         followed = os.environ.get("EXIT_STATUS") == str(HANDED_OVER)
         sys.exit(0 if followed or rescue.everything(state) else 1)
-    if not _TELLS.intersection(words):
-        rescue.first_act(state)
     try:
         app.launch_instance()
     except BaseException as error:

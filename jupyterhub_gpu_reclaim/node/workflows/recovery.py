@@ -390,22 +390,21 @@ def let_go_on(
     record: Record,
     records: Records,
     accelerator: Accelerator,
-    stages: frozenset[Stage] = FROZEN,
     *,
-    wakes: bool = True,
+    whole: bool = True,
 ) -> bool:
     """Let a session without an agent go on; whether nothing is left to do.
 
-    ``stages`` are of the captures that are to be undone.
+    Not the ``whole`` of it: only where a capture was under way.
     """
     session = record.session
     try:
         processes.snapshot_init(session.init_pid, session.init_start)
-        if record.stage in stages:
+        if record.stage in (FROZEN if whole else UNCOMMITTED):
             end_criu(session, TimeLimits().criu)
             if undo_unasked(session, record, records, accelerator):
                 _log.warning("%s goes on: no agent looked after it", record.key)
-        if wakes and _wake(session, record, records, accelerator):
+        if whole and _wake(session, record, records, accelerator):
             _log.warning("%s is woken: no agent looked after it", record.key)
     except NotFound:
         pass  # it has ended

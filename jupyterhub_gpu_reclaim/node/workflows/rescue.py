@@ -1,9 +1,9 @@
 """Continues sessions that have no agent: without settings, store and keys.
 
-Each agent calls :func:`first_act` before it reads a setting: trees of uncommitted
+Each agent calls :func:`first_act` before it opens the store: trees of uncommitted
 captures go on. :func:`everything` is for when no agent comes (the unit was stopped, an
 agent could not start): captured trees go on, too, and naps are ended. Both need only
-the agent's state folder, and do nothing while another agent has its lock.
+the agent's state folder, and are not for a folder whose lock another agent has.
 
 It never touches a checkpoint and never ends a program. Its record says that the capture
 is being rolled back, so that the next agent drops the checkpoint, which is older than
@@ -28,18 +28,12 @@ from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.operations import TimeLimits
 from jupyterhub_gpu_reclaim.node.operations.records import Records
 from jupyterhub_gpu_reclaim.node.state_folder import HELD, RECORDS
-from jupyterhub_gpu_reclaim.node.workflows.recovery import (
-    FROZEN,
-    UNCOMMITTED,
-    let_go_on,
-)
+from jupyterhub_gpu_reclaim.node.workflows.recovery import let_go_on
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
-
-    from jupyterhub_gpu_reclaim.node.operations.records import Stage
 
 _log = logging.getLogger(__name__)
 
@@ -50,18 +44,13 @@ SECONDS: Final = 100.0
 
 
 def first_act(state: Path) -> None:
-    """Continue sessions in the middle of a capture; never raises."""
-    _attempt_all(state, UNCOMMITTED, wakes=False, seconds=_FIRST_SECONDS)
+    """Continue sessions in the middle of a capture; the lock is the caller's."""
+    give_back(state)
+    rescue(state, whole=False, seconds=_FIRST_SECONDS)
 
 
 def everything(state: Path) -> bool:
     """Continue, and wake, all that an agent has stopped; whether all of it goes on."""
-    return _attempt_all(state, FROZEN, wakes=True, seconds=SECONDS)
-
-
-def _attempt_all(
-    state: Path, stages: frozenset[Stage], *, wakes: bool, seconds: float
-) -> bool:
     try:
         if os.geteuid() != 0 or not (state / RECORDS).is_dir():
             return True  # no agent has worked here
@@ -70,8 +59,8 @@ def _attempt_all(
             if not free:
                 return True  # an agent does it
             give_back(state)
-            return rescue(state, stages, wakes=wakes, seconds=seconds)
-    except Exception:  # noqa: BLE001 - an agent that can start shall
+            return rescue(state, whole=True, seconds=SECONDS)
+    except Exception:  # noqa: BLE001 - the agent's own end is told with its own reason
         _log.exception("- sessions cannot be let go on without an agent")
         return False
 
@@ -90,17 +79,11 @@ def give_back(state: Path) -> None:
         _log.error("- a thread that was made to call did not get all back: %s", error)
 
 
-def rescue(
-    state: Path,
-    stages: frozenset[Stage],
-    *,
-    wakes: bool,
-    seconds: float = SECONDS,
-) -> bool:
+def rescue(state: Path, *, whole: bool, seconds: float) -> bool:
     """Let sessions go on; whether all of them do. Repeat at will.
 
-    The caller holds the lock of the agent's folder. ``stages`` are of the captures that
-    are to be undone. It returns after so many seconds, even if a session takes longer.
+    The caller holds the lock of the agent's folder. ``whole``: as of :func:`let_go_on`.
+    It returns after so many seconds, even if a session takes longer.
     """
     records = Records(state / RECORDS)
     limits = TimeLimits()
@@ -112,9 +95,8 @@ def rescue(
         room_seconds=0.0,  # no agent can start as long as this lasts
     )
     works = [
-        partial(let_go_on, record, records, accelerator, stages, wakes=wakes)
+        partial(let_go_on, record, records, accelerator, whole=whole)
         for record in records.list()
-        if record.stage in stages or (wakes and record.nap is not None)
     ]
     done = _all_at_once(works, seconds)
     if done is not None:
