@@ -13,7 +13,6 @@ calls it, and it calls the Hub.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -61,19 +60,15 @@ class _Session:
 
 
 class _Held(NamedTuple):
-    server: frozenset[int]
-    programs: frozenset[int]
-    kernels: frozenset[int]
+    server: set[int]
+    programs: set[int]
+    kernels: set[int]
 
 
 class _Network(NamedTuple):
     by_inode: Mapping[int, InetSocket]
     by_ends: Mapping[tuple[Endpoint, Endpoint], InetSocket]
     addresses: Collection[Address]
-
-
-class TooManyFilesError(Exception):
-    """A session has more files open than are looked at."""
 
 
 class Connections:
@@ -91,11 +86,9 @@ class Connections:
             OSError: their network is gone.
             Refused: the kernel does not answer.
         """
-        held: dict[str, _Held] = {}
-        for target in targets:
-            with contextlib.suppress(TooManyFilesError):
-                held[target.incarnation] = _open_sockets(target)
-        inodes = {n for each in held.values() for n in each.server | each.programs}
+        opened = [(target, _open_sockets(target)) for target in targets]
+        known = [(target, held) for target, held in opened if held is not None]
+        inodes = {n for _, held in known for n in held.server | held.programs}
         with Diag(targets[0].init_pid) as diag:
             every = diag.connections(inodes)
         network = _Network(
@@ -104,9 +97,8 @@ class Connections:
             own_addresses(targets[0].init_pid),
         )
         return {
-            target.incarnation: self._count(target, held[target.incarnation], network)
-            for target in targets
-            if target.incarnation in held
+            target.incarnation: self._count(target, held, network)
+            for target, held in known
         }
 
     def _count(self, target: SampleTarget, held: _Held, network: _Network) -> Traffic:
@@ -166,17 +158,19 @@ def _bytes_carried(
     return came, went
 
 
-def _open_sockets(target: SampleTarget) -> _Held:
+def _open_sockets(target: SampleTarget) -> _Held | None:
+    """The inodes of its sockets; None if more files are open than are looked at."""
     left = MAX_FILES
-    found: dict[str, set[int]] = {"server": set(), "programs": set(), "kernels": set()}
+    found = _Held(set(), set(), set())
     for pid in {target.root_pid, *target.pids}:
         for each in procfs.descriptors(pid):
             if not left:
-                raise TooManyFilesError
+                return None
             left -= 1
             if each.target.startswith("socket:["):
                 inode = int(each.target[8:-1])
-                found["server" if pid == target.root_pid else "programs"].add(inode)
+                its = found.server if pid == target.root_pid else found.programs
+                its.add(inode)
                 if pid in target.kernels:
-                    found["kernels"].add(inode)
-    return _Held(*map(frozenset, found.values()))
+                    found.kernels.add(inode)
+    return found

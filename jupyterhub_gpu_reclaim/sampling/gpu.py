@@ -6,7 +6,7 @@ session works on, so then nothing is known of any.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.common.models import GpuSample, Value
 from jupyterhub_gpu_reclaim.common.node_status import CardStatus
@@ -31,18 +31,6 @@ class CardUse(CardStatus, frozen=True, kw_only=True):
     """A card with what runs on it; a lost one has its place and nothing else."""
 
     processes: list[ProcessUse] | None = None
-
-
-class CardSource(Protocol):
-    def measure(self, since: float) -> list[CardUse] | None:
-        """Every card's mean use from ``since`` to now; None if unknown."""
-        # Blocks for milliseconds, or until the driver answers; harmless to repeat.
-
-
-class NoCards:
-    def measure(self, since: float) -> list[CardUse] | None:
-        del since
-        return []
 
 
 def samples_of(

@@ -44,6 +44,8 @@ class Nvml:
         self._news = News()
 
     def measure(self, since: float) -> list[CardUse] | None:
+        """Every card's mean use from ``since`` to now; None if unknown."""
+        # Blocks for milliseconds, or until the driver answers; harmless to repeat.
         if not self._looking.acquire(blocking=False):
             return None
         try:

@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.common.models import KernelSample, Sample, TerminalS
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.sampling import jupyter_api, process_tree
 from jupyterhub_gpu_reclaim.sampling.connections import MAX_FILES, Connections, Traffic
-from jupyterhub_gpu_reclaim.sampling.gpu import NoCards, samples_of
+from jupyterhub_gpu_reclaim.sampling.gpu import samples_of
 from jupyterhub_gpu_reclaim.sampling.scheduled_jobs import Scheduled, Schedulers
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import GpuSample
-    from jupyterhub_gpu_reclaim.sampling.gpu import CardSource, CardUse
+    from jupyterhub_gpu_reclaim.sampling.gpu import CardUse
+    from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
     from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 
 
@@ -47,8 +48,6 @@ CARD_SECONDS = 5.0
 FRESH_CARDS_SECONDS = 30.0
 #: Notebooks asked for their last save, per sample; more are rare and cost the server.
 MAX_NOTEBOOKS = 32
-#: Most notebooks asked at the same time.
-NOTEBOOKS_AT_ONCE = 8
 #: Characters of a kernel's name in a sample: the end of its notebook's path.
 NAME_CHARACTERS = 256
 #: Most characters of what a sample says is missing.
@@ -97,12 +96,12 @@ class Sampler:
     def __init__(
         self,
         clock: Clock,
-        cards: CardSource | None = None,
+        cards: Nvml,
         *,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         self._clock = clock
-        self._cards = cards or NoCards()
+        self._cards = cards
         self._looked_at_cards = clock.now()
         self._last_cards: list[CardUse] | None = None
         self._client: AsyncHTTPClient = jupyter_api.make_client()
@@ -310,9 +309,8 @@ class Sampler:
                     address, problems, "api/sessions", jupyter_api.NOTEBOOKS
                 )
                 paths = [n.path for n in notebooks or [] if n.type == "notebook"]
-                few = asyncio.Semaphore(NOTEBOOKS_AT_ONCE)
                 saves = await asyncio.gather(
-                    *(self._last_saved(address, p, few) for p in paths[:MAX_NOTEBOOKS])
+                    *(self._last_saved(address, path) for path in paths[:MAX_NOTEBOOKS])
                 )
         except TimeoutError:
             problems.append("api/sessions: no answer in time")
@@ -320,14 +318,11 @@ class Sampler:
         return notebooks, max((save for save in saves if save), default=None)
 
     async def _last_saved(
-        self, address: jupyter_api.ServerAddress, path: str, few: asyncio.Semaphore
+        self, address: jupyter_api.ServerAddress, path: str
     ) -> float | None:
         try:
             path = f"api/contents/{path}"
-            async with few:
-                contents = await self._ask_if_changed(
-                    address, path, jupyter_api.Contents
-                )
+            contents = await self._ask_if_changed(address, path, jupyter_api.Contents)
         except ReclaimError:
             return None
         return jupyter_api.timestamp(contents.last_modified)

@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.common.models import Sample
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
+from tests.support.nvml import NoCards
 from tests.support.served import sampled_here, served
 
 KERNEL = {"id": "k", "last_activity": "2026-01-01T00:00:00Z"}
@@ -49,7 +50,7 @@ def serving(answers, **headers):
 
 
 async def sampled(*ports: int, rounds: int = 1) -> list[Sample]:
-    sampler = Sampler(SystemClock(), answer_seconds=60.0)
+    sampler = Sampler(SystemClock(), NoCards(), answer_seconds=60.0)
     targets = [sampled_here(port, f"user{n}") for n, port in enumerate(ports)]
     try:
         for _ in range(rounds):
@@ -118,7 +119,10 @@ async def test_long_names_that_are_real_are_cut():
 
 async def test_answers_that_are_remembered_have_a_limit():
     """A server that names other notebooks each time fills nobody's memory."""
-    sampler, answers = Sampler(SystemClock(), answer_seconds=60.0), dict(FINE)
+    sampler, answers = (
+        Sampler(SystemClock(), NoCards(), answer_seconds=60.0),
+        dict(FINE),
+    )
     async with serving(answers) as port:
         target = sampled_here(port)
         for turn in range(10):

@@ -27,6 +27,7 @@ from jupyterhub_gpu_reclaim.sampling.connections import Connections
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from jupyterhub_gpu_reclaim.sampling.process_tree import SampleTarget
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
+from tests.support.nvml import NoCards
 
 PAIRS = 10_000
 #: Opens connections to itself, in as many programs as the limit of open files asks for.
@@ -98,7 +99,7 @@ def test_neighbours_of_a_crowd_are_looked_at_once_and_quickly(crowd):
 
 
 async def test_session_with_too_many_files_is_missing_alone(crowd):
-    sampler = Sampler(SystemClock(), answer_seconds=60.0)
+    sampler = Sampler(SystemClock(), NoCards(), answer_seconds=60.0)
     eve, ada = await sampler.sample_all([session("eve", crowd), session("ada")])
     sampler.close()
     assert eve.moved is None
@@ -116,7 +117,7 @@ async def test_look_at_connections_does_not_begin_while_the_last_one_hangs(monke
         return []
 
     monkeypatch.setattr(Diag, "connections", hang)
-    sampler = Sampler(SystemClock(), answer_seconds=1.0)
+    sampler = Sampler(SystemClock(), NoCards(), answer_seconds=1.0)
     mine = [session(name) for name in ("ada", "bob")]
     for _ in range(3):
         taken = await sampler.sample_all(mine)

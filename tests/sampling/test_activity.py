@@ -34,6 +34,7 @@ from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
 from tests.support import bridge
 from tests.support.agent import Jupyter, Place, free_port, wait_for
 from tests.support.long_stories import but
+from tests.support.nvml import NoCards
 from tests.support.other_machine import ADDRESS, OUR_ADDRESS, PORT, other_machine
 from tests.support.served import sampled_here, served
 
@@ -111,7 +112,7 @@ def watched(server, port: int | None = None, **changes) -> SampleTarget:
 
 def sample(*sessions: SampleTarget, seconds: float = 60.0) -> list[Sample]:
     async def take() -> list[Sample]:
-        sampler = Sampler(SystemClock(), answer_seconds=seconds)
+        sampler = Sampler(SystemClock(), NoCards(), answer_seconds=seconds)
         try:
             return await sampler.sample_all(list(sessions))
         finally:
@@ -123,7 +124,7 @@ def sample(*sessions: SampleTarget, seconds: float = 60.0) -> list[Sample]:
 @asynccontextmanager
 async def samples_of(page):
     """Takes samples of this process, whose server is that page."""
-    sampler = Sampler(SystemClock(), answer_seconds=60.0)
+    sampler = Sampler(SystemClock(), NoCards(), answer_seconds=60.0)
     async with served(Application([page])) as port:
 
         async def take() -> Sample:
@@ -298,7 +299,7 @@ def test_sample_of_a_server_that_talks_nonsense_is_unknown(server, answer):
 
         async with await asyncio.start_server(nonsense, "127.0.0.1", 0) as liar:
             port = liar.sockets[0].getsockname()[1]
-            sampler = Sampler(SystemClock(), answer_seconds=2.0)
+            sampler = Sampler(SystemClock(), NoCards(), answer_seconds=2.0)
             try:
                 return (await sampler.sample_all([watched(server, port)]))[0]
             finally:
@@ -366,7 +367,7 @@ async def test_sample_of_processes_that_hang_takes_one_thread(monkeypatch):
         raise ProcessLookupError
 
     monkeypatch.setattr("jupyterhub_gpu_reclaim.sampling.process_tree.measure", hang)
-    sampler = Sampler(SystemClock(), answer_seconds=0.1)
+    sampler = Sampler(SystemClock(), NoCards(), answer_seconds=0.1)
     me = os.getpid()
     one = SampleTarget("i", SessionKey("ann"), me, me, [me], None)
 
@@ -501,7 +502,7 @@ def looks(server, between, count: int = 2) -> list[Sample]:
     """Samples by one sampler, with something done before each but the first."""
 
     async def take() -> list[Sample]:
-        sampler = Sampler(SystemClock(), answer_seconds=60.0)
+        sampler = Sampler(SystemClock(), NoCards(), answer_seconds=60.0)
         taken = await sampler.sample_all([watched(server)])
         for _ in range(count - 1):
             await asyncio.to_thread(between)

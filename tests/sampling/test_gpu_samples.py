@@ -72,8 +72,3 @@ async def test_a_driver_that_hangs_leaves_the_gpu_unknown_and_the_rest_known():
     assert one.gpus is None
     assert "its GPU: no answer" in one.problem
     assert one.memory
-
-
-async def test_a_machine_without_cards_is_known_to_use_none():
-    (one,) = await take(None, watched("ann", os.getpid()))
-    assert one.gpus == []

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from jupyterhub_gpu_reclaim.sampling.gpu import NoCards, samples_of
+from jupyterhub_gpu_reclaim.sampling.gpu import samples_of
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 from tests.support import nvml
 
@@ -32,7 +32,6 @@ def test_a_session_of_two_processes_has_their_sum_but_no_more_than_the_card():
 def test_a_session_without_a_card_is_known_to_have_none():
     assert sample(nvml.Recorded(), [1]) == []
     assert sample(nvml.NoDriver(), BUSY) == []
-    assert samples_of(NoCards().measure(0), BUSY) == []
 
 
 @pytest.mark.parametrize("library", [nvml.SilentAboutIdle(), nvml.VanishedPid()])

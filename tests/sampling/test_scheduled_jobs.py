@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.sampling.scheduled_jobs import (
     next_due,
     next_run,
 )
+from tests.support.nvml import NoCards
 from tests.support.served import sampled_here, served
 
 #: A Sunday.
@@ -90,7 +91,7 @@ async def samples_of(answers, count=1):
     status = {"connections": 0, "started": "2026-11-29T16:21:08.401707Z"}
     Server.asked.clear()
     Server.answers = {"api/status": status, **answers}
-    sampler = Sampler(SystemClock(), answer_seconds=60.0)
+    sampler = Sampler(SystemClock(), NoCards(), answer_seconds=60.0)
     async with served(Application([("/(.*)", Server)])) as port:
         targets = [sampled_here(port)]
         taken = [(await sampler.sample_all(targets))[0] for _ in range(count)]

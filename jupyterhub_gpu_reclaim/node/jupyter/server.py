@@ -48,15 +48,13 @@ def read_login(pid: int) -> Identity:
     return Identity(api_token=token, port=port, environment=environment, uid=uid)
 
 
-def address_of(
-    login: Identity, init_pid: int, init_start: int
-) -> jupyter_api.ServerAddress | None:
-    """Address of the server below that init; None: the login does not say."""
+def address_of(login: Identity, session: Session) -> jupyter_api.ServerAddress | None:
+    """Address of that session's server; None: the login does not say."""
     if not login.port:
         return None
     prefix = _prefix(login.environment)
     return jupyter_api.ServerAddress(
-        login.port, prefix, login.api_token, init_pid, init_start
+        login.port, prefix, login.api_token, session.init_pid, session.init_start
     )
 
 
@@ -66,7 +64,7 @@ def find_address(session: Session, server_pid: int) -> jupyter_api.ServerAddress
         login = read_login(server_pid)
     except OSError:
         return None
-    return address_of(login, session.init_pid, session.init_start)
+    return address_of(login, session)
 
 
 def _prefix(environment: Mapping[str, str]) -> str:
@@ -107,9 +105,10 @@ class ServerState(Value, frozen=True, kw_only=True):
 
 
 async def ask_state(
-    client: AsyncHTTPClient, address: jupyter_api.ServerAddress | None
+    client: AsyncHTTPClient, login: Identity, session: Session
 ) -> ServerState:
     """The kernels and terminals of a session's server; anything unknown is left out."""
+    address = address_of(login, session)
     if address is None:
         return ServerState(kernels=[], terminals=[])
     kernels = await _list(client, address, "api/kernels", jupyter_api.KERNELS)

@@ -20,7 +20,7 @@ import socket
 import stat
 import struct
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import processes, procfs
@@ -56,13 +56,15 @@ class TooManyError(Exception):
     """The programs have more descriptors open than are looked at."""
 
 
-class InputKind(Enum):
-    CHANNEL = auto()  #: messages to a Jupyter kernel
-    LISTENER = auto()  #: new connections
-    DATA = auto()
-    DATAGRAM = auto()
-    PIPE = auto()
-    TERMINAL = auto()
+class InputKind(StrEnum):
+    """What of it may wake a program, in a few words for the log."""
+
+    CHANNEL = "a message to a kernel"
+    LISTENER = "a new connection"
+    DATA = "data on a connection"
+    DATAGRAM = "a datagram"
+    PIPE = "data in a pipe"
+    TERMINAL = "keys in its terminal"
 
 
 #: Of datagrams the kernel tells the size of the first one, of a UNIX listener nothing.

@@ -63,13 +63,6 @@ _QUIET_SIGNALS: Final = sum(
         signal.SIGTTOU,
     )
 )
-_SAID: Final = {
-    InputKind.LISTENER: "a new connection",
-    InputKind.DATA: "data on a connection",
-    InputKind.DATAGRAM: "data on a connection",
-    InputKind.PIPE: "data in a pipe",
-    InputKind.TERMINAL: "keys in its terminal",
-}
 
 
 class Watch:
@@ -172,7 +165,7 @@ class Watch:
             return ""
         # Logged, since it tells a person's act from a program's own.
         _log.info("- %s (%s): %s unread, %s left", one.name, one.target, count, left)
-        return _SAID[one.kind]
+        return one.kind
 
     def _read_channel(self, one: Input, copy: int) -> str:
         data = peek(copy)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.node.session import Session
-    from jupyterhub_gpu_reclaim.sampling.gpu import CardSource, CardUse, ProcessUse
+    from jupyterhub_gpu_reclaim.sampling.gpu import CardUse, ProcessUse
     from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 
 _log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class Accelerator:
         self.room = CardRoom()
 
     @property
-    def cards(self) -> CardSource:
+    def cards(self) -> Nvml:
         return self._nvml
 
     def node_findings(self) -> Iterator[Finding]:

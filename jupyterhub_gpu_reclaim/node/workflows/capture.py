@@ -34,12 +34,7 @@ from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import cgroups, far_files
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
-from jupyterhub_gpu_reclaim.node.jupyter.server import (
-    address_of,
-    ask_state,
-    read_login,
-    speaks_tls,
-)
+from jupyterhub_gpu_reclaim.node.jupyter.server import ask_state, read_login, speaks_tls
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import IMAGES
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
@@ -66,7 +61,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.requirements import Gpus, HostRequirements
     from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
-    from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
 _log = logging.getLogger(__name__)
@@ -218,9 +212,6 @@ class Capture(Workflow):
         most = trees.resident_bytes(snapshot) + (gpus.bytes() if gpus else 0)
         return Look(snapshot, login, survey, gpus, most)
 
-    def _address(self, login: Identity) -> ServerAddress | None:
-        return address_of(login, self._session.init_pid, self._session.init_start)
-
     def _promise(self, look: Look) -> None:
         """Reserve host memory for its GPUs' memory.
 
@@ -231,7 +222,7 @@ class Capture(Workflow):
         self._tools.memory.promise(self._operation, need)
 
     async def _save(self, look: Look) -> CheckpointInfo:
-        state = await ask_state(self._tools.client, self._address(look.login))
+        state = await ask_state(self._tools.client, look.login, self._session)
         writer = await self._open(look.snapshot)
         frozen = self._tools.clock.monotonic()
         await self._empty(look.survey)

@@ -111,8 +111,10 @@ class Recovery:
         the store is retried until it has been done once.
         """
         await asyncio.to_thread(self._remember_pods)
-        sessions = await asyncio.to_thread(self._sessions)
-        sessions = await asyncio.to_thread(_one_each, sessions)
+        found = await asyncio.to_thread(self._sessions)
+        # The oldest of those that claim one incarnation, without the service's facts.
+        found.sort(key=lambda one: one.init_start, reverse=True)
+        sessions = list({one.incarnation: one for one in found}.values())
         for record in await asyncio.to_thread(self._forget_gone, sessions):
             records, accelerator = self.tools.records, self.tools.accelerator
             _keep(asyncio.to_thread(let_go_on, record, records, accelerator))
@@ -429,14 +431,6 @@ def _wake(
 def _stands(session: Session, record: Record) -> bool:
     tree = trees.inspect(session)
     return not tree.stopped <= set(trees.left_stopped(record, tree))
-
-
-def _one_each(sessions: list[Session]) -> list[Session]:
-    """The oldest of those that claim one incarnation, without facts of the service."""
-    found: dict[str, Session] = {}
-    for session in sorted(sessions, key=lambda one: one.init_start):
-        found.setdefault(session.incarnation, session)
-    return list(found.values())
 
 
 def end_criu(session: Session, seconds: float) -> None:

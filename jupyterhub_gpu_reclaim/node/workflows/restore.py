@@ -275,7 +275,7 @@ class Restore(Workflow):
         result: engine.RestoreResult,
     ) -> None:
         session, world = self._session, there.world
-        address = address_of(there.identity, session.init_pid, session.init_start)
+        address = address_of(there.identity, session)
         gpus, limit = self._record.gpus, self._record.memory_limit
         if gpus is not None:  # before any process but its owners continues
             await self._move_back(

@@ -75,7 +75,7 @@ class Save(Capture):
     async def _steps(self) -> None:
         look = await self._look()
         await self._thread("memory", lambda: self._take_memory(look))
-        state = await ask_state(self._tools.client, self._address(look.login))
+        state = await ask_state(self._tools.client, look.login, self._session)
         await self._begun(look)
         try:
             await self._open(look.snapshot)
