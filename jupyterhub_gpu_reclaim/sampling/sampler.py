@@ -92,6 +92,90 @@ class _Looks:
             done.exception()  # raised above, if it was still awaited
 
 
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """A session's server, asked for one sample; ``problems`` are added to."""
+
+    address: jupyter_api.ServerAddress
+    client: AsyncHTTPClient
+    known: dict[str, jupyter_api.TaggedAnswer] | None
+    seconds: float
+    problems: list[str]
+
+    async def answers(self, schedulers: Schedulers, now: float) -> _Answers:
+        kernels, terminals, status, (notebooks, saved), jobs = await asyncio.gather(
+            self._ask("api/kernels", jupyter_api.KERNELS),
+            # Without the extension there are known to be none.
+            self._ask("api/terminals", jupyter_api.TERMINALS, absent=[]),
+            self._ask("api/status", jupyter_api.Status),
+            self._notebooks(),
+            self._scheduled(schedulers, now),
+        )
+        if kernels is None and await self._is_another_program():
+            return _Answers(kernels=[], terminals=[], jupyter=False)
+        answers = _Answers(None, kernels, terminals, status, notebooks, saved)
+        return replace(answers, scheduled=jobs)
+
+    async def _scheduled(self, schedulers: Schedulers, now: float) -> Scheduled | None:
+        try:
+            return await schedulers.ask(self.address, self._get, now)
+        except ReclaimError as error:
+            self.problems.append(error.detail)
+            return None
+
+    async def _is_another_program(self) -> bool:
+        """Whether the server is not Jupyter's: each of those tells its version."""
+        try:
+            version = await self._get("api", jupyter_api.Version)
+        except (NotFound, jupyter_api.OtherAnswer):
+            return True
+        except ReclaimError:
+            return False
+        return not version.version
+
+    async def _notebooks(
+        self,
+    ) -> tuple[list[jupyter_api.NotebookSession] | None, float | None]:
+        try:
+            async with asyncio.timeout(self.seconds):
+                notebooks = await self._ask("api/sessions", jupyter_api.NOTEBOOKS)
+                paths = [n.path for n in notebooks or [] if n.type == "notebook"]
+                saves = await asyncio.gather(
+                    *(self._last_saved(path) for path in paths[:MAX_NOTEBOOKS])
+                )
+        except TimeoutError:
+            self.problems.append("api/sessions: no answer in time")
+            return None, None
+        return notebooks, max((save for save in saves if save), default=None)
+
+    async def _last_saved(self, path: str) -> float | None:
+        try:
+            contents = await self._get(f"api/contents/{path}", jupyter_api.Contents)
+        except ReclaimError:
+            return None
+        return jupyter_api.timestamp(contents.last_modified)
+
+    async def _ask(self, path: str, kind: type[T], absent: T | None = None) -> T | None:
+        try:
+            return await self._get(path, kind)
+        except ReclaimError as error:
+            if isinstance(error, NotFound) and absent is not None:
+                return absent
+            self.problems.append(error.detail)
+            return None
+
+    async def _get(self, path: str, kind: type[T], query: str = "") -> T:
+        return await jupyter_api.ask(
+            self.client,
+            self.address,
+            path,
+            kind,
+            seconds=self.seconds,
+            query=query,
+            known=self.known,
+        )
+
+
 class Sampler:
     def __init__(
         self,
@@ -161,7 +245,11 @@ class Sampler:
         if watched.address is None:
             problems.append("the address of its server is not known")
         else:
-            answers = await self._ask_server(watched.address, problems)
+            known = self._known.get(watched.address)
+            server = _Server(
+                watched.address, self._client, known, self._seconds, problems
+            )
+            answers = await server.answers(self._schedulers, self._clock.now())
             answers = replace(answers, traffic=traffic.get(watched.incarnation))
             if answers.traffic is None:
                 problems.append(
@@ -226,106 +314,6 @@ class Sampler:
             what = str(error) if isinstance(error, TimeoutError) else ""
             problems.append(f"its processes: {what or type(error).__name__}")
             return None
-
-    async def _ask_server(
-        self, address: jupyter_api.ServerAddress, problems: list[str]
-    ) -> _Answers:
-        kernels, terminals, status, (notebooks, saved), jobs = await asyncio.gather(
-            self._ask(address, problems, "api/kernels", jupyter_api.KERNELS),
-            # Without the extension there are known to be none.
-            self._ask(
-                address, problems, "api/terminals", jupyter_api.TERMINALS, absent=[]
-            ),
-            self._ask(address, problems, "api/status", jupyter_api.Status),
-            self._notebooks(address, problems),
-            self._scheduled(address, problems),
-        )
-        if kernels is None and await self._is_another_program(address):
-            return _Answers(kernels=[], terminals=[], jupyter=False)
-        answers = _Answers(None, kernels, terminals, status, notebooks, saved)
-        return replace(answers, scheduled=jobs)
-
-    async def _scheduled(
-        self, address: jupyter_api.ServerAddress, problems: list[str]
-    ) -> Scheduled | None:
-        async def get(path: str, kind: type[T], query: str = "") -> T:
-            return await self._ask_if_changed(address, path, kind, query)
-
-        try:
-            return await self._schedulers.ask(address, get, self._clock.now())
-        except ReclaimError as error:
-            problems.append(error.detail)
-            return None
-
-    async def _is_another_program(self, address: jupyter_api.ServerAddress) -> bool:
-        """Whether the server is not Jupyter's: each of those tells its version."""
-        try:
-            version = await self._ask_if_changed(address, "api", jupyter_api.Version)
-        except (NotFound, jupyter_api.OtherAnswer):
-            return True
-        except ReclaimError:
-            return False
-        return not version.version
-
-    async def _ask(
-        self,
-        address: jupyter_api.ServerAddress,
-        problems: list[str],
-        path: str,
-        kind: type[T],
-        absent: T | None = None,
-    ) -> T | None:
-        try:
-            return await self._ask_if_changed(address, path, kind)
-        except ReclaimError as error:
-            if isinstance(error, NotFound) and absent is not None:
-                return absent
-            problems.append(error.detail)
-            return None
-
-    async def _ask_if_changed(
-        self,
-        address: jupyter_api.ServerAddress,
-        path: str,
-        kind: type[T],
-        query: str = "",
-    ) -> T:
-        return await jupyter_api.ask(
-            self._client,
-            address,
-            path,
-            kind,
-            seconds=self._seconds,
-            query=query,
-            known=self._known.get(address),
-        )
-
-    async def _notebooks(
-        self, address: jupyter_api.ServerAddress, problems: list[str]
-    ) -> tuple[list[jupyter_api.NotebookSession] | None, float | None]:
-        try:
-            async with asyncio.timeout(self._seconds):
-                notebooks = await self._ask(
-                    address, problems, "api/sessions", jupyter_api.NOTEBOOKS
-                )
-                paths = [n.path for n in notebooks or [] if n.type == "notebook"]
-                saves = await asyncio.gather(
-                    *(self._last_saved(address, path) for path in paths[:MAX_NOTEBOOKS])
-                )
-        except TimeoutError:
-            problems.append("api/sessions: no answer in time")
-            return None, None
-        return notebooks, max((save for save in saves if save), default=None)
-
-    async def _last_saved(
-        self, address: jupyter_api.ServerAddress, path: str
-    ) -> float | None:
-        try:
-            path = f"api/contents/{path}"
-            contents = await self._ask_if_changed(address, path, jupyter_api.Contents)
-        except ReclaimError:
-            return None
-        return jupyter_api.timestamp(contents.last_modified)
 
 
 def _sum_up(
