@@ -375,7 +375,7 @@ async def test_nap_that_fails_while_the_card_is_taken_is_ended_later(
 
     def empty(*_) -> None:
         FullCards.empty(cards, *_)
-        raise RolledBack(Reason.CAPTURE_FAILED, why="the card is gone")
+        raise RolledBack(Reason.NAP_FAILED, why="the card is gone")
 
     monkeypatch.setattr(cards, "empty", empty)
     error = await run(recovery, counter, cards, "nap")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight
-from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
@@ -343,14 +342,26 @@ class Capture(Workflow):
         """Begin the checkpoint; one that has begun too late is removed again."""
 
         def begin() -> CheckpointWriter:
-            session = self._session.hint.session
-            listed = self._tools.store.list() if session else []
-            stamps = [info.stamp for info in listed if info.session == session]
+            session = self._session
+            name = session.hint.session
+            listed = self._tools.store.list() if name else []
+            stamps = [info.stamp for info in listed if info.session == name]
             if max(stamps, default=(0, 0)) > (self._term, self._generation):
                 raise Refused(Reason.ORDER_OVERTAKEN)  # older than what was saved
             gpus = self._record.all_gpus()
             self._held = self._tools.accelerator.held(gpus, snapshot)
-            self._writer = writer = self._begin(snapshot)
+            moved = self._record.gpus.bytes() if self._record.gpus else 0
+            self._writer = writer = self._tools.store.begin(
+                id=self._checkpoint,
+                key=session.key,
+                incarnation=session.incarnation,
+                generation=self._generation,
+                expected_bytes=trees.resident_bytes(snapshot) + moved,
+                parent=self._record.parent,
+                session=name,
+                account=session.hint.account,
+                term=self._term,
+            )
             if self._cancel.is_set:
                 writer.abort()
             self._cancel.check()
@@ -358,21 +369,6 @@ class Capture(Workflow):
 
         return await in_thread(
             begin, step="store", limit=self._limits.check, cancel=self._cancel
-        )
-
-    def _begin(self, snapshot: Snapshot) -> CheckpointWriter:
-        gpus = self._record.gpus
-        moved = gpus.bytes() if gpus else 0
-        return self._tools.store.begin(
-            id=self._checkpoint,
-            key=self._session.key,
-            incarnation=self._session.incarnation,
-            generation=self._generation,
-            expected_bytes=trees.resident_bytes(snapshot) + moved,
-            parent=self._record.parent,
-            session=self._session.hint.session,
-            account=self._session.hint.account,
-            term=self._term,
         )
 
     async def _empty(self, survey: Survey) -> None:
@@ -410,7 +406,7 @@ class Capture(Workflow):
         with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
             return dump.dump(
                 self._tools.criu.criu(),
-                SessionInit(self._session.init_pid, self._session.init_start),
+                self._init,
                 sinks=lambda name: target.file(IMAGES + name),
                 parts=target.parts,
                 folder=Path(folder),

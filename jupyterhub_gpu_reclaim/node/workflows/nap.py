@@ -87,7 +87,7 @@ class Nap(Workflow):
         # CancelledError is left out: it is the agent's own end, and the next one ends
         # the nap.
         except Exception as error:
-            why = _renamed(reported(error, RolledBack, Reason.NAP_FAILED))
+            why = reported(error, RolledBack, Reason.NAP_FAILED)
             record = record.nap_at(NapStage.WAKING)
             await self._keep(record)
             await self._roll_back(record)
@@ -238,24 +238,23 @@ class Wake(Workflow):
     async def run(self) -> None:
         tools, session = self._tools, self._session
         record = trees.record_of(tools.records, session)
-        if record is not None and record.nap is not None:
-            gpus = record.nap.gpus
+        if record is not None and (nap := record.nap) is not None:
             record = record.nap_at(NapStage.WAKING)
             await self._keep(record)
             waking, claim = record, object()
-            await self._await_room(waking, claim)
+            await self._await_room(nap, claim)
             await self._move_back(
                 lambda: end_nap(
                     tools.accelerator, session, waking, self._cancel, claim
                 ),
-                gpus,
+                nap.gpus,
                 self._why,
             )
             record = record.woken()
             await self._keep(record)
         self._operation.add(Event(tree=trees.tree_of(session, record, None)))
 
-    async def _await_room(self, record: Record, claim: object) -> None:
+    async def _await_room(self, nap: NapRecord, claim: object) -> None:
         """Wait for room on its cards, in turn; reports nothing if there is some.
 
         Raises:
@@ -265,7 +264,8 @@ class Wake(Workflow):
         tools, session = self._tools, self._session
 
         def try_it() -> Shortage | None:
-            return _claim(tools.accelerator, session, record, claim)
+            gpus, tree = _napping(session, nap)
+            return tools.accelerator.claim(gpus, tree, claim, session)
 
         if await self._thread(ROOM, try_it) is None:
             return
@@ -273,7 +273,7 @@ class Wake(Workflow):
         async with self._progress(ROOM, "Waiting for a GPU"):
             while short := await self._thread(ROOM, try_it):
                 if self._cancel.is_set:
-                    tools.accelerator.room.leave(record.incarnation)
+                    tools.accelerator.room.leave(session.incarnation)
                     self._cancel.check()
                 if tools.clock.monotonic() > until:
                     raise no_room(short)
@@ -321,15 +321,6 @@ def _stopped(programs: Iterable[Process]) -> list[StoppedProgram]:
     return [StoppedProgram(pid=one.ns_pid, start=one.start_time) for one in programs]
 
 
-def _claim(
-    accelerator: Accelerator, session: Session, record: Record, claim: object
-) -> Shortage | None:
-    if record.nap is None:
-        return None
-    gpus, tree = _napping(session, record.nap)
-    return accelerator.claim(gpus, tree, claim, session)
-
-
 def _napping(session: Session, nap: NapRecord) -> tuple[Gpus, Snapshot]:
     snapshot = trees.inspect(session)
     mine = nap.in_tree(snapshot)
@@ -374,12 +365,3 @@ def end_nap(
         # sleeps would sleep on: in Python it alone can act on it.
         processes.send_to_threads(process, [process.pid], signal.SIGINT)
     continuing.resume(mine)
-
-
-def _renamed(why: ReclaimError) -> ReclaimError:
-    if why.reason is not Reason.CAPTURE_FAILED:
-        return why
-    said = why.facts.get("why")
-    return RolledBack(
-        Reason.NAP_FAILED, detail=why.detail, retryable=why.retryable, why=said
-    )

@@ -14,7 +14,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_of
 from jupyterhub_gpu_reclaim.checkpoint.files.put_back import incomplete, put_back
@@ -234,7 +233,13 @@ class Restore(Workflow):
         return await self._step(
             "memory",
             "Bringing the memory back",
-            lambda: self._fill(result, images),
+            lambda: engine.fill(
+                self._init,
+                result,
+                source=images,
+                limit=self._limits.restore,
+                cancel=self._cancel,
+            ),
             limit=self._limits.restore + self._limits.end,
             done=lambda: source.bytes,
             total=lambda: total,
@@ -243,31 +248,19 @@ class Restore(Workflow):
     def _run_criu(
         self, world: HostRequirements, source: ImageSource, fit: Fit
     ) -> engine.RestoreResult:
-        init_pid = self._session.init_pid
         self._tools.ports.let_names_go(self._record.checkpoint)
         with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
             return engine.restore(
                 self._tools.criu.criu(),
-                SessionInit(init_pid, self._session.init_start),
+                self._init,
                 source=source,
                 folder=Path(folder),
                 limit=self._limits.restore,
                 opened=fit.files.opened,
                 cut=world.cut,
-                prepare=lambda helper: cgroups.join(helper, init_pid),
+                prepare=lambda helper: cgroups.join(helper, self._init.init_pid),
                 cancel=self._cancel,
             )
-
-    def _fill(
-        self, result: engine.RestoreResult, source: ImageSource
-    ) -> engine.RestoreResult:
-        return engine.fill(
-            SessionInit(self._session.init_pid, self._session.init_start),
-            result,
-            source=source,
-            limit=self._limits.restore,
-            cancel=self._cancel,
-        )
 
     async def _continue(
         self,
@@ -370,14 +363,10 @@ class Restore(Workflow):
 
     async def _clear(self) -> bool:
         """Leave nothing under the init; otherwise record and lease stay."""
-        session = self._session
         try:
             with contextlib.suppress(NotFound):  # it has ended
                 await in_thread(
-                    lambda: engine.clear(
-                        SessionInit(session.init_pid, session.init_start),
-                        timeout=self._limits.end,
-                    ),
+                    lambda: engine.clear(self._init, timeout=self._limits.end),
                     step="clear",
                     limit=self._limits.end * 2,
                 )
@@ -386,7 +375,7 @@ class Restore(Workflow):
         except ReclaimError as error:
             _log.error(
                 "%s remains of a failed restore cannot be removed: %s",
-                session.key,
+                self._session.key,
                 error,
             )
             return False

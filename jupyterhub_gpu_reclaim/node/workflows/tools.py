@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -74,6 +75,7 @@ class Workflow:
     ) -> None:
         self._tools = tools
         self._session = session
+        self._init = SessionInit(session.init_pid, session.init_start)
         self._operation = operation
         self._cancel = operation.cancel
         self._progress = partial(reported_step, operation, tools.clock)
