@@ -194,7 +194,7 @@ def groups_of(pid: int, *, at_host: bool = False) -> list[Group]:
         folder = _reach(roots.get(name, []), path)
         if folder is None:
             try:
-                outer = outer or _roots(host.mounts(), host.root())
+                outer = outer or _roots(read_mounts(host.PID), host.root())
                 folder = _reach(outer.get(name, []), path)
             except PermissionError:
                 # As below ``ip netns exec``, which mounts another /sys: who is where we
@@ -272,9 +272,7 @@ def find_memory_limit(pid: int, pod: str = "") -> LimitRecord:
     group = _memory_group(pid)
     if group is None:
         return LimitRecord()
-    folders = [group.folder]
-    if pod:
-        folders = _up_to_pod(group, pod)
+    folders = _up_to_pod(group, pod) if pod else [group.folder]
     found: LimitRecord | None = None
     for folder in reversed(folders):
         limit = _limit(folder, group.version)
@@ -307,13 +305,9 @@ def restore_memory_limit(record: LimitRecord) -> bool:
     process to make it fit. Try again when memory has become free.
     """
     done = record.above is None or restore_memory_limit(record.above)
-    return _put_back(record) and done
-
-
-def _put_back(record: LimitRecord) -> bool:
     file = Path(record.file)
     if not record.file or not file.exists():
-        return True
+        return done
     used = _number(file.with_name("memory.current"))
     if file.name == "memory.max" and used is not None and used > record.bytes:
         return False
@@ -323,7 +317,7 @@ def _put_back(record: LimitRecord) -> bool:
         if error.errno == errno.EBUSY:
             return False
         raise _refused(file, error) from None
-    return True
+    return done
 
 
 def create(parents: Iterable[Group], name: str) -> list[Group]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -17,9 +17,6 @@ from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.libc import checked, libc
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
-
-if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.linux.mounts import Mount
 
 PID: Final = 1
 _HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -42,14 +39,10 @@ def huge_pages() -> str:
     return text.partition("[")[2].partition("]")[0]
 
 
-def mounts() -> list[Mount]:
-    return read_mounts(PID)
-
-
 def root() -> Path:
     """Path of the host's root folder: our own, or through the host's process 1."""
     # Numbers of mounts are given once on a machine.
-    ours, its = read_mounts("self"), mounts()
+    ours, its = read_mounts("self"), read_mounts(PID)
     if {mount.id for mount in ours} == {mount.id for mount in its}:
         return Path("/")
     return procfs.PROC / str(PID) / "root"

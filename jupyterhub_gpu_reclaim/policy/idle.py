@@ -212,10 +212,8 @@ class IdlePolicy(Configurable):
         return busy + _too_soon(usage, now, idle_after, rule)
 
     def connected(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        usage, limit = (
-            snapshot.usage,
-            self._setting_for(snapshot.terms, "connections_after"),
-        )
+        usage = snapshot.usage
+        limit = self._setting_for(snapshot.terms, "connections_after")
         idle = idle_for(snapshot, now)
         if usage is None or not usage.outside or limit is None or idle >= limit:
             return []
@@ -261,10 +259,8 @@ class IdlePolicy(Configurable):
         if limit is not None and percent is not None and percent > limit:
             rule = terms.rule("busy_cpu_percent")
             yield deny(Reason.CPU_BUSY, percent=percent, limit=limit, rule=rule)
-        limit, percent = (
-            self._setting_for(terms, "busy_gpu_percent"),
-            usage.gpu_peak_percent,
-        )
+        limit = self._setting_for(terms, "busy_gpu_percent")
+        percent = usage.gpu_peak_percent
         if limit is not None and percent is not None and percent > limit:
             yield deny(
                 Reason.GPU_BUSY,

@@ -60,11 +60,8 @@ class Meter:
         if len(self._readings) < 2:
             return None
         last = self._readings[-1]
-        whole, recent = (
-            self._reading_before(min(span, self._span)),
-            self._reading_before(RECENT_SECONDS),
-        )
-        return max(_rate(whole, last), _rate(recent, last))
+        since = (min(span, self._span), RECENT_SECONDS)
+        return max(_rate(self._reading_before(seconds), last) for seconds in since)
 
     def peak(self, span: float) -> float | None:
         """Most work per second in `PEAK_SECONDS` of that span, or between readings."""

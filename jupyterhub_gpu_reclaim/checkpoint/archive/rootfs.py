@@ -52,7 +52,7 @@ def private_mounts(init_pid: int, pod: str = "") -> list[Mount]:
     """
     session = read_mounts(init_pid)
     if pod:
-        return pods_own(session, host.mounts(), pod)
+        return pods_own(session, read_mounts(host.PID), pod)
     return sessions_own(session, read_mounts("self"))
 
 

@@ -62,7 +62,7 @@ def find_connections(
     init_pid: int, pids: Iterable[int], kernels: Iterable[str]
 ) -> dict[str, ConnectionFile]:
     """Connections of kernels by their ids, if found; each process is looked at once."""
-    paths: dict[str, bytes] = {}
+    wanted, found = {*kernels}, dict[str, ConnectionFile]()
     for pid in pids:
         try:
             path = _path_in(pid)
@@ -70,15 +70,12 @@ def find_connections(
             break  # this user's programs keep us waiting: no favour for them
         except OSError:
             continue
-        if path is not None:
-            name = os.fsdecode(path)[:-5].rpartition("/kernel-")[2]
-            paths.setdefault(name, path)
-    found = {
-        kernel: _read_connection(init_pid, paths[kernel])
-        for kernel in dict.fromkeys(kernels)
-        if kernel in paths
-    }
-    return {kernel: one for kernel, one in found.items() if one is not None}
+        name = os.fsdecode(path or b"")[:-5].rpartition("/kernel-")[2]
+        if path is not None and name in wanted:
+            wanted.remove(name)
+            if (one := _read_connection(init_pid, path)) is not None:
+                found[name] = one
+    return found
 
 
 def _read_connection(init_pid: int, path: bytes) -> ConnectionFile | None:

@@ -281,11 +281,9 @@ class AgentSettings(StoreSettings, Application):
         self.parse_command_line(argv)
         line = self.cli_config
         path = Path(self.config_file)
-        usual = (
-            self.config_file == state_folder.AGENT_FILE
-            and "config_file" not in line.AgentApp
-        )
-        if self.config_file and not (usual and not path.exists()):
+        usual = self.config_file == state_folder.AGENT_FILE
+        named = not usual or "config_file" in line.AgentApp
+        if self.config_file and (named or path.exists()):
             if not path.is_file():
                 raise TraitError(f"there is no configuration file {path}")
             try:
