@@ -220,7 +220,7 @@ class AgentSettings(StoreSettings, Application):
     ).tag(config=True)
 
     trusted_capabilities = List(
-        Unicode(),
+        Enum(REACHING),
         help="""Capabilities that a session in a container may have all the same.
 
         By default a session whose programs may use one of DAC_READ_SEARCH,
@@ -263,17 +263,6 @@ class AgentSettings(StoreSettings, Application):
     @default("log_level")
     def _default_log_level(self) -> int:
         return logging.INFO
-
-    @validate("trusted_capabilities")
-    def _known(self, proposal: dict[str, Any]) -> list[str]:
-        names = [str(name).removeprefix("CAP_") for name in proposal["value"]]
-        strange = [name for name in names if name not in REACHING]
-        if strange:
-            raise TraitError(
-                f"trusted_capabilities holds {strange[0]}, which is none of"
-                f" {', '.join(REACHING)}"
-            )
-        return names
 
     @catch_config_error
     def initialize(self, argv: list[str] | None = None) -> None:
