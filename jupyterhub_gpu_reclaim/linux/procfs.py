@@ -189,10 +189,6 @@ def private_bytes(pid: int) -> int:
     return (int(sizes[1]) - int(sizes[2])) * mmap.PAGESIZE if sizes else 0
 
 
-def has_terminal(pid: int) -> bool:
-    return terminal(pid) != 0
-
-
 def terminal(pid: int) -> int:
     """Device number of its controlling terminal (proc(5), tty_nr); 0: it has none."""
     fields = stat(pid)

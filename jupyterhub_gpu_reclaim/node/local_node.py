@@ -23,7 +23,7 @@ from jupyterhub_gpu_reclaim.common.models import Event, Identity, Tree, TreeStat
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.linux import processes
-from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import CheckpointContents
 from jupyterhub_gpu_reclaim.node.operations.known_term import act_for_itself
 from jupyterhub_gpu_reclaim.node.operations.operations import (
     Operation,
@@ -127,9 +127,7 @@ class LocalNode:
 
     async def identity(self, checkpoint: str) -> Identity:
         def read() -> Identity:
-            there = checkpoint_files.CheckpointContents(
-                self.tools.store.open(checkpoint)
-            )
+            there = CheckpointContents(self.tools.store.open(checkpoint))
             return msgspec.structs.replace(
                 there.identity,
                 image=there.world.image,

@@ -648,7 +648,7 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (processes, "send", none),
         (continuing, "resume", kernel.resume),
         (processes, "pending_signals", lambda _: 0),
-        (procfs, "has_terminal", lambda _: False),
+        (procfs, "terminal", lambda _: 0),
         (nap, "held_by", kernel.held_by),
         (nap, "busy_kernels", none_busy),
         (inputs, "find_inputs", nothing),

@@ -33,7 +33,7 @@ class Terminals(Kind):
 
     def before_dump(self, dump: Dump) -> None:
         for process in dump.tree.alive:
-            if procfs.has_terminal(process.pid):
+            if procfs.terminal(process.pid):
                 _stop_plainly(process)
         for one in dump.programs:
             terminal = procfs.terminal(one.pid)

@@ -64,7 +64,7 @@ def _stop_speakers(tree: Snapshot, server: Process) -> frozenset[int]:
         if process in {server, tree.root} or not inodes & links:
             continue
         # A shell would see its program stop, and take its terminal away from it.
-        if not procfs.has_terminal(process.pid):
+        if not procfs.terminal(process.pid):
             processes.send(process, signal.SIGSTOP)
     return links
 

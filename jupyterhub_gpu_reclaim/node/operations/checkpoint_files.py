@@ -23,8 +23,7 @@ IMAGES: Final = "criu/"
 IDENTITY = "identity.json"
 #: Requirements for the place where it comes back: ``requirements.HostRequirements``.
 WORLD = "world.json"
-FILES = "files.img"
-FILES_IMAGE = IMAGES + FILES
+FILES_IMAGE = f"{IMAGES}files.img"
 #: Archives of private file systems, numbered as in ``HostRequirements.archives``.
 ARCHIVE = "archive/{number}.tar"
 

@@ -439,7 +439,7 @@ def _shells(snapshot: Snapshot, users: Sequence[Process]) -> list[Process]:
         while (
             above is not None
             and above not in (snapshot.server, snapshot.root)
-            and procfs.has_terminal(above.pid)
+            and procfs.terminal(above.pid)
         ):
             found[above.pid] = above
             above = by_pid.get(above.ppid)

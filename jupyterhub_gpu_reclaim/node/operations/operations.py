@@ -105,12 +105,10 @@ class Operation:
 
     async def wait(self, seconds: float | None = None) -> None:
         """Wait for its end, at most so long; None trusts its own time limits."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 async for _ in self.follow():
                     pass
-        except TimeoutError:
-            return
 
     def end(self) -> None:
         self.done = True

@@ -34,8 +34,11 @@ from jupyterhub_gpu_reclaim.linux import cgroups, far_files
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
 from jupyterhub_gpu_reclaim.node.jupyter.server import ask_state, read_login, speaks_tls
-from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
-from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import IMAGES
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
+    IDENTITY,
+    IMAGES,
+    WORLD,
+)
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import in_thread, reported
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
@@ -274,14 +277,14 @@ class Capture(Workflow):
                 reads=not self._goes_on,
             ),
         )
-        target.add(checkpoint_files.IDENTITY, codec.encode(login))
+        target.add(IDENTITY, codec.encode(login))
         await self._describe(target, world)
         return Dumped(result, world.files, cut)
 
     async def _describe(
         self, target: CheckpointWriter | Staging, world: HostRequirements
     ) -> None:
-        target.add(checkpoint_files.WORLD, codec.encode(world))
+        target.add(WORLD, codec.encode(world))
 
     async def _read(
         self, target: CheckpointWriter | Staging, memory: StandingMemory

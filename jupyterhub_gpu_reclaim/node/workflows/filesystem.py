@@ -26,8 +26,11 @@ from jupyterhub_gpu_reclaim.linux.beneath import names_in
 from jupyterhub_gpu_reclaim.linux.descriptors import closing
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 from jupyterhub_gpu_reclaim.linux.sock_diag import own_addresses
-from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
-from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import IMAGES
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
+    ARCHIVE,
+    FILES_IMAGE,
+    IMAGES,
+)
 from jupyterhub_gpu_reclaim.node.requirements import (
     HostRequirements,
     rights_of,
@@ -164,7 +167,7 @@ def save_archives(
     """
     for number, mount in enumerate(_private(session)):
         with ExitStack() as stack:
-            name = checkpoint_files.ARCHIVE.format(number=number)
+            name = ARCHIVE.format(number=number)
             file: FileWriter | StagedFile = writer.file(name)
             stack.enter_context(file)
             contents = closing(rootfs.open_contents(session.init_pid, mount))
@@ -197,7 +200,7 @@ def restore_archives(
         overlay = mount.kind == "overlay"
         with closing(archive.open_mount(session.init_pid, mount)) as folder:
             notes = reader.unpack(
-                checkpoint.stream(checkpoint_files.ARCHIVE.format(number=number)),
+                checkpoint.stream(ARCHIVE.format(number=number)),
                 folder,
                 overlay=overlay,
                 clear=not overlay,
@@ -224,7 +227,7 @@ def entries_in(
     checkpoint: CheckpointReader, world: HostRequirements, pid: int
 ) -> list[Any]:
     """Entries of ``files.img``, without what leads out of the network of that pid."""
-    files_img = checkpoint.read(checkpoint_files.FILES_IMAGE)
+    files_img = checkpoint.read(FILES_IMAGE)
     entries = list(images.file_entries(files_img))
     inet.close_external(entries, own_addresses(pid), world.cut)
     return entries
@@ -245,7 +248,7 @@ def memory_needed(
     )
     on_disk = {str(m.target) for m in _private(session) if m.kind == "overlay"}
     files = sum(
-        checkpoint.size(checkpoint_files.ARCHIVE.format(number=number))
+        checkpoint.size(ARCHIVE.format(number=number))
         for number, target in enumerate(world.archives)
         if target not in on_disk
     )

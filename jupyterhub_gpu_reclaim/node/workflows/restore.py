@@ -39,8 +39,10 @@ from jupyterhub_gpu_reclaim.node.jupyter import wake_up
 from jupyterhub_gpu_reclaim.node.jupyter.connection import find_connections
 from jupyterhub_gpu_reclaim.node.jupyter.server import address_of
 from jupyterhub_gpu_reclaim.node.jupyter.wake_up import WakeUp
-from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
-from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import CheckpointImages
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
+    CheckpointContents,
+    CheckpointImages,
+)
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import in_thread, reported
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
@@ -157,11 +159,9 @@ class Restore(Workflow):
             Event(tree=trees.tree_of(self._session, self._record, None))
         )
 
-    def _check(self) -> tuple[checkpoint_files.CheckpointContents, Fit]:
+    def _check(self) -> tuple[CheckpointContents, Fit]:
         tools, session = self._tools, self._session
-        there = checkpoint_files.CheckpointContents(
-            tools.store.open(self._record.checkpoint)
-        )
+        there = CheckpointContents(tools.store.open(self._record.checkpoint))
         found, files = _compare(
             tools, session, there, put_files_back=self._put_files_back
         )
@@ -182,9 +182,7 @@ class Restore(Workflow):
             raise RestoreFailed(error.reason, **error.facts) from None
         return there, Fit(anew, files)
 
-    async def _put_back(
-        self, there: checkpoint_files.CheckpointContents, fit: Fit
-    ) -> None:
+    async def _put_back(self, there: CheckpointContents, fit: Fit) -> None:
         """Put its files back as they were; newer ones are moved beside them."""
         # It is not called off in the middle: it can be repeated, but not undone. It is
         # done with the rights that the session's user has today.
@@ -207,7 +205,7 @@ class Restore(Workflow):
         )
 
     async def _restore(
-        self, there: checkpoint_files.CheckpointContents, fit: Fit
+        self, there: CheckpointContents, fit: Fit
     ) -> engine.RestoreResult:
         await self._step(
             "files",
@@ -263,9 +261,7 @@ class Restore(Workflow):
             )
 
     async def _continue(
-        self,
-        there: checkpoint_files.CheckpointContents,
-        result: engine.RestoreResult,
+        self, there: CheckpointContents, result: engine.RestoreResult
     ) -> None:
         session, world = self._session, there.world
         address = address_of(there.identity, session)
@@ -385,7 +381,7 @@ class Restore(Workflow):
 def _compare(
     tools: WorkflowTools,
     session: Session,
-    there: checkpoint_files.CheckpointContents,
+    there: CheckpointContents,
     *,
     put_files_back: bool,
 ) -> tuple[list[Finding], Files]:
@@ -425,10 +421,7 @@ def _compare(
 
 
 def _compare_files(
-    session: Session,
-    there: checkpoint_files.CheckpointContents,
-    *,
-    put_files_back: bool,
+    session: Session, there: CheckpointContents, *, put_files_back: bool
 ) -> tuple[list[Finding], Files]:
     root, files = Path(f"/proc/{session.init_pid}/root"), there.world.files
     info = there.checkpoint.info

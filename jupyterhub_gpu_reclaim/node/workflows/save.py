@@ -32,8 +32,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.linux.processes import Snapshot
 from jupyterhub_gpu_reclaim.node.jupyter.server import ask_state
-from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
-from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import IMAGES
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import IMAGES, WORLD
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import reported
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Stage
@@ -203,7 +202,7 @@ class Save(Capture):
         files = self._kept.deliver(writer.file, self._cancel)
         self._not_kept = open_files.not_kept(files)
         world = msgspec.structs.replace(self._world, files=files)
-        writer.add(checkpoint_files.WORLD, codec.encode(world))
+        writer.add(WORLD, codec.encode(world))
         staging.deliver(writer.file, self._cancel)
         self._standing.deliver(writer.file, IMAGES, self._cancel)
 
