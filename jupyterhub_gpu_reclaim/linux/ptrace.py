@@ -177,7 +177,6 @@ def stopped(pid: int) -> Iterator[Traced]:
         TraceFailed: it has ended, is traced by another process, does not stand still in
             time, or this kind of machine is unknown.
     """
-    _refuse_unknown()
     with _held(pid, frozenset(), SECONDS) as threads:
         leader = threads.get(pid)
         if leader is None:
@@ -188,11 +187,6 @@ def stopped(pid: int) -> Iterator[Traced]:
             yield Traced(pid, leader, code, threads)
         finally:
             leader.end()
-
-
-def _refuse_unknown() -> None:
-    if not architecture.is_known():
-        raise TraceFailed(0, f"not on {architecture.name()}")
 
 
 @contextlib.contextmanager
@@ -221,7 +215,6 @@ def begin_again(pid: int, calls: Mapping[int, int]) -> None:
     Raises:
         TraceFailed: as :func:`stopped`.
     """
-    _refuse_unknown()
     others = frozenset(tasks(pid)) - calls.keys()
     with _held(pid, others, SECONDS) as threads:
         for tid, thread in threads.items():
@@ -286,7 +279,6 @@ def _give_back(one: Kept) -> None:
             raise TraceFailed(0, f"thread {one.tid} is held by another")
         time.sleep(_PAUSE_SECONDS)
     pid = int(procfs.status(one.tid).get("Tgid", one.tid))
-    _refuse_unknown()
     try:
         code = _find_code(pid)
     except Unsuited:
@@ -301,6 +293,8 @@ def _give_back(one: Kept) -> None:
 def _held(
     pid: int, but: frozenset[int], seconds: float
 ) -> Iterator[dict[int, _Thread]]:
+    if not architecture.is_known():
+        raise TraceFailed(0, f"not on {architecture.name()}")
     threads: dict[int, _Thread] = {}
     deadline = time.monotonic() + seconds
     try:

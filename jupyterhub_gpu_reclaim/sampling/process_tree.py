@@ -10,7 +10,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.linux import procfs
 
@@ -40,8 +40,7 @@ class TreeUsage:
     typed_elsewhere: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Stat:
+class _Stat(NamedTuple):
     parent: int
     session: int
     terminal: int
