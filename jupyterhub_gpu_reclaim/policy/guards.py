@@ -51,9 +51,8 @@ class Guards(Configurable):
         Each from its first minute to just before its last; one may reach over
         midnight, and one with equal ends is the whole day. They are in the time zone of
         the service: its machine's, or the one that its environment names (``TZ``, such
-        as ``Europe/Berlin``). Suspends that were due come after it. Empty: no such
-        times. Example: ["08:00-18:00"] for a machine that is to be given back at night
-        only.
+        as ``Europe/Berlin``). Empty: no such times. Example: ["08:00-18:00"] for a
+        machine that is to be given back at night only.
         """,
     ).tag(config=True)
 

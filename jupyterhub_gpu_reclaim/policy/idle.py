@@ -69,13 +69,12 @@ class IdlePolicy(Configurable):
         allow_none=True,
         help="""Bytes a second, written or received, that count as work.
 
-        An upload, a download to a file, rsync and a copy use little of a processor, and
-        a suspend would cut them off. What all of a session's programs write counts, to
-        files, pipes and terminals, and beside that what their connections to other
-        machines carry, what its server is sent, and what that itself sends; each as
-        the larger of the mean since ``idle_after`` and the mean of the last minute.
-        Lower keeps slow uploads alive; higher lets a session be suspended in spite of
-        programs that keep a log. None: it is not looked at. Example: 5000.
+        What all of a session's programs write counts, to files, pipes and terminals,
+        and beside that what their connections to other machines carry, what its server
+        is sent, and what that itself sends; each as the larger of the mean since
+        ``idle_after`` and the mean of the last minute. Lower keeps slow uploads alive;
+        higher lets a session be suspended in spite of programs that keep a log. None:
+        it is not looked at. Example: 5000.
         """,
     ).tag(config=True)
 
@@ -85,15 +84,11 @@ class IdlePolicy(Configurable):
         help="""Bytes a second from a page to its program that count as use.
 
         Of programs behind the Jupyter server (jupyter-server-proxy: VS Code, RStudio,
-        Streamlit), whose pages the session's server does not know. Measured over 10 s;
-        the most since ``idle_after`` counts. It is for those who type without a pause;
-        of others, more than twice what the session's pages have sent in the quietest
-        90 s since ``idle_after`` is use, too: a click in Streamlit or Shiny sends 30 to
-        200 bytes, and an untouched page the same all the time. An idle page of VS Code
-        sends 300, one in which somebody types thousands. Lower sees more; higher lets
-        pages be forgotten that send much all the time. Where our server extension is
-        not installed in the session, only connections that last are seen (websockets),
-        and no UNIX sockets. None: pages are not looked at. Example: 5000.
+        Streamlit). Measured over 10 s; the most since ``idle_after`` counts. More than
+        twice what the session's pages have sent in the quietest 90 s since then is use,
+        too. An idle page of VS Code sends 300, one in which somebody types thousands.
+        Lower sees more; higher lets pages be forgotten that send much all the time.
+        None: pages are not looked at. Example: 5000.
         """,
     ).tag(config=True)
 
@@ -102,13 +97,11 @@ class IdlePolicy(Configurable):
         allow_none=True,
         help="""Seconds after which a cell that waits for an answer is not work.
 
-        A cell in ``input()`` or at a debugger's prompt is busy for its server until
-        somebody answers. Counted from the question, or from the session's return; the
-        session comes back at the same prompt. Shorter gives GPUs back sooner; longer
-        spares people who think about an answer a resume. 0: such a cell is never work,
-        and the question counts as use like any other. None: it is busy for ever, as
-        it is where our server extension is not installed in the session. Example:
-        7200.
+        A cell in ``input()`` or at a debugger's prompt. Counted from the question, or
+        from the session's return. Shorter gives GPUs back sooner; longer spares people
+        who think about an answer a resume. 0: such a cell is never work, and the
+        question counts as use like any other. None: it is busy for ever, as it is where
+        our server extension is not installed in the session. Example: 7200.
         """,
     ).tag(config=True)
 
@@ -117,12 +110,10 @@ class IdlePolicy(Configurable):
         help="""Seconds of idleness while a program is connected to another machine.
 
         In place of ``idle_after``, if that is shorter: a suspend ends the connections
-        of the session's programs (a database, a cluster's workers, a login by ssh), and
-        not all programs connect again. Established TCP connections of all programs but
-        the server count, if they lead to or come from another machine, whether data
-        moves on them or not. Naps end none, and do not look at them. Longer spares more
-        of them; shorter gives GPUs back sooner. 0: they are not looked at. Example:
-        7200.
+        of the session's programs (a database, a cluster's workers, a login by ssh).
+        Established TCP connections of all programs but the server count, whether data
+        moves on them or not. Longer spares more of them; shorter gives GPUs back
+        sooner. 0: they are not looked at. Example: 7200.
         """,
     ).tag(config=True)
 
@@ -142,13 +133,11 @@ class IdlePolicy(Configurable):
         help="""How scheduled notebooks are treated (jupyter-scheduler).
 
         A suspended session starts none; what was due meanwhile runs as soon as the
-        session is back. ``never``: the session goes when it is idle, and its page and
-        the reason of its suspend say when a job is due. ``wake``: it is resumed two
-        minutes before the job is due, and left alone if that is in less than a quarter
-        of an hour. ``keep``: it is left alone as long as a job is scheduled. With the
-        latter two it is also left alone while its scheduler does not answer, or has a
-        schedule that is not understood. A job under way is a busy kernel. Example:
-        "wake".
+        session is back. ``never``: the session goes when it is idle. ``wake``: it is
+        resumed two minutes before the job is due, and left alone if that is in less
+        than a quarter of an hour. ``keep``: it is left alone as long as a job is
+        scheduled. With the latter two it is also left alone while its scheduler does
+        not answer, or has a schedule that is not understood. Example: "wake".
         """,
     ).tag(config=True)
 
@@ -158,11 +147,9 @@ class IdlePolicy(Configurable):
 
         A single proxied program (Streamlit, RStudio, VS Code in place of the Jupyter
         server) tells nothing of what its user does. False: such a session is left
-        alone. True: it is judged by the processor (its server's own program, too),
-        GPUs and data (``busy_cpu_percent``, ``busy_gpu_percent``, ``busy_data_rate``,
-        and what its page sends, ``page_data_rate``): anyone who only reads the page
-        counts as away, and sees no warning. Example: True where such programs compute
-        on GPUs.
+        alone. True: it is judged by processor, GPUs, data and what its page sends:
+        anyone who only reads the page counts as away, and sees no warning. Example:
+        True where such programs compute on GPUs.
         """,
     ).tag(config=True)
 

@@ -38,15 +38,13 @@ class NapPolicy(Configurable):
 
         Its GPU memory is moved into the machine's memory, which must be free there; the
         session runs on, and what somebody sends to it brings the memory back by itself,
-        in seconds, where the card has room. For cards that sessions share: in
-        Kubernetes a pod keeps its GPU all the same. Shorter gives GPU memory to others
-        sooner; longer spares people in a pause the seconds of a wake. What counts as
-        use and as work, Keep and all guards are those of ``IdlePolicy`` and ``Guards``;
-        there is no warning. Less than ``IdlePolicy.idle_after`` makes sense, which is
-        counted from the last use, whether the session naps or not. None: 180 where
-        sessions share GPUs (``ReclaimService.seats_per_gpu``), else 0, since a GPU that
-        one session has for itself is of no use to others meanwhile. 0: no session naps
-        by itself. Example: 180.
+        in seconds, where the card has room. Shorter gives GPU memory to others sooner;
+        longer spares people in a pause the seconds of a wake. What counts as use and as
+        work, Keep and all guards are those of ``IdlePolicy`` and ``Guards``. Less than
+        ``IdlePolicy.idle_after`` makes sense. None: 180 where sessions share GPUs
+        (``ReclaimService.seats_per_gpu``), else 0, since a GPU that one session has for
+        itself is of no use to others meanwhile. 0: no session naps by itself. Example:
+        180.
         """,
     ).tag(config=True)
 

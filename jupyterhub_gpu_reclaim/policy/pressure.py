@@ -45,10 +45,8 @@ class PressurePolicy(Configurable):
         sessions as are needed; the longest idle with the most GPU memory go first.
         What counts as use and as work, warnings, Keep and all guards are those of
         ``IdlePolicy`` and ``Guards``. Shorter lets others wait less; longer spares
-        people in a pause. At most ``IdlePolicy.idle_after`` makes sense; with
-        ``IdlePolicy.idle_after = 0`` sessions go under pressure only. 0: waiting
-        changes nothing, so that none goes earlier than ``idle_after`` promises.
-        Example: 300.
+        people in a pause. With ``IdlePolicy.idle_after = 0`` sessions go under pressure
+        only. 0: waiting changes nothing. Example: 300.
         """,
     ).tag(config=True)
 

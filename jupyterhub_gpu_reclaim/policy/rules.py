@@ -89,17 +89,14 @@ class Rules(Configurable):
         two as ``name=value`` or just ``name``. Values are patterns (``h100*``) or
         lists of them, one of which must fit; of several keys in one rule all must fit.
         What: ``idle_after``, ``nap_after``, ``save_every``, ``warn_for``, ``min_age``,
-        ``cool_down`` (seconds), ``never``
-        (True: no policy suspends it or lets it nap), ``together`` (True: a user's
-        servers for which the same rule says so are suspended all or none, and come back
-        together; it goes with ``user`` and ``server`` alone), ``quiet_hours`` (a list),
-        and, with the same values as in ``IdlePolicy``, None included:
-        ``busy_cpu_percent``, ``busy_gpu_percent``,
-        ``busy_data_rate``, ``page_data_rate``,
-        ``prompt_idle_after``, ``connections_after``, ``connected_is_active`` and
-        ``wake_for_jobs``. For each of these the first rule that fits and sets it
-        decides; where none does, ``IdlePolicy``,
-        ``NapPolicy``, ``Guards`` and ``ReclaimService`` do. Options, and so profiles,
+        ``cool_down`` (seconds), ``never`` (True: no policy suspends it or lets it nap),
+        ``together`` (True: a user's servers for which the same rule says so are
+        suspended all or none, and come back together; it goes with ``user`` and
+        ``server`` alone), ``quiet_hours`` (a list), and, with the same values as in
+        ``IdlePolicy``, None included: ``busy_cpu_percent``, ``busy_gpu_percent``,
+        ``busy_data_rate``, ``page_data_rate``, ``prompt_idle_after``,
+        ``connections_after``, ``connected_is_active`` and ``wake_for_jobs``. For each
+        of these the first rule that fits and sets it decides. Options, and so profiles,
         are what users say at the start: with a rule for an option, anyone who says it
         gets what it sets. While something that a rule asks for is not known, the
         session is not suspended. Empty: the same for all. Example:
