@@ -179,7 +179,7 @@ def test_rm_of_one_that_cannot_be_read_is_refused_unless_it_is_forced(run, store
     [
         ("{tmp}/nowhere", "There is no store at"),
         ("{tmp}", "is a folder of something else"),
-        ("relative", "is a folder's whole path"),
+        ("relative", "is a whole path"),
         ("ftp://x/y", "begins with one of"),
         ("s3://key:secret@x/y", "login is not part"),
     ],

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
-from traitlets import Dict, Enum, Integer, List, TraitError, Unicode, default, validate
+from traitlets import Dict, Enum, Integer, List, TraitError, Unicode, default
 from traitlets.config import Application, Configurable, catch_config_error
 
 from jupyterhub_gpu_reclaim import __version__
@@ -70,11 +69,10 @@ class StoreSettings(Configurable):
 
         A key is 32 bytes as base64 or hexadecimal. The agent's first start makes the
         file with a random key, mode 0600, and the line `store-id` with the id of the
-        store that it begins. **If you lose it, you lose every suspended
-        session; anyone who has it and the store can read them all.** Keep a copy
-        elsewhere.
-        Empty: `master.key` beside the agent's state folder, unless another place of
-        keys is set.
+        store that it begins. **If you lose it, you lose every suspended session; anyone
+        who has it and the store can read them all.** Keep a copy elsewhere. Empty:
+        `master.key` beside the agent's state folder, unless another place of keys is
+        set.
         """,
     ).tag(config=True)
 
@@ -109,16 +107,6 @@ class StoreSettings(Configurable):
         leaves out zeros. What cannot be compressed is found out cheaply in any case.
         """,
     ).tag(config=True)
-
-    @validate("store_url")
-    def _not_relative(self, proposal: dict[str, Any]) -> str:
-        value = str(proposal["value"])
-        if "://" not in value and not value.startswith("/"):
-            raise TraitError(
-                "store_url is a folder's whole path or begins with s3://, gs:// or"
-                f" az://, not {value!r}"
-            )
-        return value
 
 
 class AgentSettings(StoreSettings, Application):

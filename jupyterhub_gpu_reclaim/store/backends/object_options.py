@@ -73,7 +73,7 @@ def make_store(spec: Spec, retries: Mapping[str, Any]) -> ObjectStore:
 def _check_url(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
-        _refuse(f"A store is a folder or begins with one of {', '.join(SCHEMES)}.")
+        _refuse(f"A store is a whole path or begins with one of {', '.join(SCHEMES)}.")
     if parts.username or parts.password or parts.query or parts.fragment:
         _refuse(
             "A store's address is scheme://bucket/prefix; a login is not part of it."
