@@ -266,7 +266,6 @@ class HostRequirements(Value, frozen=True, kw_only=True):
 
     version: int = codec.VERSION
     machine: Machine
-    criu: str
     root: Count
     server: Count
     uid: UserId

@@ -488,7 +488,6 @@ class Kernel:
             raise NotFound(Reason.UNKNOWN_SESSION, session=session.incarnation)
         return HostRequirements(
             machine=Machine(architecture="x86_64", kernel="6", cpu_flags=[]),
-            criu="4.2",
             root=ROOT,
             server=SERVER,
             uid=1000,

@@ -44,7 +44,6 @@ def saved(counter):
     tree = processes.wait_stopped(counter.init_pid, counter.init_start, timeout=20)
     world = HostRequirements(
         machine=this_machine(),
-        criu="",
         root=tree.root.ns_pid,
         server=tree.server.ns_pid,
         uid=0,

@@ -118,7 +118,6 @@ def commit(recovery, incarnation: str) -> None:
     writer.add(checkpoint_files.IDENTITY, codec.encode(identity))
     world = HostRequirements(
         machine=this_machine(),
-        criu="4.2.1",
         root=1,
         server=1,
         uid=0,

@@ -136,9 +136,9 @@ def send(program, number: signal.Signals) -> None:
 WAKING = {
     "a new connection": lambda p: p.connect(),
     "data on a connection": lambda p: p.tcp.send(b"x"),
-    "data on a connection by UDP": lambda p: socket.socket(
-        type=socket.SOCK_DGRAM
-    ).sendto(b"x", ("127.0.0.1", p.udp)),
+    "a datagram": lambda p: socket.socket(type=socket.SOCK_DGRAM).sendto(
+        b"x", ("127.0.0.1", p.udp)
+    ),
     "data on a connection of UNIX": lambda p: p.unix.send(b"x"),
     "data in a pipe": lambda p: os.write(p.pipe_in, b"x"),
     "data in a pipe that ends": lambda p: os.close(p.pipe_in),
@@ -203,7 +203,7 @@ async def test_datagram_behind_one_that_was_left_unread_wakes(program):
         standing = all_unread(find_inputs(os.getpid(), [program.process]))
         sender.sendto(b"x", ("127.0.0.1", program.udp))
     with watched(program, standing) as watch:
-        assert await reason(watch, 10) == "data on a connection"
+        assert await reason(watch, 10) == "a datagram"
 
 
 async def test_ports_of_a_program_that_ends_are_free_while_it_is_watched(program):

@@ -183,22 +183,21 @@ def _descriptors(pid: int, most: int) -> tuple[list[procfs.Descriptor], set[str]
     """A process's inputs, each by its first descriptor, and its pipes for writing."""
     found: dict[str, procfs.Descriptor] = {}
     written: set[str] = set()
-    with contextlib.suppress(OSError), os.scandir(f"{procfs.PROC}/{pid}/fd") as entries:
-        for number, entry in enumerate(entries):
-            target = procfs.link(pid, f"fd/{entry.name}")
-            if target.startswith(_READ_FROM):
-                found.setdefault(target, procfs.Descriptor(int(entry.name), target))
-            if target.startswith("pipe:[") and _is_for_writing(entry):
-                written.add(target)
-            if len(found) > most or number >= _MOST_OPEN:
-                raise TooManyError
+    for number, one in enumerate(procfs.descriptors(pid)):
+        if one.target.startswith(_READ_FROM):
+            found.setdefault(one.target, one)
+        if one.target.startswith("pipe:[") and _is_for_writing(pid, one.fd):
+            written.add(one.target)
+        if len(found) > most or number >= _MOST_OPEN:
+            raise TooManyError
     return sorted(found.values()), written
 
 
-def _is_for_writing(entry: os.DirEntry[str]) -> bool:
+def _is_for_writing(pid: int, fd: int) -> bool:
     """Whether a descriptor can be written to, by its link's own mode (proc(5))."""
     try:
-        return bool(entry.stat(follow_symlinks=False).st_mode & stat.S_IWUSR)
+        link = procfs.PROC / str(pid) / "fd" / str(fd)
+        return bool(link.lstat().st_mode & stat.S_IWUSR)
     except OSError:
         return False  # closed meanwhile
 

@@ -61,10 +61,7 @@ class CheckedCriu:
         return criu.locate(self._folder)
 
     def version(self) -> str:
-        """CRIU's version, dotted; Refused as :meth:`criu`."""
-        return ".".join(str(number) for number in self.criu().version())
-
-    def known_version(self) -> str:
+        """CRIU's version, dotted; empty if it cannot save sessions."""
         self.findings()
         return self._version
 
@@ -74,7 +71,8 @@ class CheckedCriu:
             if self._clock.monotonic() >= self._until:
                 self._found = criu.check(self._folder)
                 fatal = any(finding.fatal for finding in self._found)
-                self._version = "" if fatal else self.version()
+                numbers = () if fatal else self.criu().version()
+                self._version = ".".join(map(str, numbers))
                 good = _BAD_SECONDS if fatal else _GOOD_SECONDS
                 self._until = self._clock.monotonic() + good
             return list(self._found)
@@ -154,7 +152,7 @@ def node_status(
     return NodeStatus(
         host=socket.gethostname(),
         version=__version__,
-        criu=criu.known_version(),
+        criu=criu.version(),
         driver=cuda.driver_version(),
         state_free=state_free,
         store_free=store_free,

@@ -268,7 +268,6 @@ class Capture(Workflow):
             "files",
             lambda: filesystem.describe(
                 self._session,
-                criu=self._tools.criu.version(),
                 result=result,
                 cut=cut,
                 server_state=state,

@@ -61,7 +61,6 @@ _log = logging.getLogger(__name__)
 def describe(
     session: Session,
     *,
-    criu: str,
     result: DumpResult,
     cut: list[int],
     server_state: ServerState,
@@ -79,7 +78,6 @@ def describe(
     server, private = snapshot.server, _private(session)
     return HostRequirements(
         machine=this_machine(),
-        criu=criu,
         root=result.root_pid,
         server=server.ns_pid if server else 0,
         uid=uid,
