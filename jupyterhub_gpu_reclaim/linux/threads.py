@@ -6,8 +6,8 @@ that has changed them is of no use for anything else, so it ends with the work.
 
 from __future__ import annotations
 
-import errno
 import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.linux.libc import checked, libc
@@ -26,25 +26,18 @@ def in_thread(work: Callable[[], T], seconds: float | None = None) -> T:
     """What the work returns or raises; blocks.
 
     Raises:
-        OSError: (ETIMEDOUT) the time was up; the thread is left behind.
+        TimeoutError: (an OSError) the time was up; the thread is left behind.
     """
-    answer: list[T] = []
-    failure: list[BaseException] = []
+    answer: Future[T] = Future()
 
     def run() -> None:
         try:
-            answer.append(work())
+            answer.set_result(work())
         except BaseException as error:  # noqa: BLE001 - raised again by the caller
-            failure.append(error)
+            answer.set_exception(error)
 
-    thread = threading.Thread(target=run, name="own-thread", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failure:
-        raise failure[0]
-    if not answer:
-        raise OSError(errno.ETIMEDOUT, "no answer")
-    return answer[0]
+    threading.Thread(target=run, name="own-thread", daemon=True).start()
+    return answer.result(seconds)
 
 
 def in_namespace(namespace: int, kind: int, work: Callable[[], T]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -26,15 +27,13 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.policy.guards import Guards
 
 
+@dataclass(frozen=True)
 class Decider:
     """Asks guards, policies, then the probe, whose missing answer is a denial."""
 
-    def __init__(
-        self, guards: Guards, policies: Sequence[Policy], *, probed: bool = False
-    ) -> None:
-        self.guards = guards
-        self.policies = policies
-        self.probed = probed
+    guards: Guards
+    policies: Sequence[Policy]
+    probed: bool = False
 
     def __call__(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Every reason, the deciding one first; never empty.

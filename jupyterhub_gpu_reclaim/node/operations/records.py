@@ -166,11 +166,8 @@ class Record(Value, frozen=True, kw_only=True):
         assert self.nap is not None
         return self.with_nap(msgspec.structs.replace(self.nap, stage=stage, **changes))
 
-    def with_nap(self, nap: NapRecord) -> Record:
+    def with_nap(self, nap: NapRecord | None) -> Record:
         return msgspec.structs.replace(self, nap=nap)
-
-    def woken(self) -> Record:
-        return msgspec.structs.replace(self, nap=None)
 
     def at(self, stage: Stage, steps: list[Step], **changes: Any) -> Record:
         return msgspec.structs.replace(self, stage=stage, steps=steps, **changes)

@@ -18,7 +18,7 @@ import re
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -44,25 +44,6 @@ _PAUSE = 0.05
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: Incarnations whose pod is remembered; a node has some hundred pods.
 _REMEMBERED = 4096
-
-
-class Placements(Protocol):
-    def list(self) -> list[Session]:
-        """Every session here with an init; in Kubernetes claims, maybe two for one."""
-
-    def find(self, incarnation: str, pod: str = "") -> Session:
-        """The session of an incarnation.
-
-        Raises:
-            NotFound: there is no init of that incarnation here (``unknown_session``).
-        """
-
-    def set_hint(self, incarnation: str, hint: PodHint) -> None:
-        """Take the service's facts about an incarnation, before anything is done to it.
-
-        Raises:
-            NotFound: it cannot be one of ours (``unknown_session``).
-        """
 
 
 class LocalPlacements:
@@ -97,8 +78,7 @@ class LocalPlacements:
         raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
 
     def set_hint(self, incarnation: str, hint: PodHint) -> None:
-        # An init of root can be trusted on its session.
-        ...
+        """Take nothing: an init of root can be trusted on its session."""
 
     def _session(self, pid: int) -> Session | None:
         try:
@@ -278,6 +258,9 @@ class PodPlacements:
             and now - found[0] / _TICKS < self._patience
             for pid in procfs.pids()
         )
+
+
+Placements = LocalPlacements | PodPlacements
 
 
 def _oldest(claims: Iterable[Session]) -> Iterable[Session]:

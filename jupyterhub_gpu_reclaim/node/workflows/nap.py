@@ -91,7 +91,7 @@ class Nap(Workflow):
             record = record.nap_at(NapStage.WAKING)
             await self._keep(record)
             await self._roll_back(record)
-            await self._keep(record.woken())
+            await self._keep(record.with_nap(None))
             raise why from error
         assert record.nap is not None
         standing = record.nap.standing | self._standing
@@ -250,7 +250,7 @@ class Wake(Workflow):
                 nap.gpus,
                 self._why,
             )
-            record = record.woken()
+            record = record.with_nap(None)
             await self._keep(record)
         self._operation.add(Event(tree=trees.tree_of(session, record, None)))
 

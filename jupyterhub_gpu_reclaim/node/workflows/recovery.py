@@ -424,7 +424,7 @@ def _wake(
         return False  # else it is being ended, or brought back
     whole = record.nap_at(NapStage.WAKING)
     nap.end_nap(accelerator, session, whole)
-    records.save(whole.woken())
+    records.save(whole.with_nap(None))
     return True
 
 
