@@ -269,12 +269,12 @@ class MachineSampler:
         self._machine = machine
         self._clock = clock
 
-    async def samples(self, known: list[Tree]) -> list[Sample]:
+    async def samples(self, known: list[tuple[Session, Tree]]) -> list[Sample]:
         await asyncio.sleep(0.01)
         places = self._machine.places
         found = [
             self._sample(places[tree.incarnation], naps=tree.state is TreeState.NAPPING)
-            for tree in known
+            for _, tree in known
             if tree.incarnation in places and places[tree.incarnation].tree is not None
         ]
         return self._machine.measured(found)

@@ -191,7 +191,7 @@ class AgentApp(AgentSettings):
         return LocalNode(
             placements=placements,
             operations=Operations(),
-            sampler=TreeSampler(placements, Sampler(clock, accelerator.cards)),
+            sampler=TreeSampler(Sampler(clock, accelerator.cards)),
             tools=WorkflowTools(
                 records=Records(folder(state / RECORDS)),
                 store=store,

@@ -113,14 +113,14 @@ class LocalNode:
         return msgspec.structs.replace(described, cards=cards, term=self.term.number)
 
     async def trees(self) -> list[Tree]:
-        return await asyncio.to_thread(self._trees)
+        return [tree for _, tree in await asyncio.to_thread(self._trees)]
 
     async def tree(self, incarnation: str) -> Tree:
         """The tree of an incarnation; ``NotFound``: it has ended, or is unknown."""
         return await asyncio.to_thread(self._tree, incarnation)
 
     async def samples(self) -> list[Sample]:
-        return await self.sampler.samples(await self.trees())
+        return await self.sampler.samples(await asyncio.to_thread(self._trees))
 
     async def checkpoints(self) -> list[CheckpointInfo]:
         return await asyncio.to_thread(self.tools.store.list)
@@ -418,7 +418,7 @@ class LocalNode:
         if operation.error is not None:
             raise operation.error
 
-    def _trees(self) -> list[Tree]:
+    def _trees(self) -> list[tuple[Session, Tree]]:
         self.tools.records.write_remembered()
         sessions = self.placements.list()
         if sessions:
@@ -433,7 +433,7 @@ class LocalNode:
                 with suppress(OSError):
                     self.tools.records.delete(name)
         return [
-            tree
+            (session, tree)
             for session in sessions
             if (tree := self._tree_of(session, records.get(session.incarnation)))
             is not None

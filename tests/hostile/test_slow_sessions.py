@@ -15,11 +15,6 @@ class Sampled:
         return [one.incarnation for one in targets]
 
 
-class Placed:
-    def find(self, incarnation, pod):
-        return incarnation
-
-
 def tree(name: str) -> Tree:
     key = SessionKey(name)
     return Tree(incarnation=name, key=key, state=TreeState.RUNNING, init_pid=1)
@@ -42,7 +37,7 @@ async def test_sessions_that_keep_us_waiting_or_fail_cost_no_other_its_sample(
     monkeypatch.setattr(samples, "find_address", lambda *_: None)
     monkeypatch.setattr(samples, "find_kernels", lambda _: [])
     names = ["ada", *(f"slow{n}" for n in range(5)), "broken", "bob"]
-    taken = await TreeSampler(Placed(), Sampled()).samples(list(map(tree, names)))
+    taken = await TreeSampler(Sampled()).samples([(name, tree(name)) for name in names])
     assert taken == [name for name in names if name != "broken"]
 
 

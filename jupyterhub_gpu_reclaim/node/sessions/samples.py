@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import Sample, Tree
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
+    from jupyterhub_gpu_reclaim.node.session import Session
     from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
 
 _log = logging.getLogger(__name__)
@@ -35,20 +35,19 @@ MOST_ASKED = 512
 class TreeSampler:
     """Takes samples of sessions; the servers of stopped ones are not called."""
 
-    def __init__(self, placements: Placements, sampler: Sampler) -> None:
-        self._placements = placements
+    def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
     def close(self) -> None:
         self._sampler.close()
 
-    async def samples(self, known: list[Tree]) -> list[Sample]:
+    async def samples(self, known: list[tuple[Session, Tree]]) -> list[Sample]:
         children = await asyncio.to_thread(processes.families)
         # At the same time: each may keep us waiting, for a second or so.
         looked = await asyncio.gather(
             *(
-                asyncio.to_thread(self._watch, tree, children)
-                for tree in known
+                asyncio.to_thread(_watch, session, tree, children)
+                for session, tree in known
                 if tree.state in _LIVE
             )
         )
@@ -62,33 +61,33 @@ class TreeSampler:
         names = CardStatus.__struct_fields__
         return [CardStatus(**{n: getattr(card, n) for n in names}) for card in cards]
 
-    def _watch(
-        self, tree: Tree, children: Mapping[int, Sequence[int]]
-    ) -> SampleTarget | None:
-        try:
-            session = self._placements.find(tree.incarnation, tree.pod)
-            snapshot = trees.inspect(session, children)
-            server = snapshot.server
-            if server is None:
-                return None
-            address = find_address(session, server.pid)
-            return SampleTarget(
-                incarnation=tree.incarnation,
-                key=tree.key,
-                pod=tree.pod,
-                init_pid=snapshot.init.pid,
-                root_pid=server.pid,
-                pids=[process.pid for process in snapshot.processes],
-                # A program that has not yet become the server does not know it.
-                address=address if address and address.token else None,
-                stopped=tree.state not in _RUNS,
-                kernels=[kernel.pid for kernel in find_kernels(snapshot)],
-            )
-        except NotFound:
+
+def _watch(
+    session: Session, tree: Tree, children: Mapping[int, Sequence[int]]
+) -> SampleTarget | None:
+    try:
+        snapshot = trees.inspect(session, children)
+        server = snapshot.server
+        if server is None:
             return None
-        except Exception:  # noqa: BLE001 whatever it is, it is one session's
-            _log.exception("%s cannot be looked at", tree.key)
-            return None
+        address = find_address(session, server.pid)
+        return SampleTarget(
+            incarnation=tree.incarnation,
+            key=tree.key,
+            pod=tree.pod,
+            init_pid=snapshot.init.pid,
+            root_pid=server.pid,
+            pids=[process.pid for process in snapshot.processes],
+            # A program that has not yet become the server does not know it.
+            address=address if address and address.token else None,
+            stopped=tree.state not in _RUNS,
+            kernels=[kernel.pid for kernel in find_kernels(snapshot)],
+        )
+    except NotFound:
+        return None
+    except Exception:  # noqa: BLE001 whatever it is, it is one session's
+        _log.exception("%s cannot be looked at", tree.key)
+        return None
 
 
 def find_kernels(snapshot: Snapshot) -> list[Process]:
