@@ -38,9 +38,9 @@ PARENT, _TTY, START_TIME = 1, 4, 19
 _READ_SIZE: Final = 1 << 16
 _DONT_SYNC: Final = 0x4000
 _BASIC: Final = 0x7FF
-#: ``struct statx`` (linux/stat.h): links, uid, gid, mode, inode, size, blocks, the
-#: seconds and nanoseconds of three times, and the numbers of two devices.
-_STATX: Final = struct.Struct("=16xIIIH2xQQQ8xqI4x16xqI4xqI4xIIII112x")
+#: ``struct statx`` (linux/stat.h): links, uid, gid, mode, inode, size, blocks, when it
+#: was last modified, in seconds and nanoseconds, and the numbers of two devices.
+_STATX: Final = struct.Struct("=16xIIIH2xQQQ56xqI4xIIII112x")
 
 
 class Descriptor(NamedTuple):
@@ -118,7 +118,7 @@ def link(pid: int, name: str) -> str:
 
 
 def cached_status(path: str) -> os.stat_result:
-    """A file's status as the kernel knows it; it may be old.
+    """A file's status as the kernel knows it; it may be old. Of times only one is told.
 
     stat(2) of a file of a FUSE or network file system waits for its server: a program
     of the user's that may never answer, or that is stopped.
@@ -130,13 +130,11 @@ def cached_status(path: str) -> os.stat_result:
     where = os.fsencode(path)
     checked(libc.statx(AT_FDCWD, where, _DONT_SYNC, _BASIC, buffer), "statx")
     links, uid, gid, mode, inode, size, blocks, *rest = _STATX.unpack(buffer.raw)
-    accessed, accessed_ns, changed, changed_ns, modified, modified_ns, *devices = rest
+    modified, modified_ns, *devices = rest
     special, device = os.makedev(*devices[:2]), os.makedev(*devices[2:])
-    numbers = (mode, inode, device, links, uid, gid, size, accessed, modified, changed)
+    numbers = (mode, inode, device, links, uid, gid, size, 0, modified, 0)
     more = {
-        "st_atime_ns": accessed * 10**9 + accessed_ns,
         "st_mtime_ns": modified * 10**9 + modified_ns,
-        "st_ctime_ns": changed * 10**9 + changed_ns,
         "st_blocks": blocks,
         "st_rdev": special,
     }

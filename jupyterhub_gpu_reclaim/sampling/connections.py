@@ -54,10 +54,6 @@ class _Session:
     #: of its programs, to others
     outside: list[InetSocket] = field(default_factory=list)
 
-    @property
-    def all(self) -> list[InetSocket]:
-        return [*self.calls, *self.fetches, *self.pages, *self.outside]
-
 
 class _Held(NamedTuple):
     server: set[int]
@@ -111,7 +107,8 @@ class Connections:
             known.moved += came + max(0, went - fetched)
             known.moved += sum(_bytes_carried(mine.outside, known.before))
             known.paged += _bytes_carried(mine.pages, known.before)[0]
-        known.before = {one.key: one for one in mine.all}
+        every = (*mine.calls, *mine.fetches, *mine.pages, *mine.outside)
+        known.before = {one.key: one for one in every}
         others = sorted({str(one.remote) for one in mine.outside})
         return Traffic(known.moved, known.paged, others[:MAX_NAMED])
 

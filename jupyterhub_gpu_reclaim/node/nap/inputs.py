@@ -46,8 +46,6 @@ PEEK_BYTES: Final = 32 << 10
 ENDED: Final = -1
 
 _UCRED: Final = struct.Struct("3i")
-#: ``struct tcp_info`` up to ``tcpi_unacked``: of a listener, its open requests.
-_TCP_INFO_BYTES, _UNACKED = 28, struct.Struct("24xI")
 _PTMX: Final = ("/dev/ptmx", "/dev/pts/ptmx")
 _READ_FROM: Final = ("pipe:[", "socket:[", "/dev/pts/")
 
@@ -67,7 +65,7 @@ class InputKind(StrEnum):
     TERMINAL = "keys in its terminal"
 
 
-#: Of datagrams the kernel tells the size of the first one, of a UNIX listener nothing.
+#: Of datagrams the kernel tells the size of the first one, of a listener nothing.
 _UNCOUNTED: Final = frozenset({InputKind.LISTENER, InputKind.DATAGRAM})
 
 
@@ -112,13 +110,13 @@ def find_inputs(init_pid: int, programs: Iterable[Process]) -> list[Input]:
 
 
 def unread(there: Input, copy: int) -> int:
-    """Bytes that have come and were not read, or open requests of a listener."""
+    """Bytes that have come and were not read; of a listener with requests 1."""
     # 0 also at the end of a connection; ``ENDED`` at the end of a pipe.
     poll = select.poll()
     poll.register(copy, select.POLLIN)
     ((_, events),) = poll.poll(0) or [(copy, 0)]
     if there.kind is InputKind.LISTENER:
-        return _requests(copy) if events & select.POLLIN else 0
+        return int(bool(events & select.POLLIN))
     count = _count(copy) if events & select.POLLIN else 0
     if there.kind is InputKind.PIPE and not count and events & select.POLLHUP:
         return ENDED
@@ -270,10 +268,3 @@ def _count(copy: int) -> int:
     with contextlib.suppress(OSError):
         return unread_bytes(copy)
     return 0
-
-
-def _requests(listener: int) -> int:
-    with as_socket(os.dup(listener)) as end, contextlib.suppress(OSError):
-        raw = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        return max(1, int(_UNACKED.unpack(raw)[0]))
-    return 1
