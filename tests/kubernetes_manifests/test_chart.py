@@ -7,6 +7,7 @@ import yaml
 from jsonschema import Draft7Validator, Draft202012Validator
 
 from jupyterhub_gpu_reclaim.cli.main import main
+from jupyterhub_gpu_reclaim.node import state_folder
 from jupyterhub_gpu_reclaim.node.app import AgentApp
 from tests.kube.schemas import problems
 from tests.support import helm
@@ -275,7 +276,7 @@ def test_a_store_to_try_it_needs_no_secret_of_keys_and_nobody_to_begin_it():
     )
     [state] = [m for m in container["volumeMounts"] if m["name"] == "state"]
     assert app.store_url.startswith(f"{state['mountPath']}/")
-    assert app.state_dir.startswith(f"{state['mountPath']}/")
+    assert state_folder.DEFAULT.startswith(f"{state['mountPath']}/")
     assert not app.master_key_dir  # the agent's first start makes key and store
     assert "Job" not in {one["kind"] for one in rendered(values)}
     [hook] = [o for o in helm.hooks("pre-install", values) if o["kind"] == "Job"]
