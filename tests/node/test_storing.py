@@ -240,6 +240,7 @@ class KeyService:
         ({"store_options": {"region": "x"}}, "no store options"),
         ({"store_url": "ftp://x"}, "begins with one of"),
         ({"store_url": "s3://b", "store_options": {"token": "x"}}, "is a secret"),
+        ({"store_url": "relative/path"}, "is a whole path"),
         ({"store_url": "s3://b", "store_options_file": "{tmp}/no"}, "cannot be read"),
     ],
 )
@@ -257,12 +258,9 @@ def test_settings_that_make_no_sense_are_refused_in_words(
     assert isinstance(caught.value, BadRequest | StoreError)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("store_url", "relative/path"), ("compression", "rar")]
-)
-def test_value_that_makes_no_sense_is_refused_when_it_is_set(name, value):
+def test_compression_that_makes_no_sense_is_refused_when_it_is_set():
     with pytest.raises(TraitError):
-        AgentSettings(**{name: value})
+        AgentSettings(compression="rar")
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd", "none"])
