@@ -102,7 +102,7 @@ def freeze(
         waits = {one.pid for one in running if one.state == "D"}
         for one in asked.due(one for one in running if one.ppid not in waits):
             # A shell's foreground program comes next.
-            shell = procfs.terminal(one.pid) != 0
+            shell = procfs.terminal(one.pid)
             processes.stop(one, _SHELL_SECONDS if shell else 0.0)
         # No event reports the stop of another's child; it takes microseconds.
         time.sleep(0.002)
