@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds import table
-from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Session
+from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Program, Session
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import architecture, procfs
@@ -34,8 +34,7 @@ def too_many_files(snapshot: Snapshot) -> list[Finding]:
         left -= procfs.count_descriptors(process.pid, left + 1)
         if left < 0:
             what = f"has, with the others, more than {MOST_FILES} files open"
-            pid, name = process.ns_pid, process.name
-            return [finding(Reason.PROCESS_UNSUPPORTED, pid=pid, name=name, what=what)]
+            return [Program(process).does(what)]
     return []
 
 

@@ -68,8 +68,7 @@ class FarUse(NamedTuple):
         return {
             "path": self.mount.target,
             "kind": self.mount.kind,
-            "pid": self.process.ns_pid,
-            "name": self.process.name,
+            **self.process.facts,
         }
 
 

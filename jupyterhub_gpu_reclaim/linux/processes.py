@@ -15,7 +15,7 @@ import signal
 import time
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -51,6 +51,11 @@ class Process:
     @property
     def stopped(self) -> bool:
         return self.state == STOPPED
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """How the sentence of a reason names it."""
+        return {"pid": self.ns_pid, "name": self.name}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu import driver as cuda_driver
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import CudaState, DriverError
@@ -125,12 +125,12 @@ def _lock(driver: Driver, process: Process, seconds: float) -> None:
         except DriverError as error:
             if error.code == cuda_driver.NOT_READY:
                 raise ReclaimError(
-                    Reason.GPU_BUSY_TOO_LONG, **_name(process), seconds=seconds
+                    Reason.GPU_BUSY_TOO_LONG, **process.facts, seconds=seconds
                 ) from None
             if error.code == cuda_driver.NOT_SUPPORTED:
                 # Seen with CUPTI alone, for the rest of the process's life.
                 raise ReclaimError(
-                    Reason.GPU_PROFILED, **_name(process), tool=_CUPTI
+                    Reason.GPU_PROFILED, **process.facts, tool=_CUPTI
                 ) from None
             raise _failed(process, error) from error
 
@@ -159,7 +159,7 @@ def _move_out(
             except DriverError as error:
                 if error.code == cuda_driver.NOT_SUPPORTED:
                     raise ReclaimError(
-                        Reason.GPU_UNSUPPORTED, **_name(process), detail=str(error)
+                        Reason.GPU_UNSUPPORTED, **process.facts, detail=str(error)
                     ) from None
                 raise
             _verify(driver, process)
@@ -303,7 +303,7 @@ def _try_each(
             continue
         if not isinstance(error, DriverError | ReclaimError):
             raise error
-        facts = {**_name(process), "detail": str(error)}
+        facts = {**process.facts, "detail": str(error)}
         failures.append(ReclaimError(Reason.GPU_STUCK, **facts))
     return failures
 
@@ -315,12 +315,8 @@ def _all_at_once(
         return [pool.submit(work, process) for process in tasks]
 
 
-def _name(process: Process) -> dict[str, Any]:
-    return {"pid": process.ns_pid, "name": process.name}
-
-
 def _failed(process: Process, why: object) -> ReclaimError:
-    return ReclaimError(Reason.GPU_FAILED, **_name(process), detail=str(why))
+    return ReclaimError(Reason.GPU_FAILED, **process.facts, detail=str(why))
 
 
 # <linux/fcntl.h>, <linux/mman.h>: the same on every known machine.
@@ -354,10 +350,10 @@ def give_up(process: Process) -> None:
         except OSError as error:
             if processes.start_time(process.pid) != process.start_time:
                 return  # it has ended: all the better
-            facts = {**_name(process), "detail": str(error)}
+            facts = {**process.facts, "detail": str(error)}
             raise ReclaimError(Reason.GPU_STALE_CHILD, **facts) from error
     if held_by(process.pid):
-        facts = {**_name(process), "detail": f"still holds {DEVICES}*"}
+        facts = {**process.facts, "detail": f"still holds {DEVICES}*"}
         raise ReclaimError(Reason.GPU_STALE_CHILD, **facts)
 
 

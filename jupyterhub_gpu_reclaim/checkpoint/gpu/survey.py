@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import DriverError
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
@@ -142,11 +142,10 @@ def examine_clients(
 ) -> Iterator[Finding]:
     shared = clients_of_mps([process.pid for process in processes]) | set(known)
     for process in processes:
-        pid, name = process.ns_pid, process.name
         if process.pid in shared:
-            yield finding(Reason.GPU_MPS, pid=pid, name=name)
+            yield finding(Reason.GPU_MPS, **process.facts)
         if tool := tool_in(process.pid):
-            yield finding(Reason.GPU_PROFILED, pid=pid, name=name, tool=tool)
+            yield finding(Reason.GPU_PROFILED, **process.facts, tool=tool)
 
 
 def clients_of_mps(pids: Collection[int]) -> set[int]:
@@ -227,18 +226,13 @@ def examine_sharing(
     alive = {p.ns_pid for p in snapshot.alive}
     for process in users:
         mine = None if memory is None else memory[process.pid]
-        facts: dict[str, Any] = {"pid": process.ns_pid, "name": process.name}
         if (mine and mine.borrowed) or _event_owners(process.pid) - alive:
-            yield finding(Reason.GPU_IPC, **facts)
+            yield finding(Reason.GPU_IPC, **process.facts)
         if _is_large_on_several_cards(process.pid, mine) and _may_reach(driver):
-            yield finding(Reason.GPU_PEERS, **facts)
+            yield finding(Reason.GPU_PEERS, **process.facts)
     if memory is None and len(users) > 1:
-        yield finding(
-            Reason.GPU_IPC_UNKNOWN,
-            pid=users[0].ns_pid,
-            name=users[0].name,
-            others=len(users) - 1,
-        )
+        others = len(users) - 1
+        yield finding(Reason.GPU_IPC_UNKNOWN, **users[0].facts, others=others)
 
 
 def _ask_memory(

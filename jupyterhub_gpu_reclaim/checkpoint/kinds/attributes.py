@@ -126,11 +126,10 @@ def _refuse_hidden(
             or it emulates system calls; or the process may run nothing new.
     """
     unasked = bool(asked)
-    number, name = process.ns_pid, process.name
     try:
         with ptrace.stopped(process.pid) as traced:
             if landlock.is_confined(traced, process, asked):
-                raise ReclaimError(Reason.CONFINED, pid=number, name=name)
+                raise ReclaimError(Reason.CONFINED, **process.facts)
             unasked = False
             what = ""
             if any(map(traced.emulates, tids)):
@@ -138,9 +137,8 @@ def _refuse_hidden(
             elif _is_protected(traced):
                 what = "may run nothing new (PR_SET_MDWE)"
             if what:
-                raise ReclaimError(
-                    Reason.PROCESS_UNSUPPORTED, pid=number, name=name, what=what
-                )
+                reason = Reason.PROCESS_UNSUPPORTED
+                raise ReclaimError(reason, **process.facts, what=what)
     except Unsuited:
         if unasked:
             raise

@@ -138,7 +138,7 @@ class Program:
 
     def found(self, reason: Reason, **facts: Any) -> Finding:
         """A finding that names it as the session knows it."""
-        return finding(reason, pid=self.process.ns_pid, name=self.process.name, **facts)
+        return finding(reason, **self.process.facts, **facts)
 
     def holds(self, kind: str) -> Finding:
         """A finding that it has something which cannot be suspended."""

@@ -144,12 +144,8 @@ def _queue(process: Process, end: socket.socket) -> list[Datagram] | None:
         return None
     queue = datagrams.read(end)
     if queue is None and datagrams.name_of(end)[:1] not in {b"", b"\0"}:
-        raise ReclaimError(
-            Reason.SOCKET_UNREAD,
-            pid=process.ns_pid,
-            name=process.name,
-            where="a UNIX socket whose messages carry open files",
-        )
+        where = "a UNIX socket whose messages carry open files"
+        raise ReclaimError(Reason.SOCKET_UNREAD, **process.facts, where=where)
     return queue
 
 

@@ -8,7 +8,7 @@ import fcntl
 import os
 import select
 import socket
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.kinds.kind import Kind
 from jupyterhub_gpu_reclaim.checkpoint.sockets import datagrams, options
@@ -147,18 +147,14 @@ def _unix_findings(
         if one is not None and one.waiting:
             clients = [inodes[n] for n in one.waiting if n in inodes]
             for where in _waiting_at(one, clients):
-                unread = _at(by_pid[pid], where)
-                yield (inode, 0), finding(Reason.SOCKET_UNREAD, **unread)
+                facts = by_pid[pid].facts
+                yield (inode, 0), finding(Reason.SOCKET_UNREAD, **facts, where=where)
         peer = (known.get(one.peer) or asked.get(inode)) if one else None
         if one is None or not _leads_out(one, peer, inodes):
             continue
         where = (peer.name if peer else "") or one.name or "another program"
         ends = inode, one.peer or inode
-        yield ends, finding(Reason.UNIX_OUTSIDE, **_at(by_pid[pid], where))
-
-
-def _at(who: Process, where: str) -> dict[str, Any]:
-    return {"pid": who.ns_pid, "name": who.name, "where": where}
+        yield ends, finding(Reason.UNIX_OUTSIDE, **by_pid[pid].facts, where=where)
 
 
 def _leads_out(

@@ -91,13 +91,8 @@ def _open_by_name(one: Program, held: Collection[int], name: str) -> None:
             for fd in held:
                 _replace(traced, one, fd, name)
     except OSError as error:
-        raise ReclaimError(
-            Reason.DEVICE_OPEN,
-            pid=one.process.ns_pid,
-            name=one.process.name,
-            device="/dev/tty",
-            detail=str(error),
-        ) from error
+        facts = {**one.process.facts, "device": "/dev/tty"}
+        raise ReclaimError(Reason.DEVICE_OPEN, detail=str(error), **facts) from error
 
 
 def _replace(traced: Traced, one: Program, fd: int, name: str) -> None:

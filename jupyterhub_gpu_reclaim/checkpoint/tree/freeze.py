@@ -150,9 +150,7 @@ def continue_bystanders(some: Iterable[Process]) -> None:
 def _late(late: list[Process], running: list[Process], seconds: float) -> ReclaimError:
     if late:
         one = late[0]
-        return ReclaimError(
-            Reason.BESIDE_RUNNING, pid=one.ns_pid, name=one.name, detail=_names(late)
-        )
+        return ReclaimError(Reason.BESIDE_RUNNING, detail=_names(late), **one.facts)
     return ReclaimError(
         Reason.TIMED_OUT, step="stop", seconds=seconds, detail=_names(running)
     )
