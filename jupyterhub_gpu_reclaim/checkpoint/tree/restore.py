@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.saved_images import ImageSource
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
+_PID_MAX = Path("/proc/sys/kernel/pid_max")
 #: CRIU's own processes take some tens of pids; as many are kept free for them.
 HELPER_PIDS = 1000
 #: Pids below this are not used again once the kernel's counter has wrapped.
@@ -122,7 +123,9 @@ def restore(
             for kind in kinds:
                 kind.rewrite(back)
             back.write_files()
-            plan = make_plan(images, advise=_advice_counts())
+            # Whether huge pages are given only to processes that ask: on a kernel
+            # without them CRIU would fail on the advice.
+            plan = make_plan(images, advise=host.huge_pages() == "madvise")
             server = RestoreServer(folder, _serving(plan, back))
             attempt = CriuRun(criu, session, folder, server, limit, cancel)
             attempt.run(
@@ -130,7 +133,7 @@ def restore(
                 ["--leave-stopped", "--restore-detached"],
                 reason=Reason.RESTORE_FAILED,
                 inherit=back.inherit(),
-                last_pid=free_pid(pids, _pid_max()),
+                last_pid=free_pid(pids, int(_PID_MAX.read_text())),
                 prepare=prepare,
             )
             back.tree = tree = _tree(session, root_pid, attempt)
@@ -277,24 +280,12 @@ def _refuse_if_it_went_on(session: SessionInit, tree: Snapshot) -> None:
         raise ReclaimError(Reason.RESTORE_FAILED, why=why)
 
 
-def _advice_counts() -> bool:
-    """Whether this kernel gives huge pages only to processes that ask.
-
-    On a kernel without them CRIU would fail on the advice.
-    """
-    return host.huge_pages() == "madvise"
-
-
 def _ids(images: SavedImages) -> list[int]:
     found = [task.pid for task in images.tasks()]
     for task in images.tasks():
         if images.memory(task.pid) is not None:  # of another, CRIU writes no threads
             found += set(task.threads) - {task.pid}
     return found
-
-
-def _pid_max() -> int:
-    return int(Path("/proc/sys/kernel/pid_max").read_text())
 
 
 def _name_root(init_pid: int, root_pid: int) -> bool:
