@@ -17,6 +17,10 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.session import LIVE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from prometheus_client import Metric
+
     from jupyterhub_gpu_reclaim.common.models import Step
     from jupyterhub_gpu_reclaim.controlplane.session import SessionRow
 
@@ -94,10 +98,9 @@ class Counters:
             "wait_duration_seconds",
             "Time in the queue for a GPU, however it ended.",
         )
-        self._begin()
 
-    def _begin(self) -> None:
-        """Begin each at 0: in a series that begins with 1 nobody sees an increase."""
+    def collect(self) -> Iterable[Metric]:
+        """Tell all from 0 on: where a series begins with 1, nobody sees an increase."""
         for operation in OPERATIONS:
             for outcome in OUTCOMES:
                 self.operations.labels(operation, outcome)
@@ -109,6 +112,7 @@ class Counters:
             self.ends.labels(reason.value)
         for operation in ("suspend", "resume"):
             self.whole.labels(operation)
+        return self.registry.collect()
 
     def ended(self, operation: str, outcome: str, code: str = "") -> None:
         self.operations.labels(operation, outcome).inc()

@@ -130,7 +130,7 @@ class Totals(Collector):
             "Time since the agent last told what the sessions do; absent until it has.",
             None if sampled is None else sessions.clock.now() - sampled,
         )
-        yield from sessions.counters.registry.collect()
+        yield from sessions.counters.collect()
         yield gauge(
             "sessions_waiting",
             "Sessions in the queue for a GPU.",
