@@ -279,7 +279,10 @@ class Ours:
             assert self._feeder.stdin is not None
             self._feeder.stdin.write(b"\n")
             self._feeder.stdin.flush()
-            file.take_pipe(self._reading)
+            with os.fdopen(os.dup(self._reading), "rb", buffering=0) as pipe:
+                block = memoryview(bytearray(16 << 20))
+                while length := pipe.readinto(block):
+                    file.write(block[:length])
         os.close(self._reading)
         self._feeder.communicate()
         return writer.commit().stored_bytes

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import select
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -26,13 +25,15 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from jupyterhub_gpu_reclaim.linux.process_memory import ProcessMemory
 
 #: Bytes that a file gets at once: what is large takes as many of them as it begins.
 PIECE: Final = 4 << 20
+#: Pieces that are handed over at once, at most.
+_ROW: Final = 16
 #: Bytes that are taken from the machine at once, at most, and beyond what was expected.
 _TAKEN: Final = 128 << 20
 _MORE: Final = 32 << 20
@@ -50,9 +51,6 @@ class StoreFile(Protocol):
     def write(self, data: memoryview, /) -> object:
         """Take these bytes; the buffer is used again after the return."""
 
-    def take_pipe(self, pipe: int, /) -> int:
-        """Take everything up to the pipe's end; return how many bytes that was."""
-
 
 class _Piece(NamedTuple):
     memory: mmap.mmap
@@ -60,6 +58,9 @@ class _Piece(NamedTuple):
 
     def view(self, length: int = PIECE) -> memoryview:
         return memoryview(self.memory)[self.start : self.start + length]
+
+    def follows(self, other: _Piece) -> bool:
+        return self.memory is other.memory and self.start == other.start + PIECE
 
     def give_back(self) -> None:
         """Give the pages back to the machine; what is in them is gone."""
@@ -154,11 +155,12 @@ def _take(count: int) -> list[_Piece]:
     for advice in (mmap.MADV_HUGEPAGE, _POPULATE_WRITE):
         with contextlib.suppress(OSError):  # an older kernel: it only takes longer
             memory.madvise(advice)
-    return [_Piece(memory, start) for start in range(0, count, PIECE)]
+    # The last one is used first.
+    return [_Piece(memory, start) for start in reversed(range(0, count, PIECE))]
 
 
 class StagedFile:
-    """One file in memory; a ``PipeSink`` of ``criu.stream``, and a context manager."""
+    """One file in memory; a ``Sink`` of ``criu.stream``, and a context manager."""
 
     def __init__(self, name: str, piece: Callable[[], _Piece]) -> None:
         self._name = name
@@ -175,39 +177,17 @@ class StagedFile:
         Raises:
             ReclaimError: more memory is needed than may be taken.
         """
-        self._small += data
-        self.length += len(data)
-        while len(self._small) >= PIECE:
+        view = memoryview(data)
+        self.length += len(view)
+        while (begun := len(self._small)) + len(view) >= PIECE:
             piece = self._piece()
-            piece.view()[:] = self._small[:PIECE]
-            del self._small[:PIECE]
+            room = piece.view()
+            room[:begun] = self._small
+            room[begun:] = view[: PIECE - begun]
+            view = view[PIECE - begun :]
+            self._small.clear()
             self._pieces.append(piece)
-
-    def take_pipe(self, pipe: int, /) -> int:
-        """Take everything up to the pipe's end; return how many bytes that was.
-
-        Nothing may be written to the same file.
-
-        Raises:
-            ReclaimError: it was cancelled, or more memory is needed than may be taken.
-        """
-        os.set_blocking(pipe, False)
-        poll = select.poll()
-        poll.register(pipe, select.POLLIN)
-        poll.register(self._cancel, select.POLLIN)
-        while True:
-            at = self.length % PIECE
-            if not at and self.length == len(self._pieces) * PIECE:
-                self._pieces.append(self._piece())
-            poll.poll()
-            self._cancel.check()
-            try:
-                count = os.readv(pipe, [self._pieces[-1].view()[at : at + _BLOCK]])
-            except BlockingIOError:
-                continue
-            if not count:
-                return self.length
-            self.length += count
+        self._small += view
 
     def take_memory(self, memory: ProcessMemory, /) -> None:
         """Take memory of a process as the whole file, on all processors.
@@ -271,19 +251,24 @@ class StagedFile:
         """
         if not self._whole:
             raise ReclaimError(Reason.INTERNAL, detail=f"{self._name} is not whole")
-        if not self._pieces:
-            target.write(memoryview(self._small))
-            return
-        hand_over(target, self.parts(), cancel)
+        for part in self.parts():
+            cancel.check()
+            target.write(part)
 
     def parts(self) -> Iterator[memoryview]:
-        """Yield the whole file; each piece is given back once it was taken."""
+        """Yield the whole file; what was taken is given back."""
         left = self.length - len(self._small)
-        for piece in self._pieces:
-            data = piece.view(min(left, PIECE))
+        pieces = deque(self._pieces)
+        while pieces:
+            # As much as lies in a row, for many to share it.
+            row = [pieces.popleft()]
+            while pieces and len(row) < _ROW and pieces[0].follows(row[-1]):
+                row.append(pieces.popleft())
+            data = row[0].view(min(left, len(row) * PIECE))
             left -= len(data)
             yield data
-            piece.give_back()
+            for piece in row:
+                piece.give_back()
         yield memoryview(self._small)
 
     def release(self) -> None:
@@ -299,44 +284,3 @@ class StagedFile:
     ) -> None:
         if error is None:
             self.close()
-
-
-def hand_over(target: StoreFile, parts: Iterable[memoryview], cancel: Cancel) -> None:
-    """Have a store take memory through a pipe, as many processes of it as it has.
-
-    Raises:
-        ReclaimError: the store does not take it, or it was cancelled.
-        Exception: what asking for a part has raised.
-    """
-    end, begin = os.pipe2(os.O_CLOEXEC)
-    failed: list[Exception] = []
-    feeding = threading.Thread(
-        target=_feed, args=(begin, parts, cancel, failed), name="staged", daemon=True
-    )
-    feeding.start()
-    try:
-        target.take_pipe(end)
-    finally:
-        os.close(end)  # then who still feeds it hears of that
-        feeding.join()
-    if failed:
-        raise failed[0]
-    cancel.check()
-
-
-def _feed(
-    pipe: int, parts: Iterable[memoryview], cancel: Cancel, failed: list[Exception]
-) -> None:
-    try:
-        for part in parts:
-            data = part
-            while data and not cancel.is_set:
-                data = data[os.write(pipe, data[:_BLOCK]) :]
-            if cancel.is_set:
-                return
-    except BrokenPipeError:
-        pass  # the store has failed, and says so
-    except Exception as error:  # noqa: BLE001 - the caller raises it
-        failed.append(error)
-    finally:
-        os.close(pipe)

@@ -177,31 +177,6 @@ def test_dump_called_off_tree_goes_on(world, engine):
     assert_runs(world)
 
 
-class SinkThatTakesNothing(SinkThatHangs):
-    """Is handed the pipe, and leaves it full until it is called off."""
-
-    def __init__(self, name):
-        super().__init__(name, threading.Event(), threading.Event())
-
-    def take_pipe(self, pipe):
-        copy = os.dup(pipe)
-        assert self.let_go.wait(30)
-        os.close(copy)
-        raise StoreError(Reason.CANCELLED)
-
-    def cancel(self):
-        self.let_go.set()
-
-
-def test_dump_handed_over_that_takes_too_long_tree_goes_on(world, engine):
-    begun = time.monotonic()
-    with pytest.raises(RolledBack) as caught:
-        engine.dump(world.place, SinkThatTakesNothing, limit=1)
-    assert caught.value.reason is Reason.TIMED_OUT
-    assert time.monotonic() - begun < 15
-    assert_runs(world)
-
-
 AGENT = """
 import pathlib, sys, time
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu

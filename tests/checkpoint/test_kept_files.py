@@ -21,20 +21,13 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 ROOT = Credentials(0, 0)
 
 
-class File(io.BytesIO):
-    def take_pipe(self, pipe: int) -> int:
-        while data := os.read(pipe, 1 << 16):
-            self.write(data)
-        return self.tell()
-
-
 class Keeper:
     """Opens files in this process, and keeps them."""
 
     def __init__(self, limit: int = 1 << 28) -> None:
         self.staging = Staging(0, lambda _, take: take())
         self.kept = KeptFiles(limit, self.staging.stage)
-        self.stored: dict[str, File] = {}
+        self.stored: dict[str, io.BytesIO] = {}
 
     def take(self, who: Credentials = ROOT) -> None:
         opened = open_files.fingerprint(os.getpid(), [os.getpid()], reads=False)
@@ -42,7 +35,7 @@ class Keeper:
 
     @contextlib.contextmanager
     def file(self, name: str):
-        self.stored[name] = File()
+        self.stored[name] = io.BytesIO()
         yield self.stored[name]
 
     def contents(self, folder) -> dict[str, bytes]:

@@ -1,7 +1,6 @@
 """The copy of a save point takes no more memory than there was granted."""
 
 import os
-import threading
 from contextlib import contextmanager
 
 import numpy as np
@@ -42,32 +41,6 @@ class StoreInMemory:
     def write(self, data):
         self.files[self._name] += bytes(data)
 
-    def take_pipe(self, pipe):
-        while block := os.read(pipe, 1 << 20):
-            self.write(block)
-
-
-def piped(staged, data: bytes) -> None:
-    end, begin = os.pipe()
-
-    def feed() -> None:
-        left = memoryview(data)
-        try:
-            while left:
-                left = left[os.write(begin, left) :]
-        except BrokenPipeError:
-            pass
-        finally:
-            os.close(begin)
-
-    feeding = threading.Thread(target=feed)
-    feeding.start()
-    try:
-        staged.take_pipe(end)
-    finally:
-        os.close(end)
-        feeding.join()
-
 
 def written(staged, data: bytes) -> None:
     for at in range(0, len(data), 1 << 20):
@@ -80,7 +53,7 @@ def read(staged, data: bytes) -> None:
     staged.take_memory(ProcessMemory(os.getpid(), areas))
 
 
-@pytest.mark.parametrize("way", [piped, written, read])
+@pytest.mark.parametrize("way", [written, read])
 def test_what_is_beyond_the_memory_that_is_there_is_refused(way):
     machine = Machine(free=0)
     staging = Staging(2 * PIECE, machine.grant)
@@ -91,7 +64,7 @@ def test_what_is_beyond_the_memory_that_is_there_is_refused(way):
 
 
 @pytest.mark.parametrize("length", [0, 1, PIECE, 5 * PIECE + 1])
-@pytest.mark.parametrize("way", [piped, written, read])
+@pytest.mark.parametrize("way", [written, read])
 def test_what_is_granted_is_kept_whole(way, length):
     machine, store = Machine(free=1 << 30), StoreInMemory()
     staging = Staging(2 * PIECE, machine.grant)

@@ -1,14 +1,8 @@
-import os
 import random
-import threading
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jupyterhub_gpu_reclaim.common.errors import StoreError
-from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.packing import buffers
 from jupyterhub_gpu_reclaim.store.packing.buffers import BufferCutter
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import BUFFER_BYTES
 
@@ -58,37 +52,3 @@ def test_buffers_buffer_reused_by_caller_is_not_seen_again():
 def test_buffers_flush_of_nothing_emits_nothing():
     assert cut([]) == []
     assert cut([bytes(BUFFER_BYTES)]) == [bytes(BUFFER_BYTES)]
-
-
-@pytest.mark.parametrize("blocking", [True, False])
-@pytest.mark.parametrize("length", [0, 1, CHUNK, BUFFER_BYTES, 2 * BUFFER_BYTES + 77])
-def test_fill_from_a_pipe_gives_all_of_it(length, blocking):
-    plain = os.urandom(length)
-    reading, writing = os.pipe()
-    os.set_blocking(reading, blocking)
-    wake = os.eventfd(0)
-
-    def feed():
-        with os.fdopen(writing, "wb") as file:
-            file.write(plain)
-
-    feeder = threading.Thread(target=feed)
-    feeder.start()
-    buffer, out = memoryview(bytearray(BUFFER_BYTES)), b""
-    while filled := buffers.fill(reading, wake, buffer):
-        assert filled == min(BUFFER_BYTES, length - len(out))
-        out += buffer[:filled]
-    feeder.join()
-    os.close(reading)
-    os.close(wake)
-    assert out == plain
-
-
-def test_fill_that_is_cancelled_ends():
-    reading, writing = os.pipe()
-    wake = os.eventfd(1)
-    with pytest.raises(StoreError) as caught:
-        buffers.fill(reading, wake, memoryview(bytearray(BUFFER_BYTES)))
-    assert caught.value.reason is Reason.CANCELLED
-    for descriptor in (reading, writing, wake):
-        os.close(descriptor)

@@ -1,7 +1,6 @@
-"""Worker processes: a pipe that many share, memory that many fill, and their deaths."""
+"""Worker processes: memory that many read, memory that many fill, and their deaths."""
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
@@ -55,54 +54,19 @@ def begin(store, number=1):
     )
 
 
-class Feeder:
-    """Feeds a pipe from a thread, in parts of odd sizes."""
-
-    def __init__(self, plain, sizes=(1 << 20,), *, close=True):
-        self.reading, writing = os.pipe()
-        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 1 << 20)
-        self.broken = False
-        self.thread = threading.Thread(target=self.run, args=(writing, plain, sizes))
-        self.close = close
-        self.writing = writing
-        self.thread.start()
-
-    def run(self, writing, plain, sizes):
+def take(writer, name, plain, sizes=None):
+    with writer.file(name) as file:
         view, turn = memoryview(plain), 0
-        try:
-            while view:
-                view = view[os.write(writing, view[: sizes[turn % len(sizes)]]) :]
-                turn += 1
-        except BrokenPipeError:
-            self.broken = True
-        if self.close:
-            os.close(writing)
-
-    def end(self):
-        """Close the reading end, which ends a write that is under way."""
-        os.close(self.reading)
-        self.thread.join(60)
-        assert not self.thread.is_alive()
-        if not self.close:
-            # Only now: the thread, or whoever got the same number, wrote into it.
-            os.close(self.writing)
-
-    def __enter__(self):
-        return self.reading
-
-    def __exit__(self, *error):
-        self.end()
-
-
-def take(writer, name, plain, sizes=(1 << 20,)):
-    with Feeder(plain, sizes) as pipe, writer.file(name) as file:
-        assert file.take_pipe(pipe) == len(plain)
+        while view:
+            size = sizes[turn % len(sizes)] if sizes else len(view)
+            file.write(view[:size])
+            view, turn = view[size:], turn + 1
 
 
 @pytest.mark.parametrize(
     "length", [0, 1, 4096, 1 << 20, (1 << 20) + 1, 3 << 20, len(PLAIN)]
 )
-def test_pipe_of_any_length_reads_back(store, length):
+def test_file_of_any_length_reads_back(store, length):
     writer = begin(store)
     take(writer, "pages-1.img", PLAIN[:length])
     info = writer.commit()
@@ -189,9 +153,9 @@ def test_memory_that_is_called_off_is_not_read(store):
     assert caught.value.reason is Reason.CANCELLED
 
 
-def test_pipe_fed_in_odd_parts_and_files_beside_read_back(store):
+def test_file_written_in_odd_parts_and_files_beside_read_back(store):
     writer = begin(store)
-    take(writer, "pages-1.img", PLAIN, sizes=(1, 5000, 4096, 333, 100_000))
+    take(writer, "pages-1.img", PLAIN, sizes=(1, 5000, 6_000_001, 333, 100_000))
     writer.add("other", b"small" * 9000)
     take(writer, "pages-2.img", PLAIN[::-1][:3_000_000])
     assert writer.stored_bytes > 5_000_000
@@ -203,7 +167,7 @@ def test_pipe_fed_in_odd_parts_and_files_beside_read_back(store):
     assert store.open("c1").verify() == []
 
 
-def test_two_pipes_at_once_read_back(store):
+def test_two_files_at_once_read_back(store):
     writer = begin(store)
     with ThreadPoolExecutor(2) as both:
         list(both.map(lambda at: take(writer, "ab"[at], PLAIN[at:]), range(2)))
@@ -224,15 +188,6 @@ def test_second_generation_through_workers_is_referenced(store):
     assert second.deduplicated_bytes > 7_000_000
     store.delete("c1")
     assert store.open("c2").read("pages-7.img") == shifted
-
-
-def test_take_pipe_after_write_is_refused(store):
-    writer = begin(store)
-    file = writer.file("a")
-    file.write(bytes(1 << 20))
-    with pytest.raises(StoreError):
-        file.take_pipe(0)
-    writer.abort()
 
 
 # --- memory of processes -------------------------------------------------------------
@@ -401,62 +356,45 @@ def test_copy_that_is_cancelled_ends(saved):
 # --- what goes wrong -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["abort", "cancel"])
-def test_pipe_without_an_end_is_cancelled(store, root, how):
-    writer = begin(store)
-    file = writer.file("pages-1.img")
-    feeder = Feeder(PLAIN, close=False)
-    seen = []
-
-    def run():
-        with pytest.raises(StoreError) as caught:
-            file.take_pipe(feeder.reading)
-        seen.append(caught.value.reason)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    while writer.logical_bytes < 5_000_000:
-        time.sleep(0.01)
-    if how == "cancel":
-        file.cancel()
-        file.cancel()
-    else:
-        writer.abort()
-    thread.join(60)
-    assert seen == [Reason.CANCELLED]
-    feeder.end()
-    with pytest.raises(StoreError):
-        writer.commit()
-    writer.abort()
-    assert [p for p in root.rglob("*") if p.is_file()] == []
-
-
 def workers_of(store):
     server = store._pool._server.pid
     children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
     return [int(pid) for pid in children]
 
 
-def test_worker_that_dies_is_an_error_and_never_a_wait(working, root):
+@pytest.mark.parametrize("how", ["abort", "cancel", "kill"])
+def test_write_that_hangs_in_a_worker_ends_with_that_or_by_a_word(working, root, how):
     writer = begin(working)
-    feeder = Feeder(PLAIN, close=False)
-    seen = []
+    take(writer, "small", PLAIN[:100])
+    take(writer, "large", PLAIN)
+    hanging = workers_of(working)[1]
+    os.kill(hanging, signal.SIGSTOP)
+    file, seen = writer.file("a"), []
 
     def run():
-        with pytest.raises(StoreError) as caught, writer.file("a") as file:
-            file.take_pipe(feeder.reading)
+        with pytest.raises(StoreError) as caught:
+            file.write(PLAIN)
         seen.append(caught.value)
 
     thread = threading.Thread(target=run)
     thread.start()
-    while writer.logical_bytes < 5_000_000:
+    while writer.logical_bytes < 1.5 * len(PLAIN):
         time.sleep(0.01)
-    os.kill(workers_of(working)[1], signal.SIGKILL)
+    if how == "kill":
+        os.kill(hanging, signal.SIGKILL)
+    elif how == "cancel":
+        file.cancel()
+        file.cancel()
+    else:
+        writer.abort()
     thread.join(60)
-    assert "ended unexpectedly" in seen[0].message
-    feeder.end()
+    if how == "kill":
+        assert "ended unexpectedly" in seen[0].message
+    else:
+        assert seen[0].reason is Reason.CANCELLED
     with pytest.raises(StoreError):
         writer.commit()
+    writer.abort()
     assert [p for p in root.rglob("*") if p.is_file()] == []
 
 
@@ -481,8 +419,8 @@ def test_workers_of_a_dead_server_die_and_a_new_one_comes(working):
 def test_full_disk_in_a_worker_is_store_full(clock, pool, tmp_path, small_disk):
     store = Repository(FolderBackend(small_disk), clock=clock, keys=KEYS, pool=pool)
     writer = begin(store)
-    with Feeder(os.urandom(9_000_000)) as pipe, pytest.raises(StoreError) as caught:
-        writer.file("a").take_pipe(pipe)
+    with pytest.raises(StoreError) as caught:
+        writer.file("a").write(os.urandom(9_000_000))
     assert caught.value.reason is Reason.STORE_FULL
     writer.abort()
     assert [p for p in small_disk.rglob("*") if p.is_file()] == []
@@ -511,7 +449,7 @@ def test_workers_end_with_their_agent(tmp_path):
         time.sleep(0.01)
 
 
-def test_workers_of_a_capture_are_there_before_its_first_pipe(working, pool):
+def test_workers_of_a_capture_are_there_before_they_are_needed(working, pool):
     writer = begin(working)
     server = pool._server.pid
     children = Path(f"/proc/{server}/task/{server}/children")
@@ -523,7 +461,7 @@ def test_workers_of_a_capture_are_there_before_its_first_pipe(working, pool):
     assert not children.read_text()
 
 
-def test_checkpoint_without_a_pipe_is_committed_beside_workers_that_begin(working):
+def test_checkpoint_without_large_files_is_committed_beside_workers_that_begin(working):
     writer = begin(working)
     writer.add("a", b"small")
     writer.commit()

@@ -95,6 +95,8 @@ GHOST = "ghost-file-"
 #: One read of a pipe at most; also what a pipe is asked to hold. More than 1 MiB needs
 #: CAP_SYS_RESOURCE.
 BLOCK = 1 << 20
+#: So much of an image of memory is passed on at once, for many to share it.
+_PAGES_BLOCK = 16 << 20
 #: Seconds that are waited for those in the middle of something after a failure, and
 #: between two looks whether there is one.
 _LEFT_SECONDS, _LOOK_SECONDS = 0.2, 0.05
@@ -110,17 +112,11 @@ class Sink(Protocol):
 
 
 @runtime_checkable
-class PipeSink(Sink, Protocol):
-    """A sink that can empty a pipe by itself, faster than it could be fed."""
+class PipeSink(Protocol):
+    """What empties a pipe by itself, faster than it could be fed."""
 
-    def take_pipe(self, pipe: int, /) -> object:
-        """Take everything up to the pipe's end.
-
-        No other copy of the pipe is open when it returns or raises.
-        """
-
-    def cancel(self) -> None:
-        """Make a ``take_pipe`` raise soon; from any thread, any number of times."""
+    def take_pipe(self, pipe: int, /) -> None:
+        """Take everything up to the pipe's end."""
 
 
 class StreamServer:
@@ -265,10 +261,9 @@ class StreamServer:
 class CaptureServer(StreamServer):
     SOCKET = CAPTURE_SOCKET
 
-    def __init__(self, folder: Path, sinks: Callable[[str], Sink]) -> None:
+    def __init__(self, folder: Path, sinks: Callable[[str], Sink | PipeSink]) -> None:
         super().__init__(folder)
         self._sinks = sinks
-        self._taking: list[PipeSink] = []
 
     def _open(self, connection: socket.socket, name: str) -> None:
         pipe = receive_pipe(connection)
@@ -279,31 +274,16 @@ class CaptureServer(StreamServer):
             self.fail(error)
             os.close(pipe)
             return
-        if name.startswith(PAGES) and isinstance(sink, PipeSink):
-            self._spawn(pipe, name, lambda end: self._hand_over(end, sink))
+        if isinstance(sink, PipeSink):
+            self._spawn(pipe, name, sink.take_pipe)
         else:
-            self._spawn(pipe, name, lambda end: self._drain(end, sink))
+            most = _PAGES_BLOCK if name.startswith(PAGES) else BLOCK
+            self._spawn(pipe, name, lambda end: self._drain(end, sink, most))
 
-    def fail(self, error: Exception) -> None:
-        super().fail(error)
-        with self._lock:
-            taking = list(self._taking)
-        for sink in taking:
-            sink.cancel()
-
-    def _hand_over(self, pipe: int, sink: PipeSink) -> None:
-        with self._lock:
-            self._taking.append(sink)
-        if self._ended.is_set():
-            # It failed before it could know of this one.
-            return
-        sink.take_pipe(pipe)
-        sink.close()
-
-    def _drain(self, pipe: int, sink: Sink) -> None:
+    def _drain(self, pipe: int, sink: Sink, most: int) -> None:
         os.set_blocking(pipe, False)
         # Made once for the file: fresh memory would cost more than the reading.
-        view = memoryview(bytearray(BLOCK))
+        view = memoryview(bytearray(most))
         filled = 0
         while self._ready(pipe, select.POLLIN):
             try:
@@ -311,7 +291,7 @@ class CaptureServer(StreamServer):
             except BlockingIOError:
                 continue
             filled += count
-            if filled == BLOCK or (count == 0 and filled):
+            if filled == most or (count == 0 and filled):
                 sink.write(view[:filled])
                 filled = 0
             if count == 0:

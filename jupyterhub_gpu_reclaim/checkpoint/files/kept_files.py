@@ -24,12 +24,11 @@ from blake3 import blake3
 from jupyterhub_gpu_reclaim.checkpoint.buffers import BufferReader
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again, run_as
-from jupyterhub_gpu_reclaim.checkpoint.staging import hand_over
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, root_of
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
@@ -41,7 +40,6 @@ _log = logging.getLogger(__name__)
 
 #: The name of each in the store.
 NAME: Final = "kept/{number}"
-_BLOCK: Final = 1 << 20
 
 
 class KeptFiles:
@@ -133,13 +131,11 @@ class KeptFiles:
         for number, size in self._copied.items():
             cancel.check()
             name, hasher = NAME.format(number=number), blake3()
-            blocks = _hashed(memory.blocks(size), hasher)
             with file(name) as target:
-                if size <= _BLOCK:
-                    for block in blocks:
-                        target.write(block)
-                else:
-                    hand_over(target, blocks, cancel)
+                for block in memory.blocks(size):
+                    cancel.check()
+                    hasher.update(block)
+                    target.write(block)
             self._opened[number] = msgspec.structs.replace(
                 self._opened[number],
                 digest=f"{open_files.HASH}{hasher.hexdigest()}",
@@ -157,9 +153,3 @@ class KeptFiles:
 def most_bytes(opened: Iterable[FileFingerprint], limit: int) -> int:
     """Bytes of memory that the copies of those files take, at most."""
     return min(limit, sum(one.size for one in opened if one.is_written))
-
-
-def _hashed(blocks: Iterable[memoryview], hasher: blake3) -> Iterator[memoryview]:
-    for block in blocks:
-        hasher.update(block)
-        yield block

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.criu.binary import Criu
-    from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
+    from jupyterhub_gpu_reclaim.checkpoint.criu.stream import PipeSink, Sink
     from jupyterhub_gpu_reclaim.checkpoint.memory.ahead import MemoryPart
 
 
@@ -150,7 +150,7 @@ class _Kept:
         self.images: dict[str, bytearray] = {}
         self.pages = pages
 
-    def __call__(self, name: str) -> Sink:
+    def __call__(self, name: str) -> Sink | PipeSink:
         dropped = self.pages(name)
         if name.startswith(PAGES):
             return dropped or self._sinks(name)

@@ -55,25 +55,17 @@ class ComposedFile(MemoryFile, Protocol):
 
 
 class DroppedPages:
-    """A sink for the pages of one process."""
+    """The pages of one process; a ``PipeSink`` of ``criu.stream``."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.length = 0
 
-    def write(self, data: memoryview, /) -> None:
-        self.length += len(data)
-
-    def take_pipe(self, pipe: int, /) -> int:
+    def take_pipe(self, pipe: int, /) -> None:
         os.set_blocking(pipe, True)
         with closing(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)) as nowhere:
             while count := os.splice(pipe, nowhere, BLOCK):
                 self.length += count
-        return self.length
-
-    def cancel(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class PageSinks:

@@ -131,13 +131,19 @@ class PackWriter:
         self._put(file, at // self._chunk, buffer[:whole], self._chunks, length)
 
     def put_memory(
-        self, file: int, memory: ProcessMemory, part: range, buffer: memoryview
+        self,
+        file: int,
+        begin: int,
+        memory: ProcessMemory,
+        part: range,
+        buffer: memoryview,
     ) -> None:
         """Take that part of a process's memory; OSError: it cannot be read."""
+        # The memory stands from ``begin`` on in the file.
         for at in part[::BUFFER_BYTES]:
             length = min(BUFFER_BYTES, part.stop - at)
             memory.read_into(at, buffer[:length])
-            self.put_padded(file, at, buffer, length)
+            self.put_padded(file, begin + at, buffer, length)
 
     def report(self) -> Report:
         """Write the rest; the packs settle in the background from now on."""

@@ -33,10 +33,8 @@ _MAX_BYTES = 65536
 _MAX_DESCRIPTORS = 8
 _ALIGNED_BYTES = 64
 
-#: Length of a token, and of a ticket, in its pipe.
-TOKEN_BYTES, TICKET_BYTES = 8, 4
-#: Of a token, once the pipe has ended.
-END = (1 << 64) - 1
+#: Length of a ticket in its pipe.
+TICKET_BYTES = 4
 
 
 class WorkerReady(msgspec.Struct, tag=True):
@@ -57,22 +55,15 @@ class BeginCapture(msgspec.Struct, tag=True):
     row: int  #: of the counters
 
 
-class TakePipe(msgspec.Struct, tag=True):
-    """Agent: share this pipe. Descriptors: the pipe, token to read, token to write."""
-
-    file: int
-
-
 class TakeMemory(msgspec.Struct, tag=True):
     """Agent: read a process's memory. Descriptors: its pid and areas, and tickets."""
 
     file: int
+    begin: int  #: where it stands in the file, a multiple of a chunk
 
 
 class Taken(msgspec.Struct, tag=True):
     """Worker: my part of the file is written."""
-
-    total: int  #: bytes of the file, 0 from workers that did not see a pipe's end
 
 
 class Finish(msgspec.Struct, tag=True):
@@ -115,7 +106,6 @@ class Failed(msgspec.Struct, tag=True):
 Message = (
     WorkerReady
     | BeginCapture
-    | TakePipe
     | TakeMemory
     | Taken
     | Finish

@@ -1,13 +1,12 @@
 """Groups of workers on one checkpoint: those of a capture, and those of a copy.
 
-Anything that workers share is set up here: a pipe with its token, tickets, counters.
+Anything that workers share is set up here: tickets, counters.
 Each call raises ``StoreError``: a worker's error, that none comes, that one cannot be
 killed, ``TIMED_OUT`` or ``CANCELLED``.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from jupyterhub_gpu_reclaim.store.format.index import BLOCKS
 from jupyterhub_gpu_reclaim.store.packing.base_blocks import NO_VERDICTS
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import COUNTERS, Report
 from jupyterhub_gpu_reclaim.store.workers import channel
-from jupyterhub_gpu_reclaim.store.workers.channel import TOKEN_BYTES, close_all
+from jupyterhub_gpu_reclaim.store.workers.channel import close_all
 from jupyterhub_gpu_reclaim.store.workers.handle import hear_all, hear_ready
 
 if TYPE_CHECKING:
@@ -64,40 +63,23 @@ class CaptureGroup:
         )
         self._beginning.start()
 
-    def take_pipe(self, file: int, pipe: int, offset: int) -> int:
-        """Let all read a pipe to its end, one pipe at a time; the file's length."""
-        # ``offset``: of the pipe's next byte in the file, a multiple of a buffer. The
-        # pipe is neither closed nor changed.
-        token_out, token_in = os.pipe2(os.O_CLOEXEC)
-        try:
-            os.write(token_in, offset.to_bytes(TOKEN_BYTES, "little"))
-            order = channel.TakePipe(file)
-            return max(self._take(order, [pipe, token_out, token_in]))
-        finally:
-            close_all([token_out, token_in])
-
-    def take_memory(self, file: int, memory: ProcessMemory) -> None:
+    def take_memory(self, file: int, begin: int, memory: ProcessMemory) -> None:
         """Let all read a process's memory, one process at a time."""
         areas = channel.share("memory", memory.pid, memory.areas)
         tickets = channel.tickets(channel.parts(memory.length))
         try:
-            self._take(channel.TakeMemory(file), [areas, tickets])
-        finally:
-            close_all([areas, tickets])
-
-    def _take(self, order: channel.Message, descriptors: list[int]) -> list[int]:
-        try:
             workers = self._ready()
             for worker in workers:
-                worker.send(order, descriptors)
-            heard = hear_all(workers, None)
+                worker.send(channel.TakeMemory(file, begin), [areas, tickets])
+            hear_all(workers, None)
         except StoreError:
             was_cancelled = self._closed
             self.stop()
             if was_cancelled:
                 raise StoreError(Reason.CANCELLED) from None
             raise
-        return [one.total for one, _ in heard if isinstance(one, channel.Taken)]
+        finally:
+            close_all([areas, tickets])
 
     def counted(self, column: int) -> int:
         return int(self._counters[:, column].sum())

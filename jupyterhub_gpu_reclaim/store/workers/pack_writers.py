@@ -1,7 +1,7 @@
 """All pack writers of one checkpoint: our own, and those of workers.
 
 Thread-safe. Our threads take turns at one, since the interpreter lets one of them work
-at a time anyway; a pipe goes to the workers, if there are any. Every call raises
+at a time anyway; what is large goes to the workers, if there are any. Every call raises
 ``StoreError`` when there is no room or no store, or ``CANCELLED``.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.packing import buffers
+from jupyterhub_gpu_reclaim.linux.process_memory import ProcessMemory
 from jupyterhub_gpu_reclaim.store.packing.base_blocks import (
     NO_VERDICTS,
     BaseBlocks,
@@ -36,13 +36,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from jupyterhub_gpu_reclaim.linux.process_memory import ProcessMemory
     from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.packing.pack_writer import Report
     from jupyterhub_gpu_reclaim.store.workers.group import CaptureGroup
 
 #: The number of our own; those of workers come after.
 OWN = 0
+#: What is less is taken by the thread that brings it.
+_SHARED_BYTES = 4 << 20
 #: A buffer is written in less, unless the backend hangs.
 _LET_GO_SECONDS = 20.0
 #: So long a pack that is being synced is waited for; later it is remains for a sweep.
@@ -64,48 +65,35 @@ class PackWriters:
         self._group = group
         #: Held while our own takes a buffer.
         self._turn = threading.Lock()
-        #: Held for moments only.
-        self._lock = threading.Lock()
         self._closed = False
-        #: Of the threads that wait for a pipe: written to, to cancel them.
-        self._wakes: set[int] = set()
-        #: Held by the pipe that the workers take; another is taken by its own thread.
+        #: Held by the memory that the workers take.
         self._group_turn = threading.Lock()
 
     def put(self, file: int, first: int, data: memoryview, length: int) -> None:
         with self._its_turn():
             self._own.put(file, first, data, length)
 
-    def take_pipe(self, file: int, pipe: int) -> int:
-        """Read a pipe to its end as one file; return its length."""
-        buffer = memoryview(bytearray(BUFFER_BYTES))
-        total = 0
-        with self._waking() as wake:
-            while filled := buffers.fill(pipe, wake, buffer):
-                with self._its_turn():
-                    self._own.put_padded(file, total, buffer, filled)
-                total += filled
-                if filled < BUFFER_BYTES:
-                    break
-                # Most processes are small; only what is not is worth the workers.
-                if self._group is not None and self._group_turn.acquire(blocking=False):
-                    try:
-                        return self._group.take_pipe(file, pipe, total)
-                    finally:
-                        self._group_turn.release()
-        return total
+    def share(self, file: int, begin: int, data: memoryview) -> int:
+        """Have workers take what is large; how many bytes of it they have taken."""
+        if self._group is None or len(data) < _SHARED_BYTES:
+            return 0
+        length = len(data) // BUFFER_BYTES * BUFFER_BYTES
+        address = np.frombuffer(data, np.uint8).ctypes.data
+        areas = np.array([(address, length)], np.int64)
+        self.take_memory(file, begin, ProcessMemory(os.getpid(), areas))
+        return length
 
-    def take_memory(self, file: int, memory: ProcessMemory) -> None:
-        """Take a standing process's memory as one file; OSError: it has ended."""
+    def take_memory(self, file: int, begin: int, memory: ProcessMemory) -> None:
+        """Take the memory of a process that stands; OSError: it has ended."""
         # Most processes are small; only what is not is worth the workers.
         if memory.length > BUFFER_BYTES and self._group is not None:
             with self._group_turn:
-                return self._group.take_memory(file, memory)
+                return self._group.take_memory(file, begin, memory)
         buffer = memoryview(bytearray(BUFFER_BYTES))
         for number in range(channel.parts(memory.length)):
             part = channel.part_of(memory.length, number)
             with self._its_turn():
-                self._own.put_memory(file, memory, part, buffer)
+                self._own.put_memory(file, begin, memory, part, buffer)
         return None
 
     def counted(self, column: int) -> int:
@@ -137,10 +125,7 @@ class PackWriters:
 
     def cancel(self) -> None:
         """Make every thread in these calls return soon; idempotent, never blocks."""
-        with self._lock:
-            self._closed = True
-            for wake in self._wakes:
-                os.eventfd_write(wake, 1)
+        self._closed = True
         if self._group is not None:
             self._group.cancel()
 
@@ -156,19 +141,6 @@ class PackWriters:
         if waited:
             self._turn.release()
         self._own.packs.let_end(_SETTLE_SECONDS)
-
-    @contextlib.contextmanager
-    def _waking(self) -> Iterator[int]:
-        wake = os.eventfd(0, os.EFD_CLOEXEC)
-        try:
-            with self._lock:
-                self._refuse_closed()
-                self._wakes.add(wake)
-            yield wake
-        finally:
-            with self._lock:
-                self._wakes.discard(wake)
-            os.close(wake)
 
     @contextlib.contextmanager
     def _its_turn(self) -> Iterator[None]:

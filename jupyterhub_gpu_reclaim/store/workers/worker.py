@@ -26,7 +26,6 @@ from jupyterhub_gpu_reclaim.store.packing.base_blocks import (
     DedupIndex,
 )
 from jupyterhub_gpu_reclaim.store.packing.blocks import Blocks, BlockSource
-from jupyterhub_gpu_reclaim.store.packing.buffers import Splicer
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import (
     BUFFER_BYTES,
     COUNTERS,
@@ -34,12 +33,7 @@ from jupyterhub_gpu_reclaim.store.packing.pack_writer import (
 )
 from jupyterhub_gpu_reclaim.store.read import memory_restore
 from jupyterhub_gpu_reclaim.store.workers import channel
-from jupyterhub_gpu_reclaim.store.workers.channel import (
-    END,
-    TICKET_BYTES,
-    TOKEN_BYTES,
-    close_all,
-)
+from jupyterhub_gpu_reclaim.store.workers.channel import TICKET_BYTES, close_all
 
 if TYPE_CHECKING:
     import socket
@@ -69,14 +63,9 @@ def _serve(end: socket.socket) -> None:
         match message:
             case channel.BeginCapture():
                 writer = _pack_writer(message, descriptors)
-            case channel.TakePipe() if writer is not None:
-                total = _take(writer, message.file, descriptors)
-                # CRIU must see it when the pipe has no reader any more.
-                close_all(descriptors)
-                channel.send(end, channel.Taken(total))
             case channel.TakeMemory() if writer is not None:
-                _take_memory(writer, message.file, descriptors)
-                channel.send(end, channel.Taken(0))
+                _take_memory(writer, message, descriptors)
+                channel.send(end, channel.Taken())
             case channel.Finish() if writer is not None:
                 packs, *columns = writer.report()
                 memory = channel.share("report", packs, *columns)
@@ -104,35 +93,16 @@ def _pack_writer(message: channel.BeginCapture, descriptors: list[int]) -> PackW
     return PackWriter(backend, message.recipe, message.number, known, counters)
 
 
-def _take(writer: PackWriter, file: int, descriptors: list[int]) -> int:
-    """Share a pipe with the other workers: the token's holder takes a buffer."""
-    pipe, token_in, token_out = descriptors
-    buffer = memoryview(bytearray(BUFFER_BYTES))
-    total = 0
-    with Splicer(pipe) as splicer:
-        while True:
-            offset = int.from_bytes(os.read(token_in, TOKEN_BYTES), "little")
-            if offset == END:
-                os.write(token_out, END.to_bytes(TOKEN_BYTES, "little"))
-                return total
-            length = splicer.take(buffer)
-            after = END if length < BUFFER_BYTES else offset + length
-            os.write(token_out, after.to_bytes(TOKEN_BYTES, "little"))
-            if after == END:
-                total = offset + length
-            if length:
-                splicer.read(buffer)
-                writer.put_padded(file, offset, buffer, length)
-
-
-def _take_memory(writer: PackWriter, file: int, descriptors: list[int]) -> None:
+def _take_memory(
+    writer: PackWriter, order: channel.TakeMemory, descriptors: list[int]
+) -> None:
     shared, tickets = descriptors
     pid, (areas,) = channel.shared(shared, int, np.dtype("<i8"))
     memory = ProcessMemory(pid, areas)
     buffer = memoryview(bytearray(BUFFER_BYTES))
     while ticket := os.read(tickets, TICKET_BYTES):
         part = channel.part_of(memory.length, int.from_bytes(ticket, "little"))
-        writer.put_memory(file, memory, part, buffer)
+        writer.put_memory(order.file, order.begin, memory, part, buffer)
     close_all(descriptors)
 
 

@@ -337,31 +337,28 @@ class FileWriter:
     def write(self, data: Buffer) -> None:
         """The buffer may be reused on return; StoreError: the checkpoint is lost."""
         self._check_open()
+        view = memoryview(data).cast("B")
         with self._owner.failing():
-            self._cutter.feed(data)
-
-    def take_pipe(self, pipe: int) -> int:
-        """Read a pipe to its end as the whole file; return its length.
-
-        :meth:`CheckpointWriter.abort` from another thread ends it. The file still has
-        to be closed, and the pipe (blocking or not) too; nothing may be written before.
-        """
-        self._refuse_begun()
-        with self._owner.failing():
-            self._length = self._pack_writers.take_pipe(self.number, pipe)
-        # Nothing may follow a chunk that was filled up.
-        self._first = -1
-        return self._length
+            if self._cutter.is_empty and self._first >= 0:
+                begin = self._first * self._chunk
+                taken = self._pack_writers.share(self.number, begin, view)
+                self._first += taken // self._chunk
+                self._length += taken
+                view = view[taken:]
+            self._cutter.feed(view)
 
     def take_memory(self, memory: ProcessMemory) -> None:
-        """Take a standing process's memory as the whole file; see :meth:`take_pipe`.
+        """Take a standing process's memory as the whole file.
+
+        :meth:`CheckpointWriter.abort` from another thread ends it. The file still has
+        to be closed.
 
         Raises:
             OSError: it cannot be read; a StoreError where a worker was to read it.
         """
         self._refuse_begun()
         with self._owner.failing():
-            self._pack_writers.take_memory(self.number, memory)
+            self._pack_writers.take_memory(self.number, 0, memory)
         self._length, self._first = memory.length, -1
 
     def compose(
@@ -383,7 +380,7 @@ class FileWriter:
         self._first = -1
 
     def cancel(self) -> None:
-        """Make `take_pipe` or `take_memory` raise soon, from any thread; idempotent."""
+        """Make `take_memory` raise soon, from any thread; idempotent."""
         # All of the checkpoint is lost.
         self._owner.fail(StoreError(Reason.CANCELLED))
         self._pack_writers.cancel()
