@@ -11,7 +11,6 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.linux import processes, procfs
-from tests.checkpoint.test_stream import Taken
 
 COUNTER = """
 import sys, time
@@ -236,13 +235,12 @@ def names_of_holders(place, file: str) -> set[str]:
 
 
 def test_cycle_without_relay_keeps_clock_output_memory_and_status(places, engine):
-    """The sink takes the memory from the pipe itself."""
     world = places.world(relay=False)
     world("ballast = os.urandom(8 << 20); right = ballast[::509]")
     image = engine.image()
     begun = time.monotonic()
     inside = world("time.monotonic()")
-    result = engine.dump(world.place, lambda name: Taken(image, name))
+    result = engine.dump(world.place, image.sink)
     world.place.kill()
     time.sleep(1.5)
     place = places.hold(relay=False)
