@@ -377,15 +377,18 @@ async def test_the_fleet_that_the_settings_make_sees_the_sessions_of_all_nodes(
 ):
     file = tmp_path / "kubeconfig"
     file.write_text(cluster.kubeconfig("service"))
+    token = tmp_path / "agent.token"
+    token.write_text(TOKEN)
     config = {
         "placement": "kubernetes",
         "kubeconfig": str(file),
         "namespace": NAMESPACE,
+        "agent_token_file": str(token),
         "agent_port": AGENT_PORT,
         "agent_ca_file": str(agents_certificate()),
     }
     service = ReclaimService(config=Config(ReclaimService=config))
-    fleet, let_go = await agent_of(service, TOKEN, None)
+    fleet = await agent_of(service, None)
 
     async def seen():
         try:
@@ -396,7 +399,7 @@ async def test_the_fleet_that_the_settings_make_sees_the_sessions_of_all_nodes(
     try:
         await until(seen)
     finally:
-        await let_go()
+        await fleet.stop()
 
 
 async def _ended(cluster, service, end):
