@@ -251,8 +251,8 @@ MUTANTS = (
         "clients",
         "test_informer",
         f"{PACKAGE}/service/clients/informer.py",
-        "self._wait = min(2 * self._wait, LONGEST_WAIT)",
-        "self._wait = min(self._wait, LONGEST_WAIT)",
+        "self._wait = min(2 * wait, LONGEST_WAIT)",
+        "self._wait = min(wait, LONGEST_WAIT)",
         "A cluster's API server that is busy is asked again and again at one pace.",
     ),
     Mutant(
