@@ -449,6 +449,21 @@ async def test_names_and_sentences_of_sessions_are_never_markup(service, tab):
     assert await page.locator(".evil").count() == 0
 
 
+async def test_address_sorted_by_a_column_of_wide_screens_is_sorted_on_narrow_ones(
+    service, tab
+):
+    now = time.time()
+    for n, idle in enumerate((900, 7200, 60)):
+        used = Usage(at=now, watched=9000, sample_age=1, last_active=now - idle)
+        service.control.put(f"user{n}", usage=used)
+    for width in (1280, 360):
+        page = await tab(
+            path="all?sort=idle&dir=desc", viewport={"width": width, "height": 800}
+        )
+        names = [re.compile(f"user{n}") for n in (1, 0, 2)]
+        await expect(page.locator(ROW)).to_have_text(names)
+
+
 async def test_three_thousand_sessions_have_few_rows_in_the_page(service, tab):
     for n in range(3000):
         service.control.put(f"user{n:04d}", facts={"node": f"n{n % 9}"})

@@ -10,6 +10,7 @@ import { el } from "./dom.js";
 
 const NARROW = matchMedia("(max-width: 48rem)");
 const WIDE = matchMedia("(min-width: 96rem)");
+const fits = (wide) => !wide || WIDE.matches;
 
 const none = (value) => value === null || value === undefined || value === "";
 
@@ -62,9 +63,10 @@ export class Table {
 
   drawn() {
     if (NARROW.matches) return [this.card(this.columns)];
-    const shown = this.columns.filter(({ wide }) => !wide || WIDE.matches);
-    return shown.map(({ field, title, by, text, width, grow, most, print }) => ({
+    // What is not shown can be sorted by, as an address from a wider screen may say.
+    return this.columns.map(({ field, title, by, text, width, grow, most, print, wide }) => ({
       field,
+      visible: fits(wide),
       title,
       width,
       widthGrow: grow,
@@ -200,7 +202,8 @@ export class Table {
     for (const column of this.table.getColumns()) {
       const { field, title } = column.getDefinition();
       if (!title || !rows.length) continue;
-      const used = rows.some((row) => row[field]);
+      const { wide } = this.columns.find((one) => one.field === field) ?? {};
+      const used = fits(wide) && rows.some((row) => row[field]);
       if (used === column.isVisible()) continue;
       used ? column.show() : column.hide();
       changed = true;
