@@ -530,7 +530,6 @@ class StartPlan(Value, frozen=True, kw_only=True):
 
     action: str  #: cold, restore, adopt or refuse
     checkpoint: str = ""
-    generation: int = 0
     incarnation: str = ""  #: of the tree to adopt
     identity: Identity | None = None
     failure: Failure | None = None

@@ -319,7 +319,6 @@ class Planner:
         return StartPlan(
             action="restore",
             checkpoint=row.checkpoint,
-            generation=row.stamp[1],
             identity=identity,
             suspension=self.sessions.suspension(row),
             session=row.session,

@@ -3,8 +3,10 @@
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.models import Identity
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.hub.docker.container import ContainerPurpose, prepared
+from jupyterhub_gpu_reclaim.hub.docker.container import prepared
+from jupyterhub_gpu_reclaim.hub.spawner.placement import Purpose
 from jupyterhub_gpu_reclaim.session_init import command_line
 from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 
@@ -21,11 +23,8 @@ ASKED = {
 
 
 def purpose(*, holding=False):
-    return ContainerPurpose(
-        init=arguments(holding=holding),
-        image=IMAGE if holding else "",
-        token="known" if holding else "",
-    )
+    saved = Identity(api_token="known", port=1, image=IMAGE)
+    return Purpose(init=arguments(holding=holding), saved=saved if holding else None)
 
 
 def arguments(*, holding):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
-from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.hub.kube.pod import PodPurpose, prepared
+from jupyterhub_gpu_reclaim.common.models import Identity, SessionKey
+from jupyterhub_gpu_reclaim.hub.kube.pod import prepared
+from jupyterhub_gpu_reclaim.hub.spawner.placement import Purpose
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from jupyterhub_gpu_reclaim.service.clients.agent_router import AgentRouter
 from jupyterhub_gpu_reclaim.service.clients.agents import Agents
@@ -115,8 +116,10 @@ def session_pod(cluster: Cluster, key: SessionKey = ADA, mode="start", **more):
     incarnation = more.pop("incarnation", "a" * 32)
     name = f"jupyter-{key.user}{'--' + key.server if key.server else ''}"
     options = more.pop("options", {})
-    init = InitArguments(incarnation, key.user, key.server, "", holding=mode == "hold")
-    purpose = PodPurpose(init=init, **more)
+    held = mode == "hold"
+    init = InitArguments(incarnation, key.user, key.server, "", holding=held)
+    saved = Identity(api_token="saved", port=1) if held else None
+    purpose = Purpose(init=init, saved=saved)
     pod = as_json(prepared(a_pod(name=name, **options), purpose))
     pod["metadata"]["namespace"] = NAMESPACE
     pod["status"] = {"phase": "Pending"}

@@ -15,7 +15,6 @@ from jupyterhub_gpu_reclaim.common.errors import (
 )
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.hub.kube import pod_events
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
 from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION, Pod
 from jupyterhub_gpu_reclaim.service.settings.placement import agent_of
@@ -539,18 +538,13 @@ def test_who_deletes_what_runs_is_told_apart_from_who_deletes_what_has_ended(
 )
 def test_gpus_of_a_pod_are_counted_whether_limited_or_claimed(resources, gpus):
     spec = {"containers": [{"name": "notebook", "resources": resources}]}
-    if "claims" in resources:
-        spec["resourceClaims"] = [
-            {"name": each["name"], "resourceClaimTemplateName": "gpu"}
-            for each in resources["claims"]
-        ]
     why = "0/2 nodes are available: 1 Insufficient cpu, 1 cannot allocate all claims."
     waits = {"type": "PodScheduled", "reason": "Unschedulable", "message": why}
     pod = {"metadata": {"name": "n"}, "spec": spec, "status": {"conditions": [waits]}}
     read = msgspec.convert(pod, Pod)
     assert read.gpus == gpus
     assert read.lacks_gpu is bool(gpus)
-    assert pod_events.gpus(pod) is bool(gpus)
+    assert read.wants_gpu is bool(gpus)
 
 
 async def test_line_of_a_watch_that_is_too_long_costs_a_new_list(cluster, service):

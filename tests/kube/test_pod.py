@@ -8,20 +8,21 @@ from hypothesis import strategies as st
 from kubespawner.objects import make_pod
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.models import Identity, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.kube.pod import (
     INCARNATION,
-    PodPurpose,
     holds,
     other_image,
     prepared,
     saved_image,
 )
+from jupyterhub_gpu_reclaim.hub.spawner.placement import Purpose
 from jupyterhub_gpu_reclaim.session_init import command_line, session_init
 from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 from tests.kube.schemas import as_json, problems
 
+ADA = SessionKey("ada")
 CMD = ["jupyterhub-singleuser", "--ip=0.0.0.0"]
 SUM = "sha256:" + "a" * 64
 DIGEST = f"quay.io/jupyter/base@{SUM}"
@@ -43,13 +44,11 @@ def a_pod(**more):
     return make_pod(**given)
 
 
-def a_purpose(mode="start", **more):
-    key, incarnation = (
-        more.pop("key", SessionKey("ada")),
-        more.pop("incarnation", "f" * 32),
-    )
-    init = InitArguments(incarnation, key.user, key.server, "", holding=mode == "hold")
-    return PodPurpose(init=init, **more)
+def a_purpose(mode="start", key=ADA, incarnation="f" * 32, **saved):
+    held = mode == "hold"
+    init = InitArguments(incarnation, key.user, key.server, "", holding=held)
+    login = Identity(**{"api_token": "saved", "port": 1, **saved})
+    return Purpose(init=init, saved=login if held else None)
 
 
 def notebook(pod):
@@ -116,7 +115,7 @@ def test_start_without_any_command_is_refused_with_what_to_set() -> None:
 
 def test_hold_is_pid_1_by_digest_with_the_saved_login(monkeypatch) -> None:
     monkeypatch.setattr(session_init.os, "getpid", lambda: 1)
-    purpose = a_purpose("hold", image=DIGEST, token="saved", generation=3)
+    purpose = a_purpose("hold", image=DIGEST)
     container = notebook(prepared(a_pod(image_pull_policy="Always"), purpose))
     assert init_of(container, container["command"]).holding
     assert not container.get("args")
@@ -172,7 +171,7 @@ def test_what_an_administrator_wrote_as_json_is_understood() -> None:
         ],
     }
     for options in ({"extra_container_config": extra}, {"lifecycle_hooks": {}}):
-        held = notebook(prepared(a_pod(**options), a_purpose("hold", token="saved")))
+        held = notebook(prepared(a_pod(**options), a_purpose("hold")))
         assert not held.get("lifecycle")
         env = variables(held)
         assert env["JUPYTERHUB_API_TOKEN"] == "saved"
@@ -328,7 +327,7 @@ def test_a_return_asks_the_named_repository_for_what_was_saved(named, asked):
 def test_hold_prefers_other_nodes_than_those_that_sent_it_away(given) -> None:
     before = as_json(a_pod(**given))
     pod = a_pod(**given)
-    held = as_json(prepared(pod, a_purpose("hold", avoid=("one", "two"))))
+    held = as_json(prepared(pod, a_purpose("hold"), avoid=("one", "two")))
     rules = held["spec"]["affinity"]["nodeAffinity"]
     last = rules["preferredDuringSchedulingIgnoredDuringExecution"][-1]
     assert [field["values"] for field in last["preference"]["matchFields"]] == [

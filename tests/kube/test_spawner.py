@@ -4,6 +4,7 @@ import asyncio
 import copy
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from jupyterhub.utils import exponential_backoff
 from kubernetes_asyncio import config
@@ -23,6 +24,7 @@ from jupyterhub_gpu_reclaim.hub.kube.spawner import (
     SessionPodSpawner,
 )
 from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
+from jupyterhub_gpu_reclaim.service.clients.pods import Pod
 from tests.kube.conftest import until
 from tests.support.cluster import NAMESPACE
 from tests.support.nodes import SERVER_PORT
@@ -376,7 +378,7 @@ async def test_a_sidecar_that_has_ended_keeps_no_session_from_starting(cluster, 
         if status["name"] == "fetch":
             status["ready"] = False
             status["state"] = {"terminated": {"exitCode": 0, "reason": "Completed"}}
-    assert pod_events.obstacle(pod) == ""
+    assert pod_events.obstacle(msgspec.convert(pod, Pod)) == ""
     cluster.put("pods", pod)
     await starting
 

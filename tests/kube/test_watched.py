@@ -1,18 +1,28 @@
 """What the API server tells of pods, in sentences."""
 
+import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.hub.kube.pod_events import lives, obstacle, sentence
+from jupyterhub_gpu_reclaim.hub.kube.pod_events import obstacle, sentence
+from jupyterhub_gpu_reclaim.service.clients.pods import Pod
 
 GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
 
 
-def pod(uid="u1", *, created="1", gpu=True, phase="Pending", **status):
-    return {
-        "metadata": {"uid": uid, "creationTimestamp": created},
-        "spec": {"containers": [{"name": "notebook", **(GPU if gpu else {})}]},
+def pod(uid="u1", *, created="1", gpu=True, phase="Pending", ending=None, **status):
+    told = {
+        "metadata": {
+            "uid": uid,
+            "creationTimestamp": created,
+            "deletionTimestamp": ending,
+        },
+        "spec": {
+            "nodeName": "gpu-7",
+            "containers": [{"name": "notebook", **(GPU if gpu else {})}],
+        },
         "status": {"phase": phase, **status},
     }
+    return msgspec.convert(told, Pod)
 
 
 def waits(uid, created, *, gpu=True):
@@ -56,25 +66,20 @@ def test_an_image_that_cannot_be_pulled_is_said():
 
 
 def test_a_former_pod_on_a_lost_node_is_named():
-    old = pod(phase="Running")
-    old["metadata"]["deletionTimestamp"] = "now"
-    old["spec"]["nodeName"] = "gpu-7"
+    old = pod(phase="Running", ending="now")
     assert "gpu-7" in sentence(old, [])
     assert "gpu-7" in obstacle(old)
 
 
 @pytest.mark.parametrize(
-    ("status", "alive"),
+    ("status", "over"),
     [
-        ({}, True),
-        ({"phase": "Failed"}, False),
-        ({"phase": "Running", **container(running={})}, True),
-        ({"phase": "Running", **container(terminated={"exitCode": 137})}, False),
-        ({"phase": "Running", **container()}, True),
+        ({}, False),
+        ({"phase": "Failed"}, True),
+        ({"phase": "Running", **container(running={})}, False),
+        ({"phase": "Running", **container(terminated={"exitCode": 137})}, True),
+        ({"phase": "Running", **container()}, False),
     ],
 )
-def test_a_pod_lives_until_its_container_is_reported_dead(status, alive):
-    assert lives(pod(**status), "u1") is alive
-    assert lives(pod(**status), "") is alive
-    assert not lives(pod(**status), "another")
-    assert not lives(None, "")
+def test_a_pod_lives_until_its_container_is_reported_dead(status, over):
+    assert pod(**status).over is over

@@ -9,7 +9,9 @@ import logging
 import pytest
 from kubespawner.objects import make_pod
 
-from jupyterhub_gpu_reclaim.hub.kube.pod import PodPurpose, prepared
+from jupyterhub_gpu_reclaim.common.models import Identity
+from jupyterhub_gpu_reclaim.hub.kube.pod import prepared
+from jupyterhub_gpu_reclaim.hub.spawner.placement import Purpose
 from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 from tests.kube.schemas import as_json
 from tests.support import helm
@@ -101,6 +103,7 @@ def test_a_sessions_pod_has_no_other_rights_than_kubespawners(settings, mode):
     )
     image = "quay.io/jupyter/base@sha256:" + "a" * 64
     init = InitArguments("f" * 32, "ada", holding=mode == "hold")
-    purpose = PodPurpose(init=init, image=image)
+    saved = Identity(api_token="saved", port=1, image=image)
+    purpose = Purpose(init=init, saved=saved if mode == "hold" else None)
     ours, theirs = (as_json(one)["spec"] for one in (prepared(pod, purpose), pod))
     assert rights(ours) == rights(theirs)

@@ -12,13 +12,12 @@ init comes as text in a variable: images need only ``python3`` in their PATH.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.hub.spawner.placement import TOKENS
+from jupyterhub_gpu_reclaim.hub.spawner.placement import TOKENS, Purpose
 from jupyterhub_gpu_reclaim.session_init import command_line
 from jupyterhub_gpu_reclaim.session_init.container_labels import (
     ACCOUNT,
@@ -32,24 +31,8 @@ from jupyterhub_gpu_reclaim.session_init.container_labels import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 
-
-@dataclass(frozen=True, kw_only=True)
-class ContainerPurpose:
-    """The purpose of a container: its init, and for a restore what it was saved with.
-
-    ``image`` is the id of the image that the session was saved in, ``token`` its own,
-    ``python`` the interpreter in the image.
-    """
-
-    init: InitArguments
-    image: str = ""
-    token: str = field(default="", repr=False)
-    python: str = "python3"
-
-
-def prepared(asked: Mapping[str, Any], purpose: ContainerPurpose) -> dict[str, Any]:
+def prepared(asked: Mapping[str, Any], purpose: Purpose) -> dict[str, Any]:
     """The arguments of ``create_container`` with the session's init in them.
 
     Raises:
@@ -69,21 +52,18 @@ def prepared(asked: Mapping[str, Any], purpose: ContainerPurpose) -> dict[str, A
     }
     known = variables(asked.get("environment"))
     changes["environment"] = {**known, **command_line.inline_environment()}
-    if not purpose.init.holding:
+    saved = purpose.saved
+    if saved is None:
         return {**asked, **changes, "command": _command(asked, purpose)}
     host["Init"] = False  # the session's own is pid 1
-    if purpose.image:
-        changes["image"] = purpose.image
-    return {
-        **asked,
-        **changes,
-        "entrypoint": _init(purpose),
-        "command": None,
-        "environment": _with_token(changes["environment"], purpose.token),
-    }
+    if saved.image:
+        changes["image"] = saved.image
+    for name in changes["environment"].keys() & TOKENS:
+        changes["environment"][name] = saved.api_token
+    return {**asked, **changes, "entrypoint": purpose.command, "command": None}
 
 
-def _labels(given: Any, purpose: ContainerPurpose) -> dict[str, str]:
+def _labels(given: Any, purpose: Purpose) -> dict[str, str]:
     # The administrator's may be names alone.
     theirs = given if isinstance(given, dict) else dict.fromkeys(given or (), "")
     return {
@@ -104,17 +84,12 @@ def is_of(labels: Mapping[str, str] | None, key: SessionKey, realm: str) -> bool
     return whose == key and known.get(REALM) == realm
 
 
-def _command(asked: Mapping[str, Any], purpose: ContainerPurpose) -> list[str]:
+def _command(asked: Mapping[str, Any], purpose: Purpose) -> list[str]:
     command = asked.get("command") or []
     words = shlex.split(command) if isinstance(command, str) else list(command)
     if not words:
         raise _refused("neither its image nor c.DockerSpawner.cmd has a command")
-    return [*_init(purpose), "--", *words]
-
-
-def _init(purpose: ContainerPurpose) -> list[str]:
-    inline = command_line.inline(purpose.python)
-    return [*inline, command_line.written(purpose.init)]
+    return [*purpose.command, "--", *words]
 
 
 def variables(environment: Any) -> dict[str, Any]:
@@ -135,10 +110,6 @@ def mounts(asked: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for mount in host.get("Mounts") or ():
         if mount.get("Type") != "tmpfs":
             yield mount["Target"], [mount.get("Source"), bool(mount.get("ReadOnly"))]
-
-
-def _with_token(variables: dict[str, Any], token: str) -> dict[str, Any]:
-    return {n: token if n in TOKENS else value for n, value in variables.items()}
 
 
 def _refused(why: str) -> Refused:

@@ -70,7 +70,7 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
                     containers.variables(kwargs["environment"]),
                     containers.mounts(kwargs),
                 )
-            kwargs = containers.prepared(kwargs, self._purpose())
+            kwargs = containers.prepared(kwargs, self.reclaim_purpose())
         try:
             return await super().docker(method, *args, **kwargs)
         except APIError as error:
@@ -80,16 +80,6 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         except (DockerException, RequestException) as error:
             why = str(error)
         raise Unreachable(Reason.DOCKER_SILENT, detail=why)
-
-    def _purpose(self) -> containers.ContainerPurpose:
-        launch = self.reclaim_launch
-        saved = launch.identity if launch.mode == "hold" else None
-        return containers.ContainerPurpose(
-            init=self.reclaim_init(),
-            image=saved.image if saved else "",
-            token=saved.api_token if saved else "",
-            python=self.session_python,
-        )
 
     # --- start, watch, end ---
 

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.hub.spawner.placement import TOKENS
+from jupyterhub_gpu_reclaim.hub.spawner.placement import TOKENS, Purpose
 from jupyterhub_gpu_reclaim.service.clients.pods import (
     ACCOUNT,
     CONTAINER,
@@ -33,9 +32,8 @@ from jupyterhub_gpu_reclaim.session_init import command_line
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
+    from jupyterhub_gpu_reclaim.common.models import Identity
 
-GENERATION = "gpu-reclaim/generation"
 #: Volumes that end with the pod, or are made for it from what the cluster has today.
 _PASSING = {"emptydir", "ephemeral", "configmap", "secret", "projected", "downwardapi"}
 #: Taints of a node that is cut off. A pod that does not say how long it stays there is
@@ -46,21 +44,10 @@ _CUT_OFF = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _SANDBOX = re.compile(r"gvisor|runsc|kata(-.+)?")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PodPurpose:
-    """The purpose of a pod: its init, and for a restore what the session needs."""
-
-    init: InitArguments
-    generation: int = 0  #: of the checkpoint to restore; 0 for a start
-    image: str = ""  #: of the suspended session, by digest if known
-    node_labels: dict[str, str] = field(default_factory=dict)  #: that it must have
-    token: str = field(default="", repr=False)  #: of the suspended session
-    avoid: tuple[str, ...] = ()  #: nodes that just rejected it; others are preferred
-    python: str = "python3"  #: the interpreter in the image
-
-
-def prepared(pod: Any, purpose: PodPurpose) -> Any:
+def prepared(pod: Any, purpose: Purpose, avoid: tuple[str, ...] = ()) -> Any:
     """The pod (a ``V1Pod``, which is not changed) with the session's init in it.
+
+    ``avoid``: nodes that just rejected it; others are preferred.
 
     Raises:
         Refused: a session in such a pod could not be suspended; the sentence says why.
@@ -84,17 +71,17 @@ def prepared(pod: Any, purpose: PodPurpose) -> Any:
     # A stopped tree answers no probe, and the kubelet would kill it for that.
     container.liveness_probe = None
     pod.spec.tolerations = _staying(pod.spec.tolerations)
-    if purpose.init.holding:
-        _run_init_alone(container, purpose)
-        pod.spec.node_selector = _selector(pod.spec.node_selector, purpose.node_labels)
-        if purpose.avoid:
-            pod.spec.affinity = _prefer_other_nodes(pod.spec.affinity, purpose.avoid)
+    if saved := purpose.saved:
+        _run_init_alone(container, purpose, saved)
+        pod.spec.node_selector = _selector(pod.spec.node_selector, saved.node_labels)
+        if avoid:
+            pod.spec.affinity = _prefer_other_nodes(pod.spec.affinity, avoid)
     else:
         _run_init_first(container, purpose)
     return pod
 
 
-def holds(pod: Any, purpose: PodPurpose) -> bool:
+def holds(pod: Any, purpose: Purpose) -> bool:
     """Whether the pod would still serve its purpose, after all hooks.
 
     Raises:
@@ -105,7 +92,7 @@ def holds(pod: Any, purpose: PodPurpose) -> bool:
     prefix = _prefix(purpose)
     if (pod.metadata.labels or {}).get(INCARNATION) != purpose.init.incarnation:
         return False
-    if purpose.init.holding:
+    if purpose.saved:
         asked = bool(container.command) and words == prefix
     else:
         asked = any(words[at : at + len(prefix)] == prefix for at in range(len(words)))
@@ -151,12 +138,11 @@ def _position(pod: Any) -> int:
     raise _refused(f"it has no container named {CONTAINER!r}")
 
 
-def _label(metadata: Any, purpose: PodPurpose) -> None:
+def _label(metadata: Any, purpose: Purpose) -> None:
     # Annotations hold names, which labels cannot.
     metadata.labels = {
         **(metadata.labels or {}),
         INCARNATION: purpose.init.incarnation,
-        GENERATION: str(purpose.generation),
     }
     metadata.annotations = {
         **(metadata.annotations or {}),
@@ -175,7 +161,7 @@ def _with_init(variables: Any) -> list[Any]:
     return [*others, *added]
 
 
-def _run_init_first(container: Any, purpose: PodPurpose) -> None:
+def _run_init_first(container: Any, purpose: Purpose) -> None:
     prefix = [*_prefix(purpose), "--"]
     if container.command:
         container.command = [*prefix, *container.command]
@@ -188,7 +174,7 @@ def _run_init_first(container: Any, purpose: PodPurpose) -> None:
         )
 
 
-def _run_init_alone(container: Any, purpose: PodPurpose) -> None:
+def _run_init_alone(container: Any, purpose: Purpose, saved: Identity) -> None:
     """Leave nothing but the init, and no probe that waits for a server to answer."""
     container.command, container.args = _prefix(purpose), None
     container.readiness_probe = container.startup_probe = None
@@ -196,10 +182,16 @@ def _run_init_alone(container: Any, purpose: PodPurpose) -> None:
     container.lifecycle = _copy_with(
         container.lifecycle, post_start=None, postStart=None
     )
-    if "@sha256:" in purpose.image:
-        container.image = purpose.image
+    if "@sha256:" in saved.image:
+        container.image = saved.image
         container.image_pull_policy = "IfNotPresent"
-    container.env = [_with_token(variable, purpose) for variable in container.env or ()]
+    token = _escape(saved.api_token)
+    container.env = [
+        _copy_with(each, value=token, value_from=None, valueFrom=None)
+        if _name(each) in TOKENS
+        else each
+        for each in container.env or ()
+    ]
 
 
 def saved_image(saved: str, named: str) -> str:
@@ -233,13 +225,6 @@ def _name(variable: Any) -> str:
 
 def _value(thing: Any, name: str) -> Any:
     return thing.get(name) if isinstance(thing, dict) else getattr(thing, name)
-
-
-def _with_token(variable: Any, purpose: PodPurpose) -> Any:
-    if _name(variable) not in TOKENS:
-        return variable
-    value = _escape(purpose.token)
-    return _copy_with(variable, value=value, value_from=None, valueFrom=None)
 
 
 def _copy_with(thing: Any, **changes: Any) -> Any:
@@ -316,9 +301,8 @@ def _staying(given: Any) -> list[Any]:
     return [*(given or ()), *added]
 
 
-def _prefix(purpose: PodPurpose) -> list[str]:
-    words = [*command_line.inline(purpose.python), command_line.written(purpose.init)]
-    return [_escape(word) for word in words]
+def _prefix(purpose: Purpose) -> list[str]:
+    return [_escape(word) for word in purpose.command]
 
 
 def _escape(word: str) -> str:

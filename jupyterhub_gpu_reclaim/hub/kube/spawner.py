@@ -16,6 +16,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from aiohttp import ClientError
 from jupyterhub.utils import exponential_backoff
 from kubernetes_asyncio.client import ApiException, V1Preconditions
@@ -24,6 +25,7 @@ from tornado.ioloop import PeriodicCallback
 from traitlets import default
 
 from jupyterhub_gpu_reclaim.common import endings
+from jupyterhub_gpu_reclaim.common.decoders import convert
 from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.kube import pod as pods
@@ -33,10 +35,10 @@ from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import ImageTraits
 from jupyterhub_gpu_reclaim.hub.spawner.progress import interleaved
 from jupyterhub_gpu_reclaim.hub.spawner.state import Choice, Location
-from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION
+from jupyterhub_gpu_reclaim.service.clients.pods import CONTAINER, Pod
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 
@@ -84,13 +86,16 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         return ["jupyterhub-singleuser"]
 
     async def get_pod_manifest(self) -> Any:
-        purpose = self._purpose()
-        if purpose.init.holding:
-            image = pods.other_image(self.image, self.reclaim_launch.image)
-            self._note = image or self._note
+        purpose, named = self.reclaim_purpose(), self.reclaim_launch.image
+        if saved := purpose.saved:
+            self._note = pods.other_image(self.image, named) or self._note
+            image = pods.saved_image(saved.image, named)
+            saved = msgspec.structs.replace(saved, image=image)
+            purpose = msgspec.structs.replace(purpose, saved=saved)
         if self._note:
             self.log.info("%s: %s", self._reference, self._note)
-        return pods.prepared(await super().get_pod_manifest(), purpose)
+        avoid = tuple(dict(self._rejections))
+        return pods.prepared(await super().get_pod_manifest(), purpose, avoid)
 
     # --- what was chosen ---
 
@@ -140,25 +145,13 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         self._profile = profile["slug"]
         return profile
 
-    def _purpose(self) -> pods.PodPurpose:
-        launch = self.reclaim_launch
-        saved = launch.identity if launch.mode == "hold" else None
-        return pods.PodPurpose(
-            init=self.reclaim_init(),
-            generation=launch.generation if saved else 0,
-            image=pods.saved_image(saved.image, launch.image) if saved else "",
-            node_labels=dict(saved.node_labels) if saved else {},
-            token=saved.api_token if saved else "",
-            avoid=tuple(dict(self._rejections)) if saved else (),
-            python=self.session_python,
-        )
+    def _pod_json(self) -> Any:
+        watch = self.pod_reflector
+        return None if watch is None else watch.pods.get(self._reference)
 
-    def _pod(self) -> dict[str, Any] | None:
-        reflector = self.pod_reflector
-        if reflector is None:
-            return None
-        found: dict[str, Any] | None = reflector.pods.get(self._reference)
-        return found
+    def _pod(self) -> Pod | None:
+        found = self._pod_json()
+        return None if found is None else convert(found, Pod)
 
     @property
     def _reference(self) -> str:
@@ -240,11 +233,11 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         try:
             while not (await asyncio.wait({starting}, timeout=LOOK_SECONDS))[0]:
                 pod = self._pod()
-                if pod is None or not self._is_ours(pod) or pod_events.lives(pod, ""):
+                if pod is None or not self._is_ours(pod) or not pod.over:
                     continue
                 if not (why := pod_events.rejection(pod)):
                     raise Refused(Reason.POD_ENDED, why=pod_events.obstacle(pod))
-                await self._send_elsewhere(pod["spec"].get("nodeName") or "?", why)
+                await self._send_elsewhere(pod.node or "?", why)
                 return None
             return starting.result()
         finally:
@@ -277,7 +270,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
                 give its session something else; or the API server rejects it.
         """
         hold = self.reclaim_launch.mode == "hold"
-        if not pods.holds(pod, self._purpose()):
+        if not pods.holds(pod, self.reclaim_purpose()):
             if hold:
                 raise Refused(Reason.POD_CHANGED)
             self.log.warning("%s: a hook has removed its init", self._reference)
@@ -308,16 +301,14 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         pod = self._pod()
         if pod is None or not self._is_ours(pod):
             return []
-        uid = pod["metadata"]["uid"]
         return [
             event
             for event in super().events
-            if event["involvedObject"].get("uid") == uid
+            if event["involvedObject"].get("uid") == pod.uid
         ]
 
-    def _is_ours(self, pod: dict[str, Any]) -> bool:
-        labels = pod["metadata"].get("labels") or {}
-        return bool(labels.get(INCARNATION) == self.reclaim_launch.incarnation)
+    def _is_ours(self, pod: Pod) -> bool:
+        return pod.incarnation == self.reclaim_launch.incarnation
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         events = interleaved(super().progress(), self._waits_for, LOOK_SECONDS)
@@ -325,12 +316,16 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
             yield event
 
     def _waits_for(self) -> str:
-        all_pods = self.pod_reflector.pods.values() if self.pod_reflector else ()
         if self._quota:
             return f"Waiting for the namespace's quota: {self._quota}"
         if away := self._last_rejection():
             return f"Waiting for another machine: {away}"
-        return pod_events.sentence(self._pod(), all_pods) or self._note
+        return pod_events.sentence(self._pod(), self._all_pods()) or self._note
+
+    def _all_pods(self) -> Iterator[Pod]:
+        watch = self.pod_reflector
+        for found in watch.pods.values() if watch is not None else ():
+            yield convert(found, Pod)
 
     def is_pod_running(self, pod: Any) -> bool:
         # A sidecar that ended would keep the pod from ever being ready: ours are not
@@ -368,8 +363,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         delete_options.grace_period_seconds = grace
         pod = self._pod()
         if pod is not None and pod_name == self.pod_name:
-            uid = pod["metadata"]["uid"]
-            delete_options.preconditions = V1Preconditions(uid=uid)
+            delete_options.preconditions = V1Preconditions(uid=pod.uid)
         try:
             return await super()._make_delete_pod_request(
                 pod_name, delete_options, grace, *more
@@ -417,8 +411,7 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
 
     def reclaim_location(self) -> Location:
         pod = self._pod()
-        uid = pod["metadata"]["uid"] if pod else ""
-        return Location(pod=uid, name=self.pod_name)
+        return Location(pod=pod.uid if pod else "", name=self.pod_name)
 
     def reclaim_image(self) -> str:
         return str(self.image)
@@ -443,17 +436,16 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
     def reclaim_alive(self) -> bool:
         # A pod that is not known yet (after a restart of the Hub) counts as alive,
         # since nothing may be ended or replaced without a report.
-        watch = self.pod_reflector
+        watch, uid = self.pod_reflector, self.reclaim_pointer.location.pod
         if watch is None or not watch.first_load_future.done():
-            return bool(self.reclaim_pointer.location.pod)
-        return pod_events.lives(self._pod(), self.reclaim_pointer.location.pod)
+            return bool(uid)
+        pod = self._pod()
+        return pod is not None and uid in {"", pod.uid} and not pod.over
 
     async def reclaim_former(self) -> bool:
         await self._start_watching_pods()
         pod = self._pod()
-        if pod is None or INCARNATION in (pod["metadata"].get("labels") or {}):
-            return False
-        return pod_events.lives(pod, "")
+        return pod is not None and not pod.incarnation and not pod.over
 
     async def reclaim_died(self) -> bool:
         with suppress(TimeoutError, Unreachable):
@@ -473,24 +465,24 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
 
     async def reclaim_find(self, incarnation: str) -> Location | None:
         await self._start_watching_pods()
-        for pod in self.pod_reflector.pods.values():
-            metadata = pod["metadata"]
-            labels = metadata.get("labels") or {}
-            if labels.get(INCARNATION) == incarnation and pod_events.lives(pod, ""):
-                return Location(pod=metadata["uid"], name=metadata["name"])
+        for pod in self._all_pods():
+            if pod.incarnation == incarnation and not pod.over:
+                return Location(pod=pod.uid, name=pod.metadata.name)
         return None
 
     async def reclaim_variable(self, name: str) -> str:
         await self._start_watching_pods()
-        for variable in pod_events.notebook(self._pod()).get("env") or ():
-            if variable["name"] == name:
-                return str(variable.get("value") or "")
+        found = self._pod_json()
+        for container in found["spec"]["containers"] if found else ():
+            for variable in container.get("env") or ():
+                if container["name"] == CONTAINER and variable["name"] == name:
+                    return str(variable.get("value") or "")
         return ""
 
     async def reclaim_where(self, port: int) -> Any:
         del port  # it stands in the pod
         await self._start_watching_pods()
-        return self._get_pod_url(self._pod())
+        return self._get_pod_url(self._pod_json())
 
     async def reclaim_waiting(self, tell: Callable[[str], None]) -> None:
         async for event in SessionPodSpawner.progress(self):

@@ -392,7 +392,6 @@ class SessionLifecycle:
         self._launch(
             mode="hold",
             identity=identity,
-            generation=plan.generation,
             image=self.pointer.image,
             choice=self.pointer.choice,
         )

@@ -18,6 +18,7 @@ from traitlets.config import Configurable
 from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.models import Identity, SessionKey
 from jupyterhub_gpu_reclaim.hub.spawner.state import Choice
+from jupyterhub_gpu_reclaim.session_init import command_line
 from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 
 if TYPE_CHECKING:
@@ -46,9 +47,20 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""  #: id of the session, through all its returns
     account: str = ""  #: the account of the Hub's user that it belongs to
     identity: Identity | None = None  #: of the suspended session (``hold``)
-    generation: int = 0  #: of its checkpoint (``hold``)
     image: str = ""  #: as it was named at the session's fresh start (``hold``)
     choice: Choice | None = None  #: of the session's fresh start (``hold``)
+
+
+class Purpose(msgspec.Struct, frozen=True, kw_only=True):
+    """The purpose of a container: its init, and the session that is to come back."""
+
+    init: InitArguments
+    saved: Identity | None = None
+    python: str = "python3"  #: the interpreter in the image
+
+    @property
+    def command(self) -> list[str]:
+        return [*command_line.inline(self.python), command_line.written(self.init)]
 
 
 class SessionPlacement(Base):
@@ -187,3 +199,10 @@ class ImageTraits(RealmTraits):
         used with this spawner. Set it where the image has it elsewhere.
         """,
     ).tag(config=True)
+
+    def reclaim_purpose(self) -> Purpose:
+        return Purpose(
+            init=self.reclaim_init(),
+            saved=self.reclaim_launch.identity,
+            python=self.session_python,
+        )
