@@ -19,6 +19,7 @@ from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.linux import processes, procfs
 from jupyterhub_gpu_reclaim.session_init import command_line, launcher
@@ -41,7 +42,7 @@ class LocalSession:
         place = self.place
         return bool(
             place.pid
-            and launcher.start_time(place.pid) == place.start
+            and processes.start_time(place.pid) == place.start
             and (not place.boot or place.boot == launcher.boot_id())
         )
 
@@ -71,8 +72,8 @@ class LocalSession:
 
     def frozen(self) -> bool:
         """Whether the session's root is stopped, as in a captured tree."""
-        states = [_state(pid) for pid in self._children()]
-        return bool(states) and all(state in "Tt" for state in states)
+        states = [procfs.stat(pid)[:1] for pid in self._children()]
+        return bool(states) and all(state in (["T"], ["t"]) for state in states)
 
     async def variable(self, name: str) -> str:
         """A variable of the environment that the session's root was started with."""
@@ -111,18 +112,10 @@ def find_session(incarnation: str) -> Location | None:
             continue
         found = command_line.parse(words)
         if found is not None and found.incarnation == incarnation:
-            start = launcher.start_time(pid)
+            start = processes.start_time(pid)
             if start:
                 return Location(pid=pid, start=start, boot=launcher.boot_id())
     return None
-
-
-def _state(pid: int) -> str:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return "X"
-    return stat.rpartition(b")")[2].split()[0].decode()
 
 
 #: Seconds by which the Hub's note of a start and the process may differ: a slow start
@@ -135,23 +128,18 @@ def find_former(pid: int, uid: int, started: datetime | None) -> Location:
 
     ``started`` is when the Hub started it, in UTC without a zone; None: unknown.
     """
-    start = launcher.start_time(pid) if pid else 0
-    if not start or not _is_server(pid, uid, start, started):
-        return Location()
-    return Location(pid=pid, start=start, boot=launcher.boot_id())
-
-
-def _is_server(pid: int, uid: int, start: int, started: datetime | None) -> bool:
-    status = procfs.status(pid)
     try:
-        owner, names = int(status["Uid"].split()[0]), status["NSpid"].split()
+        server = processes.snapshot_init(pid)
         leads = os.getsid(pid) == pid
-    except (OSError, KeyError):
-        return False  # it has just ended
-    if owner != uid or not leads or len(names) > 1:  # in a namespace: a session of ours
-        return False
-    if started is None:
-        return True
+    except (NotFound, OSError):
+        return Location()
+    # One in a namespace is a session of ours.
+    if server.uid != uid or server.ns_pid != pid or not leads:
+        return Location()
+    start = server.start_time
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
-    noted = started.replace(tzinfo=started.tzinfo or UTC).timestamp()
-    return abs(time.time() - age - noted) < _BETWEEN
+    if started is not None:
+        noted = started.replace(tzinfo=started.tzinfo or UTC).timestamp()
+        if abs(time.time() - age - noted) > _BETWEEN:
+            return Location()
+    return Location(pid=pid, start=start, boot=launcher.boot_id())

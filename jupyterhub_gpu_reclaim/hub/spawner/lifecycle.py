@@ -4,8 +4,8 @@ The service decides whether a start is cold, a restore or an adoption, and wheth
 stop is real or a release. Without its answer, a session that may have a checkpoint is
 not started cold, and a stopped tree that may be a captured one is not ended.
 
-All it knows is one value, ``SpawnerState``. Its pointer is written to the Hub's
-database before each step, so that a Hub that is killed in between knows what it began.
+Its pointer is written to the Hub's database before each step, so that a Hub that is
+killed in between knows what it began.
 """
 
 from __future__ import annotations
@@ -81,33 +81,25 @@ class Undo(StrEnum):
     RESTORE = "restore"  #: a place, with a checkpoint restored under it or not
 
 
-class SpawnerState(msgspec.Struct, frozen=True, kw_only=True):
-    """The Hub process's knowledge of one server's session."""
-
-    pointer: Pointer = Pointer()
-    starting: bool = False
-    stopping: bool = False
-    undo: Undo = Undo.NOTHING
-    #: Whether the last start has failed before it had made anything.
-    refused: bool = False
-    #: Whether a resumed session has answered the Hub.
-    confirmed: bool = True
-    #: Whether a restarted Hub has polled it, and has not taken it up (yet).
-    checked: bool = False
-    #: Whether a stop under way was planned without a service that is about to answer.
-    unsure: bool = False
-
-    @property
-    def unanswered(self) -> bool:
-        return bool(self.pointer.checkpoint) and not self.confirmed
-
-
 class SessionLifecycle:
     """The session of one server.
 
     ``service`` raises ``Unreachable`` if there is no connection. ``known`` are servers
     that have a session, whatever the Hub's database says.
     """
+
+    pointer = Pointer()
+    starting = False
+    stopping = False
+    _undo = Undo.NOTHING
+    #: Whether the last start has failed before it had made anything.
+    _refused = False
+    #: Whether a resumed session has answered the Hub.
+    _confirmed = True
+    #: Whether a restarted Hub has polled it, and has not taken it up (yet).
+    _checked = False
+    #: Whether a stop under way was planned without a service that is about to answer.
+    _unsure = False
 
     def __init__(
         self,
@@ -116,7 +108,6 @@ class SessionLifecycle:
         clock: Clock,
         known: KnownServers,
     ) -> None:
-        self.state = SpawnerState()
         self._known = known
         self.logins = Logins(spawner)
         self._spawner = spawner
@@ -131,10 +122,6 @@ class SessionLifecycle:
 
     # --- the pointer ---
 
-    @property
-    def pointer(self) -> Pointer:
-        return self.state.pointer
-
     def load(self, pointer: Pointer) -> None:
         """Continue from the Hub's database, unless it is older (T27)."""
         key = self._spawner.reclaim_key
@@ -142,7 +129,7 @@ class SessionLifecycle:
             self._known.add(key, pointer.session)  # the folder may be new
         elif self._known.has(key):
             pointer = msgspec.structs.replace(pointer, phase=PointerPhase.UNKNOWN)
-        self._update_state(pointer=pointer)
+        self.pointer = pointer
         self._launch(incarnation=pointer.incarnation, session=pointer.session)
         self._spawner.reclaim_take(pointer.location)
         # Else a resume that fails wipes OAuth client and browser logins (T4).
@@ -160,11 +147,8 @@ class SessionLifecycle:
 
     def delete(self) -> None:
         self.logins.delete(self.pointer.token_id)
-        self._update_state(pointer=Pointer())
+        self.pointer = Pointer()
         self._known.remove(self._spawner.reclaim_key)
-
-    def _update_state(self, **changes: Any) -> None:
-        self.state = msgspec.structs.replace(self.state, **changes)
 
     def _launch(self, **changes: Any) -> None:
         launch = msgspec.structs.replace(self._spawner.reclaim_launch, **changes)
@@ -187,7 +171,7 @@ class SessionLifecycle:
         self._save_pointer(Pointer(laid_aside=tuple(aside[-MOST_LAID_ASIDE:])))
 
     def _save_pointer(self, pointer: Pointer) -> None:
-        self._update_state(pointer=pointer)
+        self.pointer = pointer
         self._spawner.will_resume = pointer.precious
         there = pointer.phase is not PointerPhase.NONE
         if there:
@@ -199,7 +183,7 @@ class SessionLifecycle:
     @property
     def ended(self) -> bool:
         """Whether there is no session (any more), neither saved nor with programs."""
-        return self.pointer.phase is PointerPhase.NONE and not self.state.refused
+        return self.pointer.phase is PointerPhase.NONE and not self._refused
 
     async def is_over(self) -> bool:
         """Whether what was suspended is never to come back; then it is forgotten.
@@ -228,7 +212,7 @@ class SessionLifecycle:
             session=self._spawner.reclaim_launch.session,
             remembered=self.pointer.phase is not PointerPhase.NONE,
             owner=self.logins.account(),
-            checked=self.state.checked,
+            checked=self._checked,
         )
 
     async def _tell_service(
@@ -263,7 +247,7 @@ class SessionLifecycle:
             ReclaimError: there is a checkpoint that cannot come back now.
         """
         minted = self._spawner.api_token
-        self._update_state(starting=True, undo=Undo.NOTHING, refused=False)
+        self.starting, self._undo, self._refused = True, Undo.NOTHING, False
         if self._reporter is None or self._reporter.ended:
             self._reporter = ProgressReporter()
         reporter = self._reporter
@@ -278,7 +262,7 @@ class SessionLifecycle:
             await self._clean_up_now(minted, error)
             raise
         finally:
-            self._update_state(starting=False)
+            self.starting = False
             reporter.end()
             self._launch(identity=None)
 
@@ -292,7 +276,7 @@ class SessionLifecycle:
         if plan.action == "cold":
             return await self._start_cold(start, minted, reporter)
         if plan.action == "restore":
-            self._update_state(undo=Undo.PLAN)
+            self._undo = Undo.PLAN
             known = {self.pointer.session, self.pointer.checkpoint} - {""}
             if not known & {plan.session, plan.checkpoint}:
                 # The one brought back is another session than the last one.
@@ -340,7 +324,7 @@ class SessionLifecycle:
     ) -> Any:
         self._forget()
         self._launch(mode="start")
-        self._update_state(undo=Undo.COLD)
+        self._undo = Undo.COLD
         reporter.hand_over()
         launch = self._spawner.reclaim_launch
         self._update_pointer(
@@ -395,7 +379,7 @@ class SessionLifecycle:
             image=self.pointer.image,
             choice=self.pointer.choice,
         )
-        self._update_state(undo=Undo.RESTORE)
+        self._undo = Undo.RESTORE
         where = await self._hold(start, reporter)
         if self.pointer.choice is not None:
             # The Hub has noted what was chosen now, which is not what comes back.
@@ -404,7 +388,7 @@ class SessionLifecycle:
         await self._service().placed(self._placement())
         await self._follow(reporter)
         reporter.report("Waiting for its first answer …", CEILING)
-        self._update_state(confirmed=False)
+        self._confirmed = False
         self._note_running(identity.api_token, where)
         self.logins.delete(self.logins.token_id(minted))
         return where
@@ -522,7 +506,7 @@ class SessionLifecycle:
             if not cleanup.cancelled() and (why := cleanup.exception()) is not None:
                 self._log.error("%s: not cleaned up: %r", key, why)
 
-        if self.state.undo is not Undo.NOTHING:  # else an earlier one may be under way
+        if self._undo is not Undo.NOTHING:  # else an earlier one may be under way
             cleanups[key] = cleanup
         cleanup.add_done_callback(ended)
         return cleanup
@@ -535,8 +519,8 @@ class SessionLifecycle:
         return cleanup is None or cleanup.done()
 
     async def _clean_up(self, minted: str, error: ReclaimError | None) -> None:
-        undo = self.state.undo
-        self._update_state(undo=Undo.NOTHING)
+        undo = self._undo
+        self._undo = Undo.NOTHING
         if undo is Undo.RESTORE:
             await self._back_to_suspended()
         elif undo is Undo.PLAN:
@@ -547,7 +531,7 @@ class SessionLifecycle:
             await self._tell_service("cancelled")
             self._forget()
         else:
-            self._update_state(refused=True)
+            self._refused = True
             self._spawner.will_resume = True  # what runs may need the OAuth client
         if self._spawner.will_resume:
             # The Hub deletes nothing of a spawner that will resume.
@@ -575,15 +559,15 @@ class SessionLifecycle:
 
     def watched(self) -> None:
         """Restore the OAuth scopes that the Hub wiped; it polls from now on (T3)."""
-        self._update_state(checked=False)
+        self._checked = False
         if self._repair is not None:
             self._repair.apply(self._spawner)
             self._repair = None
 
     def answered(self) -> None:
         """The server has answered the Hub: the start went well."""
-        if not self.state.confirmed:
-            self._update_state(confirmed=True)
+        if not self._confirmed:
+            self._confirmed = True
             self._update_pointer(checkpoint="")
 
     def reporter(self) -> ProgressReporter:
@@ -606,7 +590,7 @@ class SessionLifecycle:
     def expects_nothing(self) -> bool:
         """Whether no start of ours has begun, and none is known that would resume."""
         begun = self._reporter is not None and self._reporter.ended
-        return not (begun or self.state.starting or self.pointer.precious)
+        return not (begun or self.starting or self.pointer.precious)
 
     # --- poll ---
 
@@ -618,15 +602,15 @@ class SessionLifecycle:
         refused: the Hub stops what it could not start, and would end programs that
         another start has made.
         """
-        if self.state.starting:
+        if self.starting:
             return None
-        if self.state.refused:
+        if self._refused:
             return 0
         if await self.is_formers():
             return None
-        checked = self.state.checked or self._spawner._check_pending  # noqa: SLF001 - the Hub's own
-        self._update_state(checked=bool(checked))
-        if self.pointer.precious and not self.state.stopping:
+        checked = self._checked or self._spawner._check_pending  # noqa: SLF001 - the Hub's own
+        self._checked = bool(checked)
+        if self.pointer.precious and not self.stopping:
             return 0
         if self.pointer.out_of_sight:
             try:
@@ -635,7 +619,7 @@ class SessionLifecycle:
                 self._warn("not looked for: %s", error)
                 return None  # nothing is known, so nothing has ended
         status = await poll()
-        if self.pointer.phase is not PointerPhase.RUNNING or self.state.stopping:
+        if self.pointer.phase is not PointerPhase.RUNNING or self.stopping:
             return status
         if status is not None:
             await self._settle_death(status)
@@ -710,7 +694,7 @@ class SessionLifecycle:
         # The service itself only asks to release what is saved: what runs by now goes
         # on (T28).
         ours = asker is not None and asker.ours
-        self._update_state(stopping=True, unsure=False)
+        self.stopping, self._unsure = True, False
         if self._telling is not None:
             self._telling.cancel()  # that it runs would be heard after its end
         try:
@@ -718,20 +702,20 @@ class SessionLifecycle:
             if await self.is_formers():
                 await stop()
                 return
-            if self.state.unanswered:
+            if self.pointer.checkpoint and not self._confirmed:
                 await self._back_to_suspended()
                 return
             plan = await self._plan_stop()
             if plan.action == "release":
                 await self._release(plan)
-            elif plan.action == "keep" or self.state.checked or ours:
+            elif plan.action == "keep" or self._checked or ours:
                 # Nobody asked for this end; a restarted Hub gets no answer in time.
                 self._warn("its programs are kept")
                 self._update_pointer(phase=PointerPhase.UNKNOWN)
             else:
                 await self._stop_really(stop, asker)
         finally:
-            self._update_state(stopping=False)
+            self.stopping = False
 
     async def _plan_stop(self) -> StopPlan:
         """Get the service's plan; ``keep`` when it is silent and work may be lost."""
@@ -744,7 +728,7 @@ class SessionLifecycle:
             frozen = spawner.reclaim_frozen() if spawner.reclaim_alive() else None
             keep = bool(spawner.reclaim_service) if frozen is None else frozen
             # Another service is there, and may have saved it and asked for this stop.
-            self._update_state(unsure=error.reason is Reason.SERVICE_STARTING)
+            self._unsure = error.reason is Reason.SERVICE_STARTING
             return StopPlan(action="keep" if keep else "stop")
         except ReclaimError as error:
             self._warn("stop, not now: %s", error)
@@ -768,7 +752,7 @@ class SessionLifecycle:
         else:
             await stop()
         await self._tell_service("stopped", asker=asker)
-        if not (self.state.unsure and self._remember(await self._plan_stop())):
+        if not (self._unsure and self._remember(await self._plan_stop())):
             self._forget()
 
     async def _release(self, plan: StopPlan) -> None:

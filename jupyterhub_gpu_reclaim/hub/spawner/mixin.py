@@ -367,7 +367,7 @@ class ReclaimMixin(SessionPlacement):
         pointer = self.reclaim_pointer
         unknown = pointer.phase is PointerPhase.UNKNOWN and pointer.begun
         kept = unknown and self.reclaim_alive()
-        return (pointer.suspended or kept) and not self._lifecycle.state.starting
+        return (pointer.suspended or kept) and not self._lifecycle.starting
 
     @property
     def reclaim_resuming(self) -> bool:
@@ -378,8 +378,8 @@ class ReclaimMixin(SessionPlacement):
     @property
     def reclaim_releasing(self) -> bool:
         """Whether the session is captured, and its programs are being ended now."""
-        state = self._lifecycle.state
-        return state.stopping and state.pointer.phase is PointerPhase.RELEASING
+        releasing = self.reclaim_pointer.phase is PointerPhase.RELEASING
+        return self._lifecycle.stopping and releasing
 
     @property
     def reclaim_suspended_ago(self) -> str:
