@@ -27,7 +27,7 @@ def test_one_checkpoint_is_its_manifest_and_the_objects_that_show_names(
 ):
     code, shown = run_json("show", "ada-2")
     assert code == 0
-    objects = [each["name"] for each in shown["objects"]]
+    objects = [each["name"] for each in shown]
     assert any(name.startswith("packs/ada-1/") for name in objects)  # unchanged pages
     copy(store, other, objects)
     assert "0 saved" in run("ls", at=other.root)[1]
@@ -38,7 +38,7 @@ def test_one_checkpoint_is_its_manifest_and_the_objects_that_show_names(
 def test_store_with_another_key_takes_a_copy_with_the_line_of_the_old_one(
     run, run_json, store, other
 ):
-    objects = [each["name"] for each in run_json("show", "ada-2")[1]["objects"]]
+    objects = [each["name"] for each in run_json("show", "ada-2")[1]]
     copy(store, other, [*objects, "manifests/ada-2"])
     own = other.key_file.read_text()
     other.key_file.write_text(store.key_file.read_text() + own.replace("first", "own"))
@@ -50,7 +50,7 @@ def test_store_with_another_key_takes_a_copy_with_the_line_of_the_old_one(
 def test_copy_does_not_open_with_another_key_or_without_one_of_its_objects(
     run, run_json, store, other
 ):
-    objects = [each["name"] for each in run_json("show", "ada-2")[1]["objects"]]
+    objects = [each["name"] for each in run_json("show", "ada-2")[1]]
     copy(store, other, [*objects, "manifests/ada-2"])
     code, out, _ = run("verify", "--json", at=other.root, key_file=other.key_file)
     assert (code, "key_missing" in out) == (1, True)

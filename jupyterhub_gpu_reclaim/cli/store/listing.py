@@ -12,14 +12,12 @@ from jupyterhub_gpu_reclaim.cli.store.repository import open_store
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
 from jupyterhub_gpu_reclaim.common.kept_bytes import kept_bytes
-from jupyterhub_gpu_reclaim.store.format import layout, manifest
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
-    from jupyterhub_gpu_reclaim.cli.store.repository import OpenStore
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.store.repository import Repository
 
 _COLUMNS = ("ID", "SESSION", "GEN", "SAVED", "MEMORY", "STORED", "SHARED")
 
@@ -48,47 +46,20 @@ def ls(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    store = open_store(args)
-    found = store.repository.open(args.id)
-    info = found.info
-    files = [(name, found.size(name)) for name in found.names()]
-    objects = store.repository.objects(args.id)
-    data = store.backend.read(layout.manifest(args.id), 0, manifest.MAX_BYTES)
-    key = manifest.split(data).key
+    objects = open_store(args).objects(args.id)
     if args.json:
-        print_json(
-            {
-                "info": info,
-                "master_key": key,
-                "files": [{"name": name, "bytes": size} for name, size in files],
-                "objects": [{"name": n, "bytes": size} for n, size in objects],
-            }
-        )
-        return 0
-    lines = {
-        "session": f"{info.key}, generation {info.generation}, {info.incarnation}",
-        "saved": f"{_day(info.created)} UTC, stood still for"
-        f" {text.duration(info.frozen_seconds)}",
-        "memory": f"{text.size(info.logical_bytes)}, {text.size(info.stored_bytes)}"
-        f" stored, {text.size(info.deduplicated_bytes)} shared with earlier ones",
-        "master key": key,
-    }
-    for name, value in lines.items():
-        say(f"{name:<12} {value}")
-    _table("FILE", files)
-    _table("OBJECT", objects)
-    steps = [(s.title, f"{s.seconds:.2f} s", text.size(s.bytes)) for s in info.steps]
-    if steps:
-        say("")
-        print_table(("STEP", "TIME", "SIZE"), steps, right="TIME SIZE")
+        print_json([{"name": name, "bytes": size} for name, size in objects])
+    else:
+        rows = [(name, text.size(size)) for name, size in objects]
+        print_table(("OBJECT", "SIZE"), rows, right="SIZE")
     return 0
 
 
-def _rows(store: OpenStore) -> list[Row]:
+def _rows(store: Repository) -> list[Row]:
     rows, broken = [], []
-    for id_ in store.repository.ids():
+    for id_ in store.ids():
         try:
-            rows.append(Row(id_, store.repository.info(id_)))
+            rows.append(Row(id_, store.info(id_)))
         except NotFound:
             continue  # deleted in between
         except StoreError as error:
@@ -104,11 +75,6 @@ def _cells(row: Row) -> tuple[object, ...]:
     sizes = (info.logical_bytes, info.stored_bytes, info.deduplicated_bytes)
     cells = (row.id, info.key, info.generation, _day(info.created))
     return (*cells, *map(text.size, sizes))
-
-
-def _table(title: str, rows: Sequence[tuple[str, int]]) -> None:
-    say("")
-    print_table((title, "SIZE"), [(n, text.size(s)) for n, s in rows], right="SIZE")
 
 
 def _day(seconds: float) -> str:

@@ -25,18 +25,18 @@ from jupyterhub_gpu_reclaim.store.format.keys import STORE_ID
 if TYPE_CHECKING:
     import argparse
 
-    from jupyterhub_gpu_reclaim.cli.store.repository import OpenStore
     from jupyterhub_gpu_reclaim.store.checkpoint import Damage
+    from jupyterhub_gpu_reclaim.store.repository import Repository
 
 
 def verify(args: argparse.Namespace) -> int:
     store = open_store(args)
     _refuse_absent(store, args.ids)
-    ids = args.ids or store.repository.ids()
+    ids = args.ids or store.ids()
     found: list[Damage] = []
     for number, id_ in enumerate(ids, 1):
         with progress(f"{id_} ({number} of {len(ids)})") as bar:
-            found += store.repository.verify(id_, bar)
+            found += store.verify(id_, bar)
     bad_ids = {each.checkpoint for each in found}
     if args.json:
         damage = [each._asdict() for each in found]
@@ -53,12 +53,12 @@ def verify(args: argparse.Namespace) -> int:
 def rekey(args: argparse.Namespace) -> int:
     """Wrap keys under the newest master key; one failure does not stop the others."""
     store = open_store(args)
-    ids = args.ids or store.repository.ids()
+    ids = args.ids or store.ids()
     wrapped, failed = [], {}
     with progress("wrapping keys") as bar:
         for number, id_ in enumerate(ids, 1):
             try:
-                if store.repository.rekey(id_):
+                if store.rekey(id_):
                     wrapped.append(id_)
             except (StoreError, NotFound) as error:
                 failed[id_] = error.message
@@ -79,8 +79,8 @@ def rm(args: argparse.Namespace) -> int:
     if not args.force:
         _refuse_newest(store, set(args.ids))
     with progress("deleting"):
-        freed = sum(store.repository.delete(id_) for id_ in args.ids)
-    kept = {id_: store.repository.kept_for_others(id_) for id_ in args.ids}
+        freed = sum(store.delete(id_) for id_ in args.ids)
+    kept = {id_: store.kept_for_others(id_) for id_ in args.ids}
     kept = {id_: (size, others) for id_, (size, others) in kept.items() if size}
     if args.json:
         left = [
@@ -100,16 +100,16 @@ def rm(args: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_absent(store: OpenStore, ids: list[str]) -> None:
+def _refuse_absent(store: Repository, ids: list[str]) -> None:
     for id_ in ids:
-        if not store.repository.exists(id_):
+        if not store.exists(id_):
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=id_)
 
 
-def _refuse_newest(store: OpenStore, ids: set[str]) -> None:
+def _refuse_newest(store: Repository, ids: set[str]) -> None:
     """Refuse the newest checkpoint of a session, all that a suspended one has."""
     # Only the service knows whether it is suspended, so this errs on the safe side.
-    infos = store.repository.list()
+    infos = store.list()
     newest = {info.key: info for info in infos}
     for info in newest.values():
         if info.id in ids:

@@ -7,7 +7,7 @@ store in it, and close it to others.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
@@ -22,22 +22,12 @@ from jupyterhub_gpu_reclaim.store.repository import Repository
 if TYPE_CHECKING:
     import argparse
 
-    from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.store.backend import Backend
-    from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
 
 #: Objects and folders of a store; not ``tmp/``, which others have, too.
 _OBJECTS = (layout.MANIFESTS, layout.PACKS, layout.INTENTS, layout.IDENTITY)
 
 
-class OpenStore(NamedTuple):
-    backend: Backend
-    keys: Wrapper
-    repository: Repository
-    clock: Clock
-
-
-def open_store(args: argparse.Namespace) -> OpenStore:
+def open_store(args: argparse.Namespace) -> Repository:
     """The store of the arguments or of the agent's configuration.
 
     Raises:
@@ -46,13 +36,12 @@ def open_store(args: argparse.Namespace) -> OpenStore:
     """
     settings = settings_of(args)
     check_folder(settings, may_be_new=False)
-    clock = SystemClock()
     keys = keys_of(settings, state_folder.place())
     backend = place_of(settings)
     # A key that says of no store may open one that is named; the agent does not.
     if keys.store_id or not _is_named(args):
         backend = IdentifiedBackend(backend, keys, settings.store_url)
-    return OpenStore(backend, keys, Repository(backend, clock=clock, keys=keys), clock)
+    return Repository(backend, clock=SystemClock(), keys=keys)
 
 
 def check_folder(settings: AgentApp, *, may_be_new: bool) -> None:
