@@ -31,7 +31,7 @@ from jupyterhub_gpu_reclaim.common.auth.scopes import OPTIONS
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.http import unix_sockets
-from jupyterhub_gpu_reclaim.common.http.server import door, raise_file_limit
+from jupyterhub_gpu_reclaim.common.http.server import Door, raise_file_limit
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.controller import Controller
 from jupyterhub_gpu_reclaim.controlplane.journal import Journal
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator, Callable, Mapping
 
-    from jupyterhub_gpu_reclaim.common.http.server import Door
     from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionPolicy
     from jupyterhub_gpu_reclaim.controlplane.interfaces import Agent
 
@@ -355,7 +354,7 @@ async def run(environment: HubEnvironment) -> int:
         return 0
     guard = asyncio.ensure_future(lifeline.end_if_hung())
     front = Front(environment)
-    server = door(front, max_body=MAX_BODY, files=raise_file_limit(), xheaders=True)
+    server = Door(front, max_body=MAX_BODY, files=raise_file_limit(), xheaders=True)
     try:
         listening = await _listening(environment, ending)
         if listening is None:

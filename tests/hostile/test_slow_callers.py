@@ -8,7 +8,8 @@ import time
 import pytest
 from tornado.web import Application, RequestHandler
 
-from jupyterhub_gpu_reclaim.common.http.server import door, raise_file_limit
+from jupyterhub_gpu_reclaim.common.http import server
+from jupyterhub_gpu_reclaim.common.http.server import Door, raise_file_limit
 from jupyterhub_gpu_reclaim.node.http.routes import make_application
 from tests.service.conftest import service
 
@@ -21,9 +22,15 @@ SLOW_POST = (
 )
 
 
+@pytest.fixture
+def short_limits(monkeypatch):
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(server, "BODY_SECONDS", 0.5)
+
+
 @contextlib.asynccontextmanager
-async def serving(application, **options):
-    server = door(application, max_body=65536, files=FILES, **options)
+async def serving(application):
+    server = Door(application, max_body=65536, files=FILES)
     server.listen(0, "127.0.0.1")
     try:
         yield next(iter(server._sockets.values())).getsockname()[1], server
@@ -111,9 +118,8 @@ async def test_agent_answers_while_many_slow_calls_are_open():
 
 
 @pytest.mark.parametrize("said", [b"", b"POST / HT", SLOW_POST])
-async def test_slow_call_is_hung_up_on(service, said):
-    limits = {"head_seconds": 0.5, "body_seconds": 0.5}
-    async with serving(service.app, **limits) as (port, server):
+async def test_slow_call_is_hung_up_on(service, said, short_limits):
+    async with serving(service.app) as (port, server):
         begun = time.monotonic()
         ((reader, writer),) = await crowd(port, said, 1)
         async with asyncio.timeout(60):
@@ -148,8 +154,10 @@ async def test_answer_under_way_is_not_cut_off_by_a_crowd():
             other.close()
 
 
-async def test_body_that_is_too_long_is_refused_before_it_is_read(service):
-    async with serving(service.app, body_seconds=0.5) as (port, _):
+async def test_body_that_is_too_long_is_refused_before_it_is_read(
+    service, short_limits
+):
+    async with serving(service.app) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(SLOW_POST.replace(b"60000", b"6000000000"))
         async with asyncio.timeout(60):

@@ -6,7 +6,7 @@ import socket
 import pytest
 from tornado.httpclient import AsyncHTTPClient
 
-from jupyterhub_gpu_reclaim.common.http.server import door
+from jupyterhub_gpu_reclaim.common.http.server import Door
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.settings.environment import (
     SPAWNER_SOCKET,
@@ -35,7 +35,7 @@ async def front():
             }
         )
         made = Front(environment)
-        server = door(made, max_body=1 << 20, files=1000)
+        server = Door(made, max_body=1 << 20, files=1000)
         server.add_socket(listening)
 
         async def ask(path: str, **more):

@@ -62,13 +62,32 @@ def raise_file_limit() -> int:
 
 
 class Door(HTTPServer):
-    _most_waiting = MOST_WAITING
-    _most = MOST
+    """A server for an application; ``max_body`` is the longest body that it takes.
 
-    def bound(self, most_waiting: int, most: int, most_body: int) -> None:
-        self._most_body = most_body
-        self._most_waiting = most_waiting
-        self._most = most
+    ``files``: how many files this process may have open; most stay for other things.
+    """
+
+    def initialize(  # type: ignore[override]
+        self,
+        application: Application | HTTPServerConnectionDelegate,
+        *,
+        max_body: int,
+        files: int,
+        xheaders: bool = False,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        super().initialize(
+            application,
+            ssl_options=tls,
+            xheaders=xheaders,
+            max_body_size=_ANY,
+            max_header_size=MOST_HEAD,
+            idle_connection_timeout=HEAD_SECONDS,
+            body_timeout=BODY_SECONDS,
+        )
+        self._most_body = max_body
+        self._most_waiting = min(MOST_WAITING, files // 4)
+        self._most = min(MOST, files // 2)
         self._waiting: OrderedDict[HTTP1ServerConnection, None] = OrderedDict()
         self._closed = 0
         self._told = -_QUIET
@@ -151,37 +170,3 @@ class _Asking(HTTPMessageDelegate):
 
     def on_connection_close(self) -> None:
         self._inner.on_connection_close()
-
-
-def door(
-    application: Application | HTTPServerConnectionDelegate,
-    *,
-    max_body: int,
-    files: int,
-    xheaders: bool = False,
-    tls: ssl.SSLContext | None = None,
-    head_seconds: float = HEAD_SECONDS,
-    body_seconds: float = BODY_SECONDS,
-) -> Door:
-    """A server for that application.
-
-    Args:
-        application: answers.
-        max_body: longest body that is taken, bytes.
-        files: how many files this process may have open; most stay for other things.
-        xheaders: trust a proxy's headers about the caller.
-        tls: certificate; None: plain HTTP.
-        head_seconds: time for a request's head.
-        body_seconds: time for its body.
-    """
-    server = Door(
-        application,
-        ssl_options=tls,
-        xheaders=xheaders,
-        max_body_size=_ANY,
-        max_header_size=MOST_HEAD,
-        idle_connection_timeout=head_seconds,
-        body_timeout=body_seconds,
-    )
-    server.bound(min(MOST_WAITING, files // 4), min(MOST, files // 2), max_body)
-    return server

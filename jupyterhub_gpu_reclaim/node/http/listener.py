@@ -13,11 +13,10 @@ from tornado.netutil import bind_sockets
 
 from jupyterhub_gpu_reclaim.common.durable import write_durably
 from jupyterhub_gpu_reclaim.common.http import unix_sockets
-from jupyterhub_gpu_reclaim.common.http.server import door, raise_file_limit
+from jupyterhub_gpu_reclaim.common.http.server import Door, raise_file_limit
 from jupyterhub_gpu_reclaim.node.http import routes
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.http.server import Door
     from jupyterhub_gpu_reclaim.node.local_node import LocalNode
     from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
     from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
@@ -37,7 +36,7 @@ def listen(settings: AgentSettings, node: LocalNode, term: KnownTerm) -> Door:
     """
     token = read_token(Path(settings.token_file))
     application = routes.make_application(node, token, term)
-    server = door(
+    server = Door(
         application,
         tls=_tls(settings),
         max_body=routes.MAX_BODY_BYTES,
