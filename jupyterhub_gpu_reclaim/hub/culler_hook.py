@@ -13,18 +13,17 @@ last suspend has failed. Without an answer, nothing is ended.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
-import urllib.error
-import urllib.request
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from traitlets.log import get_logger
 
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.scopes import SERVICE_NAME
-from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.http.client import Connection, NoResponse
+from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey, SessionView
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -43,7 +42,10 @@ def asking(
         service: its address, as in ``configure(c)``: ``http://127.0.0.1:10101``.
         prefix: its path, where the Hub has a ``base_url`` of its own.
     """
-    address = service.rstrip("/") + prefix
+    connection = Connection(
+        service.rstrip("/") + prefix,
+        lambda: {"Authorization": f"token {os.environ['JUPYTERHUB_API_TOKEN']}"},
+    )
 
     async def hook(
         inactive: timedelta | None,
@@ -53,7 +55,7 @@ def asking(
     ) -> bool:
         if inactive is None or inactive.total_seconds() < inactive_limit:
             return False
-        return await asyncio.to_thread(_may_end, address, _key(server))
+        return await _may_end(connection, _key(server))
 
     return hook
 
@@ -67,21 +69,17 @@ def _key(server: dict[str, Any]) -> SessionKey:
     return SessionKey(unquote(path.partition("/")[0]), name)
 
 
-def _may_end(address: str, key: SessionKey) -> bool:
+async def _may_end(connection: Connection, key: SessionKey) -> bool:
     """Whether the service does not know the server, or could not save it."""
-    token = os.environ["JUPYTERHUB_API_TOKEN"]
-    request = urllib.request.Request(  # noqa: S310 - the administrator's address
-        f"{address}api/sessions/{key.path}", headers={"Authorization": f"token {token}"}
-    )
     try:
-        with urllib.request.urlopen(request, timeout=_LIMIT) as answer:  # noqa: S310
-            view = json.load(answer)
-    except urllib.error.HTTPError as error:
-        if error.code == 404:
+        path = f"/api/sessions/{key.path}"
+        answer = await connection.ask("GET", path, limit=_LIMIT)
+        if answer.status == 404:
             return True
+        if answer.status >= 400:
+            raise answer.refusal() or NoResponse(f"status {answer.status}")
+        view = codec.decode(answer.body, SessionView)
+    except (ReclaimError, NoResponse) as error:
         get_logger().warning("gpu-reclaim: %s is left alone: %s", key, error)
         return False
-    except (OSError, ValueError) as error:
-        get_logger().warning("gpu-reclaim: %s is left alone: %s", key, error)
-        return False
-    return view["phase"] == "running" and bool(view.get("failure"))
+    return view.phase is Phase.RUNNING and view.failure is not None
