@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import Phase, SessionView
 
-#: Reasons that mean that a session works, or that this is not known.
-_BUSY = frozenset(
+#: Reasons that mean that a session works, that this is not known, or that it is kept.
+_NOT_IDLE = frozenset(
     reason.value
     for reason in (
         Reason.KERNEL_BUSY,
@@ -31,9 +31,10 @@ _BUSY = frozenset(
         Reason.AGENT_UNTRUSTED,
         Reason.NODE_SILENT,
         Reason.NODE_UNTRUSTED,
+        Reason.KEPT,
+        Reason.OPTED_OUT,
     )
 )
-_OFF_LIMITS = frozenset({Reason.KEPT.value, Reason.OPTED_OUT.value})
 
 
 def key_of(text: str) -> SessionKey:
@@ -70,27 +71,19 @@ def _fits(args: argparse.Namespace, view: SessionView, now: float) -> bool:
     if args.state and view.phase.value not in args.state:
         return False
     seconds = getattr(args, "idle_for", None)
-    return seconds is None or (is_idle(view, seconds, now) and not _kept(view, now))
+    return seconds is None or is_idle(view, seconds, now)
 
 
 def is_idle(view: SessionView, seconds: float, now: float) -> bool:
-    """Whether a session is known to be unused for so long, and to compute nothing."""
-    usage, verdict = view.usage, view.verdict
-    if usage is None or not usage.complete or usage.last_active is None:
+    """Whether a session is known to be unused for so long, and is kept by nobody."""
+    usage = view.usage
+    if usage is None or not usage.complete or usage.unknown_kernel:
         return False
-    if usage.busy_kernel or usage.unknown_kernel:
+    if view.facts.opted_out_by or (view.kept_until or 0.0) > now:
         return False
-    if verdict is not None and verdict.code in _BUSY:
+    if view.verdict is not None and view.verdict.code in _NOT_IDLE:
         return False
-    return now - usage.last_active >= seconds
-
-
-def _kept(view: SessionView, now: float) -> bool:
-    if view.kept_until is not None and view.kept_until > now:
-        return True
-    if view.facts.opted_out_by:
-        return True
-    return view.verdict is not None and view.verdict.code in _OFF_LIMITS
+    return not usage.used_since(now - seconds)
 
 
 def selects(args: argparse.Namespace) -> bool:
