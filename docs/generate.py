@@ -20,11 +20,6 @@ from kinds_page import what_comes_back
 from pieces import page, table
 
 from jupyterhub_gpu_reclaim.cli.main import COMMANDS
-from jupyterhub_gpu_reclaim.common.auth.scopes import (
-    MANAGER_SCOPES,
-    SERVICE_SCOPES,
-    USER_SCOPES,
-)
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -179,25 +174,6 @@ second before a crash is in the journal alone. This page is generated from
     return page("The event log", about, *table(("`what`", "as people read it"), *words))
 
 
-def scopes() -> str:
-    """Every scope of the Hub that somebody gets, and why."""
-    parts = {
-        "The service": SERVICE_SCOPES,
-        "Every user": USER_SCOPES,
-        "Managers": MANAGER_SCOPES,
-    }
-    rows: list[tuple[object, ...]] = [("who", "scope", "why", "without it")]
-    for who, some in parts.items():
-        rows += [(who, f"`{one.name}`", one.reason, one.without) for one in some]
-    about = """
-What `configure(c)` lets whom do at the Hub: the least that works. Managers, who see and
-steer everybody's sessions, are the Hub's administrators, and [whom a role of yours
-names](../how-to/operate.md#who-may-steer-all-sessions). This page is generated from
-`jupyterhub_gpu_reclaim/common/auth/scopes.py`.
-"""
-    return page("Scopes at the Hub", about, *table(*rows))
-
-
 def metrics() -> str:
     """Every metric, as the exporter describes it."""
     sessions = Sessions(Journal("sqlite://"), SystemClock())
@@ -304,7 +280,6 @@ PAGES = {
     "reference/events.md": events,
     "reference/metrics.md": metrics,
     "reference/commands.md": commands,
-    "reference/scopes.md": scopes,
     "reference/alerts.md": alerts,
     "reference/what-comes-back.md": what_comes_back,
     "how-to/messages.md": messages,

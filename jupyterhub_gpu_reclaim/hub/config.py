@@ -30,7 +30,6 @@ from jupyterhub_gpu_reclaim.common.auth.scopes import (
     SERVICE_SCOPES,
     STOPS_ALL,
     USER_SCOPES,
-    names,
 )
 from jupyterhub_gpu_reclaim.common.durable import kept_secret
 from jupyterhub_gpu_reclaim.hub import config_check, pages, patches
@@ -214,13 +213,13 @@ def _roles(c: Any) -> None:
         roles.append(user)
     user["scopes"] = [
         *user.get("scopes", ["self"]),
-        *[s for s in names(USER_SCOPES) if s not in user.get("scopes", [])],
+        *[s for s in USER_SCOPES if s not in user.get("scopes", [])],
     ]
     ours = {
         "name": f"{SERVICE_NAME}-service",
         "description": "What the service that suspends sessions does at the Hub",
         "services": [SERVICE_NAME],
-        "scopes": names(SERVICE_SCOPES),
+        "scopes": list(SERVICE_SCOPES),
     }
     if ours["name"] not in {role.get("name") for role in roles}:
         roles.append(ours)

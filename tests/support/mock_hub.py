@@ -93,7 +93,7 @@ _CONFIG = {
             {
                 "name": SERVICE_NAME,
                 "services": [SERVICE_NAME],
-                "scopes": [scope.name for scope in SERVICE_SCOPES],
+                "scopes": list(SERVICE_SCOPES),
             }
         ],
     }

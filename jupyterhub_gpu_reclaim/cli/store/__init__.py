@@ -45,9 +45,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     listing = add("ls", "listing", "list the checkpoints")
     listing.add_argument("--user", help="only this user's")
 
-    show = add(
-        "show", "listing", "list the objects of one checkpoint"
-    )
+    show = add("show", "listing", "list the objects of one checkpoint")
     show.add_argument("id", metavar="ID")
 
     verify = add("verify", "maintenance", "read everything and name what is damaged")

@@ -2,7 +2,7 @@
 
 It decides nothing and retries nothing; no answer in time is
 ``Unreachable(HUB_UNREACHABLE)``. The scopes that each call needs are named beside it;
-``common/auth/scopes.py`` lists them with their reasons.
+``docs/reference/scopes.md`` says what each is for.
 """
 
 from __future__ import annotations
