@@ -4,9 +4,9 @@ It runs as root (``python3 -I -S launcher.py … -- INIT…``); stdlib only. It 
 for the session and never stays: the process that becomes pid 1 of the session is
 reparented to the machine's own init, so the session outlives the Hub.
 
-Its report, as JSON lines on ``--report-fd``: ``{"pid", "start", "boot"}`` of the
-session's init (host pid, ticks after boot), then nothing more when the init has been
-executed; or ``{"error": sentence}``. The end of the pipe is the end of the report.
+Its report, as JSON lines on ``--report-fd``: ``{"pid", "start"}`` of the session's init
+(host pid, ticks after boot), then nothing more when the init has been executed; or
+``{"error": sentence}``. The end of the pipe is the end of the report.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 # <linux/sched.h>, <linux/mount.h>
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID = (
@@ -56,7 +56,6 @@ class LaunchError(Exception):
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     os.set_inheritable(options.report_fd, False)
-    boot = boot_id()  # as the Hub reads it: a container's own is not in all mounts
     try:
         if options.machine_mounts:
             enter_machine_mounts()
@@ -68,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     if pid == 0:
         become_init(options)
-    report(options.report_fd, pid=pid, start=start_time(pid), boot=boot)
+    report(options.report_fd, pid=pid, start=start_time(pid))
     return 0
 
 
@@ -91,14 +90,6 @@ def report(fd: int, **facts: object) -> None:
         os.write(fd, json.dumps(facts).encode() + b"\n")
 
 
-def reported(report: bytes) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    for line in report.splitlines():
-        with contextlib.suppress(ValueError):
-            facts.update(json.loads(line))
-    return facts
-
-
 def _sentence(error: Exception) -> str:
     if isinstance(error, LaunchError):
         return str(error)
@@ -116,11 +107,6 @@ def start_time(pid: int) -> int:
         return 0
     fields = stat.rpartition(b")")[2].split()
     return 0 if fields[0] in {b"Z", b"X"} else int(fields[19])
-
-
-def boot_id() -> str:
-    """Id of this boot of the machine; pids of another boot mean nothing."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 # --- cgroups -------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.hub.local import launch as launch_module
-from jupyterhub_gpu_reclaim.hub.local.processes import LocalSession
+from jupyterhub_gpu_reclaim.hub.local.processes import LocalSession, location
 from jupyterhub_gpu_reclaim.hub.local.spawner import SessionProcessSpawner
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.linux import procfs
@@ -49,11 +49,7 @@ def launch(tmp_path):
         facts = {}
         for line in text.splitlines():
             facts.update(json.loads(line))
-        place = Location(
-            pid=facts.get("pid", 0),
-            start=facts.get("start", 0),
-            boot=facts.get("boot", ""),
-        )
+        place = location(facts.get("pid", 0), facts.get("start", 0))
         places.append(place)
         return facts, place
 
@@ -261,16 +257,6 @@ def test_session_of_a_unit_with_private_folders_sees_the_machines_own(launch, tm
         facts, _ = launch(script, *options, within=machine)
         assert "error" not in facts
         assert launch.out.read_text() == f"{seen}that is all\n"
-
-
-def test_session_is_of_the_boot_that_the_hub_reads(launch, tmp_path):
-    """A container's own (LXC, nspawn) is in some mounts of it, not in its units'."""
-    file = tmp_path / "boot_id"
-    file.write_text("of the Hub\n")
-    unit = f"mount --bind '{file}' /proc/sys/kernel/random/boot_id && exec \"$@\""
-    machine = machine_with(unit, launch.out)
-    facts, _ = launch("echo that is all", "--machine-mounts", within=machine)
-    assert facts["boot"] == "of the Hub"
 
 
 def test_session_cannot_read_the_keys_of_the_hub(launch, tmp_path):

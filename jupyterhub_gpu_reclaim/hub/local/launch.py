@@ -7,6 +7,7 @@ is cancelled or takes too long leaves no session behind.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -15,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.hub.local.processes import LocalSession
-from jupyterhub_gpu_reclaim.hub.spawner.state import Location
+from jupyterhub_gpu_reclaim.hub.local.processes import LocalSession, location
 from jupyterhub_gpu_reclaim.session_init import launcher
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 
 #: Seconds for an abandoned launcher to report its session.
 _END_SECONDS = 5.0
@@ -51,11 +53,12 @@ async def run(
             stays.
     """
     reader, writer = os.pipe()
+    known = {name: v for name, v in popen_kwargs.items() if name not in IGNORED}
     words = [*PYTHON, launcher.__file__, "--report-fd", str(writer)]
     try:
         process = Popen(  # noqa: ASYNC220 - starting it takes no time; as upstream
             [*words, *options, "--", *init],
-            **{"stdin": DEVNULL, **_without_ignored(popen_kwargs)},
+            **{"stdin": DEVNULL, **known},
             env=dict(env),
             pass_fds=(writer,),
         )
@@ -64,33 +67,32 @@ async def run(
         raise
     finally:
         os.close(writer)
-    report = bytearray()
-    reading = asyncio.create_task(_read(reader, report))
+    facts: dict[str, Any] = {}
+    reading = asyncio.create_task(_read(reader, facts))
     try:
         await _ended(reading, seconds)
         await asyncio.to_thread(process.wait)
     except BaseException:
-        ending = asyncio.create_task(_end_launch(process, reading, report))
+        ending = asyncio.create_task(_end_launch(process, reading, facts))
         _endings.add(ending)
         ending.add_done_callback(_endings.discard)
         await asyncio.wait({ending}, timeout=_HELD_UP_SECONDS)
         raise
-    return _read_place(bytes(report))
+    if "error" in facts or not facts.get("start"):
+        why = facts.get("error") or "Its init has not reported."
+        raise Refused(Reason.LAUNCH_FAILED, why=why, detail=repr(facts))
+    return location(facts["pid"], facts["start"])
 
 
-def _without_ignored(popen_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: v for name, v in popen_kwargs.items() if name not in IGNORED}
-
-
-async def _read(descriptor: int, report: bytearray) -> None:
+async def _read(descriptor: int, facts: dict[str, Any]) -> None:
     stream = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb", 0)
     )
     try:
-        # Not what is there first: an error comes after the place.
-        while chunk := await stream.read(65536):
-            report += chunk
+        # To its end: an error comes after the place.
+        async for line in stream:
+            facts.update(json.loads(line))
     finally:
         transport.close()
 
@@ -103,24 +105,11 @@ async def _ended(reading: asyncio.Task[None], seconds: float) -> None:
 
 
 async def _end_launch(
-    process: Popen[bytes], reading: asyncio.Task[None], report: bytearray
+    process: Popen[bytes], reading: asyncio.Task[None], facts: dict[str, Any]
 ) -> None:
     # It ends by itself; killed before it has reported, its init would be unknown.
     await asyncio.wait({reading}, timeout=_END_SECONDS)
     process.kill()
     await asyncio.to_thread(process.wait)
-    facts = launcher.reported(bytes(report))
     if facts.get("start"):
-        LocalSession(_location(facts)).signal(signal.SIGKILL)
-
-
-def _read_place(report: bytes) -> Location:
-    facts = launcher.reported(report)
-    if "error" in facts or not facts.get("start"):
-        why = facts.get("error") or "Its init has not reported."
-        raise Refused(Reason.LAUNCH_FAILED, why=why, detail=repr(report[:500]))
-    return _location(facts)
-
-
-def _location(facts: Mapping[str, Any]) -> Location:
-    return Location(pid=facts["pid"], start=facts["start"], boot=facts["boot"])
+        LocalSession(location(facts["pid"], facts["start"])).signal(signal.SIGKILL)

@@ -22,12 +22,21 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.linux import processes, procfs
-from jupyterhub_gpu_reclaim.session_init import command_line, launcher
+from jupyterhub_gpu_reclaim.session_init import command_line
 
 if TYPE_CHECKING:
     import signal
     from collections.abc import Iterator
     from datetime import datetime
+
+
+def boot_id() -> str:
+    """Id of this boot of the machine; pids of another boot mean nothing."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def location(pid: int, start: int) -> Location:
+    return Location(pid=pid, start=start, boot=boot_id())
 
 
 class LocalSession:
@@ -43,7 +52,7 @@ class LocalSession:
         return bool(
             place.pid
             and processes.start_time(place.pid) == place.start
-            and (not place.boot or place.boot == launcher.boot_id())
+            and (not place.boot or place.boot == boot_id())
         )
 
     def signal(self, number: signal.Signals) -> bool:
@@ -114,7 +123,7 @@ def find_session(incarnation: str) -> Location | None:
         if found is not None and found.incarnation == incarnation:
             start = processes.start_time(pid)
             if start:
-                return Location(pid=pid, start=start, boot=launcher.boot_id())
+                return location(pid, start)
     return None
 
 
@@ -142,4 +151,4 @@ def find_former(pid: int, uid: int, started: datetime | None) -> Location:
         noted = started.replace(tzinfo=started.tzinfo or UTC).timestamp()
         if abs(time.time() - age - noted) > _BETWEEN:
             return Location()
-    return Location(pid=pid, start=start, boot=launcher.boot_id())
+    return location(pid, start)

@@ -28,6 +28,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.local import launch
 from jupyterhub_gpu_reclaim.hub.local.processes import (
     LocalSession,
+    boot_id,
     find_former,
     find_session,
 )
@@ -273,7 +274,7 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
 
     def reclaim_ending(self, status: Any) -> ReclaimError:
         del status
-        if self.place.boot and self.place.boot != launcher.boot_id():
+        if self.place.boot and self.place.boot != boot_id():
             return endings.by_itself("its machine was started again")
         if launcher.oom_kills(_CGROUP_PARENT, self.reclaim_launch.incarnation):
             return Refused(Reason.SESSION_OUT_OF_MEMORY)
