@@ -592,19 +592,10 @@ class Reason(Enum):
         "Try again: another machine, or this one a little later, may take it.",
         True,
     )
-    CONTAINER_REFUSED = (
-        "Docker refused the session's container: {why}.",
-        "Ask the administrator to check the image or the setting that it names.",
+    PLACE_REFUSED = (
+        "{who} refused the session's {place}: {why}.",
+        "Ask the administrator to change what it names: an image, a setting, a quota, a policy or a webhook.",
         True,
-    )
-    POD_REFUSED = (
-        "The cluster refused the session's pod: {why}.",
-        "Ask the administrator to change the quota, policy or webhook behind it.",
-        True,
-    )
-    POD_CHANGED = (
-        "The session's pod was changed after it was made ready to resume the session.",
-        "Ask the administrator which hook of KubeSpawner does that.",
     )
     GPU_MEMORY = (
         "GPU {card} has too little free memory: {needed} needed, {free} free.",
@@ -808,18 +799,13 @@ class Reason(Enum):
         "Ask the administrator to compare the account's role with the chart's.",
     )
     SERVICE_UNREACHABLE = (
-        "The service that keeps suspended sessions does not answer, and there is a suspended session; it is not replaced by a new one.",
+        "The service that keeps suspended sessions does not answer. Yours is suspended, or may be, so it is not replaced by a new one.",
         "Try again in a minute; the Hub's log tells an administrator the reason.",
         True,
     )
     JOURNAL_HELD = (
         "Another service holds the journal of the sessions; this one does nothing until that one has ended.",
         "During an update that takes seconds. Otherwise two Hubs share one journal_url.",
-        True,
-    )
-    SAVED_UNKNOWN = (
-        "The service that keeps suspended sessions does not answer, so it is not known whether yours is suspended; it is not replaced by a new one.",
-        "Try again in a minute; the Hub's log tells an administrator the reason.",
         True,
     )
     SERVICE_STARTING = (
@@ -943,10 +929,8 @@ OPERATORS_OWN = frozenset(
         Reason.NODE_UNTRUSTED,
         Reason.NO_AGENT,
         Reason.OTHER_VERSION,
-        Reason.POD_CHANGED,
         Reason.POD_ENDED,
         Reason.RESTORE_FAILED,
-        Reason.SAVED_UNKNOWN,
         Reason.SERVICE_BROKEN,
         Reason.SERVICE_UNREACHABLE,
         Reason.SETTING_INVALID,

@@ -183,7 +183,7 @@ async def test_start_ends_no_container_that_has_the_name_already(
     docker.add("jupyter-ann", others)
     with pytest.raises(Refused) as caught:
         await SessionContainerSpawner.start(host)
-    assert caught.value.reason is Reason.CONTAINER_REFUSED
+    assert caught.value.reason is Reason.PLACE_REFUSED
     assert "jupyter-ann" in caught.value.message
     await host.reclaim_end()  # as the lifecycle cleans up
     assert docker.names() == ["jupyter-ann"]
@@ -222,7 +222,7 @@ async def test_container_without_an_address_is_refused_with_a_reason(docker):
     spawner = made(network_name="lab")
     with pytest.raises(Refused) as caught:
         await SessionContainerSpawner.start(spawner)
-    assert caught.value.reason is Reason.CONTAINER_REFUSED
+    assert caught.value.reason is Reason.PLACE_REFUSED
     assert "lab" in caught.value.message
 
 

@@ -397,7 +397,7 @@ async def test_a_pod_that_the_cluster_refuses_is_refused_in_its_words(
     spawner = returning(make()) if hold else make()
     with pytest.raises(Refused) as refused:
         await spawner.start()
-    assert refused.value.reason is Reason.POD_REFUSED
+    assert refused.value.reason is Reason.PLACE_REFUSED
     assert words in refused.value.message
     assert cluster.pod("jupyter-ada") is None
 
@@ -655,7 +655,7 @@ async def test_a_hook_that_removes_the_init_stops_a_return(cluster, make):
     returning(spawner)
     with pytest.raises(Refused) as refused:
         await spawner.start()
-    assert refused.value.reason is Reason.POD_CHANGED
+    assert refused.value.reason is Reason.PLACE_UNSUITABLE
     assert cluster.pod("jupyter-ada") is None
     spawner.reclaim_launch = cold  # a new session runs, and cannot be suspended
     await spawner.start()

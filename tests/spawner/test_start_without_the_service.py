@@ -58,7 +58,7 @@ def test_session_of_a_database_that_is_put_back_is_not_started_beside_what_runs(
         service.away = True
         with pytest.raises(Refused) as refused:
             await hub.start(ANN)
-        assert "not known whether yours is suspended" in str(refused.value)
+        assert "suspended, or may be" in str(refused.value)
         assert hub.machines.of_session(ANN) == [before]
 
     run(visit())

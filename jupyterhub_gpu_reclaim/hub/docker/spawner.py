@@ -98,7 +98,7 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
             return self._url(*await super().start())
         except DockerException as error:
             why = str(getattr(error, "explanation", "") or error)
-            raise Refused(Reason.CONTAINER_REFUSED, why=why) from None
+            raise _refused(why) from None
 
     async def get_command(self) -> list[str]:
         if self.reclaim_launch.mode == "hold":
@@ -136,7 +136,7 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         except (ReclaimError, APIError):
             raise
         except Exception as error:  # noqa: BLE001 - DockerSpawner raises bare ones
-            raise Refused(Reason.CONTAINER_REFUSED, why=str(error)) from None
+            raise _refused(str(error)) from None
         return (ip, port)
 
     def _url(self, ip: str, port: int) -> str:
@@ -286,3 +286,7 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
                 )
             await self._await_removal()
         self.reclaim_take(Location())
+
+
+def _refused(why: str) -> Refused:
+    return Refused(Reason.PLACE_REFUSED, who="Docker", place="container", why=why)

@@ -272,7 +272,8 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         hold = self.reclaim_launch.mode == "hold"
         if not pods.holds(pod, self.reclaim_purpose()):
             if hold:
-                raise Refused(Reason.POD_CHANGED)
+                why = "a hook has removed its init"
+                raise Refused(Reason.PLACE_UNSUITABLE, place="pod", why=why)
             self.log.warning("%s: a hook has removed its init", self._reference)
         launch = self.reclaim_launch
         self.reclaim_given = given.settle(launch, pods.variables(pod), pods.mounts(pod))
@@ -289,7 +290,10 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
                         raise
                     why = pod_events.refusal(error.body)
                     if not (hold and pod_events.is_quota(why)):
-                        raise Refused(Reason.POD_REFUSED, why=why) from None
+                        who = "The cluster"
+                        raise Refused(
+                            Reason.PLACE_REFUSED, who=who, place="pod", why=why
+                        ) from None
                     self._quota = why
                     await asyncio.sleep(RETRY_SECONDS)
         finally:

@@ -312,8 +312,6 @@ class SessionLifecycle:
                 self._warn("no plan, cold: %s", error)
                 return StartPlan(action="cold")
             self._spawner.reclaim_launch = former
-            if not self.pointer.suspended:
-                raise Unreachable(Reason.SAVED_UNKNOWN, detail=error.detail) from None
             raise
         finally:
             slow.cancel()
