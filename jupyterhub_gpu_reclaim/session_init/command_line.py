@@ -7,6 +7,7 @@ each caller judges first whose process it is.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -20,13 +21,16 @@ from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.session_init import session_init
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 #: Stands in one of the first words; the next one has the arguments.
 _MARKER: Final = b"session_init"
 _MARKED_WORDS: Final = 6
 #: In a container the text of the init is this variable's value.
 INLINE_VARIABLE: Final = "GPU_RECLAIM_INIT"
+#: Labels of a Docker container, by the Hub for the agent: incarnation, and arguments.
+INCARNATION_LABEL: Final = "gpu-reclaim.incarnation"
+ARGUMENTS_LABEL: Final = "gpu-reclaim.init"
 #: Runs that text; no program of the session inherits it.
 _RUN_INLINE: Final = (
     f'import os; exec(compile(os.environ.pop("{INLINE_VARIABLE}"), "session_init",'
@@ -63,6 +67,20 @@ class InitArguments(msgspec.Struct, frozen=True):
 
 def written(arguments: InitArguments) -> str:
     return codec.encode(arguments).decode()
+
+
+def labels(arguments: InitArguments) -> dict[str, str]:
+    return {
+        INCARNATION_LABEL: arguments.incarnation,
+        ARGUMENTS_LABEL: written(arguments),
+    }
+
+
+def labelled(labels: Mapping[str, str] | None) -> InitArguments | None:
+    """The init of a container with these labels; None: it has none of ours."""
+    with suppress(BadRequest):
+        return codec.decode((labels or {}).get(ARGUMENTS_LABEL, ""), InitArguments)
+    return None
 
 
 def inline(python: str) -> tuple[str, str, str]:

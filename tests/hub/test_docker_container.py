@@ -43,12 +43,7 @@ def test_start_puts_the_init_before_the_command_and_keeps_the_rest():
     assert read(words) == arguments(holding=False)
     assert made["labels"] == {
         "of": "the admin",
-        "gpu-reclaim.incarnation": "inc-1",
-        "gpu-reclaim.user": "ann",
-        "gpu-reclaim.server": "--gpu",
-        "gpu-reclaim.realm": "lab",
-        "gpu-reclaim.session": "its-id",
-        "gpu-reclaim.account": "7.x",
+        **command_line.labels(arguments(holding=False)),
     }
     assert "entrypoint" not in made
     assert made["host_config"] == {

@@ -20,6 +20,8 @@ from jupyterhub_gpu_reclaim.hub.spawner.state import (
     Pointer,
     PointerPhase,
 )
+from jupyterhub_gpu_reclaim.session_init import command_line
+from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 from tests.support import docker_api
 
 ANNS = "a" * 64
@@ -42,12 +44,7 @@ def made(**settings) -> ReclaimDockerSpawner:
 
 
 def labels(incarnation="inc-0", user="ann", server="", realm=""):
-    return {
-        "gpu-reclaim.incarnation": incarnation,
-        "gpu-reclaim.user": user,
-        "gpu-reclaim.server": server,
-        "gpu-reclaim.realm": realm,
-    }
+    return command_line.labels(InitArguments(incarnation, user, server, realm))
 
 
 @pytest.fixture(autouse=True)

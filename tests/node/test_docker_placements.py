@@ -16,6 +16,8 @@ from jupyterhub_gpu_reclaim.node.sessions.docker_placements import (
     DockerEngine,
     DockerPlacements,
 )
+from jupyterhub_gpu_reclaim.session_init import command_line
+from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 from tests.node.test_pods import Proc
 from tests.support.unix_server import Answers, UnixServer
 
@@ -36,14 +38,10 @@ class Docker(UnixServer):
 
     @staticmethod
     def container(identity, incarnation, user, *, realm="", created=1):
-        labels = {
-            "gpu-reclaim.incarnation": incarnation,
-            "gpu-reclaim.user": user,
-            "gpu-reclaim.server": "gpu",
-            "gpu-reclaim.realm": realm,
-            "gpu-reclaim.session": "its-id",
-            "gpu-reclaim.account": "7.x",
-        }
+        more = {"session": "its-id", "account": "7.x"}
+        labels = command_line.labels(
+            InitArguments(incarnation, user, "gpu", realm, **more)
+        )
         facts = {"ImageID": IMAGE, "Created": created, "State": "running"}
         return {"Id": identity, "Labels": labels, **facts}
 

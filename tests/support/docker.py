@@ -18,6 +18,7 @@ from demo.stack import free_port
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 from jupyterhub_gpu_reclaim.node.sessions.docker_placements import DockerEngine
+from jupyterhub_gpu_reclaim.session_init.command_line import labelled
 from tests.support.agent import PATIENCE, Agent, criu_folder, short_folder, wait_for
 from tests.support.containers import run
 from tests.support.elsewhere import reclaim, suspended, wait
@@ -145,7 +146,8 @@ class Docker:
 
     def of(self, user: str) -> dict | None:
         for each in self.containers():
-            if each["Labels"].get("gpu-reclaim.user") == user:
+            init = labelled(each["Labels"])
+            if init is not None and init.user == user:
                 found = self.ask("GET", f"/containers/{each['Id']}/json")
                 return json.loads(found.content) if found.is_success else None
         return None

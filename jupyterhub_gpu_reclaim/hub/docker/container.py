@@ -15,21 +15,14 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.spawner.placement import TOKENS, Purpose
 from jupyterhub_gpu_reclaim.session_init import command_line
-from jupyterhub_gpu_reclaim.session_init.container_labels import (
-    ACCOUNT,
-    INCARNATION,
-    REALM,
-    SERVER,
-    SESSION,
-    USER,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
 
 
 def prepared(asked: Mapping[str, Any], purpose: Purpose) -> dict[str, Any]:
@@ -46,8 +39,11 @@ def prepared(asked: Mapping[str, Any], purpose: Purpose) -> dict[str, Any]:
     host["RestartPolicy"] = {"Name": "no"}
     # A restart of Docker ends what it is to remove by itself, in spite of live-restore.
     host["AutoRemove"] = False
+    theirs = asked.get("labels") or {}
+    if not isinstance(theirs, dict):  # names alone
+        theirs = dict.fromkeys(theirs, "")
     changes: dict[str, Any] = {
-        "labels": _labels(asked.get("labels"), purpose),
+        "labels": {**theirs, **command_line.labels(purpose.init)},
         "host_config": host,
     }
     known = variables(asked.get("environment"))
@@ -63,25 +59,12 @@ def prepared(asked: Mapping[str, Any], purpose: Purpose) -> dict[str, Any]:
     return {**asked, **changes, "entrypoint": purpose.command, "command": None}
 
 
-def _labels(given: Any, purpose: Purpose) -> dict[str, str]:
-    # The administrator's may be names alone.
-    theirs = given if isinstance(given, dict) else dict.fromkeys(given or (), "")
-    return {
-        **theirs,
-        INCARNATION: purpose.init.incarnation,
-        USER: purpose.init.user,
-        SERVER: purpose.init.server,
-        REALM: purpose.init.realm,
-        SESSION: purpose.init.session,
-        ACCOUNT: purpose.init.account,
-    }
-
-
 def is_of(labels: Mapping[str, str] | None, key: SessionKey, realm: str) -> bool:
     """Whether a container with these labels was made for that server of that Hub."""
-    known = labels or {}
-    whose = SessionKey(known.get(USER, ""), known.get(SERVER, ""))
-    return whose == key and known.get(REALM) == realm
+    init = command_line.labelled(labels)
+    if init is None:
+        return False
+    return (init.user, init.server, init.realm) == (key.user, key.server, realm)
 
 
 def _command(asked: Mapping[str, Any], purpose: Purpose) -> list[str]:

@@ -27,7 +27,7 @@ from jupyterhub_gpu_reclaim.hub.spawner import given
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import ImageTraits
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
-from jupyterhub_gpu_reclaim.session_init.container_labels import INCARNATION
+from jupyterhub_gpu_reclaim.session_init.command_line import INCARNATION_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -175,7 +175,7 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
 
     def _may_be_taken(self, found: dict[str, Any]) -> bool:
         labels = found["Config"].get("Labels") or {}
-        if labels.get(INCARNATION) == self.reclaim_launch.incarnation:
+        if labels.get(INCARNATION_LABEL) == self.reclaim_launch.incarnation:
             return True
         return self._is_own(labels) and not found["State"]["Running"]
 
@@ -254,7 +254,7 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
         return endings.by_status(int(self._ended.get("ExitCode") or 0))
 
     async def reclaim_find(self, incarnation: str) -> Location | None:
-        label = f"{INCARNATION}={incarnation}"
+        label = f"{INCARNATION_LABEL}={incarnation}"
         found = [
             container
             for container in await self.docker("containers", filters={"label": label})

@@ -28,13 +28,9 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import cgroups
 from jupyterhub_gpu_reclaim.node.sessions.placements import PodPlacements
-from jupyterhub_gpu_reclaim.session_init.container_labels import (
-    ACCOUNT,
-    INCARNATION,
-    REALM,
-    SERVER,
-    SESSION,
-    USER,
+from jupyterhub_gpu_reclaim.session_init.command_line import (
+    INCARNATION_LABEL,
+    labelled,
 )
 
 if TYPE_CHECKING:
@@ -70,21 +66,21 @@ class DockerEngine:
         there = self._containers()
         found: dict[str, PodHint] = {}
         for container in sorted(there, key=lambda one: one.created):
-            labels = container.labels or {}
-            if labels.get(REALM, "") != realm:
+            init = labelled(container.labels)
+            if init is None or init.realm != realm:
                 continue
             hint = PodHint(
                 pod=container.id,
-                key=SessionKey(labels.get(USER, ""), labels.get(SERVER, "")),
+                key=SessionKey(init.user, init.server),
                 image=container.image_id,
-                session=labels.get(SESSION, ""),
-                account=labels.get(ACCOUNT, ""),
+                session=init.session,
+                account=init.account,
             )
-            found.setdefault(labels[INCARNATION], hint)
+            found.setdefault(init.incarnation, hint)
         return found
 
     def _containers(self) -> list[_Container]:
-        filters = quote(json.dumps({"label": [INCARNATION]}))
+        filters = quote(json.dumps({"label": [INCARNATION_LABEL]}))
         connection = _Connection(self._path)
         try:
             connection.request("GET", f"/containers/json?filters={filters}")
