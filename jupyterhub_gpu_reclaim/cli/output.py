@@ -68,7 +68,7 @@ def say(line: str) -> None:
 @contextlib.contextmanager
 def progress(title: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal, nothing elsewhere; call it with done and total."""
-    with bars() as shown:
+    with Bars() as shown:
 
         def show(done: int, total: int) -> None:
             shown.show(title, "", done, total, in_bytes=False)
@@ -77,44 +77,29 @@ def progress(title: str) -> Iterator[Callable[[int, int], None]]:
         yield show
 
 
-class Bars:
-    """Bars by name, each with its step; shown by :func:`bars`."""
+class Bars(Progress):
+    """Bars by name, each with its step; nothing where there is no terminal."""
 
-    def __init__(self, shown: Progress | None) -> None:
-        self._shown = shown
-        self._tasks: dict[str, TaskID] = {}
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        there = console.is_terminal
+        super().__init__(*_COLUMNS, console=console, transient=True, disable=not there)
+        self._named: dict[str, TaskID] = {}
 
     def show(
         self, name: str, what: str, done: int, total: int, *, in_bytes: bool = True
     ) -> None:
         """At most ``MOST_BARS``; a total of 0 is unknown."""
-        if self._shown is None:
-            return
         amount = f"  {size(done)} of {size(total)}" if in_bytes and total else ""
         text = plain(f"{name}  {what}{amount}")
-        if name in self._tasks:
-            self._shown.update(
-                self._tasks[name], description=text, completed=done, total=total or None
-            )
-        elif len(self._tasks) < MOST_BARS:
-            self._tasks[name] = self._shown.add_task(
-                text, completed=done, total=total or None
-            )
+        if name not in self._named and len(self._named) < MOST_BARS:
+            self._named[name] = self.add_task(text, total=None)
+        if (bar := self._named.get(name)) is not None:
+            self.update(bar, description=text, completed=done, total=total or None)
 
     def end(self, name: str) -> None:
-        task = self._tasks.pop(name, None)
-        if task is not None and self._shown is not None:
-            self._shown.remove_task(task)
-
-
-@contextlib.contextmanager
-def bars() -> Iterator[Bars]:
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield Bars(None)
-        return
-    with Progress(*_COLUMNS, console=console, transient=True) as shown:
-        yield Bars(shown)
+        if name in self._named:
+            self.remove_task(self._named.pop(name))
 
 
 def local_time(at: float) -> str:

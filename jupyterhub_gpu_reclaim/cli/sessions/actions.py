@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.cli.output import (
-    bars,
+    Bars,
     complain,
     complain_of,
     local_time,
@@ -67,7 +67,7 @@ async def _order_all(
 ) -> list[Result]:
     """Ask for each session, then wait for all; the results in the sessions' order."""
     waits = bool(given.follows) and args.wait
-    with bars() as shown:
+    with Bars() as shown:
         following = Following(given, tell=shown.show, ended=shown.end)
         turns = asyncio.Semaphore(AT_ONCE)
         found: dict[SessionKey, Result] = {}

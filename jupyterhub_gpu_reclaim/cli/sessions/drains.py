@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.cli.output import (
-    bars,
+    Bars,
     complain,
     print_json,
     print_table,
@@ -88,7 +88,7 @@ async def _drained(
     report = await client.drain(args.node, order)
     found = {each.key: each for each in report.sessions}
     until = time.monotonic() + limit
-    with bars() as shown:
+    with Bars() as shown:
         while args.wait and time.monotonic() < until:
             if not {each.state for each in found.values()} & _GOES_ON:
                 break
