@@ -46,7 +46,6 @@ class Order(Value, frozen=True, kw_only=True):
     follows: ClassVar[str] = ""
     #: Whether it goes on after the answer.
     begins: ClassVar[bool] = True
-    refusals: ClassVar[tuple[int, ...]] = (404, 409)
     for_tabs: ClassVar[bool] = False  #: whether an open tab may give it for its own
     for_managers: ClassVar[bool] = False
     #: Whether a manager's word counts for more.
@@ -164,7 +163,6 @@ class Save(Order, frozen=True):
     )
     asks: ClassVar = "save"
     follows: ClassVar = "save"
-    refusals: ClassVar = (400, 404, 409)
     for_tabs: ClassVar = True
     more: ClassVar = "Each stands still for as long as its memory takes to be copied."
     label: ClassVar = "Save point"
@@ -277,7 +275,6 @@ class OptOut(Order, frozen=True):
     says: ClassVar = "Never suspend the session for being idle (`out`), or do again"
     asks: ClassVar = "exclude from all policies"
     begins: ClassVar = False
-    refusals: ClassVar = (404,)
     label: ClassVar = "Never suspend when idle"
     done: ClassVar = "The session will never be suspended when idle."
     done_else: ClassVar = "The session will be suspended when idle again."
@@ -319,7 +316,6 @@ class Rename(Order, frozen=True):
     phases: ClassVar = tuple(Phase)
     for_tabs: ClassVar = True
     begins: ClassVar = False
-    refusals: ClassVar = (400, 404, 409)
     label: ClassVar = "Rename"
     done: ClassVar = "The save point was renamed."
 
@@ -394,7 +390,6 @@ class RenewLogin(Order, frozen=True):
     asks: ClassVar = "renew the logins of"
     phases: ClassVar = (Phase.SUSPENDED,)
     begins: ClassVar = False
-    refusals: ClassVar = (404,)
     for_managers: ClassVar = True
     more: ClassVar = (
         "The Hub forgets logins when its database is lost or comes from a backup, and"
@@ -418,7 +413,6 @@ class RevokeTabs(Order, frozen=True):
     asks: ClassVar = "revoke the keys of open tabs of"
     phases: ClassVar = (*LIVE, Phase.SUSPENDING, Phase.SUSPENDED)
     begins: ClassVar = False
-    refusals: ClassVar = (404,)
     label: ClassVar = "Revoke it"
     done: ClassVar = (
         "Open tabs of the session can no longer see or steer it here; those of its next"

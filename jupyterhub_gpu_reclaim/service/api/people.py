@@ -111,7 +111,7 @@ def _route_of(kind: type[Order]) -> type[PersonRoute]:
         for_tabs: ClassVar = kind.for_tabs
 
         @operation(
-            says, body=fields, answer=kind.answer, status=status, errors=kind.refusals
+            says, body=fields, answer=kind.answer, status=status, errors=(400, 404, 409)
         )
         async def post(self, user: str, server: str) -> None:
             key = self.key(user, server)
