@@ -124,17 +124,6 @@ class Repository(CheckpointBuilder):
                 freed += self._garbage.sweep(writing).freed_bytes
         return freed
 
-    def kept_for_others(self, checkpoint: str) -> tuple[int, list[str]]:
-        """Bytes left of a deleted checkpoint, and the checkpoints that need them."""
-        packs = self._backend.list(layout.pack_prefix(checkpoint))
-        names = {entry.name for entry in packs}
-        needing = [
-            body.info.id
-            for body in self._catalogue.all()
-            if any(need.name in names for need in body.objects())
-        ]
-        return sum(entry.length for entry in packs), sorted(needing)
-
     def sweep(self) -> SweepResult:
         """Remove unneeded objects; committed checkpoints are not touched."""
         with self._removing:

@@ -78,25 +78,11 @@ def rm(args: argparse.Namespace) -> int:
     _refuse_absent(store, args.ids)
     if not args.force:
         _refuse_newest(store, set(args.ids))
-    with progress("deleting"):
-        freed = sum(store.delete(id_) for id_ in args.ids)
-    kept = {id_: store.kept_for_others(id_) for id_ in args.ids}
-    kept = {id_: (size, others) for id_, (size, others) in kept.items() if size}
+    freed = sum(store.delete(id_) for id_ in args.ids)
     if args.json:
-        left = [
-            {"id": id_, "bytes": size, "needed_by": others}
-            for id_, (size, others) in kept.items()
-        ]
-        print_json({"removed": args.ids, "freed_bytes": freed, "kept": left})
-        return 0
-    say(f"{len(args.ids)} deleted, {text.size(freed)} freed")
-    for id_, (size, others) in kept.items():
-        until = (
-            f"{', '.join(others)} is deleted, too"
-            if others
-            else "its agent is started again"
-        )
-        say(f"{text.size(size)} of {id_} stay until {until}")
+        print_json({"removed": args.ids, "freed_bytes": freed})
+    else:
+        say(f"{len(args.ids)} deleted, {text.size(freed)} freed")
     return 0
 
 

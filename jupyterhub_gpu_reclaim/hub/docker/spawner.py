@@ -30,7 +30,7 @@ from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.session_init.command_line import INCARNATION_LABEL
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
 #: Seconds for Docker to end and remove a container.
 END_SECONDS = 30.0
@@ -62,9 +62,7 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
             Unreachable: it does not answer, or cannot (``docker_silent``).
         """
         if method == "create_container":
-            if (
-                "environment" in kwargs
-            ):  # otherwise it is not a session's (``move_certs``)
+            if "environment" in kwargs:  # else not a session's (``move_certs``)
                 self.reclaim_given = given.settle(
                     self.reclaim_launch,
                     containers.variables(kwargs["environment"]),
@@ -186,20 +184,15 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
     async def stop(self, now: bool = False) -> None:
         """End the container, and wait until its name is free."""
         await super().stop(now)
-        await self._await_removal()
+        await self._await_end(lambda: not self.object_id)
 
-    async def _await_removal(self) -> bool:
-        async def looked() -> bool:
-            return await self.get_object() is None
-
-        return await self._await_end(looked)
-
-    async def _await_end(self, ended: Callable[[], Awaitable[bool]]) -> bool:
+    async def _await_end(self, ended: Callable[[], bool]) -> bool:
         async def looked() -> bool:
             try:
-                return await ended()
+                await self.get_object()
             except Unreachable:  # nothing is known
                 return False
+            return ended()
 
         with suppress(TimeoutError):
             await exponential_backoff(
@@ -238,11 +231,7 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
         return bool(self.object_id) and self._running
 
     async def reclaim_died(self) -> bool:
-        async def looked() -> bool:
-            await self.get_object()
-            return not self._running
-
-        return await self._await_end(looked)
+        return await self._await_end(lambda: not self._running)
 
     def reclaim_ending(self, status: Any) -> ReclaimError:
         # A container removed meanwhile has no status.
@@ -284,7 +273,7 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
                 await self.docker(
                     "remove_container", self.object_id, v=True, force=True
                 )
-            await self._await_removal()
+            await self._await_end(lambda: not self.object_id)
         self.reclaim_take(Location())
 
 
