@@ -327,7 +327,7 @@ async def test_page_before_the_next_start_is_shown_nothing_of_the_last_one():
     spawner._lifecycle.logins = without_logins()
     spawner.before.set()
     spawner.after.set()
-    spawner._lifecycle.reporter().report("A step of the first start")
+    spawner._lifecycle.reporter.report("A step of the first start")
     await spawner.start()
     spawner.clear_state()  # as at a stop
     spawner.load_state({"box": "box-1", KEY: SUSPENDED.to_state()})

@@ -65,10 +65,14 @@ def load_suspended(hub: Any) -> int:
         orm.Spawner.oauth_client != None,  # noqa: E711 - SQL
     )
     for spawner in stopped:
-        if Pointer.from_state((spawner.state or {}).get(KEY)).precious:
+        if _is_saved(spawner):
             hub.users[spawner.user].spawners[spawner.name]
             loaded += 1
     return loaded
+
+
+def _is_saved(row: orm.Spawner) -> bool:
+    return Pointer.from_state((row.state or {}).get(KEY)).precious
 
 
 def _sparing_who_is_away(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,11 +105,7 @@ def _check_nothing_is_saved(user: Any) -> None:
     """
     if user is None:
         return
-    saved = [
-        row.name
-        for row in user.orm_user.orm_spawners.values()
-        if Pointer.from_state((row.state or {}).get(KEY)).precious
-    ]
+    saved = [row.name for row in user.orm_user.orm_spawners.values() if _is_saved(row)]
     if saved:
         reason = Reason.USER_SUSPENDED
         raise web.HTTPError(409, f"{reason.sentence(user=user.name)} {reason.hint}")

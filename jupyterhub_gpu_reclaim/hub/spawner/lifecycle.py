@@ -114,8 +114,9 @@ class SessionLifecycle:
         self._service = service
         self._clock = clock
         self._log = spawner.log
-        self._reporter: ProgressReporter | None = None
-        self._last_story: dict[str, Any] | None = None
+        #: Of the start under way, of the last one, or of one about to begin.
+        self.reporter = ProgressReporter()
+        self._last_story = self.reporter.story
         self._repair: ClientRepair | None = None
         self._telling: asyncio.Task[None] | None = None
 
@@ -247,9 +248,9 @@ class SessionLifecycle:
         """
         minted = self._spawner.api_token
         self.starting, self._undo, self._refused = True, Undo.NOTHING, False
-        if self._reporter is None or self._reporter.ended:
-            self._reporter = ProgressReporter()
-        reporter = self._reporter
+        if self.reporter.ended:
+            self.reporter = ProgressReporter()
+        reporter = self.reporter
         try:
             return await self._start_as_planned(start, minted, reporter)
         except asyncio.CancelledError:
@@ -567,27 +568,21 @@ class SessionLifecycle:
             self._confirmed = True
             self._update_pointer(checkpoint="")
 
-    def reporter(self) -> ProgressReporter:
-        """The reporter of the start under way, the last one, or one about to begin."""
-        self._reporter = self._reporter or ProgressReporter()
-        return self._reporter
-
     @property
     def story(self) -> dict[str, Any]:
-        story = self._reporter.story if self._reporter else self._last_story
-        return story or ProgressReporter().story
+        begun = self.starting or self.reporter.ended
+        return self.reporter.story if begun else self._last_story
 
     def close_start(self) -> None:
         """Begin to show the next start; ``story`` is kept until it begins."""
         # A page may look before our part of that start begins.
-        if self._reporter is not None and self._reporter.ended:
-            self._last_story, self._reporter = self._reporter.story, None
+        if self.reporter.ended:
+            self._last_story, self.reporter = self.reporter.story, ProgressReporter()
 
     @property
     def expects_nothing(self) -> bool:
         """Whether no start of ours has begun, and none is known that would resume."""
-        begun = self._reporter is not None and self._reporter.ended
-        return not (begun or self.starting or self.pointer.precious)
+        return not (self.reporter.ended or self.starting or self.pointer.precious)
 
     # --- poll ---
 

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
-    from jupyterhub_gpu_reclaim.common.models import Suspension
 
 patches.apply()
 kept.apply()
@@ -238,7 +237,7 @@ class ReclaimMixin(SessionPlacement):
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         # A subclass may work for some time before it calls our start, and after that.
-        reporter = self._lifecycle.reporter()
+        reporter = self._lifecycle.reporter
         before = self._lifecycle.expects_nothing
         if before:
             async for line in super().progress():
@@ -388,10 +387,6 @@ class ReclaimMixin(SessionPlacement):
         if not at or not self.reclaim_pointer.suspended:
             return ""
         return text.ago(_CLOCK.now() - at)
-
-    @property
-    def reclaim_suspension(self) -> Suspension | None:
-        return self.reclaim_pointer.suspension
 
     @property
     def reclaim_text(self) -> Any:
