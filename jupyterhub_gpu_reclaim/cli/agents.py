@@ -55,12 +55,6 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="FILE",
         help="the authority of their certificate",
     )
-    check.add_argument(
-        "--tls-name",
-        default=AGENT_NAME,
-        metavar="NAME",
-        help="the name in their certificate (default: %(default)s)",
-    )
     check.set_defaults(run=_check)
     text = (
         "print the Secrets that agents and Hub share, made new, for kubectl apply -f -"
@@ -103,7 +97,7 @@ def _addresses(host: str, port: int) -> list[str]:
 
 async def _check_agent(args: argparse.Namespace, ip: str) -> bool:
     """Print an agent's status; whether it can save sessions and refuses strangers."""
-    address, vouched = f"https://{args.tls_name}:{args.port}", str(args.ca_file)
+    address, vouched = f"https://{AGENT_NAME}:{args.port}", str(args.ca_file)
     ours = AgentClient(address, args.token_file, ca_file=vouched, at=ip, quick=LIMIT)
     wrong = {"Authorization": f"Bearer {secrets.token_hex()}"}
     stranger = Connection(address, lambda: wrong, ca_file=vouched, at=ip)

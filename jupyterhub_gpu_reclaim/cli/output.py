@@ -57,7 +57,8 @@ def print_table(
         table.add_column(name, justify="right" if name in right.split() else "left")
     for row in rows:
         table.add_row(*[Text(plain(each)) for each in row])
-    _console().print(table)
+    width = None if sys.stdout.isatty() else _WIDE
+    Console(file=sys.stdout, width=width, highlight=False).print(table)
 
 
 def say(line: str) -> None:
@@ -121,8 +122,3 @@ def complain_of(what: object, failure: Failure | Finding) -> None:
     complain(f"Error: {what}: {failure.message} ({failure.code})")
     if failure.hint:
         complain(f"  {failure.hint}")
-
-
-def _console() -> Console:
-    width = None if sys.stdout.isatty() else _WIDE
-    return Console(file=sys.stdout, width=width, highlight=False)

@@ -11,7 +11,6 @@ from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
     NotFound,
     ReclaimError,
-    Refused,
     RolledBack,
     StoreError,
     Unreachable,
@@ -84,7 +83,7 @@ def failure_of(error: ReclaimError) -> Failure:
     )
 
 
-_BY_STATUS: dict[int, type[ReclaimError]] = {
+BY_STATUS: dict[int, type[ReclaimError]] = {
     kind.status: kind for kind in (BadRequest, NotFound, StoreError, Unreachable)
 }
 
@@ -97,7 +96,3 @@ def error_of(failure: Failure, kind: type[ReclaimError] = RolledBack) -> Reclaim
     error.message = failure.message
     error.args = (failure.message,)
     return error
-
-
-def kind_of_status(status: int) -> type[ReclaimError]:
-    return _BY_STATUS.get(status, Refused)

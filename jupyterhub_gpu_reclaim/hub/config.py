@@ -108,7 +108,8 @@ def configure(
         "name": SERVICE_NAME,
         "display": True,
         "url": url,
-        "command": _program(),
+        # ``-P``: without the working directory in its path, where anything may be.
+        "command": [sys.executable, "-P", "-m", "jupyterhub_gpu_reclaim.service"],
         "api_token": _secret(folder / "service.token", problems, usable),
         "environment": {
             "GPU_RECLAIM_SPAWNER_TOKEN": _secret(
@@ -238,11 +239,6 @@ def _api_server() -> dict[str, str]:
     # The Hub passes on little else of what the kubelet sets.
     told = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
     return {name: os.environ[name] for name in told if name in os.environ}
-
-
-def _program() -> list[str]:
-    # ``-P``: without the working directory in its path, where anything may be.
-    return [sys.executable, "-P", "-m", "jupyterhub_gpu_reclaim.service"]
 
 
 def _arguments(asked: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:

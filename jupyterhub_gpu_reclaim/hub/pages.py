@@ -65,9 +65,7 @@ class OurPages(Extension):
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
         if environment.loader is not None:
-            environment.loader = _over(environment.loader)
-
-
-def _over(loader: BaseLoader) -> BaseLoader:
-    beneath = PrefixLoader({_BENEATH: _Beneath(loader)})
-    return ChoiceLoader([FileSystemLoader(TEMPLATES), beneath, loader])
+            loader = environment.loader
+            beneath = PrefixLoader({_BENEATH: _Beneath(loader)})
+            ours = FileSystemLoader(TEMPLATES)
+            environment.loader = ChoiceLoader([ours, beneath, loader])

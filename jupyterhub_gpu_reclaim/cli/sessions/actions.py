@@ -56,7 +56,9 @@ def order(args: argparse.Namespace, kind: type[Order]) -> int:
 def _selected(args: argparse.Namespace, given: Order) -> list[SessionView]:
     views = ask(args, lambda client: client.sessions())
     views = selection.chosen(args, views, time.time())
-    return views if args.targets else selection.only_in(views, given.phases)
+    if args.targets:
+        return views
+    return [view for view in views if view.phase in given.phases]
 
 
 async def _order_all(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
-    from jupyterhub_gpu_reclaim.common.models import Phase, SessionView
+    from jupyterhub_gpu_reclaim.common.models import SessionView
 
 #: Reasons that mean that a session works, that this is not known, or that it is kept.
 _NOT_IDLE = frozenset(
@@ -95,11 +95,6 @@ def selects(args: argparse.Namespace) -> bool:
         or args.state
         or getattr(args, "idle_for", None) is not None
     )
-
-
-def only_in(views: Iterable[SessionView], phases: Iterable[Phase]) -> list[SessionView]:
-    allowed = frozenset(phases)
-    return [view for view in views if view.phase in allowed]
 
 
 def confirmed(args: argparse.Namespace, action: str, count: int) -> bool:

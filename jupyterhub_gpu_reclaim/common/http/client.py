@@ -17,7 +17,7 @@ from tornado.simple_httpclient import SimpleAsyncHTTPClient
 from tornado.tcpclient import TCPClient
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.http import unix_sockets
 from jupyterhub_gpu_reclaim.common.models import Failure
 
@@ -66,7 +66,7 @@ class Answer:
             failure = codec.decode(self.body, Failure)
         except BadRequest:
             return None
-        return codec.error_of(failure, codec.kind_of_status(self.status))
+        return codec.error_of(failure, codec.BY_STATUS.get(self.status, Refused))
 
 
 class _Dialler(TCPClient):

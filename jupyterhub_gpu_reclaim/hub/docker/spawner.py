@@ -155,20 +155,15 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         # others. A container that only has the name is another server's or Hub's, or
         # may be a session that this Hub has forgotten, unless a former start has left
         # it.
-        known = self.object_id
-        found = await self._inspect(known or self.object_name)
+        known, found = self.object_id, None
+        with suppress(NotFound):
+            name = known or self.object_name
+            found = await self.docker("inspect_container", name)
         if found is not None and not known and not self._may_be_taken(found):
             found = None
         self.object_id = found["Id"] if found else ""
         self._running = found is not None and bool(found["State"]["Running"])
         self._ended = found["State"] if found else None
-        return found
-
-    async def _inspect(self, name: str) -> dict[str, Any] | None:
-        try:
-            found: dict[str, Any] = await self.docker("inspect_container", name)
-        except NotFound:
-            return None
         return found
 
     def _may_be_taken(self, found: dict[str, Any]) -> bool:

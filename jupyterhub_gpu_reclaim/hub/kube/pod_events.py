@@ -102,11 +102,6 @@ def refusal(body: str | bytes | None) -> str:
     return words.strip().rstrip(".")[:_MAX_WORDS] or "it does not say why"
 
 
-def is_quota(words: str) -> bool:
-    """Whether a quota is used up, which others may give back (Kubernetes' words)."""
-    return "exceeded quota" in words
-
-
 def _queue(pod: Pod, all_pods: Iterable[Pod]) -> str:
     if not pod.wants_gpu:
         return f"Waiting for a free machine ({pod.unscheduled})"

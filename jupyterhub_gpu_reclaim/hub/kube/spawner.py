@@ -122,15 +122,14 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
             await super().load_user_options()
         except (KeyError, ValueError) as error:
             why = f"no such choice: {error}"
-            if self._has_profiles_of_its_own() or not choice.overrides:
+            of_its_own = callable(self.profile_list) or (
+                self.profile_list != self._profiles_of_all
+            )
+            if of_its_own or not choice.overrides:
                 raise Refused(Reason.PROFILE_GONE, why=why) from None
             self.log.warning("%s: it comes back as it was: %s", self._reference, why)
             for settings in choice.overrides:
                 super()._apply_overrides(settings)
-
-    def _has_profiles_of_its_own(self) -> bool:
-        offered = self.profile_list
-        return callable(offered) or offered != self._profiles_of_all
 
     def _apply_overrides(self, spawner_override: dict[str, Any]) -> None:
         settings: dict[str, Any] = {}
@@ -289,7 +288,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
                     if error.status not in _REFUSED:
                         raise
                     why = pod_events.refusal(error.body)
-                    if not (hold and pod_events.is_quota(why)):
+                    if not (hold and "exceeded quota" in why):
                         who = "The cluster"
                         raise Refused(
                             Reason.PLACE_REFUSED, who=who, place="pod", why=why

@@ -259,7 +259,9 @@ class SessionLifecycle:
             self._begin_cleanup(minted, None)
             raise
         except Exception as error:
-            await self._clean_up_now(minted, error)
+            ours = error if isinstance(error, ReclaimError) else None
+            cleanup = self._begin_cleanup(minted, ours)
+            await asyncio.wait({cleanup}, timeout=CLEANUP_SECONDS)  # T5
             raise
         finally:
             self.starting = False
@@ -485,11 +487,6 @@ class SessionLifecycle:
             await asyncio.sleep(RECONNECT_SECONDS)
 
     # --- a start that fails ---
-
-    async def _clean_up_now(self, minted: str, error: Exception) -> None:
-        # T5
-        ours = error if isinstance(error, ReclaimError) else None
-        await asyncio.wait({self._begin_cleanup(minted, ours)}, timeout=CLEANUP_SECONDS)
 
     def _begin_cleanup(
         self, minted: str, error: ReclaimError | None
