@@ -19,22 +19,13 @@ def install(manager: Any) -> None:
     """Wrap the calls of a ``SessionManager`` that start and end kernels."""
     create, delete = manager.create_session, manager.delete_session
 
-    async def create_session(
-        path: str | None = None,
-        name: str | None = None,
-        type: str | None = None,  # noqa: A002 - its name there
-        kernel_name: str | None = None,
-        kernel_id: str | None = None,
-    ) -> Any:
-        if kernel_id is None and type == "notebook" and path and name:
-            kernel_id = await _kernel_of(manager, path, name, kernel_name)
-        return await create(
-            path=path,
-            name=name,
-            type=type,
-            kernel_name=kernel_name,
-            kernel_id=kernel_id,
-        )
+    async def create_session(**asked: Any) -> Any:
+        path, name = asked.get("path") or "", asked.get("name") or ""
+        named = asked.get("type") == "notebook" and path and name
+        if named and asked.get("kernel_id") is None:
+            kind = asked.get("kernel_name")
+            asked["kernel_id"] = await _kernel_of(manager, path, name, kind)
+        return await create(**asked)
 
     async def delete_session(session_id: str) -> None:
         ended = await manager.get_session(session_id=session_id)

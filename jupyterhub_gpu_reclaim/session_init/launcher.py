@@ -252,7 +252,9 @@ def private_mounts(*, private_tmp: bool) -> None:
     """Mount what a session must not share: proc, shared memory, terminals."""
     shm = os.statvfs("/dev/shm")  # noqa: S108 - the system's own
     size = shm.f_blocks * shm.f_frsize
-    tty = _tty_group()
+    tty = ""
+    with contextlib.suppress(KeyError):  # a machine without that group
+        tty = f",gid={grp.getgrnam('tty').gr_gid}"
     # The host is told of none of these, but what it unmounts goes here, too.
     _mount("none", "/", None, MS_REC | MS_SLAVE)
     _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
@@ -269,13 +271,6 @@ def private_mounts(*, private_tmp: bool) -> None:
         _mount("/dev/pts/ptmx", "/dev/ptmx", None, MS_BIND)
     if private_tmp:
         _mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")  # noqa: S108
-
-
-def _tty_group() -> str:
-    try:
-        return f",gid={grp.getgrnam('tty').gr_gid}"
-    except KeyError:
-        return ""
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tornado.httpclient import HTTPError, HTTPRequest
-from tornado.httputil import HTTPHeaders
 from tornado.iostream import IOStream, StreamClosedError
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
 from tornado.tcpclient import TCPClient
@@ -22,7 +21,7 @@ from jupyterhub_gpu_reclaim.common.http import unix_sockets
 from jupyterhub_gpu_reclaim.common.models import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable
 
     from tornado.netutil import Resolver
 
@@ -59,7 +58,6 @@ def _no_response(path: str, error: object) -> NoResponse:
 class Answer:
     status: int
     body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
 
     def refusal(self) -> ReclaimError | None:
         try:
@@ -189,7 +187,7 @@ class Connection:
             response = await asyncio.shield(fetched)
         except (HTTPError, OSError, StreamClosedError) as error:
             raise _no_response(f"{method} {path}", error) from None
-        return Answer(response.code, bytes(response.body or b""), response.headers)
+        return Answer(response.code, bytes(response.body or b""))
 
     async def lines(
         self,
@@ -211,13 +209,10 @@ class Connection:
         """
         pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         status: list[int] = []
-        told = HTTPHeaders()
 
         def header(line: str) -> None:
             if line.startswith("HTTP/"):
                 status[:] = [int(line.split()[1])]
-            elif line.strip():
-                told.parse_line(line)
 
         request = self._request(
             method,
@@ -243,7 +238,7 @@ class Connection:
                         yield line
             _check(fetched, path)
             if status and status[0] >= 400:
-                yield Answer(status[0], rest, told)
+                yield Answer(status[0], rest)
         finally:
             client.tcp_client.let_go()  # type: ignore[attr-defined]
             client.close()
