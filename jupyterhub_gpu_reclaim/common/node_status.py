@@ -99,11 +99,6 @@ class NodeHealth(Value, frozen=True, kw_only=True):
     drain: Drain | None = None  #: None: it is not being drained
 
     @property
-    def ready(self) -> bool:
-        heard = self.silent_since is None and self.status is not None
-        return heard and self.status is not None and self.status.ready
-
-    @property
     def faults(self) -> list[Finding]:
         found = []
         if self.silent_since is not None:

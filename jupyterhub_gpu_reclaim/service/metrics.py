@@ -94,4 +94,4 @@ def _of_nodes(nodes: Sequence[NodeHealth]) -> Iterator[Metric]:
 def _state(node: NodeHealth) -> str:
     if node.silent_since is not None or node.status is None:
         return "silent"
-    return "ready" if node.ready else "unready"
+    return "ready" if node.status.ready else "unready"

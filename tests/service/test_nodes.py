@@ -87,7 +87,7 @@ async def test_agent_that_does_not_answer_is_silent_since_it_was_asked(monkeypat
     machines, clock, told = Machines(), ManualClock(NOW), []
     watch = NodeWatch(machines, clock, told.append, Drains())
     await watch.ask()
-    assert [(one.node, one.ready) for one in watch.now()] == [("a", True), ("b", True)]
+    assert [(one.node, not one.faults) for one in watch.now()] == [("a", True), ("b", True)]
     machines.gone, machines.hung = {"a"}, {"b"}
     clock.advance(5)
     for _ in range(2):
@@ -113,7 +113,7 @@ async def test_agent_that_does_not_answer_is_silent_since_it_was_asked(monkeypat
     machines.gone = machines.hung = set()
     await watch.ask()
     assert told[-1] == {}
-    assert all(one.ready for one in watch.now())
+    assert not any(one.faults for one in watch.now())
 
 
 def test_faults_of_a_node_have_a_code_and_a_cure():
