@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from simulation.mutants.patch import Patch
 
 _plan_start = SessionLifecycle._plan_start
-_update_state = SessionLifecycle._update_state
 _login = SessionLifecycle._login
 _stop = SessionLifecycle.stop
 
@@ -32,8 +31,7 @@ COLD_WITHOUT_ANSWER: tuple[Patch, ...] = (
 )
 
 
-def _never_refused(self: SessionLifecycle, **changes: Any) -> None:
-    _update_state(self, **{**changes, "refused": False})
+_NEVER = property(lambda self: False, lambda self, value: None)
 
 
 def _refused_beside_an_older_database(
@@ -53,7 +51,7 @@ def _unheard_of(self: KnownServers, key: SessionKey) -> bool:
 OLDER_DATABASE: tuple[Patch, ...] = ((KnownServers, "has", _unheard_of),)
 REFUSED_START_ENDS: tuple[Patch, ...] = (
     *OLDER_DATABASE,
-    (SessionLifecycle, "_update_state", _never_refused),
+    (SessionLifecycle, "_refused", _NEVER),
     (SessionLifecycle, "_login", _refused_beside_an_older_database),
 )
 
